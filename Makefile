@@ -1,0 +1,45 @@
+# Needs make and Python 3.11+; everything else goes into .venv.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo dev test lint bench clean
+
+help: ## show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## create .venv and install everything into it
+
+demo: $(READY) ## watch events flow from a transaction to a handler (under a minute, exit 0 if the accounts balance)
+	$(BIN)/relay demo
+
+dev: $(READY) ## run servers, workers, scheduler and the sample handler until Ctrl-C
+	$(BIN)/relay dev
+
+test: $(READY) ## run the tests on real servers: make test PYTEST_ARGS='-n 2 -m unit'
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY) ## check style, types and who imports whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY) ## measure throughput and latency
+	$(BIN)/python -m benchmarks
+
+clean: ## remove .venv, the development servers' data and all caches
+	rm -rf .venv .relay .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last: an interrupted installation is repeated.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "jetrelay needs Python 3.11 or newer as '$(PYTHON)'; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+	  { echo "'$(PYTHON)' cannot create virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,141 @@
+"""The consuming actors, loaded by ``relay.actors``. Arguments are names and ids, never content."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Final
+from uuid import UUID
+
+import dramatiq
+from dramatiq.errors import Retry
+
+from consumer.process import ProcessConfig, ProcessInboxMessage
+from consumer.pull import PullConfig, PullMessages
+from consumer.rescue import RescueExhausted
+from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
+from relay.adapters.jetstream.advisories import StreamReader
+from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
+from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, job, retry_policy
+from relay.domain.errors import Outage
+from relay.domain.facts import MessagesReEnqueued
+from relay.domain.topology import advisory_consumer
+
+#: A pull job makes room for another of its kind now and then, so that no worker keeps it for ever.
+_TURN: Final = 60.0
+_SWEEP_LIMIT: Final = 1_000
+_MAX_BATCH: Final = 300
+
+
+@cache
+def _pull(context: str, subscription: str) -> PullMessages:
+    settings, parts = application.subscription(context, subscription), application.context(context)
+    config = PullConfig(
+        context=context,
+        subscription=subscription,
+        envelope=settings.envelope,
+        batch_size=_batch_size(settings.max_ack_pending),
+    )
+    return PullMessages(
+        config,
+        parts.inbox,
+        application.consumer(context, subscription),
+        parts.dead_letters,
+        _enqueue(context, subscription),
+        application.facts,
+    )
+
+
+def _batch_size(max_ack_pending: int) -> int:
+    """No more than JetStream hands out at once; -1 is no limit."""
+    return _MAX_BATCH if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH)
+
+
+@cache
+def _process(context: str, subscription: str) -> ProcessInboxMessage:
+    settings, parts = application.subscription(context, subscription), application.context(context)
+    config = ProcessConfig(
+        context=context,
+        subscription=subscription,
+        envelope=settings.envelope,
+        policy=retry_policy(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
+    )
+    return ProcessInboxMessage(
+        config,
+        parts.inbox,
+        application.handler(context, subscription),
+        application.consumer(context, subscription),
+        parts.dead_letters,
+        application.facts,
+    )
+
+
+def _enqueue(context: str, subscription: str) -> Callable[[Sequence[UUID]], Awaitable[None]]:
+    async def enqueue(ids: Sequence[UUID]) -> None:
+        jobs = [job(HANDLE_QUEUE, "handle_message", context, subscription, str(id)) for id in ids]
+        await asyncio.to_thread(broker.enqueue_many, jobs)
+
+    return enqueue
+
+
+@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **OUTAGE_RETRIES)
+async def pull_messages(context: str, subscription: str, token: str) -> None:
+    """Pull one subscription into the inbox until the turn is over, then queue the next turn."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _TURN
+    async with duty(context, f"pull:{context}:{subscription}", token) as ours:
+        if ours:
+            await _pull(context, subscription).run(lambda: not application.stopping and loop.time() < end)
+
+
+@dramatiq.actor(queue_name=HANDLE_QUEUE, priority=10, max_retries=None)
+async def handle_message(context: str, subscription: str, message_id: str) -> None:
+    """Process one inbox message (CMD-051). The row owns the retry, Dramatiq's Retries middleware times it."""
+    try:
+        delay = await _process(context, subscription).process(UUID(message_id))
+    except Outage:
+        # The row keeps its claim until the lease is over; the sweep brings it back.
+        return
+    if delay is not None:
+        raise Retry(delay=int(delay / timedelta(milliseconds=1)))
+
+
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def sweep_inbox(context: str, subscription: str, token: str) -> None:
+    """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died."""
+    async with chore(f"sweep_inbox:{context}:{subscription}", token):
+        ids = await application.context(context).inbox.overdue(subscription, _SWEEP_LIMIT)
+        if ids:
+            await _enqueue(context, subscription)(ids)
+            application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
+
+
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def keep_in_progress(context: str, subscription: str, token: str) -> None:
+    """Send +WPI for every message that waits or runs, so that JetStream does not deliver it again."""
+    async with chore(f"keep_in_progress:{context}:{subscription}", token):
+        replies = await application.context(context).inbox.waiting(subscription, _SWEEP_LIMIT)
+        await application.consumer(context, subscription).in_progress(replies)
+
+
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def rescue_exhausted(context: str, subscription: str, token: str) -> None:
+    """Take up messages that JetStream has stopped delivering (max_deliver)."""
+    async with chore(f"rescue_exhausted:{context}:{subscription}", token):
+        await _rescue(context, subscription).run()
+
+
+@cache
+def _rescue(context: str, subscription: str) -> RescueExhausted:
+    spec = advisory_consumer(application.subscription(context, subscription).consumer_spec())
+    advisories = NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable)
+    return RescueExhausted(
+        context,
+        subscription,
+        advisories,
+        StreamReader(application.nats),
+        _pull(context, subscription),
+        application.facts,
+    )

@@ -1,0 +1,172 @@
+"""CMD-051 ProcessInboxMessage: claim → handler → policy → settle → acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+from uuid import UUID
+
+from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
+from relay.domain.envelope import handler_request
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, Outage
+from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
+from relay.domain.policies import Ack, DeadLetter, Retry, RetryPolicy, decide
+from relay.ports import (
+    ClaimedMessage,
+    EventHandler,
+    HandlerRequest,
+    InboxRepository,
+    JetStreamConsumer,
+)
+
+#: A claim outlives its worker by this much at most; a live worker renews it four times as often.
+_LEASE: Final = timedelta(seconds=8)
+_DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """How one subscription treats its messages."""
+
+    context: str
+    subscription: str
+    envelope: str
+    policy: RetryPolicy
+
+
+class ProcessInboxMessage:
+    """Handles one message. Safe to run twice at once for the same id: the claim admits one."""
+
+    def __init__(
+        self,
+        config: ProcessConfig,
+        inbox: InboxRepository,
+        handler: EventHandler,
+        consumer: JetStreamConsumer,
+        dead_letters: RouteToDeadLetter,
+        facts: FactSink,
+    ) -> None:
+        self._config = config
+        self._inbox = inbox
+        self._handler = handler
+        self._consumer = consumer
+        self._dead_letters = dead_letters
+        self._facts = facts
+
+    async def process(self, message_id: UUID) -> timedelta | None:
+        """Process a message; returns after how long to try again, or None when there is nothing to do.
+
+        Raises DatabaseUnreachable; the row then keeps its claim until the lease is over.
+        """
+        claim = await self._inbox.claim(message_id, _LEASE)
+        if claim is None:
+            return None
+        disposition = claim.dead_letter or await self._ask(claim)
+        match disposition:
+            case Ack():
+                await self._finish(claim, disposition)
+            case DeadLetter():
+                return await self._dead_letter(claim, disposition)
+            case Retry(delay):
+                return await self._put_off(claim, disposition, delay)
+        return None
+
+    async def _ask(self, claim: ClaimedMessage) -> Ack | DeadLetter | Retry:
+        row = claim.row
+        request = HandlerRequest(
+            message_id=row.message_id,
+            subject=row.subject,
+            event_type=row.event_type,
+            event_version=row.event_version,
+            correlation_id=row.correlation_id,
+            attempt=claim.attempts,
+            body=handler_request(self._config.envelope, row.subject, row.headers, row.body),
+        )
+        keeper = asyncio.create_task(self._keep(claim))
+        try:
+            result = await self._handler.handle(request)
+        finally:
+            keeper.cancel()
+        return decide(result, claim.attempts, self._config.policy, random.random())  # noqa: S311
+
+    async def _keep(self, claim: ClaimedMessage) -> None:
+        """Renew the claim while the handler works. Stops when it is lost: the token then fences us off."""
+        while True:
+            await asyncio.sleep(_LEASE.total_seconds() / 4)
+            try:
+                if not await self._inbox.renew(claim, _LEASE):
+                    return
+            except DatabaseUnreachable:
+                continue
+
+    async def _finish(self, claim: ClaimedMessage, disposition: Ack) -> None:
+        """Processed, then acknowledged: in this order, so that a crash between the two loses nothing."""
+        if not await self._inbox.mark_processed(claim, disposition):
+            return
+        self._facts(
+            MessageProcessed(
+                context=self._config.context,
+                subscription=self._config.subscription,
+                message_id=claim.row.message_id,
+                correlation_id=claim.row.correlation_id,
+                attempts=claim.attempts,
+            )
+        )
+        await self._ack(claim)
+
+    async def _put_off(self, claim: ClaimedMessage, disposition: Retry, delay: timedelta) -> timedelta | None:
+        """No ack (POL-047-007): the row owns the next attempt."""
+        if not await self._inbox.record_error(claim, disposition):
+            return None
+        self._facts(
+            MessageRetried(
+                context=self._config.context,
+                subscription=self._config.subscription,
+                message_id=claim.row.message_id,
+                correlation_id=claim.row.correlation_id,
+                attempts=claim.attempts,
+                delay_seconds=delay.total_seconds(),
+                error=disposition.error,
+            )
+        )
+        return delay
+
+    async def _dead_letter(self, claim: ClaimedMessage, disposition: DeadLetter) -> timedelta | None:
+        """POL-047-006. The verdict is recorded first, so that an outage now does not ask the handler again."""
+        if claim.dead_letter is None and not await self._inbox.condemn(claim, disposition):
+            return None
+        try:
+            await self._dead_letters.route(_failed(claim), disposition)
+        except Outage:
+            await self._inbox.release(claim, _DEAD_LETTER_PAUSE)
+            return _DEAD_LETTER_PAUSE
+        if await self._inbox.mark_dead_lettered(claim):
+            await self._ack(claim)
+        return None
+
+    async def _ack(self, claim: ClaimedMessage) -> None:
+        try:
+            await self._consumer.ack([claim.row.ack_subject])
+        except BrokerUnreachable:
+            # The message comes again after the ack wait, is found processed and acknowledged then.
+            return
+
+
+def _failed(claim: ClaimedMessage) -> FailedMessage:
+    row = claim.row
+    return FailedMessage(
+        message_id=row.message_id,
+        subscription=row.subscription,
+        original_subject=row.subject,
+        stream=row.stream,
+        stream_seq=row.stream_seq,
+        attempts=claim.attempts,
+        headers=dict(row.headers),
+        body=row.body,
+        event_type=row.event_type,
+        correlation_id=row.correlation_id,
+        causation_id=row.causation_id,
+    )

@@ -1,0 +1,178 @@
+"""The pull job: JetStream → inbox table → queue (DESIGN §6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+from uuid import UUID
+
+from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
+from relay.domain.envelope import decode
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, MalformedMessage, Outage
+from relay.domain.facts import FactSink, MessagesReceived, OutageSeen
+from relay.domain.policies import DeadLetter, DeadLetterClass
+from relay.ports import Delivery, InboxRepository, InboxRow, Inserted, JetStreamConsumer
+
+_WAIT: Final = timedelta(seconds=2)
+_NAK_DELAY: Final = timedelta(seconds=2)
+#: How often a batch that the database could not take is offered again before it goes back to the stream.
+_INSERT_ATTEMPTS: Final = 20
+_INSERT_PAUSE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullConfig:
+    """What one subscription fetches and how its messages are read."""
+
+    context: str
+    subscription: str
+    envelope: str
+    batch_size: int
+
+
+class PullMessages:
+    """Moves messages from a durable consumer into the inbox and hands their ids to ``enqueue``.
+
+    The inbox row is committed before anything else happens to a message. Losing what was enqueued is
+    harmless, as the sweep finds the rows.
+    """
+
+    def __init__(
+        self,
+        config: PullConfig,
+        inbox: InboxRepository,
+        consumer: JetStreamConsumer,
+        dead_letters: RouteToDeadLetter,
+        enqueue: Callable[[Sequence[UUID]], Awaitable[None]],
+        facts: FactSink,
+    ) -> None:
+        self._config = config
+        self._inbox = inbox
+        self._consumer = consumer
+        self._dead_letters = dead_letters
+        self._enqueue = enqueue
+        self._facts = facts
+
+    async def run(self, go_on: Callable[[], bool]) -> int:
+        """Pull until ``go_on`` says no; returns how many messages were new.
+
+        Raises BrokerUnreachable and DatabaseUnreachable. Nothing is fetched while the database is away:
+        every delivery that cannot be kept counts against the consumer's ``max_deliver``.
+        """
+        total = 0
+        await self._inbox.ping()
+        try:
+            while go_on():
+                deliveries = await self._consumer.fetch(self._config.batch_size, _WAIT)
+                if deliveries:
+                    total += await self.accept(deliveries)
+        finally:
+            rest = await self._consumer.finish()
+            if rest:
+                total += await self.accept(rest)
+        return total
+
+    async def accept(self, deliveries: Sequence[Delivery]) -> int:
+        """Put a batch into the inbox; returns how many messages were new to it."""
+        rows: dict[UUID, InboxRow] = {}
+        for delivery in deliveries:
+            try:
+                row = self._row(delivery)
+                rows[row.message_id] = row
+            except MalformedMessage as error:
+                await self._refuse(delivery, error)
+        inserted = await self._insert(list(rows.values()))
+        done = [rows[known.message_id].ack_subject for known in inserted if known.done]
+        if done:
+            await self._consumer.ack(done)
+        new = [known.message_id for known in inserted if known.new]
+        self._facts(
+            MessagesReceived(
+                context=self._config.context,
+                subscription=self._config.subscription,
+                received=len(deliveries),
+                duplicates=len(inserted) - len(new),
+            )
+        )
+        if new:
+            await self._hand_over(new)
+        return len(new)
+
+    async def _hand_over(self, ids: Sequence[UUID]) -> None:
+        try:
+            await self._enqueue(ids)
+        except Outage as error:
+            # The rows are committed: the sweep enqueues them once Redis is back.
+            self._facts(OutageSeen(context=self._config.context, server="redis", error=error.message))
+
+    async def _insert(self, rows: Sequence[InboxRow]) -> list[Inserted]:
+        """Insert a batch, patient with an outage; a batch that cannot be kept goes back to the stream."""
+        replies = [row.ack_subject for row in rows]
+        for _ in range(_INSERT_ATTEMPTS):
+            try:
+                return list(await self._inbox.insert(rows))
+            except MalformedMessage as error:
+                return await self._insert_apart(rows, error)
+            except DatabaseUnreachable as error:
+                self._facts(OutageSeen(context=self._config.context, server="postgresql", error=error.message))
+                await self._consumer.in_progress(replies)
+                await asyncio.sleep(_INSERT_PAUSE)
+        await self._consumer.nak(replies, _NAK_DELAY)
+        raise DatabaseUnreachable("the inbox did not take a batch; it was given back to the stream")
+
+    async def _insert_apart(self, rows: Sequence[InboxRow], error: MalformedMessage) -> list[Inserted]:
+        """One row that PostgreSQL refuses must not take the batch down with it."""
+        if len(rows) == 1:
+            await self._refuse(_delivery(rows[0]), error)
+            return []
+        inserted = []
+        for row in rows:
+            inserted += await self._insert([row])
+        return inserted
+
+    async def _refuse(self, delivery: Delivery, error: MalformedMessage) -> None:
+        """A message that cannot be read never will be: dead letter, then TERM.
+
+        When the dead letter cannot be stored now, the message is left to come again.
+        """
+        message = FailedMessage(
+            message_id=None,
+            subscription=self._config.subscription,
+            original_subject=delivery.subject,
+            stream=delivery.stream,
+            stream_seq=delivery.stream_seq,
+            attempts=0,
+            headers=dict(delivery.headers),
+            body=delivery.body,
+        )
+        try:
+            await self._dead_letters.route(message, DeadLetter(str(error), DeadLetterClass.POISON))
+            await self._consumer.terminate([delivery.reply], str(error))
+        except BrokerUnreachable as outage:
+            self._facts(OutageSeen(context=self._config.context, server="nats", error=outage.message))
+
+    def _row(self, delivery: Delivery) -> InboxRow:
+        event = decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
+        return InboxRow(
+            message_id=event.message_id,
+            subject=delivery.subject,
+            subscription=self._config.subscription,
+            stream=delivery.stream,
+            stream_seq=delivery.stream_seq,
+            ack_subject=delivery.reply,
+            body=delivery.body,
+            headers=delivery.headers,
+            event_type=event.event_type,
+            event_version=event.event_version,
+            occurred_at=event.occurred_at,
+            partition_key=event.partition_key,
+            correlation_id=event.correlation_id,
+            causation_id=event.causation_id,
+        )
+
+
+def _delivery(row: InboxRow) -> Delivery:
+    return Delivery(row.subject, row.ack_subject, row.headers, row.body, row.stream, row.stream_seq, 0)

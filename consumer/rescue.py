@@ -1,0 +1,67 @@
+"""Messages past JetStream's ``max_deliver``: without this they would be lost without a trace (DESIGN §6).
+
+The server publishes an advisory once and then forgets the message, while every lag figure reads zero.
+A stream keeps the advisories; this job takes the messages they name into the inbox, where the row's
+own attempts decide.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Final, Protocol
+
+from consumer.pull import PullMessages
+from relay.domain.facts import DeliveryExhausted, FactSink
+from relay.ports import Delivery, JetStreamConsumer
+
+_WAIT: Final = timedelta(seconds=1)
+_BATCH: Final = 100
+
+
+class MessageReader(Protocol):
+    """Reads a message of a stream by its sequence."""
+
+    async def get(self, stream: str, seq: int) -> Delivery | None:
+        """None when the stream no longer holds it."""
+
+
+class RescueExhausted:
+    """Repeatable: a message that the inbox knows already is not inserted again."""
+
+    def __init__(
+        self,
+        context: str,
+        subscription: str,
+        advisories: JetStreamConsumer,
+        reader: MessageReader,
+        pull: PullMessages,
+        facts: FactSink,
+    ) -> None:
+        self._context = context
+        self._subscription = subscription
+        self._advisories = advisories
+        self._reader = reader
+        self._pull = pull
+        self._facts = facts
+
+    async def run(self) -> int:
+        """Take up what the waiting advisories name; returns how many were new to the inbox.
+
+        Raises BrokerUnreachable and DatabaseUnreachable; an advisory is acknowledged only after its
+        message is in the inbox.
+        """
+        new = 0
+        advisories = [*await self._advisories.fetch(_BATCH, _WAIT), *await self._advisories.finish()]
+        for advisory in advisories:
+            content = json.loads(advisory.body)
+            delivery = await self._reader.get(content["stream"], content["stream_seq"])
+            if delivery is not None:
+                new += await self._pull.accept([delivery])
+                self._facts(
+                    DeliveryExhausted(
+                        context=self._context, subscription=self._subscription, stream_seq=content["stream_seq"]
+                    )
+                )
+            await self._advisories.ack([advisory.reply])
+        return new

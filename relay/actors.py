@@ -1,0 +1,134 @@
+"""``dramatiq relay.actors``: the actors of every context, published and consumed by one fleet.
+
+Importing this module reads the settings, makes the broker, and loads the modules that
+``RELAY_ACTOR_MODULES`` names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import dramatiq
+from dramatiq.errors import Retry
+from dramatiq.middleware import Retries
+
+from relay.adapters.redis import create_broker
+from relay.adapters.workers import WorkerRuntime
+from relay.bootstrap import PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, Application, job
+from relay.domain.errors import Outage
+from relay.domain.facts import OutageSeen
+from relay.domain.ordering import Shard
+from relay.settings import load_settings
+from relay.telemetry.logs import LogFacts, configure
+
+settings = load_settings()
+configure(settings.log_level, settings.log_format)
+application = Application(settings, role="worker")
+application.facts.listen(LogFacts())
+
+#: Dramatiq's own back-off for jobs that wait for a server: 1 s to 60 s with jitter, without end.
+OUTAGE_RETRIES: Final[dict[str, Any]] = {"max_retries": None, "min_backoff": 1_000, "max_backoff": 60_000}
+
+_background: set[asyncio.Task[None]] = set()
+
+
+def _budgets() -> dict[str, int]:
+    """Threads of their own for the duties that wait long: every shard, every subscription, the sweeps."""
+    contexts = settings.contexts.values()
+    return {
+        PUBLISH_QUEUE: max(1, sum(context.publish.shards for context in contexts)),
+        PULL_QUEUE: max(1, sum(len(context.subscriptions) for context in contexts)),
+        UPKEEP_QUEUE: 2,
+    }
+
+
+async def _start() -> None:
+    application.nats.on_up.append(_drain_all)
+    await application.start()
+
+
+def _drain_all() -> None:
+    """The broker is back, or this worker is new: publish at once, whatever back-off a job is in."""
+    for name, context in settings.contexts.items():
+        for shard in range(context.publish.shards):
+            spawn(_send_publish(name, shard))
+
+
+async def _send_publish(context: str, shard: int) -> None:
+    try:
+        token = await application.gates.open(f"publish:{context}:{shard}", force=True)
+        await asyncio.to_thread(broker.enqueue_many, [job(PUBLISH_QUEUE, "publish_shard", context, shard, token)])
+    except Outage as error:
+        application.facts(OutageSeen(context=context, server="redis", error=error.message))
+
+
+def spawn(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine on its own, kept alive until it ends."""
+    task = asyncio.get_running_loop().create_task(coroutine)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+
+
+@asynccontextmanager
+async def duty(context: str, name: str, token: str) -> AsyncIterator[bool]:
+    """Run a job that must be outstanding only once; yields False when another has taken it over.
+
+    An outage becomes Dramatiq's Retry, so that its middleware supplies the back-off; the gate stays
+    shut meanwhile, or ticks would add a job each.
+    """
+    async with application.gates.hold(name, token) as ours:
+        try:
+            yield ours
+        except Outage as error:
+            application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
+            await application.gates.back_off(name, token)
+            raise Retry(str(error)) from None
+    if ours:
+        await application.gates.close(name, token)
+
+
+@asynccontextmanager
+async def chore(name: str, token: str) -> AsyncIterator[None]:
+    """Run a short periodic job. An outage ends it quietly: the next tick sends another."""
+    try:
+        yield
+    except Outage as error:
+        context = name.split(":")[1]
+        application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
+    await application.gates.close(name, token)
+
+
+def _server(error: Outage) -> str:
+    return error.code.removesuffix("_UNREACHABLE").lower()
+
+
+broker = create_broker(
+    settings.redis_url.get_secret_value(),
+    namespace=settings.redis_namespace,
+    middleware=[
+        Retries(),
+        WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=_budgets()),
+    ],
+)
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor(queue_name=PUBLISH_QUEUE, priority=0, **OUTAGE_RETRIES)
+async def publish_shard(context: str, shard: int, token: str) -> None:
+    """Drain one shard of a context's outbox (CMD-050)."""
+    count = application.context(context).settings.publish.shards
+    if shard >= count:
+        return
+    async with duty(context, f"publish:{context}:{shard}", token) as ours:
+        if ours:
+            await application.context(context).publish.drain(
+                Shard(shard, count), go_on=lambda: not application.stopping
+            )
+
+
+for _module in settings.actor_modules:
+    importlib.import_module(_module)

@@ -1,0 +1,164 @@
+"""NatsJetStreamConsumer: PORT-047-004, a pull consumer on an existing durable.
+
+Pull requests are written by hand: nats-py's ``fetch`` waits for a full batch, while here the first
+message is wanted at once and whatever has arrived by then with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from relay.adapters.jetstream.connection import NatsConnection
+from relay.domain.errors import BrokerUnreachable
+from relay.ports import Delivery
+
+#: How long beyond its expiry a pull request may stay unanswered before it is sent again, in seconds.
+_SILENCE: Final = 2.0
+#: Statuses that end a pull request quietly: no messages, time-out, and the batch is complete.
+_QUIET: Final = {"404", "408"}
+
+
+class NatsJetStreamConsumer:
+    """Fetches from one durable consumer. At most one pull request is outstanding."""
+
+    def __init__(self, connection: NatsConnection, *, stream: str, durable: str) -> None:
+        self._connection = connection
+        self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._client: Client | None = None
+        self._arrived: asyncio.Queue[Msg] = asyncio.Queue()
+        self._inbox = ""
+        self._request = 0
+        self._missing = 0
+        self._patience = _SILENCE
+        connection.on_down.append(self._on_down)
+
+    async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
+        """Wait up to ``wait`` for messages, return at most ``batch``; see the port."""
+        try:
+            await self._ready()
+            if self._missing <= 0:
+                await self._ask(batch, wait)
+            first = await self._next(self._patience)
+        except (nats.errors.Error, OSError) as error:
+            raise BrokerUnreachable(f"cannot fetch: {str(error) or type(error).__name__}") from error
+        if first is None:
+            return []
+        deliveries = [first]
+        while len(deliveries) < batch and not self._arrived.empty():
+            more = self._read(self._arrived.get_nowait())
+            if more is not None:
+                deliveries.append(more)
+        return deliveries
+
+    async def ack(self, replies: Sequence[str]) -> None:
+        await self._reply(replies, b"+ACK")
+
+    async def nak(self, replies: Sequence[str], delay: timedelta) -> None:
+        await self._reply(replies, b'-NAK {"delay":%d}' % int(delay.total_seconds() * 1e9))
+
+    async def in_progress(self, replies: Sequence[str]) -> None:
+        await self._reply(replies, b"+WPI")
+
+    async def terminate(self, replies: Sequence[str], reason: str) -> None:
+        text = reason.encode("ascii", "replace")[:200].replace(b"\r", b" ").replace(b"\n", b" ")
+        await self._reply(replies, b"+TERM " + text)
+
+    async def finish(self) -> Sequence[Delivery]:
+        """End the open pull request and return what it still delivered.
+
+        Without this the messages of a request outlasting its job would wait for the ack wait to pass.
+        """
+        rest: list[Delivery] = []
+        while self._client is not None and (self._missing > 0 or not self._arrived.empty()):
+            try:
+                delivery = await self._next(self._patience)
+            except BrokerUnreachable:
+                continue
+            if delivery is not None:
+                rest.append(delivery)
+        return rest
+
+    async def _reply(self, replies: Sequence[str], body: bytes) -> None:
+        client = await self._connection.client()
+        try:
+            for reply in replies:
+                # A message taken up after JetStream gave it up has nobody to answer to.
+                if reply:
+                    await client.publish(reply, body)
+        except (nats.errors.Error, OSError) as error:
+            raise BrokerUnreachable(f"cannot acknowledge: {error}") from error
+
+    async def _ready(self) -> None:
+        client = await self._connection.client()
+        if client is not self._client:
+            self._inbox = client.new_inbox()
+            await client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+            self._client = client
+            self._missing = 0
+
+    async def _ask(self, batch: int, wait: timedelta) -> None:
+        assert self._client is not None
+        self._request += 1
+        self._missing = batch
+        self._patience = wait.total_seconds() + _SILENCE
+        options = {"batch": batch, "expires": int(wait.total_seconds() * 1e9)}
+        await self._client.publish(
+            self._request_subject, json.dumps(options).encode(), reply=f"{self._inbox}.{self._request}"
+        )
+
+    async def _on_message(self, msg: Msg) -> None:
+        self._arrived.put_nowait(msg)
+
+    async def _next(self, timeout: float) -> Delivery | None:
+        """The next message, or None when the request ended or stayed unanswered."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self._missing > 0 or not self._arrived.empty():
+                    delivery = self._read(await self._arrived.get())
+                    if delivery is not None:
+                        return delivery
+        except TimeoutError:
+            self._missing = 0
+        return None
+
+    def _read(self, msg: Msg) -> Delivery | None:
+        status = (msg.headers or {}).get("Status")
+        if status is not None and not msg.reply:
+            self._end_request(msg, status)
+            return None
+        self._missing -= 1
+        metadata = msg.metadata
+        return Delivery(
+            subject=msg.subject,
+            reply=msg.reply,
+            headers=dict(msg.headers or {}),
+            body=msg.data,
+            stream=metadata.stream,
+            stream_seq=metadata.sequence.stream,
+            delivered=metadata.num_delivered,
+        )
+
+    def _end_request(self, msg: Msg, status: str) -> None:
+        if msg.subject != f"{self._inbox}.{self._request}" or status == "100":
+            return
+        self._missing = 0
+        if status not in _QUIET:
+            description = (msg.headers or {}).get("Description", "")
+            raise BrokerUnreachable(f"the consumer answered {status} {description}".rstrip())
+
+    def _on_down(self) -> None:
+        self._missing = 0
+        # Wakes a waiting fetch; a message without headers and reply is read as nothing.
+        self._arrived.put_nowait(_wake())
+
+
+def _wake() -> Msg:
+    return Msg(_client=None, subject="", reply="", data=b"", headers={"Status": "100"})  # type: ignore[arg-type]

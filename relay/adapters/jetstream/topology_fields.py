@@ -1,0 +1,195 @@
+"""Specs and the server's answers as fields that can be compared and read. No I/O.
+
+nats-py writes durations as seconds (float) and the server as nanoseconds; fields hold ``7d`` or ``120s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Final, Literal
+
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    PersistMode,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+
+from relay.domain.topology import ConsumerSpec, StreamSpec
+
+Kind = Literal["stream", "consumer"]
+
+#: What the server will not change on a consumer that exists (10012).
+_FIXED_CONSUMER: Final = frozenset({"kind", "ack_policy", "deliver_policy"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One field that is not as it must be.
+
+    A stream or consumer that is missing has ``field`` "" and ``actual`` "missing". ``changeable`` False:
+    only deleting it and making it anew would mend the field. ``name`` of a consumer: ``stream/durable``.
+    """
+
+    kind: Kind
+    name: str
+    field: str
+    expected: str
+    actual: str
+    changeable: bool
+
+    @property
+    def missing(self) -> bool:
+        """Whether the whole stream or consumer is missing."""
+        return not self.field
+
+
+def full_name(spec: ConsumerSpec) -> str:
+    """Name a consumer, which is unique within its stream only."""
+    return f"{spec.stream}/{spec.durable}"
+
+
+def wanted_stream(spec: StreamSpec, base: StreamConfig | None = None) -> StreamConfig:
+    """Lay a spec over ``base``, whose other settings (placement, compression …) stay."""
+    return (base or StreamConfig()).evolve(
+        name=spec.name,
+        subjects=list(spec.subjects),
+        max_age=spec.max_age.total_seconds() if spec.max_age else 0.0,
+        max_bytes=spec.max_bytes,
+        max_msgs_per_subject=spec.max_msgs_per_subject,
+        num_replicas=spec.replicas,
+        duplicate_window=spec.duplicate_window.total_seconds(),
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.NEW,
+        # Without it the oldest message of a full subject is dropped, whatever `discard` says.
+        discard_new_per_subject=spec.max_msgs_per_subject > 0,
+        metadata=_own_metadata(base.metadata if base else None),
+    )
+
+
+def stream_update(spec: StreamSpec, actual: StreamConfig) -> StreamConfig:
+    """Lay a spec over what exists, but for the fields that the server would refuse to change."""
+    wanted = wanted_stream(spec, actual)
+    return wanted.evolve(**{key: getattr(actual, key) for key in _fixed_stream(actual)})
+
+
+def wanted_consumer(spec: ConsumerSpec, base: ConsumerConfig | None = None) -> ConsumerConfig:
+    """Lay a spec over ``base``, whose other settings stay."""
+    return (base or ConsumerConfig()).evolve(
+        name=spec.durable,
+        durable_name=spec.durable,
+        filter_subject=spec.filter_subject,
+        filter_subjects=None,
+        ack_policy=AckPolicy.EXPLICIT,
+        deliver_policy=DeliverPolicy.ALL,
+        ack_wait=spec.ack_wait.total_seconds(),
+        max_deliver=spec.max_deliver,
+        max_ack_pending=spec.max_ack_pending,
+        backoff=None,  # it would replace ack_wait
+        metadata=_own_metadata(base.metadata if base else None),
+    )
+
+
+def consumer_update(spec: ConsumerSpec, actual: ConsumerConfig) -> ConsumerConfig:
+    """Lay a spec over what exists, but for the fields that the server would refuse to change."""
+    return wanted_consumer(spec, actual).evolve(ack_policy=actual.ack_policy, deliver_policy=actual.deliver_policy)
+
+
+def compare_stream(spec: StreamSpec, actual: StreamConfig | None) -> list[Difference]:
+    """List what is not as the spec says; ``actual`` None is a stream that does not exist."""
+    if actual is None:
+        return [_missing("stream", spec.name)]
+    expected = _stream_fields(wanted_stream(spec))
+    return _differences("stream", spec.name, (expected, _stream_fields(actual)), _fixed_stream(actual))
+
+
+def compare_consumer(spec: ConsumerSpec, actual: ConsumerConfig | None) -> list[Difference]:
+    """List what is not as the spec says; ``actual`` None is a consumer that does not exist."""
+    if actual is None:
+        return [_missing("consumer", full_name(spec))]
+    expected = _consumer_fields(wanted_consumer(spec))
+    return _differences("consumer", full_name(spec), (expected, _consumer_fields(actual)), _FIXED_CONSUMER)
+
+
+def _fixed_stream(actual: StreamConfig) -> frozenset[str]:
+    """Name what the server will not change (10052): interest becomes limits, a work queue never does."""
+    fixed = {"storage", "persist_mode"}
+    if actual.retention == RetentionPolicy.WORK_QUEUE:
+        fixed.add("retention")
+    return frozenset(fixed)
+
+
+def _stream_fields(config: StreamConfig) -> dict[str, str]:
+    return {
+        "storage": _text(config.storage),
+        "retention": _text(config.retention),
+        "discard": _text(config.discard),
+        "persist_mode": _text(config.persist_mode or PersistMode.DEFAULT),
+        "subjects": ", ".join(sorted(config.subjects or [])),
+        "max_age": _duration(config.max_age),
+        "max_bytes": _limit(config.max_bytes),
+        "max_msgs_per_subject": _limit(config.max_msgs_per_subject),
+        "discard_new_per_subject": str(bool(config.discard_new_per_subject)).lower(),
+        "replicas": str(config.num_replicas or 1),
+        "duplicate_window": _duration(config.duplicate_window),
+    }
+
+
+def _consumer_fields(config: ConsumerConfig) -> dict[str, str]:
+    return {
+        "kind": "push" if config.deliver_subject else "pull",
+        "ack_policy": _text(config.ack_policy),
+        "deliver_policy": _text(config.deliver_policy),
+        "filter_subject": ", ".join(config.filter_subjects or [config.filter_subject or ">"]),
+        "ack_wait": _duration(config.ack_wait),
+        "max_deliver": _limit(config.max_deliver),
+        "max_ack_pending": _limit(config.max_ack_pending),
+        "backoff": ", ".join(_duration(step) for step in config.backoff or []) or "none",
+    }
+
+
+def _missing(kind: Kind, name: str) -> Difference:
+    return Difference(kind=kind, name=name, field="", expected="exists", actual="missing", changeable=True)
+
+
+def _differences(
+    kind: Kind, name: str, sides: tuple[Mapping[str, str], Mapping[str, str]], fixed: frozenset[str]
+) -> list[Difference]:
+    expected, actual = sides
+    return [
+        Difference(
+            kind=kind, name=name, field=key, expected=value, actual=actual[key], changeable=key not in fixed
+        )
+        for key, value in expected.items()
+        if actual[key] != value
+    ]
+
+
+def _own_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Leave out what the server writes itself."""
+    return {k: v for k, v in (metadata or {}).items() if not k.startswith("_nats.")} or None
+
+
+def _text(value: object) -> str:
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _duration(seconds: float | None) -> str:
+    # Through timedelta: rounded to microseconds, so that 0.1 s is 0.1 s after nanoseconds and back.
+    value = timedelta(seconds=seconds or 0)
+    if not value:
+        return "unlimited"
+    days, rest = divmod(value, timedelta(days=1))
+    return f"{days}d" if not rest else f"{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "s"
+
+
+def _limit(value: int | None) -> str:
+    return str(value) if value is not None and value > 0 else "unlimited"

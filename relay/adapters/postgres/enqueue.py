@@ -1,0 +1,90 @@
+"""Writing events through the caller's own transaction: one round trip for any number of events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psycopg
+import psycopg.pq
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from relay.adapters.postgres.sql import statement
+from relay.domain.errors import NoTransaction, UnsupportedTarget
+from relay.domain.model import OutboxEvent
+from relay.domain.ordering import UNORDERED
+
+#: A transaction with more keys than this locks their lanes instead (DESIGN §5).
+MAX_KEY_LOCKS: Final = 200
+
+_PLAIN: Final = (
+    "aggregate_type",
+    "aggregate_id",
+    "event_type",
+    "event_version",
+    "payload",
+    "occurred_at",
+    "partition_key",
+    "topic",
+    "available_at",
+)
+
+
+def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, list[Any]]]:
+    """The statement that records ``events``, in pyformat style, and its parameters."""
+    parameters: dict[str, list[Any]] = {name: [getattr(event, name) for event in events] for name in _PLAIN}
+    for name in ("id", "correlation_id", "causation_id"):
+        values = [getattr(event, name) for event in events]
+        parameters[name] = [None if value is None else str(value) for value in values]
+    parameters["headers"] = [json.dumps(dict(event.headers)) if event.headers else "{}" for event in events]
+    keys = {event.partition_key for event in events} - {UNORDERED}
+    return statement("insert_outbox_lanes" if len(keys) > MAX_KEY_LOCKS else "insert_outbox"), parameters
+
+
+def insert_psycopg(connection: psycopg.Connection[Any], events: Sequence[OutboxEvent]) -> None:
+    """Insert through a psycopg connection. Raises NoTransaction."""
+    check_psycopg(connection)
+    connection.execute(*insert(events))
+
+
+async def insert_psycopg_async(connection: psycopg.AsyncConnection[Any], events: Sequence[OutboxEvent]) -> None:
+    """Insert through an asynchronous psycopg connection. Raises NoTransaction."""
+    check_psycopg(connection)
+    await connection.execute(*insert(events))
+
+
+def insert_sqlalchemy(connection: Connection, events: Sequence[OutboxEvent]) -> None:
+    """Insert through a SQLAlchemy connection. Raises NoTransaction, UnsupportedTarget."""
+    _check_sqlalchemy(connection)
+    connection.exec_driver_sql(*insert(events))
+
+
+async def insert_sqlalchemy_async(connection: AsyncConnection, events: Sequence[OutboxEvent]) -> None:
+    """Insert through an asynchronous SQLAlchemy connection. Raises NoTransaction, UnsupportedTarget."""
+    await connection.run_sync(insert_sqlalchemy, events)
+
+
+def check_psycopg(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Refuse a connection that would commit the event by itself."""
+    idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    if connection.autocommit and idle:
+        raise NoTransaction(
+            "the connection is in autocommit mode and no transaction is open",
+            field="target",
+            hint="use `with connection.transaction():` around the change and the event",
+        )
+
+
+def _check_sqlalchemy(connection: Connection) -> None:
+    if connection.dialect.name != "postgresql" or connection.dialect.driver not in ("psycopg", "psycopg_async"):
+        raise UnsupportedTarget(
+            f"the driver {connection.dialect.name}+{connection.dialect.driver} is not supported",
+            field="target",
+            hint="create the engine with postgresql+psycopg://",
+        )
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise NoTransaction(
+            "the connection is in autocommit mode", field="target", hint="use an engine without AUTOCOMMIT"
+        )

@@ -1,0 +1,131 @@
+"""PostgresInboxAdapter: PORT-047-002 on inbox_messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg.rows import dict_row
+
+from relay.adapters.postgres.pool import Pool, connection
+from relay.adapters.postgres.sql import statement
+from relay.domain.errors import MalformedMessage
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry
+from relay.ports import ClaimedMessage, InboxRow, Inserted
+
+_COLUMNS: Final = (
+    "message_id",
+    "subject",
+    "subscription",
+    "stream",
+    "stream_seq",
+    "ack_subject",
+    "body",
+    "event_type",
+    "event_version",
+    "occurred_at",
+    "partition_key",
+    "correlation_id",
+    "causation_id",
+)
+_ERROR_LIMIT: Final = 2_000
+
+
+class PostgresInboxAdapter:
+    """Claims are leases on the database's clock, every later write is fenced by the claim's token.
+
+    ``grace``: how long after a row should have been picked up the sweep takes it for lost.
+    """
+
+    def __init__(self, pool: Pool, *, grace: timedelta = timedelta(seconds=5)) -> None:
+        self._pool = pool
+        self._grace = grace
+
+    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+        """See the port. Raises MalformedMessage when PostgreSQL refuses a value of the batch."""
+        if not rows:
+            return []
+        columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+        columns["headers"] = [json.dumps(dict(row.headers)) for row in rows]
+        async with connection(self._pool) as conn:
+            try:
+                cursor = await conn.execute(statement("insert_inbox"), columns)
+            except psycopg.DataError as error:
+                raise MalformedMessage(f"the inbox cannot store it: {error}") from error
+            return [Inserted(*row) for row in await cursor.fetchall()]
+
+    async def claim(self, message_id: UUID, lease: timedelta) -> ClaimedMessage | None:
+        token = uuid4()
+        async with connection(self._pool) as conn:
+            cursor = conn.cursor(row_factory=dict_row)
+            await cursor.execute(
+                statement("claim_message"), {"message_id": message_id, "token": token, "lease": lease}
+            )
+            row = await cursor.fetchone()
+        return None if row is None else _claimed(token, row)
+
+    async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
+        return await self._settle("renew_claim", claim, lease=lease)
+
+    async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
+        return await self._settle("mark_processed", claim)
+
+    async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
+        return await self._settle("record_error", claim, error=clean(disposition.error), delay=disposition.delay)
+
+    async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
+        return await self._settle(
+            "condemn_message", claim, reason=clean(disposition.reason), kind=disposition.kind.value
+        )
+
+    async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
+        return await self._settle("mark_dead_lettered", claim)
+
+    async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
+        return await self._settle("release_message", claim, delay=delay)
+
+    async def _settle(self, name: str, claim: ClaimedMessage, **values: Any) -> bool:
+        parameters = {"message_id": claim.row.message_id, "token": claim.token, **values}
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement(name), parameters)
+            return cursor.rowcount == 1
+
+    async def overdue(self, subscription: str, limit: int) -> Sequence[UUID]:
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(
+                statement("overdue_messages"),
+                {"subscription": subscription, "limit": limit, "grace": self._grace},
+            )
+            return [message_id for (message_id,) in await cursor.fetchall()]
+
+    async def waiting(self, subscription: str, limit: int) -> Sequence[str]:
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(
+                statement("waiting_messages"), {"subscription": subscription, "limit": limit}
+            )
+            return [reply for (reply,) in await cursor.fetchall()]
+
+    async def ping(self) -> None:
+        async with connection(self._pool) as conn:
+            await conn.execute("SELECT 1")
+
+
+def clean(text: str) -> str:
+    """Text that PostgreSQL stores and a terminal shows: no control characters, bounded."""
+    return "".join(char if char.isprintable() else " " for char in text[:_ERROR_LIMIT])
+
+
+def _claimed(token: UUID, row: Mapping[str, Any]) -> ClaimedMessage:
+    received_at: datetime = row["received_at"]
+    reason = row["dead_letter_reason"]
+    return ClaimedMessage(
+        token=token,
+        row=InboxRow(**{name: row[name] for name in _COLUMNS}, headers=row["headers"]),
+        attempts=row["attempts"],
+        received_at=received_at,
+        dead_letter=None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"])),
+    )

@@ -1,0 +1,106 @@
+"""PostgresOutboxAdapter: PORT-047-001 on outbox_events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import psycopg
+
+from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.sql import statement
+from relay.domain.ordering import Shard
+from relay.domain.policies import Published
+from relay.ports import OutboxRow, PublishFailure
+
+
+@dataclass(slots=True)
+class _Claim:
+    """The rows of one open claim transaction, and the writes that settle them."""
+
+    conn: Connection
+    lanes: Sequence[int] = ()
+    rows: Sequence[OutboxRow] = field(default_factory=list)
+
+    async def mark_published(self, acks: Mapping[str, Published]) -> None:
+        if acks:
+            await self.conn.execute(
+                statement("mark_published"),
+                {
+                    "ids": list(acks),
+                    "streams": [ack.stream for ack in acks.values()],
+                    "seqs": [ack.seq for ack in acks.values()],
+                    "duplicates": [ack.duplicate for ack in acks.values()],
+                },
+            )
+
+    async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
+        if failures:
+            await self.conn.execute(
+                statement("record_publish_failures"),
+                {
+                    "ids": [failure.id for failure in failures],
+                    "errors": [failure.error[:2_000] for failure in failures],
+                    "delays": [failure.delay for failure in failures],
+                },
+            )
+
+
+class PostgresOutboxAdapter:
+    """Claims by row locks under lane locks; the transaction is the lease (DESIGN §5).
+
+    ``dead_head_blocks``: whether a dead event holds back the later ones of its key.
+    """
+
+    def __init__(self, pool: Pool, *, dead_head_blocks: bool = False) -> None:
+        self._pool = pool
+        self._dead_head_blocks = dead_head_blocks
+
+    def find_unpublished(self, shard: Shard, limit: int) -> AbstractAsyncContextManager[_Claim]:
+        return self._find_unpublished(shard, limit)
+
+    @asynccontextmanager
+    async def _find_unpublished(self, shard: Shard, limit: int) -> AsyncIterator[_Claim]:
+        async with _claim(self._pool) as claim:
+            cursor = await claim.conn.execute(statement("lock_lanes"), {"lanes": shard.lanes})
+            claim.lanes = [lane for (lane,) in await cursor.fetchall()]
+            cursor = await claim.conn.execute(
+                statement("claim_outbox"),
+                {"lanes": claim.lanes, "limit": limit, "dead_head_blocks": self._dead_head_blocks},
+            )
+            claim.rows = [OutboxRow(*row) for row in await cursor.fetchall()]
+            yield claim
+
+    def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[_Claim]:
+        return self._find_one(event_id)
+
+    @asynccontextmanager
+    async def _find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
+        async with _claim(self._pool) as claim:
+            await claim.conn.execute(statement("lock_lane_of_event"), {"id": event_id})
+            cursor = await claim.conn.execute(statement("claim_event"), {"id": event_id})
+            claim.rows = [OutboxRow(*row) for row in await cursor.fetchall()]
+            yield claim
+
+
+@asynccontextmanager
+async def _claim(pool: Pool) -> AsyncIterator[_Claim]:
+    """Open the claim transaction, commit it on the way out, roll it back on an exception."""
+    async with connection(pool) as conn:
+        await conn.execute(statement("begin_claim"))
+        try:
+            yield _Claim(conn)
+        except BaseException:
+            await _rollback(conn)
+            raise
+        await conn.execute("COMMIT")
+
+
+async def _rollback(conn: Connection) -> None:
+    try:
+        await conn.rollback()
+    except psycopg.Error:
+        # The connection is gone, and with it the transaction: the pool replaces it.
+        await conn.close()

@@ -1,0 +1,61 @@
+"""Connections of the relay to a context's database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from relay.domain.errors import DatabaseUnreachable
+
+Connection: TypeAlias = psycopg.AsyncConnection[Any]
+Pool: TypeAlias = AsyncConnectionPool[Connection]
+
+#: A dead peer is noticed within about ten seconds instead of the operating system's two hours.
+_CONNECTION: Final[dict[str, Any]] = {
+    "autocommit": True,
+    "connect_timeout": 3,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+
+def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
+    """A pool that connects on demand. Open it with ``await pool.open()`` inside the event loop."""
+    return AsyncConnectionPool(
+        url,
+        kwargs={**_CONNECTION, "application_name": application_name},
+        min_size=1,
+        max_size=max_size,
+        timeout=3,
+        # The pool gives up on a connection attempt quickly; the job that needs it backs off by itself.
+        reconnect_timeout=5,
+        open=False,
+        check=None,
+        name=application_name,
+    )
+
+
+@asynccontextmanager
+async def connection(pool: Pool) -> AsyncIterator[Connection]:
+    """A connection from the pool. Whatever says that the server is away becomes DatabaseUnreachable."""
+    try:
+        async with pool.connection() as conn:
+            yield conn
+    except (PoolTimeout, PoolClosed) as error:
+        raise DatabaseUnreachable(str(error)) from error
+    except psycopg.OperationalError as error:
+        # Deadlock, lock and statement time-outs belong here too: all of them pass when tried again.
+        raise DatabaseUnreachable(first_line(error)) from error
+    except psycopg.InterfaceError as error:
+        raise DatabaseUnreachable(first_line(error)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, for a log line or a column."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]

@@ -1,0 +1,17 @@
+-- Claim one unpublished event for CMD-050, unless an earlier event of its key is still unpublished.
+SELECT seq, id::text, aggregate_type, aggregate_id, event_type, event_version, payload::text,
+       to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+       correlation_id::text, causation_id::text, partition_key, topic, headers::text,
+       publish_attempts, generation
+FROM outbox_events AS e
+WHERE e.id = %(id)s
+  AND e.published_at IS NULL
+  AND (e.partition_key = '' OR NOT EXISTS (
+      SELECT 1
+      FROM outbox_events AS earlier
+      WHERE earlier.partition_key = e.partition_key
+        AND earlier.seq < e.seq
+        AND earlier.published_at IS NULL
+        AND earlier.dead_at IS NULL
+        AND (earlier.available_at IS NULL OR earlier.publish_attempts > 0)))
+FOR UPDATE

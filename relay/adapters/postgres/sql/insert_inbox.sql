@@ -1,0 +1,19 @@
+-- Insert a batch of received messages. A known id is not inserted again: only the reply subject of the
+-- latest delivery is noted, and the caller learns whether the message is finished.
+INSERT INTO inbox_messages AS known (
+    message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
+    event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, enqueued_at)
+SELECT message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers::jsonb,
+       event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, now()
+FROM unnest(
+    %(message_id)s::uuid[], %(subject)s::text[], %(subscription)s::text[], %(stream)s::text[],
+    %(stream_seq)s::bigint[], %(ack_subject)s::text[], %(body)s::bytea[], %(headers)s::text[],
+    %(event_type)s::text[], %(event_version)s::int[], %(occurred_at)s::timestamptz[],
+    %(partition_key)s::text[], %(correlation_id)s::uuid[], %(causation_id)s::uuid[])
+    AS received (message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
+                 event_type, event_version, occurred_at, partition_key, correlation_id, causation_id)
+ON CONFLICT (message_id) DO UPDATE
+    SET ack_subject = coalesce(nullif(excluded.ack_subject, ''), known.ack_subject)
+RETURNING message_id,
+          (xmax = 0) AS new,
+          (processed_at IS NOT NULL OR dead_lettered_at IS NOT NULL) AS done

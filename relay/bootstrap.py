@@ -1,0 +1,177 @@
+"""The one place where adapters meet commands (SDS-047 §13). Only this module knows both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from dramatiq import Message
+
+from relay.adapters.gate import Gates
+from relay.adapters.http import HttpEventHandler
+from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
+from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
+from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.outbox import PostgresOutboxAdapter
+from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.wakeup import Wakeup
+from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.publish import PublishConfig, PublishOutboxEvents
+from relay.domain.backoff import Backoff
+from relay.domain.errors import UnknownContext
+from relay.domain.facts import Fact, FactSink
+from relay.domain.policies import RetryPolicy
+from relay.settings import ContextSettings, Settings, SubscriptionSettings
+
+PUBLISH_QUEUE: Final = "relay-publish"
+PULL_QUEUE: Final = "relay-pull"
+HANDLE_QUEUE: Final = "relay-handle"
+UPKEEP_QUEUE: Final = "relay-upkeep"
+
+_log = logging.getLogger("relay")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything one bounded context needs at run time."""
+
+    name: str
+    settings: ContextSettings
+    pool: Pool
+    outbox: PostgresOutboxAdapter
+    inbox: PostgresInboxAdapter
+    wakeup: Wakeup
+    publish: PublishOutboxEvents
+    dead_letters: RouteToDeadLetter
+
+
+class Facts:
+    """Passes facts on to the listeners; a listener that fails never harms delivery."""
+
+    def __init__(self, listeners: Sequence[FactSink] = ()) -> None:
+        self._listeners = list(listeners)
+
+    def listen(self, listener: FactSink) -> None:
+        """Add a listener."""
+        self._listeners.append(listener)
+
+    def __call__(self, fact: Fact, /) -> None:
+        for listener in self._listeners:
+            try:
+                listener(fact)
+            except Exception:
+                _log.exception("a fact listener failed")
+
+
+class Application:
+    """The adapters of one process, made from settings. Connects when started, inside the event loop."""
+
+    def __init__(self, settings: Settings, *, role: str = "relay") -> None:
+        self.settings = settings
+        self.facts = Facts()
+        self.stopping = False
+        self.nats = NatsConnection(settings.nats_url.get_secret_value(), name=f"jetrelay-{role}")
+        self.gates = Gates(settings.redis_url.get_secret_value(), settings.redis_namespace)
+        self._role = role
+        self._contexts: dict[str, Context] = {}
+        self._handlers: dict[tuple[str, str], HttpEventHandler] = {}
+        self._consumers: dict[tuple[str, str], NatsJetStreamConsumer] = {}
+
+    async def start(self) -> None:
+        """Begin to connect. Returns at once, whether the servers are there or not."""
+        for name in self.settings.contexts:
+            await self.context(name).pool.open(wait=False)
+        self.nats.start()
+
+    def quiesce(self) -> None:
+        """Ask long-running jobs to end."""
+        self.stopping = True
+
+    async def stop(self) -> None:
+        """Close every connection."""
+        self.stopping = True
+        for handler in self._handlers.values():
+            await handler.close()
+        await self.nats.close()
+        await self.gates.aclose()
+        for context in self._contexts.values():
+            await context.wakeup.close()
+            await context.pool.close(timeout=2)
+
+    def context(self, name: str) -> Context:
+        """The run-time parts of a context, made on first use. Raises UnknownContext."""
+        if name not in self._contexts:
+            if name not in self.settings.contexts:
+                known = ", ".join(self.settings.contexts)
+                raise UnknownContext(f"no context {name!r} is configured", hint=f"configured: {known}")
+            self._contexts[name] = self._build(name, self.settings.contexts[name])
+        return self._contexts[name]
+
+    def subscription(self, context: str, name: str) -> SubscriptionSettings:
+        """The settings of a subscription. Raises UnknownContext."""
+        subscriptions = self.context(context).settings.subscriptions
+        if name not in subscriptions:
+            raise UnknownContext(f"context {context!r} has no subscription {name!r}")
+        return subscriptions[name]
+
+    def handler(self, context: str, name: str) -> HttpEventHandler:
+        """The handler of a subscription, one for the process, so that connections are reused."""
+        if (context, name) not in self._handlers:
+            settings = self.subscription(context, name)
+            secret = settings.signing_secret
+            self._handlers[context, name] = HttpEventHandler(
+                settings.handler,
+                timeout=settings.handler_timeout,
+                connect_timeout=settings.connect_timeout,
+                signing_secret=secret.get_secret_value() if secret else None,
+            )
+        return self._handlers[context, name]
+
+    def consumer(self, context: str, name: str) -> NatsJetStreamConsumer:
+        """The JetStream consumer of a subscription, one for the process."""
+        if (context, name) not in self._consumers:
+            spec = self.subscription(context, name).consumer_spec()
+            self._consumers[context, name] = NatsJetStreamConsumer(
+                self.nats, stream=spec.stream, durable=spec.durable
+            )
+        return self._consumers[context, name]
+
+    def _build(self, name: str, settings: ContextSettings) -> Context:
+        pool = create_pool(
+            settings.database_url.get_secret_value(), max_size=16, application_name=f"jetrelay-{self._role}-{name}"
+        )
+        outbox = PostgresOutboxAdapter(pool, dead_head_blocks=settings.publish.dead_head == "block")
+        publisher = NatsJetStreamPublisher(self.nats, ack_timeout=settings.publish.ack_timeout)
+        config = PublishConfig(
+            context=name,
+            subject=settings.subject,
+            envelope=settings.envelope,
+            batch_size=settings.publish.batch_size,
+            policy=retry_policy(
+                settings.publish.max_attempts, settings.publish.backoff_initial, settings.publish.backoff_max
+            ),
+        )
+        return Context(
+            name=name,
+            settings=settings,
+            pool=pool,
+            outbox=outbox,
+            inbox=PostgresInboxAdapter(pool),
+            wakeup=Wakeup(pool, settings.database_url.get_secret_value()),
+            publish=PublishOutboxEvents(config, outbox, publisher, self.facts),
+            dead_letters=RouteToDeadLetter(name, publisher, self.facts),
+        )
+
+
+def retry_policy(max_attempts: int, initial: timedelta, maximum: timedelta) -> RetryPolicy:
+    """A retry policy from settings."""
+    return RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=initial, maximum=maximum))
+
+
+def job(queue: str, actor: str, *args: str | int | None) -> Message[Any]:
+    """A message for an actor, by name: names and ids only, never content."""
+    return Message(queue_name=queue, actor_name=actor, args=args, kwargs={}, options={})

@@ -1,0 +1,109 @@
+"""CMD-052 RouteToDeadLetter: publish EVT-047-002 to ``{context}.dlq.…``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+from relay.domain.envelope import MSG_ID
+from relay.domain.errors import BrokerUnreachable
+from relay.domain.facts import FactSink, MessageDeadLettered
+from relay.domain.limits import WIRE_RESERVE
+from relay.domain.policies import DeadLetter, Published
+from relay.domain.subject import dead_letter_subject
+from relay.ports import JetStreamPublisher
+
+#: Names dead letters of messages that carry no usable id of their own.
+_NAMESPACE: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedMessage:
+    """What a dead letter tells of the original. ``message_id`` is None when it could not be read."""
+
+    message_id: UUID | None
+    subscription: str
+    original_subject: str
+    stream: str
+    stream_seq: int
+    attempts: int
+    headers: dict[str, str]
+    body: bytes
+    event_type: str | None = None
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+
+    @property
+    def identity(self) -> str:
+        """The message id, or a stable stand-in made of the place in the stream."""
+        if self.message_id is not None:
+            return str(self.message_id)
+        return str(uuid5(_NAMESPACE, f"{self.stream}/{self.stream_seq}"))
+
+
+class RouteToDeadLetter:
+    """Repeatable: the dead letter carries the message's id, so the stream keeps one of them."""
+
+    def __init__(self, context: str, publisher: JetStreamPublisher, facts: FactSink) -> None:
+        self._context = context
+        self._publisher = publisher
+        self._facts = facts
+
+    async def route(self, message: FailedMessage, verdict: DeadLetter) -> None:
+        """Returns once the dead-letter stream holds the message.
+
+        Raises BrokerUnreachable when that is not known, a missing or full stream included: the verdict
+        stays recorded and the routing is tried again.
+        """
+        body = self._body(message, verdict)
+        outcome = await self._publisher.publish(
+            dead_letter_subject(self._context, message.original_subject), body, {MSG_ID: message.identity}
+        )
+        if not isinstance(outcome, Published):
+            raise BrokerUnreachable(
+                f"the dead letter was not stored: {getattr(outcome, 'error', outcome)}",
+                hint="run `relay streams ensure`: the context's DLQ stream must exist and have room",
+            )
+        self._facts(
+            MessageDeadLettered(
+                context=self._context,
+                subscription=message.subscription,
+                message_id=message.identity,
+                original_subject=message.original_subject,
+                reason=verdict.reason,
+                attempts=message.attempts,
+            )
+        )
+
+    def _body(self, message: FailedMessage, verdict: DeadLetter) -> bytes:
+        """EVT-047-002's fields, and the original so that an operator can mend and requeue it.
+
+        The original is left out when both together would exceed the broker's limit; the inbox row and
+        the stream still hold it.
+        """
+        fields: dict[str, Any] = {
+            "message_id": message.identity,
+            "original_subject": message.original_subject,
+            "reason": verdict.reason,
+            "class": verdict.kind.value,
+            "attempts": message.attempts,
+            "subscription": message.subscription,
+            "stream": message.stream,
+            "stream_seq": message.stream_seq,
+            "event_type": message.event_type,
+            "correlation_id": _text(message.correlation_id),
+            "causation_id": _text(message.causation_id),
+            "headers": message.headers,
+            "original": message.body.decode("utf-8", "backslashreplace"),
+        }
+        body = json.dumps(fields).encode()
+        if len(body) > self._publisher.max_payload - WIRE_RESERVE:
+            fields["original"] = None
+            body = json.dumps(fields).encode()
+        return body
+
+
+def _text(value: UUID | None) -> str | None:
+    return None if value is None else str(value)

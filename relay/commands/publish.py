@@ -1,0 +1,210 @@
+"""CMD-050 PublishOutboxEvent: claim → publish → settle → commit (DESIGN §5)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+from relay.domain.envelope import Outgoing, encode
+from relay.domain.errors import BrokerUnreachable, InvalidEvent, InvalidHeader, NotPublishable
+from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, PublishedEvent, PublishFailed
+from relay.domain.limits import check_headers, check_payload_text, check_size
+from relay.domain.ordering import Shard
+from relay.domain.policies import (
+    GiveUp,
+    Leave,
+    NotSent,
+    OutcomeUnknown,
+    Published,
+    PublishOutcome,
+    RetryPolicy,
+    RowRejected,
+    TryAgain,
+    after_publish_failure,
+)
+from relay.domain.subject import check_subject, check_token, check_version, event_subject
+from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishConfig:
+    """How one context publishes. ``subject`` and ``envelope`` are the context's wire conventions."""
+
+    context: str
+    subject: str
+    envelope: str
+    batch_size: int = 300
+    policy: RetryPolicy = RetryPolicy(max_attempts=10)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What became of one claimed batch."""
+
+    rows: Sequence[OutboxRow]
+    subjects: Mapping[str, str]
+    outcomes: Mapping[str, PublishOutcome]
+    failures: Sequence[PublishFailure]
+
+
+class PublishOutboxEvents:
+    """Moves events from the outbox to the stream. Safe to run any number of times, anywhere."""
+
+    def __init__(
+        self, config: PublishConfig, outbox: OutboxRepository, publisher: JetStreamPublisher, facts: FactSink
+    ) -> None:
+        self._config = config
+        self._outbox = outbox
+        self._publisher = publisher
+        self._facts = facts
+
+    async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
+        """Publish the shard's events until a batch comes back short; returns how many went out.
+
+        ``go_on`` is asked between batches. Raises BrokerUnreachable or DatabaseUnreachable; what was
+        acknowledged before is settled, nothing else is touched and no attempt is spent.
+        """
+        total = 0
+        while True:
+            async with self._outbox.find_unpublished(shard, self._config.batch_size) as claim:
+                settled = await self._publish(claim)
+            self._report(settled)
+            total += sum(isinstance(outcome, Published) for outcome in settled.outcomes.values())
+            _raise_on_outage(settled.outcomes.values())
+            if len(settled.rows) < self._config.batch_size or not go_on():
+                return total
+
+    async def publish(self, outbox_event_id: UUID) -> Published:
+        """CMD-050 for one event, dead or waiting ones included.
+
+        Raises NotPublishable when it is unknown, already published, refused by the broker, or behind an
+        unpublished event of its key; BrokerUnreachable and DatabaseUnreachable.
+        """
+        async with self._outbox.find_one(outbox_event_id) as claim:
+            settled = await self._publish(claim)
+        self._report(settled)
+        _raise_on_outage(settled.outcomes.values())
+        match settled.outcomes.get(str(outbox_event_id)):
+            case Published() as published:
+                return published
+            case None:
+                raise NotPublishable(
+                    f"event {outbox_event_id} is unknown, already published, or waits for an earlier one of its key"
+                )
+            case refused:
+                raise NotPublishable(f"event {outbox_event_id} was refused: {getattr(refused, 'error', refused)}")
+
+    async def _publish(self, claim: ClaimedBatch) -> _Settled:
+        """Publish the claimed rows and settle them inside the claim."""
+        messages, outcomes = self._prepare(claim.rows)
+        if messages:
+            outcomes |= await self._publisher.publish_all(messages)
+        failures = self._failures(claim.rows, outcomes)
+        await claim.mark_published({id: out for id, out in outcomes.items() if isinstance(out, Published)})
+        await claim.increment_attempts(failures)
+        return _Settled(claim.rows, {message.id: message.subject for message in messages}, outcomes, failures)
+
+    def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:
+        """The messages to send, and the outcome of the rows that must not be: bad ones and their followers."""
+        messages: list[Message] = []
+        outcomes: dict[str, PublishOutcome] = {}
+        blocked: set[str] = set()
+        for row in rows:
+            if row.partition_key in blocked:
+                outcomes[row.id] = NotSent()
+                continue
+            try:
+                messages.append(self._message(row))
+            except InvalidEvent as error:
+                outcomes[row.id] = RowRejected(str(error))
+                if row.partition_key:
+                    blocked.add(row.partition_key)
+        return messages, outcomes
+
+    def _message(self, row: OutboxRow) -> Message:
+        """Check a row again, as any program may have inserted it, and give it its wire form."""
+        subject = self._subject(row)
+        headers = _headers(row.headers)
+        check_payload_text(row.payload)
+        event = Outgoing(
+            id=row.id,
+            subject=subject,
+            event_type=row.event_type,
+            event_version=row.event_version,
+            occurred_at=row.occurred_at,
+            correlation_id=row.correlation_id,
+            causation_id=row.causation_id,
+            payload=row.payload,
+            headers=headers,
+            partition_key=row.partition_key,
+        )
+        body, wire_headers = encode(self._config.envelope, event, row.generation)
+        size = len(subject) + len(body) + sum(len(name) + len(value) + 4 for name, value in wire_headers.items())
+        check_size(size, self._publisher.max_payload)
+        return Message(row.id, subject, body, wire_headers, row.partition_key)
+
+    def _subject(self, row: OutboxRow) -> str:
+        check_token(row.event_type, "event_type")
+        check_version(row.event_version)
+        if row.topic is not None:
+            return check_subject(row.topic)
+        return event_subject(self._config.subject, self._config.context, row.event_type, row.event_version)
+
+    def _failures(
+        self, rows: Sequence[OutboxRow], outcomes: Mapping[str, PublishOutcome]
+    ) -> Sequence[PublishFailure]:
+        failures = []
+        for row in rows:
+            outcome = outcomes[row.id]
+            if isinstance(outcome, Published):
+                continue
+            match after_publish_failure(outcome, row.publish_attempts, self._config.policy, random.random()):  # noqa: S311
+                case Leave():
+                    continue
+                case TryAgain(delay, error):
+                    failures.append(PublishFailure(row.id, error, delay))
+                case GiveUp(error):
+                    failures.append(PublishFailure(row.id, error, None))
+        return failures
+
+    def _report(self, settled: _Settled) -> None:
+        """State the facts, once the claim is committed. EVT-047-001 for what was published."""
+        context, now = self._config.context, datetime.now(UTC)
+        acks = {id: out for id, out in settled.outcomes.items() if isinstance(out, Published)}
+        if acks:
+            events = [
+                PublishedEvent(row.id, row.event_type, settled.subjects[row.id], now)
+                for row in settled.rows
+                if row.id in acks
+            ]
+            duplicates = sum(ack.duplicate for ack in acks.values())
+            self._facts(OutboxEventsPublished(context=context, events=events, duplicates=duplicates))
+        attempts = {row.id: row.publish_attempts + 1 for row in settled.rows}
+        for failure in settled.failures:
+            id, error = failure.id, failure.error
+            if failure.delay is None:
+                self._facts(EventDied(context=context, outbox_id=id, error=error))
+            else:
+                self._facts(PublishFailed(context=context, outbox_id=id, error=error, attempts=attempts[id]))
+
+
+def _headers(text: str) -> Mapping[str, str]:
+    """The row's own headers, checked. Almost every row has none, so parsing is the exception."""
+    if text == "{}":
+        return {}
+    check_payload_text(text)
+    headers = json.loads(text)
+    if not isinstance(headers, dict):
+        raise InvalidHeader("must be a JSON object", field="headers")
+    check_headers(headers)
+    return headers
+
+
+def _raise_on_outage(outcomes: Iterable[PublishOutcome]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, OutcomeUnknown):
+            raise BrokerUnreachable(outcome.error)

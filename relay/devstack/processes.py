@@ -1,0 +1,168 @@
+"""Start processes that do not outlive us; find, freeze and kill whole process trees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from relay.devstack.account import Account
+from relay.devstack.errors import DevStackError, missing
+
+try:
+    import psutil
+except ImportError as error:
+    raise missing("psutil") from error
+
+_LAUNCH = Path(__file__).with_name("launch.py")
+_POLL_SECONDS = 0.01
+# A clock step between two readings of a start time may move it; a pid used again differs by far more.
+_SAME_START_SECONDS = 1.0
+# Linux ties PR_SET_PDEATHSIG to the *thread* that forked. One thread that lives as long as the interpreter
+# forks every child, so that a server started from a short-lived thread does not end with that thread.
+_LAUNCHER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="devstack-launcher")
+
+
+def spawn(
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    directory: Path,
+    environment: Mapping[str, str],
+    stop_signal: signal.Signals = signal.SIGTERM,
+    account: Account | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start ``command`` in its own session, output appended to ``log``, as ``account`` if one is given.
+
+    The environment is exactly the one given. On Linux the child gets ``stop_signal`` when this process ends,
+    however it ends. ``command[0]`` must be an absolute path. Raises OSError when nothing can be started.
+    """
+    uid, gid = (account.uid, account.gid) if account else (-1, -1)
+    shim = [sys.executable, "-I", "-S", _LAUNCH, os.getpid(), int(stop_signal), uid, gid]
+    with log.open("ab") as output:
+        return _LAUNCHER.submit(
+            subprocess.Popen,
+            [str(word) for word in [*shim, *command]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            env=dict(environment),
+            start_new_session=True,
+        ).result()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process beyond its pid, which the system gives to another process later on."""
+
+    pid: int
+    created: float
+    """Start of the process, seconds since the epoch."""
+
+    @classmethod
+    def of(cls, pid: int) -> Identity:
+        """Describe a process that we have not yet waited for; raises DevStackError if there is none."""
+        try:
+            return cls(pid, psutil.Process(pid).create_time())
+        except psutil.NoSuchProcess as error:
+            raise DevStackError(f"process {pid} is gone") from error
+
+    def find(self, marker: str) -> psutil.Process | None:
+        """Return the process, if this pid is still the one meant and its command line holds ``marker``."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < _SAME_START_SECONDS
+            if same and any(marker in word for word in process.cmdline()):
+                return process
+        return None
+
+
+def working_in(directory: Path, program: str) -> list[psutil.Process]:
+    """List the processes of ``program`` whose working directory is ``directory``."""
+    return list(_working_in(directory, program))
+
+
+def _working_in(directory: Path, program: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # ended meanwhile, or somebody else's
+            if process.name() == program and Path(process.cwd()) == directory:
+                yield process
+
+
+def freeze(pid: int) -> list[psutil.Process]:
+    """Stop a process and all its descendants (SIGSTOP) and return them; none is missed that forks meanwhile.
+
+    Process groups are no help: PostgreSQL gives each backend a session of its own.
+    """
+    frozen: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        fresh = [root]
+        while fresh:
+            signal_all(fresh, signal.SIGSTOP)
+            _wait_until(fresh, {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}, seconds=5)
+            frozen += fresh
+            fresh = [child for child in root.children(recursive=True) if child not in frozen]
+    return frozen
+
+
+def thaw(pid: int) -> None:
+    """Let a process and all its descendants continue (SIGCONT)."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        signal_all([*root.children(recursive=True), root], signal.SIGCONT)
+
+
+def kill(pid: int) -> None:
+    """Kill a process with all its descendants (SIGKILL) and wait until they are gone."""
+    kill_all(freeze(pid))
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """Send SIGKILL to each and wait until all are gone; raises DevStackError after 10 s."""
+    doomed = list(processes)
+    signal_all(doomed, signal.SIGKILL)
+    if not _wait_until(doomed, set(), seconds=10):
+        raise DevStackError(f"cannot kill the processes {[process.pid for process in doomed]}")
+
+
+def end(process: psutil.Process, stop_signal: signal.Signals, seconds: float) -> None:
+    """End a process that need not be our child: politely, and after ``seconds`` by force."""
+    thaw(process.pid)
+    signal_all([process], stop_signal)
+    if not _wait_until([process], set(), seconds):
+        kill(process.pid)
+
+
+def signal_all(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to each process that is still there."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _wait_until(processes: Iterable[psutil.Process], states: set[str], seconds: float) -> bool:
+    """Wait until each process is gone, a zombie (nobody else may reap it) or in one of ``states``."""
+    deadline = time.monotonic() + seconds
+    wanted = {*states, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    while True:
+        if all(_state(process) in wanted for process in processes):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+
+
+def _state(process: psutil.Process) -> str:
+    try:
+        return str(process.status()) if process.is_running() else psutil.STATUS_DEAD
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_DEAD)

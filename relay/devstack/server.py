@@ -1,0 +1,238 @@
+"""One server of a development stack: what the three have in common.
+
+A subclass says how to prepare the directory, which command to run and how to tell that it answers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Self
+
+from relay.devstack import processes
+from relay.devstack.account import Account
+from relay.devstack.errors import DevStackError, ServerFailed, ServerNotUp
+from relay.devstack.ports import free_port, is_free
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 20.0
+_POLL_SECONDS = 0.02
+_LOG_LIMIT_BYTES = 10_000_000
+# Reasons to end that pass by: another process took the port, or remains of a killed server are still going away.
+_TRANSIENT = re.compile(r"address already in use|pre-existing shared memory block", re.IGNORECASE)
+
+
+class Server(ABC):
+    """A server process on a loopback port, with its files in a directory of its own.
+
+    The port is chosen at the first start, kept over restarts and remembered in the directory. So is the process:
+    when its parent was killed, the next start on this directory ends what is left of it. Safe to call from any
+    thread; calls on one server wait for each other.
+    """
+
+    name: ClassVar[str]
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory).absolute()
+        self.log_path = self.directory / f"{self.name}.log"
+        self._state_path = self.directory / "server.json"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._account: Account | None = None
+        self._port: int | None = None
+        self._was_ready = False
+        self._log_start = 0
+        self._deadline = 0.0
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # --- what a subclass fills in ---
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where clients connect; raises ServerNotUp before the first start."""
+
+    @abstractmethod
+    def prepare(self) -> Sequence[str | Path]:
+        """Make the directory ready and return the command to run; called before each start of the process."""
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Whether the server takes work now. Must return within seconds; an OSError counts as no."""
+
+    # --- state ---
+
+    @property
+    def port(self) -> int:
+        """The port on 127.0.0.1; raises ServerNotUp before the first start."""
+        if self._port is None:
+            raise ServerNotUp(f"{self.name} was never started")
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """The server's main process; raises ServerNotUp when it does not run."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            raise ServerNotUp(f"{self.name} does not run")
+        return process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there; a paused one is."""
+        return self._process is not None and self._process.poll() is None
+
+    # --- verbs ---
+
+    def start(self) -> None:
+        """Start the server and return once it answers; does nothing if it runs.
+
+        Raises ServerFailed, with the last lines of the log, if it ends or does not answer within 60 s;
+        MissingExtraError if its wheel is not installed.
+        """
+        with self._lock:
+            self.launch()
+            self.wait()
+
+    def launch(self) -> None:
+        """Do the first half of ``start``: run the process, without waiting for it."""
+        with self._lock:
+            if not self.running:
+                self._deadline = time.monotonic() + _START_SECONDS
+                try:
+                    self._make_directory()
+                    self.end_predecessor()
+                    self._run()
+                except PermissionError as error:
+                    raise DevStackError(
+                        f"{self.name} cannot use {self.directory}: {error}",
+                        hint="it may belong to another user; remove it or choose another directory",
+                    ) from error
+
+    def wait(self) -> None:
+        """Do the second half of ``start``: return once the launched server answers."""
+        with self._lock:
+            while not self._answers():
+                if not self.running and _TRANSIENT.search(self._log_since_start()):
+                    self._run()
+                elif not self.running:
+                    raise self._failure("ended while starting")
+                if time.monotonic() > self._deadline:
+                    self.kill()
+                    raise self._failure(f"did not answer within {_START_SECONDS:.0f} s")
+                time.sleep(_POLL_SECONDS)
+            self._was_ready = True
+
+    def stop(self) -> None:
+        """Ask the server to end and wait for it; kills it after 20 s. Does nothing if it does not run."""
+        self._stop(self.stop_signal)
+
+    def kill(self) -> None:
+        """Kill the server and all its children at once (SIGKILL); does nothing if it does not run."""
+        with self._lock:
+            if self._process is not None:
+                if self.running:
+                    processes.kill(self._process.pid)
+                self._process.wait()
+
+    def restart(self) -> None:
+        """Stop the server and start it again on the same port."""
+        with self._lock:
+            self.stop()
+            self.start()
+
+    def pause(self) -> None:
+        """Freeze the server and all its children (SIGSTOP): connections stay open and nothing answers."""
+        with self._lock:
+            processes.freeze(self.pid)
+
+    def resume(self) -> None:
+        """Let a paused server continue (SIGCONT); harmless if it is not paused."""
+        with self._lock:
+            processes.thaw(self.pid)
+
+    # --- how ---
+
+    def end_predecessor(self) -> None:
+        """End the server that an earlier process left behind on this directory, and take over its port.
+
+        Only a process with the remembered pid, start time and this directory in its command line is touched.
+        """
+        try:
+            state = json.loads(self._state_path.read_text())
+            identity = processes.Identity(pid=int(state["pid"]), created=float(state["created"]))
+            port = int(state["port"])
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return  # none yet, or half-written
+        if left_behind := identity.find(marker=str(self.directory)):
+            processes.end(left_behind, self.stop_signal, _STOP_SECONDS)
+        if self._port is None and is_free(port):
+            self._port = port
+
+    def _make_directory(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self.log_path.exists() and self.log_path.stat().st_size > _LOG_LIMIT_BYTES:
+            self.log_path.replace(self.log_path.with_suffix(".log.1"))
+
+    def _run(self) -> None:
+        if self._port is None or not (self._was_ready or is_free(self._port)):
+            self._port = free_port()  # nobody was told the old one yet
+        command = self.prepare()
+        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self._process = self._spawn(command)
+        created = processes.Identity.of(self._process.pid).created
+        state = {"pid": self._process.pid, "created": created, "port": self._port}
+        draft = self._state_path.with_suffix(".new")
+        draft.write_text(json.dumps(state))
+        draft.replace(self._state_path)
+
+    def _spawn(self, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
+        # Settings of the user's shell (PGOPTIONS, a locale that is not installed, …) must not reach a server.
+        return processes.spawn(
+            command,
+            log=self.log_path,
+            directory=self.directory,
+            environment={"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/local/bin:/usr/bin:/bin"},
+            stop_signal=self.stop_signal,
+            account=self._account,
+        )
+
+    def _answers(self) -> bool:
+        try:
+            return self.running and self.answers()
+        except OSError:
+            return False
+
+    def _stop(self, number: signal.Signals) -> None:
+        with self._lock:
+            if self._process is None or not self.running:
+                return
+            processes.thaw(self._process.pid)
+            self._process.send_signal(number)
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def _failure(self, what: str) -> ServerFailed:
+        lines = self._log_since_start().splitlines()[-20:]
+        return ServerFailed(f"{self.name} {what}; the last lines of {self.log_path}:\n" + "\n".join(lines))
+
+    def _log_since_start(self) -> str:
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")

@@ -1,0 +1,33 @@
+"""Exponential back-off with jitter (DESIGN §5, §6): 1, 2, 4 … 60 seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """How long to wait after the n-th failure.
+
+    The delay doubles from ``initial`` to ``maximum``. Jitter takes away up to ``jitter`` of it (a
+    fraction), so that many rows which failed together do not come back together, and the delay never
+    exceeds its nominal value.
+    """
+
+    initial: timedelta = timedelta(seconds=1)
+    maximum: timedelta = timedelta(seconds=60)
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.initial <= timedelta(0) or self.maximum < self.initial or not 0 <= self.jitter < 0.5:
+            raise ValueError("back-off needs 0 < initial <= maximum and 0 <= jitter < 0.5")
+
+    def delay(self, failures: int, chance: float) -> timedelta:
+        """The wait after ``failures`` failures (from 1); ``chance`` is a random number in [0, 1)."""
+        if failures < 1:
+            raise ValueError("a delay follows at least one failure")
+        # The exponent is capped: 2**failures of a long-lived row must not overflow a timedelta.
+        nominal = min(self.initial * 2 ** min(failures - 1, 40), self.maximum)
+        shortened: timedelta = nominal * (1 - self.jitter * chance)
+        return shortened

@@ -1,0 +1,295 @@
+"""The wire form of an event, both ways, for the four envelopes a context may choose.
+
+- ``handler``: the body is the request of the handler contract (SDS-047 §12), payload inside.
+- ``message-envelope``: the MessageEnvelope 1.0 of SR-MESSAGE-CONTRACTS §2.
+- ``cloudevents``: binary mode, attributes as ``ce-`` headers, the payload unchanged.
+- ``raw``: the payload unchanged, the attributes as ``Relay-`` headers.
+
+Encoding joins text around the stored payload and never parses it. Every value that is spliced into
+JSON comes from a checked alphabet (tokens, UUIDs, timestamps) or goes through ``json.dumps``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import quote, unquote
+from uuid import UUID
+
+from relay.domain.errors import InvalidSubject, MalformedMessage
+from relay.domain.limits import MAX_DEPTH
+from relay.domain.model import NatsMsgId
+from relay.domain.subject import EventSubject, check_token, check_version
+
+MSG_ID: Final = "Nats-Msg-Id"
+KEY: Final = "Relay-Partition-Key"
+SCHEMA_VERSION: Final = "1.0"
+DEFAULT_ENVELOPE: Final = "handler"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What encoding needs to know of an event; ids and times as text, straight from the database."""
+
+    id: str
+    subject: str
+    event_type: str
+    event_version: int
+    occurred_at: str
+    correlation_id: str | None
+    causation_id: str | None
+    payload: str
+    headers: Mapping[str, str]
+    partition_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A received event, read from its envelope. ``payload`` is parsed JSON."""
+
+    message_id: UUID
+    generation: int
+    event_type: str
+    event_version: int
+    occurred_at: datetime | None
+    correlation_id: UUID | None
+    causation_id: UUID | None
+    partition_key: str | None
+    payload: Any
+
+
+# --- encoding -------------------------------------------------------------------------------------
+
+
+def _text(value: str | None) -> str:
+    return "null" if value is None else f'"{value}"'
+
+
+def _encode_handler(event: Outgoing) -> tuple[str, dict[str, str]]:
+    body = (
+        f'{{"message_id":"{event.id}","subject":"{event.subject}","event_type":"{event.event_type}",'
+        f'"event_version":{event.event_version},"occurred_at":"{event.occurred_at}",'
+        f'"correlation_id":{_text(event.correlation_id)},"causation_id":{_text(event.causation_id)},'
+        f'"payload":{event.payload}}}'
+    )
+    return body, {}
+
+
+def _encode_message_envelope(event: Outgoing) -> tuple[str, dict[str, str]]:
+    digest = hashlib.sha256(event.payload.encode()).hexdigest()
+    body = (
+        f'{{"schema_version":"{SCHEMA_VERSION}","message_type":"{event.event_type}",'
+        f'"message_id":"{event.id}","correlation_id":{_text(event.correlation_id)},'
+        f'"causation_id":{_text(event.causation_id)},"timestamp":"{event.occurred_at}",'
+        f'"actor_id":{json.dumps(event.headers.get("Actor-Id", "system"))},'
+        f'"actor_kind":{json.dumps(event.headers.get("Actor-Kind", "SYSTEM"))},'
+        f'"payload":{event.payload},"idempotency_key":"sha256:{digest}"}}'
+    )
+    return body, {"Relay-Event-Version": str(event.event_version)}
+
+
+def _encode_cloudevents(event: Outgoing) -> tuple[str, dict[str, str]]:
+    headers = {
+        "ce-specversion": "1.0",
+        "ce-id": event.id,
+        "ce-source": "/" + event.subject.split(".", 1)[0],
+        "ce-type": event.event_type,
+        "ce-time": event.occurred_at,
+        "ce-datacontenttype": "application/json",
+        "ce-eventversion": str(event.event_version),
+    }
+    return event.payload, headers | _correlation(event, "ce-correlationid", "ce-causationid")
+
+
+def _encode_raw(event: Outgoing) -> tuple[str, dict[str, str]]:
+    headers = {
+        "Relay-Event-Type": event.event_type,
+        "Relay-Event-Version": str(event.event_version),
+        "Relay-Occurred-At": event.occurred_at,
+    }
+    return event.payload, headers | _correlation(event, "Relay-Correlation-Id", "Relay-Causation-Id")
+
+
+def _correlation(event: Outgoing, correlation: str, causation: str) -> dict[str, str]:
+    pairs = ((correlation, event.correlation_id), (causation, event.causation_id))
+    return {name: value for name, value in pairs if value is not None}
+
+
+_ENCODERS: Final[dict[str, Callable[[Outgoing], tuple[str, dict[str, str]]]]] = {
+    "handler": _encode_handler,
+    "message-envelope": _encode_message_envelope,
+    "cloudevents": _encode_cloudevents,
+    "raw": _encode_raw,
+}
+
+
+def encode(envelope: str, event: Outgoing, generation: int = 0) -> tuple[bytes, dict[str, str]]:
+    """Return body and headers of an event. Our own headers win over the caller's of the same name."""
+    body, headers = _ENCODERS[envelope](event)
+    headers[MSG_ID] = event.id if generation == 0 else f"{event.id}.{generation}"
+    if event.partition_key:
+        headers[KEY] = quote(event.partition_key, safe="/:@!$&'()*+,;=~")
+    return body.encode(), {**event.headers, **headers} if event.headers else headers
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+def decode(envelope: str, subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
+    """Read a received message. Raises MalformedMessage, saying which part cannot be used."""
+    msg_id = headers.get(MSG_ID)
+    if msg_id is None:
+        raise MalformedMessage("the message has no id", field=MSG_ID)
+    identity = NatsMsgId.parse(msg_id)
+    content = _json(body)
+    try:
+        fields = _DECODERS[envelope](subject, headers, content)
+        return Incoming(
+            message_id=identity.event_id,
+            generation=identity.generation,
+            event_type=check_token(fields["event_type"], "event_type"),
+            event_version=check_version(fields["event_version"]),
+            occurred_at=_time(fields.get("occurred_at")),
+            correlation_id=_uuid(fields.get("correlation_id"), "correlation_id"),
+            causation_id=_uuid(fields.get("causation_id"), "causation_id"),
+            partition_key=_partition_key(headers),
+            payload=fields["payload"],
+        )
+    except KeyError as missing:
+        raise MalformedMessage("is missing from the message", field=str(missing.args[0])) from None
+    except InvalidSubject as error:
+        raise MalformedMessage(error.message, field=error.field) from None
+
+
+def handler_request(envelope: str, subject: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """The request of the handler contract (SDS-047 §12) for a received message.
+
+    The ``handler`` envelope is that request already and is passed on untouched.
+    """
+    if envelope == DEFAULT_ENVELOPE:
+        return body
+    event = decode(envelope, subject, headers, body)
+    request = {
+        "message_id": str(event.message_id),
+        "subject": subject,
+        "event_type": event.event_type,
+        "event_version": event.event_version,
+        "occurred_at": event.occurred_at and event.occurred_at.isoformat(),
+        "correlation_id": event.correlation_id and str(event.correlation_id),
+        "causation_id": event.causation_id and str(event.causation_id),
+        "payload": event.payload,
+    }
+    return json.dumps(request).encode()
+
+
+def _partition_key(headers: Mapping[str, str]) -> str | None:
+    key = unquote(headers[KEY]) if KEY in headers else None
+    if key is not None and "\x00" in key:
+        raise MalformedMessage("contains a NUL character", field=KEY)
+    return key
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except RecursionError:
+        raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body") from None
+    except ValueError as error:
+        raise MalformedMessage(f"the body is not JSON: {error}", field="body") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} has no form in JSON")
+
+
+def _decode_handler(_subject: str, _headers: Mapping[str, str], body: Any) -> dict[str, Any]:
+    return _object(body)
+
+
+def _decode_message_envelope(_subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
+    fields = _object(body)
+    if fields.get("schema_version") != SCHEMA_VERSION:
+        found = str(fields.get("schema_version"))[:40]
+        raise MalformedMessage(f"schema version {found!r} is not supported", field="schema_version")
+    return {
+        "event_type": fields["message_type"],
+        "event_version": _int(headers.get("Relay-Event-Version", "1")),
+        "occurred_at": fields["timestamp"],
+        "correlation_id": fields.get("correlation_id"),
+        "causation_id": fields.get("causation_id"),
+        "payload": fields["payload"],
+    }
+
+
+def _decode_cloudevents(subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
+    lower = {name.lower(): value for name, value in headers.items()}
+    if lower.get("ce-specversion") != "1.0":
+        raise MalformedMessage("CloudEvents 1.0 is the only version supported", field="ce-specversion")
+    return {
+        "event_type": lower["ce-type"],
+        "event_version": _int(lower.get("ce-eventversion", "1")),
+        "occurred_at": lower.get("ce-time"),
+        "correlation_id": lower.get("ce-correlationid"),
+        "causation_id": lower.get("ce-causationid"),
+        "payload": body,
+    }
+
+
+def _decode_raw(subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
+    name, version = headers.get("Relay-Event-Type"), headers.get("Relay-Event-Version")
+    if name is None:
+        parsed = EventSubject.parse(subject)
+        name, version = parsed.name, str(parsed.version)
+    return {
+        "event_type": name,
+        "event_version": _int(version or "1"),
+        "occurred_at": headers.get("Relay-Occurred-At"),
+        "correlation_id": headers.get("Relay-Correlation-Id"),
+        "causation_id": headers.get("Relay-Causation-Id"),
+        "payload": body,
+    }
+
+
+_DECODERS: Final[dict[str, Callable[[str, Mapping[str, str], Any], dict[str, Any]]]] = {
+    "handler": _decode_handler,
+    "message-envelope": _decode_message_envelope,
+    "cloudevents": _decode_cloudevents,
+    "raw": _decode_raw,
+}
+
+
+def _object(body: Any) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise MalformedMessage("the body is not a JSON object", field="body")
+    return body
+
+
+def _int(value: str) -> int:
+    if not value.isdecimal() or not value.isascii() or len(value) > 9:
+        raise MalformedMessage(f"{value[:40]!r} is not a version", field="event_version")
+    return int(value)
+
+
+def _uuid(value: Any, field: str) -> UUID | None:
+    if value is None:
+        return None
+    try:
+        return UUID(value)
+    except (ValueError, AttributeError, TypeError):
+        raise MalformedMessage("is not a UUID", field=field) from None
+
+
+def _time(value: Any) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        parsed = datetime.fromisoformat(value)
+    except (ValueError, TypeError):
+        raise MalformedMessage("is not an ISO 8601 time", field="occurred_at") from None
+    if parsed.tzinfo is None:
+        raise MalformedMessage("has no time zone", field="occurred_at")
+    return parsed

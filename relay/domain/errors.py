@@ -1,0 +1,172 @@
+"""Every error jetrelay raises, one tree, each with a stable code.
+
+    RelayError
+    ├── ConfigurationError      INVALID_CONFIG
+    ├── InvalidEvent            INVALID_OUTBOX
+    │   ├── FutureEvent         FUTURE_EVENT
+    │   ├── InvalidSubject      INVALID_SUBJECT
+    │   ├── InvalidPayload      INVALID_PAYLOAD
+    │   ├── PayloadTooLarge     PAYLOAD_TOO_LARGE
+    │   ├── InvalidHeader       INVALID_HEADER
+    │   └── InvalidKey          INVALID_KEY
+    ├── InvalidTimestamp        INVALID_TIMESTAMP
+    ├── DuplicateMessage        DUPLICATE_MESSAGE
+    ├── MalformedMessage        MALFORMED_MESSAGE
+    ├── NoTransaction           NO_TRANSACTION
+    ├── UnsupportedTarget       UNSUPPORTED_TARGET
+    ├── UnknownContext          UNKNOWN_CONTEXT
+    ├── NotPublishable          NOT_PUBLISHABLE
+    ├── MissingExtraError       MISSING_EXTRA
+    └── Outage
+        ├── BrokerUnreachable   BROKER_UNREACHABLE
+        ├── DatabaseUnreachable DATABASE_UNREACHABLE
+        └── QueueUnreachable    QUEUE_UNREACHABLE
+
+Codes are part of the public interface: they do not change within a major version.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RelayError(Exception):
+    """Base of every error raised by jetrelay.
+
+    ``field`` names the input at fault, ``hint`` says what to do next.
+    """
+
+    code: ClassVar[str] = "RELAY_ERROR"
+
+    def __init__(self, message: str, *, field: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = f" [{self.field}]" if self.field else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.code}{where}: {self.message}{hint}"
+
+
+class ConfigurationError(RelayError):
+    """The configuration cannot be used as it stands."""
+
+    code = "INVALID_CONFIG"
+
+
+class InvalidEvent(RelayError, ValueError):
+    """An event breaks a rule of the outbox (POL-047-001)."""
+
+    code = "INVALID_OUTBOX"
+
+
+class FutureEvent(InvalidEvent):
+    """``occurred_at`` lies in the future (POL-047-002)."""
+
+    code = "FUTURE_EVENT"
+
+
+class InvalidSubject(InvalidEvent):
+    """A subject, or a part of one, is not allowed on the wire."""
+
+    code = "INVALID_SUBJECT"
+
+
+class InvalidPayload(InvalidEvent):
+    """The payload is not JSON that every party can read."""
+
+    code = "INVALID_PAYLOAD"
+
+
+class PayloadTooLarge(InvalidEvent):
+    """The message would exceed what the broker accepts."""
+
+    code = "PAYLOAD_TOO_LARGE"
+
+
+class InvalidHeader(InvalidEvent):
+    """A header name or value is not allowed."""
+
+    code = "INVALID_HEADER"
+
+
+class InvalidKey(InvalidEvent):
+    """An id or key is empty, too long, or holds characters that cannot be stored."""
+
+    code = "INVALID_KEY"
+
+
+class InvalidTimestamp(RelayError, ValueError):
+    """``processed_at`` lies before ``received_at`` (POL-047-004)."""
+
+    code = "INVALID_TIMESTAMP"
+
+
+class DuplicateMessage(RelayError):
+    """The inbox already holds this message id (POL-047-003)."""
+
+    code = "DUPLICATE_MESSAGE"
+
+
+class MalformedMessage(RelayError, ValueError):
+    """A received message cannot be read: no id, no type, bad envelope."""
+
+    code = "MALFORMED_MESSAGE"
+
+
+class NoTransaction(RelayError):
+    """The target has no open transaction, so nothing would be atomic."""
+
+    code = "NO_TRANSACTION"
+
+
+class UnsupportedTarget(RelayError, TypeError):
+    """The target is neither a SQLAlchemy session or connection nor a psycopg connection."""
+
+    code = "UNSUPPORTED_TARGET"
+
+
+class UnknownContext(RelayError, KeyError):
+    """No context, or no subscription, of this name is configured."""
+
+    code = "UNKNOWN_CONTEXT"
+
+    __str__ = RelayError.__str__
+
+
+class NotPublishable(RelayError):
+    """The outbox event does not exist or is already published."""
+
+    code = "NOT_PUBLISHABLE"
+
+
+class MissingExtraError(RelayError):
+    """An optional package is needed and not installed."""
+
+    code = "MISSING_EXTRA"
+
+
+class Outage(RelayError):
+    """A server cannot be reached: wait and try again, nothing is wrong with the data."""
+
+    code = "OUTAGE"
+
+
+class BrokerUnreachable(Outage):
+    """nats-server does not answer."""
+
+    code = "BROKER_UNREACHABLE"
+
+
+class DatabaseUnreachable(Outage):
+    """PostgreSQL does not answer."""
+
+    code = "DATABASE_UNREACHABLE"
+
+
+class QueueUnreachable(Outage):
+    """Redis does not answer."""
+
+    code = "QUEUE_UNREACHABLE"

@@ -1,0 +1,126 @@
+"""Facts: everything telemetry may hear about, listed once. The core states them, listeners decide.
+
+A fact carries ids, sizes and reasons, never a payload or a credential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Base of all facts. ``context`` is the bounded context it happened in."""
+
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedEvent:
+    """EVT-047-001 for one event: outbox_id, event_type, subject, published_at."""
+
+    outbox_id: str
+    event_type: str
+    subject: str
+    published_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxEventsPublished(Fact):
+    """EVT-047-001, for one settled batch."""
+
+    events: Sequence[PublishedEvent]
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishFailed(Fact):
+    """An event could not be published and waits for its next attempt."""
+
+    outbox_id: str
+    error: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventDied(Fact):
+    """An event is unrecoverable: kept with ``dead_at``, for an operator to mend and re-publish. Alert."""
+
+    outbox_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutageSeen(Fact):
+    """A server could not be reached; nothing was spent, work goes on when it returns."""
+
+    server: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesReceived(Fact):
+    """A batch arrived from the stream; ``duplicates`` of it were known already."""
+
+    subscription: str
+    received: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageProcessed(Fact):
+    """A handler dealt with a message."""
+
+    subscription: str
+    message_id: UUID
+    correlation_id: UUID | None
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRetried(Fact):
+    """A handler failed; the message is tried again after ``delay_seconds``."""
+
+    subscription: str
+    message_id: UUID
+    correlation_id: UUID | None
+    attempts: int
+    delay_seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDeadLettered(Fact):
+    """EVT-047-002: message_id, original_subject, reason, attempts. Alert."""
+
+    subscription: str
+    message_id: str
+    original_subject: str
+    reason: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesReEnqueued(Fact):
+    """The sweep found due rows that no queue held, for instance after Redis was flushed."""
+
+    subscription: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryExhausted(Fact):
+    """JetStream stopped delivering a message (max_deliver); it was fetched from the stream instead."""
+
+    subscription: str
+    stream_seq: int
+
+
+class FactSink(Protocol):
+    """Where facts go. Must not raise and must not block."""
+
+    def __call__(self, fact: Fact, /) -> None: ...

@@ -1,0 +1,175 @@
+"""Input limits (DESIGN §11): what may enter the outbox and what may reach the broker.
+
+The same rules run twice: when an event is added, where the caller gets the error, and again before
+publishing, because any program may insert rows with plain SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from relay.domain.errors import InvalidHeader, InvalidKey, InvalidPayload, PayloadTooLarge
+
+MAX_KEY_BYTES: Final = 200
+MAX_DEPTH: Final = 100
+MAX_HEADERS: Final = 32
+MAX_HEADER_BYTES: Final = 8_192
+#: Room kept below the broker's ``max_payload`` for our own headers and the protocol line.
+WIRE_RESERVE: Final = 1_024
+#: nats-server's default ``max_payload`` in bytes.
+DEFAULT_MAX_PAYLOAD: Final = 1_048_576
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]*\Z")
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_LONG_INTEGER = re.compile(r"[0-9]{19}")
+_INTEGER = re.compile(r"(?<![0-9.eE+])-?[0-9]{19,}(?![0-9.eE])")
+
+
+def check_key(value: object, field: str, *, limit: int = MAX_KEY_BYTES) -> str:
+    """Return ``value`` if it is a usable id or key: 1 to ``limit`` bytes of UTF-8 without NUL.
+
+    Raises InvalidKey, naming ``field``.
+    """
+    if not isinstance(value, str) or not value:
+        raise InvalidKey("must be a non-empty string", field=field)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidKey("is not valid Unicode text", field=field) from None
+    if size > limit:
+        raise InvalidKey(f"is {size} bytes long, the limit is {limit}", field=field)
+    if "\x00" in value:
+        raise InvalidKey("contains a NUL character", field=field)
+    return value
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse header names and values that NATS or its clients would misread.
+
+    Names starting with ``Nats-`` steer the server, so they are never a caller's to set.
+    Raises InvalidHeader, naming the header.
+    """
+    if len(headers) > MAX_HEADERS:
+        raise InvalidHeader(f"{len(headers)} headers, the limit is {MAX_HEADERS}", field="headers")
+    total = 0
+    for name, value in headers.items():
+        _check_header(name, value)
+        total += len(name) + len(value) + 4
+    if total > MAX_HEADER_BYTES:
+        raise InvalidHeader(f"{total} bytes of headers, the limit is {MAX_HEADER_BYTES}", field="headers")
+
+
+def _check_header(name: object, value: object) -> None:
+    if not isinstance(name, str) or not _HEADER_NAME.match(name):
+        raise InvalidHeader(f"{str(name)[:80]!r} is not a header name", field="headers")
+    if name.lower().startswith("nats-"):
+        raise InvalidHeader("names starting with Nats- are reserved for the broker", field=f"headers.{name}")
+    if not isinstance(value, str) or not _HEADER_VALUE.match(value):
+        raise InvalidHeader("the value must be printable ASCII text", field=f"headers.{name}")
+
+
+def encode_payload(payload: Any) -> str:
+    """Serialise ``payload`` to JSON text after checking it, spaced as PostgreSQL will render it.
+
+    Refused: NaN and infinities, NUL characters and lone surrogates, nesting deeper than 100,
+    numbers outside 64 bits, keys that are not strings, values JSON has no form for.
+    Raises InvalidPayload, naming the path of the value at fault.
+    """
+    _check_tree(payload)
+    try:
+        return json.dumps(payload, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidPayload(str(error), field="payload") from error
+
+
+def _check_tree(payload: Any) -> None:
+    stack: list[tuple[Any, str, int]] = [(payload, "payload", 0)]
+    while stack:
+        value, path, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise InvalidPayload(f"nested deeper than {MAX_DEPTH}", field="payload")
+        if isinstance(value, dict):
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise InvalidPayload(f"key {key!r} is not a string", field=path)
+                _check_text(key, path)
+                stack.append((item, f"{path}.{key}", depth + 1))
+        elif isinstance(value, list | tuple):
+            stack.extend((item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value))
+        else:
+            _check_scalar(value, path)
+
+
+def _check_scalar(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        _check_text(value, path)
+    elif isinstance(value, bool) or value is None:
+        return
+    elif isinstance(value, int):
+        if not _INT64_MIN <= value <= _INT64_MAX:
+            raise InvalidPayload("integer outside 64 bits", field=path)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidPayload("NaN and infinities have no form in JSON", field=path)
+        # PostgreSQL renders 1e300 as an integer of 301 digits, which no reader takes for a float again.
+        if abs(value) >= 2**63:
+            raise InvalidPayload("number outside 64 bits", field=path)
+    else:
+        raise InvalidPayload(f"{type(value).__name__} has no form in JSON", field=path)
+
+
+def _check_text(value: str, path: str) -> None:
+    if "\x00" in value:
+        raise InvalidPayload("contains a NUL character", field=path[:MAX_KEY_BYTES])
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidPayload("contains a lone surrogate", field=path[:MAX_KEY_BYTES]) from None
+
+
+def check_payload_text(text: str) -> None:
+    """Check JSON text that PostgreSQL already accepted, without parsing it on the common path.
+
+    A text with at most 100 opening brackets cannot nest deeper, and one without a run of 19 digits
+    cannot hold an integer outside 64 bits, so almost every payload passes two scans at C speed.
+    Raises InvalidPayload.
+    """
+    if text.count("{") + text.count("[") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise InvalidPayload(f"nested deeper than {MAX_DEPTH}", field="payload")
+    if _LONG_INTEGER.search(text):
+        for number in _INTEGER.findall(_JSON_STRING.sub('""', text)):
+            if len(number) > 20 or not _INT64_MIN <= int(number) <= _INT64_MAX:
+                raise InvalidPayload("integer outside 64 bits", field="payload")
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for char in _JSON_STRING.sub("", text):
+        if char in "{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "}]":
+            depth -= 1
+    return deepest
+
+
+def check_size(size: int, max_payload: int) -> None:
+    """Refuse a message of ``size`` bytes (subject, headers and body) over the broker's limit.
+
+    nats-server closes the connection of a client that exceeds ``max_payload``, so the check must
+    come before the bytes leave. Raises PayloadTooLarge.
+    """
+    limit = max_payload - WIRE_RESERVE
+    if size > limit:
+        raise PayloadTooLarge(
+            f"the message takes {size} bytes, the limit is {limit}",
+            field="payload",
+            hint="store the content elsewhere and send a reference to it",
+        )

@@ -1,0 +1,175 @@
+"""Entities and values of SDS-047 §2. Plain frozen data, checked on construction, no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, Final, NewType
+from uuid import UUID
+
+from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp, MalformedMessage
+from relay.domain.limits import check_headers, check_key
+from relay.domain.ordering import UNORDERED
+from relay.domain.subject import check_subject, check_token, check_version
+
+#: How far ``occurred_at`` may run ahead of the clock that checks it (SDS-047 §9, chk_occurred_not_future).
+CLOCK_TOLERANCE: Final = timedelta(minutes=1)
+
+#: The id a message carries in the ``Nats-Msg-Id`` header.
+MessageId = NewType("MessageId", UUID)
+
+
+@dataclass(frozen=True, slots=True)
+class CorrelationContext:
+    """Which request an event belongs to, and what caused it. Both optional (SDS-047 §2.2)."""
+
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NatsMsgId:
+    """The value of ``Nats-Msg-Id``: the outbox event's id, and the generation of a deliberate replay.
+
+    Generation 0 is the bare UUID. A replay carries ``{uuid}.{generation}``, so that the stream's
+    duplicate window does not swallow it while consumers still recognise the event.
+    """
+
+    event_id: UUID
+    generation: int = 0
+
+    @property
+    def value(self) -> str:
+        return str(self.event_id) if self.generation == 0 else f"{self.event_id}.{self.generation}"
+
+    @classmethod
+    def parse(cls, value: str) -> NatsMsgId:
+        """Read a header value. Raises MalformedMessage when it is not a UUID with optional generation."""
+        text, _, generation = value.partition(".")
+        try:
+            # Only the canonical form: UUID() would also take braces, URNs and missing hyphens.
+            event_id = UUID(text)
+            if str(event_id) != text.lower() or (generation and not generation.isdecimal()):
+                raise ValueError(value)
+            return cls(event_id, int(generation or 0))
+        except ValueError:
+            raise MalformedMessage(f"{value[:80]!r} is not an event id", field="Nats-Msg-Id") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxEvent:
+    """An event recorded in the transaction of the change it reports (SDS-047 §2.1).
+
+    ``partition_key``: events of one key keep their commit order; the empty string opts out.
+    ``topic``: an explicit subject instead of the context's template.
+    ``available_at``: not published before this time.
+    ``payload``: JSON text, already checked by `relay.domain.limits.encode_payload`.
+
+    Raises InvalidEvent and its kin (POL-047-001), naming the field.
+    """
+
+    id: UUID
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    event_version: int = 1
+    payload: str
+    occurred_at: datetime
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+    partition_key: str = UNORDERED
+    topic: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    available_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        self._check_identity()
+        check_token(self.event_type, "event_type")
+        check_version(self.event_version)
+        check_key(self.aggregate_type, "aggregate_type")
+        check_key(self.aggregate_id, "aggregate_id")
+        if self.partition_key != UNORDERED:
+            check_key(self.partition_key, "partition_key", limit=2 * 200 + 1)
+        if self.topic is not None:
+            check_subject(self.topic)
+        check_headers(self.headers)
+        _check_aware(self.occurred_at, "occurred_at")
+        if self.available_at is not None:
+            _check_aware(self.available_at, "available_at")
+
+    def _check_identity(self) -> None:
+        for name in ("id", "correlation_id", "causation_id"):
+            value = getattr(self, name)
+            if not isinstance(value, UUID) and (value is not None or name == "id"):
+                raise InvalidEvent("must be a UUID", field=name)
+        if not self.event_type:
+            raise InvalidEvent("is required", field="event_type")
+
+    def check_not_future(self, now: datetime) -> None:
+        """POL-047-002: ``occurred_at <= now``, with the tolerance of the table's constraint."""
+        if self.occurred_at > now + CLOCK_TOLERANCE:
+            raise FutureEvent(
+                f"{self.occurred_at.isoformat()} lies in the future",
+                field="occurred_at",
+                hint="use available_at to delay an event",
+            )
+
+
+def _check_aware(value: Any, name: str) -> None:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidEvent("must be a datetime with a time zone", field=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxMessage:
+    """A received message and what became of it (SDS-047 §2.1). Raises InvalidTimestamp (POL-047-004)."""
+
+    message_id: UUID
+    subject: str
+    received_at: datetime
+    processed_at: datetime | None = None
+    attempts: int = 0
+    last_error: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.processed_at is not None and self.processed_at < self.received_at:
+            raise InvalidTimestamp("processed before it was received", field="processed_at")
+
+
+class Verdict(Enum):
+    """What a handler said about a message (SDS-047 §12)."""
+
+    PROCESSED = "processed"
+    ALREADY_PROCESSED = "already_processed"
+    POISON = "poison"
+    TRANSIENT = "transient"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerResult:
+    """A handler's answer: the verdict, and for a failure why, in words fit for a log line."""
+
+    verdict: Verdict
+    detail: str = ""
+
+    @classmethod
+    def from_status(cls, status: int, detail: str = "") -> HandlerResult:
+        """Read an HTTP status (SDS-047 §12).
+
+        Any 2xx counts as processed. A status the contract does not know, 404 or 401 say, is a
+        deployment mistake rather than a bad message, so it is retried like a 5xx.
+        """
+        if 200 <= status < 300:
+            return cls(Verdict.PROCESSED, detail)
+        if status == 409:
+            return cls(Verdict.ALREADY_PROCESSED, detail)
+        if status == 422:
+            return cls(Verdict.POISON, detail or "HTTP 422")
+        return cls(Verdict.TRANSIENT, f"HTTP {status}" + (f": {detail}" if detail else ""))
+
+    @classmethod
+    def failed(cls, detail: str) -> HandlerResult:
+        """No usable answer: time-out, refused or broken connection."""
+        return cls(Verdict.TRANSIENT, detail)

@@ -1,0 +1,53 @@
+"""Order per key (DESIGN §5): lanes, shards and chains.
+
+A key hashes to one of 64 fixed lanes. A publisher job owns a shard, a fixed set of lanes, and takes
+the lanes' locks before it claims, so two jobs never hold events of one key at the same time. Inside a
+batch, the events of one key form a chain: each leaves only after the one before it is acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+LANES: Final = 64
+#: The partition key of events that opted out of ordering.
+UNORDERED: Final = ""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part ``index`` of ``count`` of a context's lanes."""
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count <= LANES:
+            raise ValueError(f"shard {self.index} of {self.count} does not exist")
+
+    @property
+    def lanes(self) -> list[int]:
+        return list(range(self.index, LANES, self.count))
+
+
+def default_key(aggregate_type: str, aggregate_id: str) -> str:
+    """The partition key of an event that names none: its aggregate."""
+    return f"{aggregate_type}:{aggregate_id}"
+
+
+def chains(items: Iterable[Item], key: Callable[[Item], str]) -> list[list[Item]]:
+    """Group ``items`` by key, order kept; every unordered item is a chain of its own."""
+    by_key: dict[str, list[Item]] = {}
+    result: list[list[Item]] = []
+    for item in items:
+        name = key(item)
+        if name != UNORDERED and name in by_key:
+            by_key[name].append(item)
+            continue
+        result.append([item])
+        by_key[name] = result[-1]
+    return result

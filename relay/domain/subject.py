@@ -1,0 +1,88 @@
+"""Subjects: where an event travels (SDS-047 §2.2, `{context}.event.{name}.v{n}`)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from relay.domain.errors import InvalidSubject
+
+MAX_SUBJECT: Final = 255
+DEFAULT_TEMPLATE: Final = "{context}.event.{name}.v{version}"
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_EVENT = re.compile(r"([A-Za-z0-9_-]{1,64})\.event\.([A-Za-z0-9_-]{1,64})\.v([1-9][0-9]{0,8})\Z")
+
+
+def check_token(value: object, field: str) -> str:
+    """Return ``value`` if it may stand between two dots of a subject.
+
+    Raises InvalidSubject: wildcards, dots, spaces and non-ASCII letters are stored by nats-server
+    without complaint and would then match, or escape, other parties' filters.
+    """
+    if not isinstance(value, str) or not _TOKEN.match(value):
+        shown = str(value)[:80]
+        raise InvalidSubject(f"{shown!r} is not 1 to 64 characters of A-Z, a-z, 0-9, _ and -", field=field)
+    return value
+
+
+def check_subject(value: object, field: str = "topic") -> str:
+    """Return ``value`` if it is a complete subject of safe tokens, at most 255 characters long."""
+    if not isinstance(value, str) or len(value) > MAX_SUBJECT:
+        raise InvalidSubject(f"a subject has at most {MAX_SUBJECT} characters", field=field)
+    for token in value.split("."):
+        check_token(token, field)
+    return value
+
+
+def check_version(value: object, field: str = "event_version") -> int:
+    """Return ``value`` if it is a schema version: a whole number from 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**9:
+        raise InvalidSubject("must be a whole number from 1", field=field)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class EventSubject:
+    """The value object EventSubject of SDS-047: context, event name and schema version."""
+
+    context: str
+    name: str
+    version: int
+
+    def __post_init__(self) -> None:
+        check_token(self.context, "context")
+        check_token(self.name, "event_type")
+        check_version(self.version)
+
+    @classmethod
+    def parse(cls, value: str) -> EventSubject:
+        """Read ``{context}.event.{name}.v{n}``. Raises InvalidSubject for anything else."""
+        match = _EVENT.match(value)
+        if match is None:
+            raise InvalidSubject(f"{value[:80]!r} is not {{context}}.event.{{name}}.v{{n}}", field="subject")
+        return cls(match[1], match[2], int(match[3]))
+
+    @property
+    def value(self) -> str:
+        return f"{self.context}.event.{self.name}.v{self.version}"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def event_subject(template: str, context: str, name: str, version: int) -> str:
+    """Fill a context's subject template and check the result. Raises InvalidSubject."""
+    subject = EventSubject(context, name, version)
+    if template == DEFAULT_TEMPLATE:
+        return subject.value
+    return check_subject(template.format(context=context, name=name, version=version), "subject")
+
+
+def dead_letter_subject(context: str, original_subject: str) -> str:
+    """The subject of a dead letter: ``{context}.dlq.{original subject}`` (EVT-047-002).
+
+    The original subject stays readable at the end, so that ``sea.dlq.vibespro.>`` selects by origin.
+    """
+    return f"{context}.dlq.{original_subject}"

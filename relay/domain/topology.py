@@ -1,0 +1,100 @@
+"""What the broker must hold: streams, durable consumers, and the rules of NATS subjects.
+
+A pattern is a subject whose tokens may be ``*`` (exactly one token) or, at the end, ``>`` (one or more).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+_PATTERN_TOKEN = re.compile(r"[A-Za-z0-9_$-]+|\*")
+MAX_PATTERN: Final = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSpec:
+    """A stream as it must be. Always: file storage, retention ``limits``, discard ``new``.
+
+    ``max_age`` None keeps messages for ever; ``max_bytes`` and ``max_msgs_per_subject`` are -1 for no
+    limit. A full stream refuses new messages, so that it pushes back instead of dropping old ones.
+    """
+
+    name: str
+    subjects: tuple[str, ...]
+    max_age: timedelta | None
+    max_bytes: int
+    max_msgs_per_subject: int = -1
+    replicas: int = 1
+    duplicate_window: timedelta = timedelta(seconds=120)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSpec:
+    """A durable pull consumer as it must be. Always: explicit acknowledgement, deliver all.
+
+    ``max_deliver`` and ``max_ack_pending`` are -1 for no limit.
+    """
+
+    stream: str
+    durable: str
+    filter_subject: str
+    ack_wait: timedelta
+    max_deliver: int
+    max_ack_pending: int
+
+
+ADVISORY_SUBJECT: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"
+
+#: Keeps the server's notes on messages it has given up (max_deliver). They are sent once and not
+#: stored anywhere else, while the consumer's lag looks healthy afterwards (reliability.md §2).
+RELAY_ADVISORIES: Final = StreamSpec(
+    name="RELAY_ADVISORIES",
+    subjects=(ADVISORY_SUBJECT,),
+    max_age=timedelta(days=7),
+    max_bytes=256 * 1024**2,
+)
+
+
+def is_pattern(value: str) -> bool:
+    """Whether ``value`` is a usable subject pattern: 1 to 255 characters of safe tokens, ``>`` only last."""
+    if not 0 < len(value) <= MAX_PATTERN:
+        return False
+    *front, last = value.split(".")
+    return all(map(_PATTERN_TOKEN.fullmatch, front)) and (last == ">" or bool(_PATTERN_TOKEN.fullmatch(last)))
+
+
+def subjects_overlap(a: str, b: str) -> bool:
+    """Whether some subject matches both patterns."""
+    left, right = a.split("."), b.split(".")
+    for one, other in zip(left, right, strict=False):
+        if ">" in (one, other):
+            return True
+        if one != other and "*" not in (one, other):
+            return False
+    return len(left) == len(right)
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether ``pattern`` matches all that ``subject``, itself perhaps a pattern, can stand for."""
+    wide, narrow = pattern.split("."), subject.split(".")
+    for one, other in zip(wide, narrow, strict=False):
+        if one == ">":
+            return True
+        if other == ">" or one not in ("*", other):
+            return False
+    return len(wide) == len(narrow)
+
+
+def advisory_consumer(consumer: ConsumerSpec) -> ConsumerSpec:
+    """Return the durable that reads the advisories about ``consumer``: the messages past its ``max_deliver``."""
+    return ConsumerSpec(
+        stream=RELAY_ADVISORIES.name,
+        durable=f"relay__{consumer.stream}__{consumer.durable}",
+        filter_subject=f"{ADVISORY_SUBJECT.removesuffix('>')}{consumer.stream}.{consumer.durable}",
+        ack_wait=timedelta(seconds=30),
+        max_deliver=-1,
+        max_ack_pending=1_000,
+    )

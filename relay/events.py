@@ -1,0 +1,103 @@
+"""What application authors hand to the outbox: plain events, or pydantic models registered as events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from relay.domain.errors import InvalidEvent
+from relay.domain.subject import check_token, check_version
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_ATTRIBUTE: Final = "__relay_event__"
+
+
+class _Aggregate:
+    """The default of ``partition_key``: order by the aggregate."""
+
+    def __repr__(self) -> str:
+        return "AGGREGATE"
+
+
+#: Order an event after the earlier ones of its aggregate.
+AGGREGATE: Final = _Aggregate()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event to record (SDS-047 §2.1).
+
+    ``event_type`` and ``event_version`` make the subject; ``aggregate_type`` and ``aggregate_id`` say
+    what it is about. ``payload`` is anything JSON can hold, or a pydantic model.
+    ``partition_key``: events of one key keep their commit order; the aggregate by default, None opts out.
+    ``topic``: an explicit subject instead of the context's. ``available_at``: not published before.
+    ``id``, ``occurred_at`` and the correlation are filled in when not given.
+    """
+
+    event_type: str
+    aggregate_type: str
+    aggregate_id: str
+    payload: Any
+    event_version: int = 1
+    id: UUID | None = None
+    occurred_at: datetime | None = None
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+    partition_key: str | None | _Aggregate = AGGREGATE
+    topic: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    available_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    event_type: str
+    event_version: int
+    aggregate_type: str
+    aggregate_id: str
+
+
+def event(
+    event_type: str, *, version: int = 1, aggregate_type: str, aggregate_id: str
+) -> Callable[[type[Model]], type[Model]]:
+    """Register a pydantic class as an event.
+
+    ``aggregate_id`` names the field that holds the aggregate's id. Raises InvalidEvent when the class
+    has no such field, InvalidSubject when name or version cannot make a subject.
+    """
+    check_token(event_type, "event_type")
+    check_version(version)
+
+    def register(model: type[Model]) -> type[Model]:
+        if aggregate_id not in model.model_fields:
+            raise InvalidEvent(f"{model.__name__} has no field {aggregate_id!r}", field="aggregate_id")
+        setattr(model, _ATTRIBUTE, _Registration(event_type, version, aggregate_type, aggregate_id))
+        return model
+
+    return register
+
+
+def as_event(value: Event | BaseModel) -> Event:
+    """The plain form of an event. Raises InvalidEvent for a class that was never registered."""
+    if isinstance(value, Event):
+        return value
+    registration = getattr(type(value), _ATTRIBUTE, None)
+    if not isinstance(value, BaseModel) or not isinstance(registration, _Registration):
+        raise InvalidEvent(
+            f"{type(value).__name__} is not an event",
+            field="event",
+            hint="pass an Event, or register the pydantic class with @event(...)",
+        )
+    return Event(
+        event_type=registration.event_type,
+        event_version=registration.event_version,
+        aggregate_type=registration.aggregate_type,
+        aggregate_id=str(getattr(value, registration.aggregate_id)),
+        payload=value,
+    )

@@ -1,0 +1,165 @@
+"""What application authors call: record events in the transaction of the change they report.
+
+outbox = Outbox("vibespro")
+with Session(engine) as session, session.begin():
+    session.add(vibe)
+    outbox.add(session, VibeCreated(vibe_id=vibe.id, title=vibe.title))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeAlias, TypeVar, overload
+from uuid import UUID
+
+import psycopg
+from pydantic import BaseModel
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+from uuid_utils.compat import uuid7
+
+from relay.adapters.postgres import enqueue, sessions
+from relay.bus import RequestContext
+from relay.domain.errors import UnsupportedTarget
+from relay.domain.limits import DEFAULT_MAX_PAYLOAD, WIRE_RESERVE, check_size, encode_payload
+from relay.domain.model import OutboxEvent
+from relay.domain.ordering import UNORDERED, default_key
+from relay.domain.subject import EventSubject, check_token
+from relay.events import AGGREGATE, Event, as_event
+
+SyncTarget: TypeAlias = "Session | scoped_session[Any] | Connection | psycopg.Connection[Any]"
+AsyncTarget: TypeAlias = (
+    "AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]"
+)
+Value = TypeVar("Value")
+
+
+class _Ready(Generic[Value]):
+    """An awaitable that has its value already, and may be left unawaited without harm."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def __await__(self) -> Generator[None, None, Value]:
+        return self.value
+        yield
+
+
+class Outbox:
+    """The outbox of one bounded context.
+
+    ``max_payload``: the broker's limit in bytes for a whole message; nats-server's default is 1 MiB.
+
+    Nothing here commits, and nothing leaves before the caller's transaction has committed. Events added
+    to a SQLAlchemy session are written when it commits; on a connection they are written at once.
+    """
+
+    def __init__(self, context: str, *, max_payload: int = DEFAULT_MAX_PAYLOAD) -> None:
+        self.context = check_token(context, "context")
+        self._max_payload = max_payload
+
+    @overload
+    def add(self, target: SyncTarget, event: Event | BaseModel) -> UUID: ...
+    @overload
+    def add(self, target: AsyncTarget, event: Event | BaseModel) -> Awaitable[UUID]: ...
+    def add(self, target: SyncTarget | AsyncTarget, event: Event | BaseModel) -> UUID | Awaitable[UUID]:
+        """Record ``event`` in the open transaction of ``target``; returns its id.
+
+        With an asynchronous target the result is to be awaited. Raises InvalidEvent and its kin, each
+        with a code and the field at fault, UnsupportedTarget and NoTransaction.
+        """
+        ids = self.add_many(target, [event])
+        if isinstance(ids, _Ready):
+            return _Ready(ids.value[0])
+        if isinstance(ids, Awaitable):
+            return _first(ids)
+        return ids[0]
+
+    @overload
+    def add_many(self, target: SyncTarget, events: Iterable[Event | BaseModel]) -> Sequence[UUID]: ...
+    @overload
+    def add_many(self, target: AsyncTarget, events: Iterable[Event | BaseModel]) -> Awaitable[Sequence[UUID]]: ...
+    def add_many(
+        self, target: SyncTarget | AsyncTarget, events: Iterable[Event | BaseModel]
+    ) -> Sequence[UUID] | Awaitable[Sequence[UUID]]:
+        """Record ``events``, in their order, in one statement. All are checked before any is written."""
+        rows = [self._row(as_event(event)) for event in events]
+        ids = [row.id for row in rows]
+        match target:
+            case scoped_session():
+                sessions.collect(target(), rows)
+                return ids
+            case Session():
+                sessions.collect(target, rows)
+                return ids
+            case async_scoped_session():
+                sessions.collect(target().sync_session, rows)
+                return _Ready(ids)
+            case AsyncSession():
+                sessions.collect(target.sync_session, rows)
+                return _Ready(ids)
+            case Connection():
+                if rows:
+                    enqueue.insert_sqlalchemy(target, rows)
+                return ids
+            case psycopg.Connection():
+                if rows:
+                    enqueue.insert_psycopg(target, rows)
+                return ids
+            case AsyncConnection() | psycopg.AsyncConnection():
+                return _write_async(target, rows, ids)
+        raise UnsupportedTarget(
+            f"{type(target).__name__} is not a session or connection",
+            field="target",
+            hint="pass a SQLAlchemy Session, AsyncSession, Connection, AsyncConnection or a psycopg connection",
+        )
+
+    def _row(self, event: Event) -> OutboxEvent:
+        """Fill in what was not given and check everything."""
+        now, request = datetime.now(UTC), RequestContext.current()
+        payload = encode_payload(
+            event.payload.model_dump(mode="json") if isinstance(event.payload, BaseModel) else event.payload
+        )
+        key = event.partition_key
+        if key is AGGREGATE:
+            key = default_key(event.aggregate_type, event.aggregate_id)
+        row = OutboxEvent(
+            id=uuid7() if event.id is None else event.id,
+            aggregate_type=event.aggregate_type,
+            aggregate_id=event.aggregate_id,
+            event_type=event.event_type,
+            event_version=event.event_version,
+            payload=payload,
+            occurred_at=now if event.occurred_at is None else event.occurred_at,
+            correlation_id=event.correlation_id or request.correlation_id,
+            causation_id=event.causation_id or request.causation_id,
+            partition_key=UNORDERED if key is None else key,
+            topic=event.topic,
+            headers=event.headers,
+            available_at=event.available_at,
+        )
+        row.check_not_future(now)
+        self._check_size(row)
+        return row
+
+    def _check_size(self, row: OutboxEvent) -> None:
+        subject = row.topic or EventSubject(self.context, row.event_type, row.event_version).value
+        headers = sum(len(name) + len(value) + 4 for name, value in row.headers.items())
+        # Another reserve stands for the envelope around the payload.
+        check_size(len(row.payload.encode()) + len(subject) + headers + WIRE_RESERVE, self._max_payload)
+
+
+async def _first(ids: Awaitable[Sequence[UUID]]) -> UUID:
+    return (await ids)[0]
+
+
+async def _write_async(
+    target: AsyncConnection | psycopg.AsyncConnection[Any], rows: Sequence[OutboxEvent], ids: Sequence[UUID]
+) -> Sequence[UUID]:
+    if rows and isinstance(target, AsyncConnection):
+        await enqueue.insert_sqlalchemy_async(target, rows)
+    elif rows and isinstance(target, psycopg.AsyncConnection):
+        await enqueue.insert_psycopg_async(target, rows)
+    return ids

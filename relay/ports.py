@@ -1,0 +1,242 @@
+"""Ports (SDS-047 §7): what the core needs from the world. Each docstring is the contract.
+
+The spec's single-row methods are batch methods here, because one statement for a batch is what makes
+the relay fast; the names and meanings are the spec's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+from uuid import UUID
+
+from relay.domain.model import HandlerResult
+from relay.domain.ordering import Shard
+from relay.domain.policies import Ack, DeadLetter, PublishOutcome, Published, Retry
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """A claimed event, as text wherever the publisher only passes it on."""
+
+    seq: int
+    id: str
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    event_version: int
+    payload: str
+    occurred_at: str
+    correlation_id: str | None
+    causation_id: str | None
+    partition_key: str
+    topic: str | None
+    headers: str
+    publish_attempts: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailure:
+    """What to record of an event that could not be published. ``delay`` None means dead."""
+
+    id: str
+    error: str
+    delay: timedelta | None
+
+
+class ClaimedBatch(Protocol):
+    """Rows held by one open transaction. Leaving the claim commits it; an exception rolls it back."""
+
+    @property
+    def rows(self) -> Sequence[OutboxRow]:
+        """The claimed events, in the order they are to leave."""
+
+    @property
+    def lanes(self) -> Sequence[int]:
+        """The lanes this claim holds; empty when another publisher has them all."""
+
+    async def mark_published(self, acks: Mapping[str, Published]) -> None:
+        """Record the PubAck of each id in one statement."""
+
+    async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
+        """Spend an attempt on each id, note the error, set back-off or death."""
+
+
+class OutboxRepository(Protocol):
+    """PORT-047-001. The claim transaction is the lease.
+
+    Rows are locked until the claim ends; a killed process frees them at once, a paused one loses them
+    after ``idle_in_transaction_session_timeout`` (5 s) and then fails to commit.
+    """
+
+    def find_unpublished(self, shard: Shard, limit: int) -> AbstractAsyncContextManager[ClaimedBatch]:
+        """Claim up to ``limit`` due rows of the shard, in order, heads of keys first.
+
+        Takes the locks of the shard's free lanes, so no other claim holds rows of the same keys.
+        Raises DatabaseUnreachable.
+        """
+
+    def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[ClaimedBatch]:
+        """Claim one event whatever its back-off, waiting for its lane; empty when there is none unpublished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message ready for the wire. Messages of one non-empty ``key`` are sent one after the other."""
+
+    id: str
+    subject: str
+    body: bytes
+    headers: Mapping[str, str]
+    key: str = ""
+
+
+class JetStreamPublisher(Protocol):
+    """PORT-047-003."""
+
+    max_payload: int
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
+        """Publish one message and wait for its PubAck. Repeatable with the same Nats-Msg-Id."""
+
+    async def publish_all(self, messages: Sequence[Message]) -> Mapping[str, PublishOutcome]:
+        """Publish a batch, pipelined; within a key each message waits for the PubAck before it.
+
+        Returns an outcome for every message. Raises BrokerUnreachable only when nothing was sent.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message as JetStream handed it out; ``reply`` is where its acknowledgement goes."""
+
+    subject: str
+    reply: str
+    headers: Mapping[str, str]
+    body: bytes
+    stream: str
+    stream_seq: int
+    delivered: int
+
+
+class JetStreamConsumer(Protocol):
+    """PORT-047-004. Any process may acknowledge: the reply subject is all it takes."""
+
+    async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
+        """Wait up to ``wait`` for messages, return at most ``batch``. Raises BrokerUnreachable."""
+
+    async def finish(self) -> Sequence[Delivery]:
+        """End fetching: what an open request still delivers. Call it when no further fetch follows."""
+
+    async def ack(self, replies: Sequence[str]) -> None:
+        """Acknowledge. Fire and forget: a lost ack means a redelivery, which the inbox recognises."""
+
+    async def nak(self, replies: Sequence[str], delay: timedelta) -> None:
+        """Ask for redelivery after ``delay``."""
+
+    async def in_progress(self, replies: Sequence[str]) -> None:
+        """Restart the ack wait (+WPI)."""
+
+    async def terminate(self, replies: Sequence[str], reason: str) -> None:
+        """Stop redelivery for good (+TERM)."""
+
+
+@dataclass(frozen=True, slots=True)
+class InboxRow:
+    """A received message on its way into the inbox."""
+
+    message_id: UUID
+    subject: str
+    subscription: str
+    stream: str
+    stream_seq: int
+    ack_subject: str
+    body: bytes
+    headers: Mapping[str, str]
+    event_type: str
+    event_version: int
+    occurred_at: datetime | None
+    partition_key: str | None
+    correlation_id: UUID | None
+    causation_id: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """What the inbox knew of a message: ``new``, or ``done`` (processed or dead-lettered) earlier."""
+
+    message_id: UUID
+    new: bool
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedMessage:
+    """An inbox row held under a claim token; ``attempts`` includes the one about to be made."""
+
+    token: UUID
+    row: InboxRow
+    attempts: int
+    received_at: datetime
+    dead_letter: DeadLetter | None
+
+
+class InboxRepository(Protocol):
+    """PORT-047-002. Claims are leases on the database's clock, fenced by a token."""
+
+    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+        """Insert a batch in one statement; a known id is reported, never inserted twice (POL-047-003)."""
+
+    async def claim(self, message_id: UUID, lease: timedelta) -> ClaimedMessage | None:
+        """Take a due, unclaimed, unfinished row for ``lease`` and count the attempt; None if it is not."""
+
+    async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
+        """Extend the claim to ``lease`` from now. False when it was lost."""
+
+    async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
+        """Set processed_at. False when the claim was lost: somebody else owns the row now."""
+
+    async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
+        """Note the error, set next_attempt_at, release the claim. False when the claim was lost."""
+
+    async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
+        """Record the verdict before the dead letter is published, so that the handler is not asked again."""
+
+    async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
+        """Set dead_lettered_at once the dead letter is stored. False when the claim was lost."""
+
+    async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
+        """Give a condemned row back, to be routed again after ``delay``."""
+
+    async def overdue(self, subscription: str, limit: int) -> Sequence[UUID]:
+        """Ids that should be in a queue and, by their age, are not; marks them as enqueued now."""
+
+    async def waiting(self, subscription: str, limit: int) -> Sequence[str]:
+        """Reply subjects of the unfinished rows, for +WPI."""
+
+    async def ping(self) -> None:
+        """Raises DatabaseUnreachable."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRequest:
+    """One call of a handler (SDS-047 §12). ``body`` is the JSON request, ready to send."""
+
+    message_id: UUID
+    subject: str
+    event_type: str
+    event_version: int
+    correlation_id: UUID | None
+    attempt: int
+    body: bytes
+
+
+class EventHandler(Protocol):
+    """PORT-047-005. May be called again with the same message id; must answer within its time-out."""
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        """Never raises for an answer of the handler, whatever it is."""

@@ -1,0 +1,136 @@
+"""Configuration: relay.toml and the environment, checked as a whole before anything starts.
+
+`load_settings` reads, `effective` shows what holds and why. Keys and defaults: `relay.settings.model`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr, ValidationError
+
+from relay.settings.model import (
+    ContextSettings,
+    Envelope,
+    PublishSettings,
+    Section,
+    Settings,
+    StreamSettings,
+    SubscriptionSettings,
+)
+from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
+from relay.settings.rules import check
+from relay.settings.sources import read_layers
+from relay.settings.values import format_duration, format_size, hide_url
+
+__all__ = [
+    "ContextSettings",
+    "Envelope",
+    "PublishSettings",
+    "Settings",
+    "StreamSettings",
+    "SubscriptionSettings",
+    "effective",
+    "load_settings",
+]
+
+_HINT = "declare [contexts.<name>] in relay.toml in the working directory, or name the file in RELAY_CONFIG"
+
+
+def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read, merge and check the configuration.
+
+    ``path`` defaults to ``RELAY_CONFIG``, else ``relay.toml`` in the working directory if there is one;
+    ``environ`` to the environment of the process. Raises ConfigurationError that names every problem
+    with its key and the line or variable to mend.
+    """
+    layers = read_layers(path, os.environ if environ is None else environ)
+    settings, problems = _build(layers.data)
+    problems = [*layers.problems, *problems, *_written_names(layers.data)]
+    if settings is not None:
+        problems += check(settings)
+        if not settings.contexts and not problems:
+            problems.append(Problem(("contexts",), "no context is declared", _HINT))
+    if problems or settings is None:
+        raise refuse(problems, layers.origins)
+    settings._origins.update(layers.origins)  # noqa: SLF001 - ours: pydantic has no other place for it
+    return settings
+
+
+def _build(data: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:
+    """Validate; look past unknown keys, so that other problems are found in the same run."""
+    try:
+        return Settings.model_validate(data), []
+    except ValidationError as error:
+        problems = list(from_pydantic(error, Settings))
+        found = error.errors(include_url=False, include_input=False)
+    if any(item["type"] != "extra_forbidden" for item in found):
+        return None, problems
+    known = deepcopy(data)
+    for item in found:
+        table: Any = known
+        for key in item["loc"][:-1]:
+            table = table[key]
+        del table[item["loc"][-1]]
+    return Settings.model_validate(known), problems
+
+
+def _written_names(data: dict[str, Any]) -> Iterator[Problem]:
+    """Refuse ``name`` and ``context`` where the name of the table gives them."""
+    for name, context in _tables(data.get("contexts")):
+        here = ("contexts", name)
+        written: list[KeyPath] = [(*here, key) for key in ContextSettings.filled if key in context]
+        for sub, table in _tables(context.get("subscriptions")):
+            written += [(*here, "subscriptions", sub, key) for key in SubscriptionSettings.filled if key in table]
+        for path in written:
+            yield Problem(path, "unknown key", f"the table's name, {path[-2]}, gives it")
+
+
+def _tables(value: object) -> list[tuple[str, dict[str, Any]]]:
+    if not isinstance(value, dict):
+        return []
+    return [(key, table) for key, table in value.items() if isinstance(table, dict)]
+
+
+def effective(settings: Settings) -> list[tuple[str, str, str]]:
+    """List every value that holds: key path, value as text, source.
+
+    The source is ``default``, ``relay.toml:LINE`` or ``env NAME``. Passwords, tokens and signing
+    secrets are left out.
+    """
+    origins = settings._origins  # noqa: SLF001
+    return [
+        (".".join(path), _as_text(path[-1], value), origins.get(path, "default"))
+        for path, value in _values((), settings)
+    ]
+
+
+def _values(path: KeyPath, section: Section) -> Iterator[tuple[KeyPath, object]]:
+    for key in section.writable():
+        value = getattr(section, key)
+        if isinstance(value, Section):
+            yield from _values((*path, key), value)
+        elif isinstance(value, dict):
+            for name, table in value.items():
+                yield from _values((*path, key, name), table)
+        else:
+            yield (*path, key), value
+
+
+def _as_text(key: str, value: object) -> str:
+    if isinstance(value, SecretStr):
+        return hide_url(value.get_secret_value()) if key.endswith("_url") else "***"
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if key == "max_bytes" and isinstance(value, int):
+        return format_size(value)
+    if value is None:
+        return "unlimited" if key == "max_age" else "none"
+    return str(value)

@@ -1,0 +1,207 @@
+"""What can be configured: every key, its default and its own limits. `rules` checks keys against each other."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from importlib.machinery import PathFinder
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+
+from relay.domain.subject import DEFAULT_TEMPLATE
+from relay.domain.topology import ConsumerSpec, StreamSpec
+from relay.settings.values import (
+    Age,
+    BrokerName,
+    Count,
+    DatabaseUrl,
+    Duration,
+    HandlerUrl,
+    Modules,
+    NatsUrl,
+    RedisUrl,
+    Size,
+    Subject,
+    Subjects,
+)
+
+Envelope = Literal["handler", "message-envelope", "cloudevents", "raw"]
+LogLevel = Annotated[
+    Literal["DEBUG", "INFO", "WARNING", "ERROR"],
+    BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
+]
+_ACTOR_MODULES: Final = ("tasks.actors", "consumer.actors")
+
+
+def _seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def installed_actor_modules() -> tuple[str, ...]:
+    """Those of our own actor modules that are installed, found without importing them."""
+    found = []
+    for module in _ACTOR_MODULES:
+        package = PathFinder.find_spec(module.partition(".")[0])
+        if package and PathFinder.find_spec(module, package.submodule_search_locations):
+            found.append(module)
+    return tuple(found)
+
+
+class Section(BaseModel):
+    """A table of relay.toml. Unknown keys are refused; values do not change after start."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    #: Fields that the names of the enclosing tables fill, so that nobody writes them.
+    filled: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def writable(cls) -> list[str]:
+        """Return the keys that may be written in this table."""
+        return [key for key in cls.model_fields if key not in cls.filled]
+
+
+class StreamSettings(Section):
+    """A JetStream stream; file storage, retention ``limits`` and discard ``new`` are not negotiable.
+
+    ``max_age`` "unlimited" keeps messages for ever. ``replicas``: 3 in production.
+    """
+
+    name: BrokerName
+    subjects: Subjects = Field(min_length=1)
+    max_age: Age = timedelta(days=7)
+    max_bytes: Size = 10 * 1024**3
+    max_msgs_per_subject: Count = -1
+    replicas: int = Field(default=1, ge=1, le=5)
+    duplicate_window: Duration = Field(default=_seconds(120), ge=timedelta(milliseconds=100))
+
+    def spec(self) -> StreamSpec:
+        """Return what the broker must hold."""
+        return StreamSpec(**self.model_dump())
+
+
+class PublishSettings(Section):
+    """How a context's outbox is emptied (CMD-050).
+
+    ``ack_timeout`` stays under the 5 s for which a batch may hold its rows. ``dead_head``: whether an
+    event that can never be published is stepped over or holds its key until an operator decides.
+    """
+
+    shards: int = Field(default=2, ge=1, le=64)
+    batch_size: int = Field(default=300, ge=1, le=1000)
+    poll_interval: Duration = timedelta(milliseconds=100)
+    max_attempts: int = Field(default=10, ge=1)
+    dead_head: Literal["skip", "block"] = "skip"
+    ack_timeout: Duration = Field(default=_seconds(2), lt=_seconds(5))
+    backoff_initial: Duration = _seconds(1)
+    backoff_max: Duration = _seconds(60)
+
+
+class SubscriptionSettings(Section):
+    """A durable consumer and the handler it feeds (CMD-051). ``name`` and ``context`` come from the keys.
+
+    ``handler_timeout`` is the total for one call; ``max_attempts`` counts handler calls, ``max_deliver``
+    JetStream's deliveries.
+    """
+
+    filled: ClassVar[frozenset[str]] = frozenset({"name", "context"})
+
+    name: str
+    context: str
+    stream: BrokerName
+    durable: BrokerName
+    filter_subject: Subject
+    ack_wait: Duration = _seconds(120)
+    max_deliver: Count = 20
+    max_ack_pending: Count = 50
+    settle: Literal["handler"] = "handler"
+    handler: HandlerUrl
+    handler_timeout: Duration = _seconds(30)
+    connect_timeout: Duration = _seconds(5)
+    max_attempts: int = Field(default=20, ge=1)
+    backoff_initial: Duration = _seconds(1)
+    backoff_max: Duration = _seconds(60)
+    envelope: Envelope = "handler"
+    signing_secret: SecretStr | None = Field(default=None, min_length=1)
+
+    def consumer_spec(self) -> ConsumerSpec:
+        """Return what the broker must hold."""
+        return ConsumerSpec(
+            stream=self.stream,
+            durable=self.durable,
+            filter_subject=self.filter_subject,
+            ack_wait=self.ack_wait,
+            max_deliver=self.max_deliver,
+            max_ack_pending=self.max_ack_pending,
+        )
+
+
+class ContextSettings(Section):
+    """A bounded context: one database, one event stream, one DLQ stream, its subscriptions.
+
+    ``name`` comes from the key. Dead letters are kept longer than events by default (30 days, 1 GB):
+    people answer for them.
+    """
+
+    filled: ClassVar[frozenset[str]] = frozenset({"name"})
+
+    name: str
+    database_url: DatabaseUrl
+    subject: str = DEFAULT_TEMPLATE
+    envelope: Envelope = "handler"
+    stream: StreamSettings
+    dlq: StreamSettings
+    publish: PublishSettings = PublishSettings()
+    subscriptions: dict[str, SubscriptionSettings] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_names(cls, data: object) -> object:
+        if not isinstance(data, dict) or "name" not in data:
+            return data
+        name = str(data["name"])
+        stream = {"name": f"{name.upper()}_EVENTS", "subjects": [f"{name}.event.>"]}
+        dlq = {
+            "name": f"{name.upper()}_DLQ",
+            "subjects": [f"{name}.dlq.>"],
+            "max_age": timedelta(days=30),
+            "max_bytes": 1024**3,
+        }
+        filled = {
+            **data,
+            "stream": _under(stream, data.get("stream", {})),
+            "dlq": _under(dlq, data.get("dlq", {})),
+        }
+        if isinstance(subscriptions := data.get("subscriptions"), dict):
+            filled["subscriptions"] = {
+                key: _under({"durable": f"{name}__{key}"}, value, name=key, context=name)
+                for key, value in subscriptions.items()
+            }
+        return filled
+
+
+class Settings(Section):
+    """The whole configuration. Built by `load_settings`; a value of its own in tests."""
+
+    nats_url: NatsUrl = SecretStr("nats://localhost:4222")
+    redis_url: RedisUrl = SecretStr("redis://localhost:6379/0")
+    redis_namespace: str = Field(default="relay", pattern=r"^[A-Za-z0-9_:-]{1,64}$")
+    actor_modules: Modules = Field(default_factory=installed_actor_modules)
+    log_level: LogLevel = "INFO"
+    log_format: Literal["auto", "console", "json"] = "auto"
+    contexts: dict[str, ContextSettings] = {}
+
+    #: Where each value comes from, by key path; what is not listed is a default.
+    _origins: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_contexts(cls, data: object) -> object:
+        if not isinstance(data, dict) or not isinstance(contexts := data.get("contexts"), dict):
+            return data
+        return {**data, "contexts": {key: _under({}, value, name=key) for key, value in contexts.items()}}
+
+
+def _under(defaults: dict[str, Any], value: object, **fixed: str) -> object:
+    """Lay a table over its defaults; anything but a table is left for validation to refuse."""
+    return {**defaults, **value, **fixed} if isinstance(value, dict) else value

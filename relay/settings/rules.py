@@ -1,0 +1,215 @@
+"""Rules between keys: what is well-formed alone and cannot work together. Each rule yields its problems."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from string import Formatter
+from typing import Final
+
+from relay.domain.topology import MAX_PATTERN, RELAY_ADVISORIES, covers, subjects_overlap
+from relay.settings.model import ContextSettings, PublishSettings, Settings, StreamSettings, SubscriptionSettings
+from relay.settings.problems import KeyPath, Problem
+from relay.settings.values import CONTEXT_NAME, format_duration
+
+Problems = Iterator[Problem]
+
+_NAME: Final = "[A-Za-z0-9_-]{1,64}"
+_VERSION: Final = "[1-9][0-9]{0,8}"
+_SAFE = re.compile(r"[A-Za-z0-9_-]*")
+
+
+def check(settings: Settings) -> list[Problem]:
+    """Return all problems of settings whose values are well-formed one by one."""
+    problems: list[Problem] = []
+    for context in settings.contexts.values():
+        for rule in (_names, _template, _stream_limits, _back_off, _filters, _handler_time, _dead_letters):
+            problems += rule(context)
+    for over_all in (_databases, _streams, _durables, _filters_reach):
+        problems += over_all(settings)
+    return problems
+
+
+# --- one context ---
+
+
+def _at(context: ContextSettings, *keys: str) -> KeyPath:
+    return ("contexts", context.name, *keys)
+
+
+def _sub(subscription: SubscriptionSettings, *keys: str) -> KeyPath:
+    return ("contexts", subscription.context, "subscriptions", subscription.name, *keys)
+
+
+def _names(context: ContextSettings) -> Problems:
+    """Check names: they become subject tokens, variables and parts of broker names."""
+    hint = "a-z first, then a-z, 0-9, _ and -, at most 64 characters"
+    if not CONTEXT_NAME.fullmatch(context.name):
+        yield Problem(_at(context), "is not a name for a context", hint)
+    for subscription in context.subscriptions.values():
+        if not CONTEXT_NAME.fullmatch(subscription.name):
+            yield Problem(_sub(subscription), "is not a name for a subscription", hint)
+
+
+def _template(context: ContextSettings) -> Problems:
+    """Check that each event name and version makes a subject of its own, and the stream takes it."""
+    path = _at(context, "subject")
+    try:
+        parts = [(text, key, spec, how) for text, key, spec, how in Formatter().parse(context.subject)]
+    except ValueError as error:
+        yield Problem(path, f"is not a template: {error}")
+        return
+    keys = {key for _, key, _, _ in parts if key is not None}
+    if unknown := keys - {"context", "name", "version"}:
+        yield Problem(path, f"has the unknown placeholder {{{min(unknown)}}}", "known: {context} {name} {version}")
+    elif missing := {"name", "version"} - keys:
+        yield Problem(path, f"lacks {' and '.join(f'{{{key}}}' for key in sorted(missing))}")
+    elif any(spec or how for _, _, spec, how in parts) or not _is_subject(context.subject):
+        yield Problem(path, "does not make a subject", "dots between tokens of A-Z a-z 0-9 _ - and placeholders")
+    elif not any(_reaches(context, subject) for subject in context.stream.subjects):
+        yield Problem(
+            _at(context, "stream", "subjects"),
+            f"no event reaches this stream: events leave as {context.subject}",
+            f'for example subjects = ["{context.name}.event.>"]',
+        )
+
+
+def _is_subject(template: str) -> bool:
+    plain = re.sub(r"\{(context|name|version)\}", "x", template)
+    return len(template) <= MAX_PATTERN and all(token and _SAFE.fullmatch(token) for token in plain.split("."))
+
+
+def _reaches(context: ContextSettings, pattern: str) -> bool:
+    """Whether some event of the context travels under ``pattern``."""
+    filled = context.subject.replace("{context}", context.name)
+    tokens = [
+        re.escape(token).replace(r"\{name\}", _NAME).replace(r"\{version\}", _VERSION)
+        for token in filled.split(".")
+    ]
+    wanted = pattern.split(".")
+    for token, want in zip(tokens, wanted, strict=False):
+        if want == ">":
+            return True
+        if want != "*" and not re.fullmatch(token, want):
+            return False
+    return len(tokens) == len(wanted)
+
+
+def _stream_limits(context: ContextSettings) -> Problems:
+    for key, stream in (("stream", context.stream), ("dlq", context.dlq)):
+        if stream.max_age is not None and stream.duplicate_window > stream.max_age:
+            limit = format_duration(stream.max_age)
+            yield Problem(_at(context, key, "duplicate_window"), f"must not be longer than max_age ({limit})")
+
+
+def _back_off(context: ContextSettings) -> Problems:
+    sections: list[tuple[KeyPath, PublishSettings | SubscriptionSettings]] = [
+        (_at(context, "publish"), context.publish),
+        *((_sub(subscription), subscription) for subscription in context.subscriptions.values()),
+    ]
+    for path, section in sections:
+        if section.backoff_initial > section.backoff_max:
+            limit = format_duration(section.backoff_max)
+            yield Problem((*path, "backoff_initial"), f"must not be longer than backoff_max ({limit})")
+
+
+def _filters(context: ContextSettings) -> Problems:
+    """Keep filters apart: the inbox key is the message id alone, so one of two receivers would miss it."""
+    for one, other in combinations(context.subscriptions.values(), 2):
+        if subjects_overlap(one.filter_subject, other.filter_subject):
+            yield Problem(
+                _sub(other, "filter_subject"),
+                f"overlaps with {one.filter_subject} of the subscription {one.name}",
+                "a context receives each message once: merge them, or filter apart",
+            )
+
+
+def _handler_time(context: ContextSettings) -> Problems:
+    for subscription in context.subscriptions.values():
+        if subscription.handler_timeout >= subscription.ack_wait:
+            limit = format_duration(subscription.ack_wait)
+            yield Problem(
+                _sub(subscription, "handler_timeout"),
+                f"must be shorter than ack_wait ({limit})",
+                "else JetStream delivers again while the handler still works",
+            )
+
+
+def _dead_letters(context: ContextSettings) -> Problems:
+    """Check that the DLQ stream takes every dead letter: one that no stream takes is lost."""
+    subjects = context.dlq.subjects
+    if not any(subjects_overlap(subject, f"{context.name}.dlq.>") for subject in subjects):
+        message = f"no dead letter reaches it: they leave as {context.name}.dlq.…"
+        yield Problem(_at(context, "dlq", "subjects"), message)
+        return
+    for subscription in context.subscriptions.values():
+        letters = f"{context.name}.dlq.{subscription.filter_subject}"
+        if not any(covers(subject, letters) for subject in subjects):
+            yield Problem(
+                _at(context, "dlq", "subjects"),
+                f"does not take the dead letters of the subscription {subscription.name} ({letters})",
+            )
+
+
+# --- all contexts together ---
+
+
+def _databases(settings: Settings) -> Problems:
+    """Check that contexts share no tables: two in one database would publish each other's events."""
+    for one, other in combinations(settings.contexts.values(), 2):
+        if one.database_url == other.database_url:
+            yield Problem(
+                _at(other, "database_url"),
+                f"is also the database of the context {one.name}",
+                "give each context its own; {context} in DATABASE_URL stands for its name",
+            )
+
+
+def _all_streams(settings: Settings) -> list[tuple[KeyPath, StreamSettings]]:
+    return [
+        (_at(context, key), stream)
+        for context in settings.contexts.values()
+        for key, stream in (("stream", context.stream), ("dlq", context.dlq))
+    ]
+
+
+def _streams(settings: Settings) -> Problems:
+    """Check that a name means one stream, and a subject goes to one (else JetStream answers 10065)."""
+    for path, stream in _all_streams(settings):
+        if stream.name == RELAY_ADVISORIES.name:
+            yield Problem((*path, "name"), f"{stream.name} is jetrelay's own stream")
+    for (first, one), (second, other) in combinations(_all_streams(settings), 2):
+        where = ".".join(first)
+        if one.name == other.name and one != other:
+            yield Problem((*second, "name"), f"{other.name} is declared differently at {where}")
+        elif one.name != other.name and (pair := _meeting(one, other)):
+            yield Problem((*second, "subjects"), f"{pair[1]} overlaps with {pair[0]} of {one.name} ({where})")
+
+
+def _meeting(one: StreamSettings, other: StreamSettings) -> tuple[str, str] | None:
+    pairs = ((a, b) for a in one.subjects for b in other.subjects if subjects_overlap(a, b))
+    return next(pairs, None)
+
+
+def _all_subscriptions(settings: Settings) -> list[SubscriptionSettings]:
+    return [sub for context in settings.contexts.values() for sub in context.subscriptions.values()]
+
+
+def _durables(settings: Settings) -> Problems:
+    """Check that no two subscriptions share a durable consumer and take each other's messages."""
+    for one, other in combinations(_all_subscriptions(settings), 2):
+        if (one.stream, one.durable) == (other.stream, other.durable):
+            owner = ".".join(_sub(one))
+            yield Problem(_sub(other, "durable"), f"{other.durable} on {other.stream} belongs to {owner} already")
+
+
+def _filters_reach(settings: Settings) -> Problems:
+    """Check filters: nats-server 2.15 accepts one outside the stream in silence and delivers nothing."""
+    declared = {stream.name: stream for _, stream in _all_streams(settings)}
+    for subscription in _all_subscriptions(settings):
+        stream = declared.get(subscription.stream)
+        wanted = subscription.filter_subject
+        if stream and not any(subjects_overlap(wanted, subject) for subject in stream.subjects):
+            message = f"{wanted} is outside {stream.name}, which holds {', '.join(stream.subjects)}"
+            yield Problem(_sub(subscription, "filter_subject"), message)

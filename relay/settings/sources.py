@@ -1,0 +1,208 @@
+"""Where values come from: relay.toml and the environment, laid over each other with the origin of each.
+
+From weak to strong: default, ``DATABASE_URL`` and the ``NATS_*`` variables of sr-message-contracts §8,
+relay.toml, ``NATS_URL`` and ``REDIS_URL``, ``RELAY_*``. An empty variable counts as not set.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from relay.domain.errors import ConfigurationError
+from relay.settings.problems import KeyPath, Problem
+
+PREFIX: Final = "RELAY_"
+CONFIG_VARIABLE: Final = "RELAY_CONFIG"
+DEFAULT_FILE: Final = Path("relay.toml")
+
+_ALIASES: Final = {"NATS_URL": "nats_url", "REDIS_URL": "redis_url"}
+#: Variable → (key of a stream, applies to the DLQ stream too). Dead letters keep their own retention.
+_STREAM_DEFAULTS: Final = {
+    "NATS_MESSAGE_TTL_SECS": ("max_age", False),
+    "NATS_MAX_MSGS_PER_SUBJECT": ("max_msgs_per_subject", False),
+    "NATS_DUPLICATE_WINDOW_SECS": ("duplicate_window", True),
+}
+# Kubernetes gives every pod RELAY_SERVICE_HOST, RELAY_PORT_4222_TCP … once a service is called relay.
+_NOT_OURS = re.compile(r"RELAY(_\w+)?_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+_POSITION = re.compile(r"\(at line (\d+), column \d+\)")
+
+
+@dataclass(slots=True)
+class Layers:
+    """The merged tables, the origin of each key, and what could not be merged."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def put(self, path: KeyPath, value: object, origin: str, *, weak: bool = False) -> None:
+        """Set one key; a weak value gives way to one that is there."""
+        table: Any = self.data
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                self.problems.append(Problem(path, f"{part} is a value here and a table in {origin}"))
+                return
+        if weak and path[-1] in table:
+            return
+        table[path[-1]] = value
+        self.origins[path] = origin
+
+    def table(self, *path: str) -> dict[str, Any]:
+        """Return the table at ``path``; an empty one where there is none."""
+        found: Any = self.data
+        for part in path:
+            found = found.get(part) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}
+
+
+def read_layers(path: Path | None, environ: Mapping[str, str]) -> Layers:
+    """Read the file (None: ``RELAY_CONFIG``, else relay.toml if there is one) and the environment.
+
+    Raises ConfigurationError when the file is missing, unreadable or no TOML.
+    """
+    environ = {name: value for name, value in environ.items() if value}
+    layers = Layers()
+    if (file := _find_file(path, environ)) is not None:
+        _read_file(file, layers)
+    declared = frozenset(layers.table("contexts"))
+    for variable, key in _ALIASES.items():
+        if variable in environ:
+            layers.put((key,), environ[variable], f"env {variable}")
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE and not _NOT_OURS.fullmatch(variable):
+            _put_variable(variable, environ[variable], layers, declared)
+    for context, table in layers.table("contexts").items():
+        if isinstance(table, dict):  # anything else is refused by validation
+            _put_common_defaults(("contexts", context), environ, layers)
+            _put_default_names(("contexts", context), environ, layers)
+    return layers
+
+
+def _find_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if path is None and CONFIG_VARIABLE in environ:
+        path = Path(environ[CONFIG_VARIABLE])
+    if path is None:
+        return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    return path
+
+
+def _read_file(file: Path, layers: Layers) -> None:
+    shown = _shown(file)
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ConfigurationError(
+            f"cannot read {shown}: {reason}", hint=f"{CONFIG_VARIABLE} names another file"
+        ) from error
+    try:
+        layers.data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = _POSITION.search(str(error))
+        where = f"{shown}:{line[1]}" if line else shown
+        raise ConfigurationError(f"{where}: not valid TOML: {error}") from error
+    layers.origins = {path: f"{shown}:{line}" for path, line in key_lines(text).items()}
+
+
+def _shown(file: Path) -> str:
+    try:
+        return str(file.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(file)
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """Map each key path of a valid TOML text to the line, from 1, on which it is set or its table begins."""
+    found: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    for number, statement in _statements(text):
+        parsed = tomllib.loads(statement)
+        if statement.lstrip().startswith("["):
+            table = max(_paths(parsed), key=len)
+            found.setdefault(table, number)
+        else:
+            for path in _paths(parsed):
+                found.setdefault(table + path, number)
+    return found
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Split TOML into its statements: a line, or as many as it takes until the parser is satisfied."""
+    pending, first = "", 0
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        first = first if pending else number
+        pending += line
+        try:
+            tomllib.loads(pending)
+        except tomllib.TOMLDecodeError:
+            continue
+        yield first, pending
+        pending = ""
+
+
+def _paths(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:
+    if path:
+        yield path
+    if isinstance(data, list) and data and isinstance(data[0], dict):
+        data = data[0]  # [[tables]], which no key of ours is: named all the same when refused
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _paths(value, (*path, key))
+
+
+def _put_variable(variable: str, value: str, layers: Layers, declared: frozenset[str]) -> None:
+    path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
+    if path[0] == "contexts" and len(path) > 2:
+        context = _known_name(path[1], layers.table("contexts"))
+        path = ("contexts", context, *path[2:])
+        if declared and context not in declared:
+            known = ", ".join(sorted(declared))
+            layers.origins[path] = f"env {variable}"
+            layers.problems.append(
+                Problem(
+                    path,
+                    f"no context is called {context}",
+                    f"add [contexts.{context}] to the file; it has {known}",
+                )
+            )
+            return
+        if path[2] == "subscriptions" and len(path) > 4:
+            name = _known_name(path[3], layers.table(*path[:3]))
+            path = (*path[:3], name, *path[4:])
+    layers.put(path, value, f"env {variable}")
+
+
+def _known_name(written: str, known: Mapping[str, object]) -> str:
+    """Find the name a variable means; variables cannot hold a hyphen, so an underscore stands for it."""
+    if written in known:
+        return written
+    return next((name for name in known if name.replace("-", "_") == written), written)
+
+
+def _put_common_defaults(here: KeyPath, environ: Mapping[str, str], layers: Layers) -> None:
+    if url := environ.get("DATABASE_URL"):
+        layers.put((*here, "database_url"), url.replace("{context}", here[1]), "env DATABASE_URL", weak=True)
+    for variable, (key, dead_letters_too) in _STREAM_DEFAULTS.items():
+        for stream in ("stream", "dlq") if dead_letters_too else ("stream",):
+            if variable in environ:
+                layers.put((*here, stream, key), environ[variable], f"env {variable}", weak=True)
+
+
+def _put_default_names(here: KeyPath, environ: Mapping[str, str], layers: Layers) -> None:
+    """Name streams ``sr-events`` (context ``sr``) or ``sr-<context>-events``, and durables after the prefix."""
+    context = here[1]
+    if prefix := environ.get("NATS_STREAM_PREFIX"):
+        base = prefix if prefix == context else f"{prefix}-{context}"
+        for stream, ending in (("stream", "events"), ("dlq", "dlq")):
+            layers.put((*here, stream, "name"), f"{base}-{ending}", "env NATS_STREAM_PREFIX", weak=True)
+    if prefix := environ.get("NATS_CONSUMER_PREFIX"):
+        for name, subscription in layers.table(*here, "subscriptions").items():
+            if isinstance(subscription, dict):
+                path = (*here, "subscriptions", name, "durable")
+                layers.put(path, f"{prefix}-{context}__{name}", "env NATS_CONSUMER_PREFIX", weak=True)

@@ -1,0 +1,197 @@
+"""How values are written in relay.toml and the environment: durations, sizes, URLs, lists, names.
+
+Messages never repeat a URL: it may hold a password.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, SecretStr, StringConstraints
+
+from relay.domain.topology import is_pattern
+
+_UNITS: Final = {
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|d|h|m|s))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|d|h|m|s)")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_LONGEST: Final = timedelta(days=36500)
+
+#: As nats-server reads its own configuration file: GB and GiB are both 1024³ bytes.
+_SIZES: Final = {"B": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3, "TB": 1024**4}
+_SIZE = re.compile(r"(\d+)\s*(B|[KMGT]i?B)", re.IGNORECASE)
+
+_NAME: Final = r"[a-z][a-z0-9_-]{0,63}"
+CONTEXT_NAME: Final = re.compile(_NAME)
+
+
+def parse_duration(value: object) -> timedelta:
+    """Read ``"100ms"``, ``"1.5s"``, ``"1h30m"``, ``"7d"`` or a number of seconds. Raises ValueError."""
+    if isinstance(value, timedelta):
+        return value
+    text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    try:
+        if _NUMBER.fullmatch(text):
+            duration = timedelta(seconds=float(text))
+        elif _DURATION.fullmatch(text):
+            duration = sum((float(n) * _UNITS[u] for n, u in _DURATION_PART.findall(text)), timedelta())
+        else:
+            raise ValueError(f"{str(value)[:40]!r} is not a duration; write 100ms, 30s, 2m, 1h, 7d or seconds")
+    except OverflowError:
+        duration = _LONGEST * 2
+    if duration > _LONGEST:
+        raise ValueError(f"{str(value)[:40]!r} is longer than 100 years")
+    return duration
+
+
+def format_duration(value: timedelta) -> str:
+    """Write a duration in the largest unit that holds it without a rest: ``7d``, ``90s``, ``100ms``."""
+    for unit, size in _UNITS.items():
+        if value and not value % size:
+            return f"{value // size}{unit}"
+    return f"{value.total_seconds():g}s"
+
+
+def parse_size(value: object) -> int:
+    """Read ``"10GB"``, ``"512MB"``, ``"unlimited"`` (-1) or a number of bytes. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    text = str(value).strip()
+    if text.lower() == "unlimited" or text == "-1":
+        return -1
+    if text.isascii() and text.isdigit():
+        return int(text)
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is not a size; write 512MB, 10GB (of 1024³ bytes), unlimited or bytes")
+    return int(match[1]) * _SIZES[match[2].upper().replace("I", "")]
+
+
+def format_size(value: int) -> str:
+    """Write a size in the largest unit that holds it without a rest."""
+    if value < 0:
+        return "unlimited"
+    for unit, size in reversed(_SIZES.items()):
+        if value and not value % size:
+            return f"{value // size}{unit}" if unit != "B" else str(value)
+    return str(value)
+
+
+def parse_list(value: object) -> object:
+    """Read a list from the environment: ``a,b`` or JSON. Anything but text passes unchanged."""
+    if not isinstance(value, str):
+        return value
+    if not value.lstrip().startswith("["):
+        return [item.strip() for item in value.split(",") if item.strip()]
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError("starts with [ and is not a JSON list") from error
+
+
+def hide_url(value: str) -> str:
+    """Show where a URL points without what it proves: user, password and query are left out."""
+    return ",".join(_hide_one(part) for part in value.split(","))
+
+
+def _hide_one(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "***"
+    rest, query, _ = rest.partition("?")
+    credentials, at, host = rest.rpartition("@")
+    return f"{scheme}://{'***' + at if credentials or at else ''}{host}{'?***' if query else ''}"
+
+
+def _check_url(value: str, schemes: tuple[str, ...]) -> None:
+    expected = " or ".join(f"{scheme}://" for scheme in schemes)
+    try:
+        parts = urlsplit(value)
+        usable = bool(parts.hostname) or parts.scheme in ("unix", "postgresql")
+        _ = parts.port  # out of range or not a number: ValueError
+    except ValueError:
+        raise ValueError(f"is not a URL; it must look like {schemes[0]}://host:port") from None
+    if "://" not in value or parts.scheme not in schemes:
+        raise ValueError(f"must start with {expected}")
+    if not usable:
+        raise ValueError("names no host")
+
+
+def _database_url(secret: SecretStr) -> SecretStr:
+    # psycopg knows no "+psycopg" and SQLAlchemy no "postgres://", so one spelling for both.
+    url = re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql://", secret.get_secret_value().strip())
+    # libpq allows host1:port1,host2:port2, which is no valid port to anyone else: check the first.
+    _check_url(re.sub(r",[^/?]*", "", url), ("postgresql",))
+    return SecretStr(url)
+
+
+def _nats_url(secret: SecretStr) -> SecretStr:
+    for url in secret.get_secret_value().split(","):
+        _check_url(url.strip(), ("nats", "tls", "ws", "wss"))
+    return secret
+
+
+def _redis_url(secret: SecretStr) -> SecretStr:
+    _check_url(secret.get_secret_value(), ("redis", "rediss", "unix"))
+    return secret
+
+
+def _handler_url(value: str) -> str:
+    _check_url(value, ("http", "https"))
+    if "@" in urlsplit(value).netloc:
+        raise ValueError("must hold no user or password; handlers check signed requests, see signing_secret")
+    return value
+
+
+def _pattern(value: str) -> str:
+    if not is_pattern(value):
+        raise ValueError(
+            f"{value[:80]!r} is not a subject; write tokens of A-Z a-z 0-9 _ - with dots, *, a last >"
+        )
+    return value
+
+
+def _unlimited(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() in ("unlimited", "0", "0s") else value
+
+
+def _positive(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("must be longer than 0")
+    return value
+
+
+def _size(value: int) -> int:
+    if value != -1 and value < 1:
+        raise ValueError("must be at least 1 byte, or -1 for unlimited")
+    return value
+
+
+def _count(value: int) -> int:
+    if value != -1 and value < 1:
+        raise ValueError("must be at least 1, or -1 for unlimited")
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(_positive)]
+Age = Annotated[Duration | None, BeforeValidator(_unlimited)]
+Size = Annotated[int, BeforeValidator(parse_size), AfterValidator(_size)]
+Count = Annotated[int, AfterValidator(_count)]
+Subject = Annotated[str, AfterValidator(_pattern)]
+Subjects = Annotated[tuple[Subject, ...], BeforeValidator(parse_list)]
+Modules = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+BrokerName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
+NatsUrl = Annotated[SecretStr, AfterValidator(_nats_url)]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+HandlerUrl = Annotated[str, AfterValidator(_handler_url)]

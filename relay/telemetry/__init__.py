@@ -1,0 +1,1 @@
+"""Listeners to facts. Telemetry libraries are imported here and nowhere else."""

@@ -1,0 +1,89 @@
+"""Log lines from facts: ids, sizes and reasons, never a payload.
+
+On a terminal the lines are for reading, elsewhere each is a JSON object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from typing import Any, Final
+
+import structlog
+
+from relay.domain.facts import (
+    DeliveryExhausted,
+    EventDied,
+    Fact,
+    MessageDeadLettered,
+    MessageProcessed,
+    MessageRetried,
+    MessagesReEnqueued,
+    OutageSeen,
+    OutboxEventsPublished,
+    PublishFailed,
+)
+
+_LEVELS: Final[dict[type[Fact], int]] = {
+    EventDied: logging.ERROR,
+    MessageDeadLettered: logging.ERROR,
+    OutageSeen: logging.WARNING,
+    PublishFailed: logging.WARNING,
+    MessageRetried: logging.WARNING,
+    DeliveryExhausted: logging.WARNING,
+    MessagesReEnqueued: logging.INFO,
+    OutboxEventsPublished: logging.DEBUG,
+    MessageProcessed: logging.DEBUG,
+}
+
+
+def configure(level: str, log_format: str) -> None:
+    """Set up the root logger. ``log_format``: ``console``, ``json``, or ``auto`` to go by the terminal."""
+    console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # These two report every retry and every job at INFO; the facts say the same with ids.
+    for noisy in ("apscheduler", "dramatiq", "httpx2", "psycopg.pool", "nats"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+class LogFacts:
+    """The listener that writes log lines."""
+
+    def __init__(self) -> None:
+        self._log = structlog.stdlib.get_logger("relay")
+
+    def __call__(self, fact: Fact, /) -> None:
+        level = _LEVELS.get(type(fact), logging.DEBUG)
+        if not logging.getLogger("relay").isEnabledFor(level):
+            return
+        self._log.log(level, type(fact).__name__, **_fields(fact))
+
+
+def _fields(fact: Fact) -> dict[str, Any]:
+    if isinstance(fact, OutboxEventsPublished):
+        return {"context": fact.context, "count": len(fact.events), "duplicates": fact.duplicates}
+    return {
+        field.name: value if isinstance(value, int | float | str | None) else str(value)
+        for field in dataclasses.fields(fact)
+        for value in [getattr(fact, field.name)]
+    }

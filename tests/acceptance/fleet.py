@@ -1,0 +1,196 @@
+"""The processes of a real deployment, on servers of the test's own, driven from a test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nats
+import psycopg
+
+from relay.adapters.postgres.migrations import upgrade
+from relay.devstack import NatsServer, PostgresServer, ValkeyServer, processes
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 90.0
+
+CONFIG = """\
+[contexts.vibespro]
+[contexts.vibespro.stream]
+name = "VIBESPRO_EVENTS"
+subjects = ["vibespro.event.>"]
+
+[contexts.sea]
+[contexts.sea.stream]
+name = "SEA_EVENTS"
+subjects = ["sea.event.>"]
+[contexts.sea.subscriptions.from_vibespro]
+stream = "VIBESPRO_EVENTS"
+durable = "sea__from_vibespro"
+filter_subject = "vibespro.event.>"
+ack_wait = "{ack_wait}"
+max_deliver = 20
+max_ack_pending = {max_ack_pending}
+handler = "{handler}"
+handler_timeout = "{handler_timeout}"
+max_attempts = {max_attempts}
+"""
+
+
+def wait_for(what: str, condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
+    """Poll until ``condition`` gives something true; fail naming ``what`` after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not (result := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.05)
+    return result
+
+
+@dataclass
+class Fleet:
+    """Servers, configuration and processes of one test. Use as a context manager."""
+
+    directory: Path
+    handler: str = "http://127.0.0.1:9/handle"
+    ack_wait: str = "120s"
+    max_ack_pending: int = 50
+    handler_timeout: str = "10s"
+    max_attempts: int = 20
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.postgres = PostgresServer(self.directory / "postgres")
+        self.nats = NatsServer(self.directory / "nats")
+        self.valkey = ValkeyServer(self.directory / "valkey")
+
+    def __enter__(self) -> Fleet:
+        try:
+            for server in (self.postgres, self.nats, self.valkey):
+                server.launch()
+            for server in (self.postgres, self.nats, self.valkey):
+                server.wait()
+            self.urls = {name: self.postgres.create_database(name) for name in ("vibespro", "sea")}
+            for url in self.urls.values():
+                upgrade(url)
+            fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "directory"}
+            (self.directory / "relay.toml").write_text(CONFIG.format(**fields))
+            self.relay("streams", "ensure")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                processes.kill(process.pid)
+                process.wait()
+        for server in (self.nats, self.valkey, self.postgres):
+            server.stop()
+
+    # --- our processes ---
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "RELAY_CONFIG": str(self.directory / "relay.toml"),
+            "RELAY_CONTEXTS__VIBESPRO__DATABASE_URL": self.urls["vibespro"],
+            "RELAY_CONTEXTS__SEA__DATABASE_URL": self.urls["sea"],
+            "NATS_URL": self.nats.url,
+            "REDIS_URL": self.valkey.url,
+        }
+
+    def relay(self, *arguments: str) -> str:
+        """Run the command line tool; returns what it printed. Raises CalledProcessError."""
+        command = [sys.executable, "-c", "from relay.cli import main; main()", *arguments]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def worker(self, processes: int = 1, threads: int = 8) -> subprocess.Popen[bytes]:
+        """Start ``dramatiq relay.actors``."""
+        arguments = ["relay.actors", "--processes", str(processes), "--threads", str(threads)]
+        return self._start("worker", "-m", "dramatiq", *arguments)
+
+    def scheduler(self) -> subprocess.Popen[bytes]:
+        """Start ``python -m scheduler``."""
+        return self._start("scheduler", "-m", "scheduler")
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text()
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill -9, children included."""
+        processes.kill(process.pid)
+        process.wait()
+
+    def stop(self, process: subprocess.Popen[bytes], seconds: float = 30) -> int:
+        """Send SIGTERM and wait; returns the exit code."""
+        process.send_signal(signal.SIGTERM)
+        return process.wait(seconds)
+
+    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        process = processes.spawn(
+            [sys.executable, *arguments],
+            log=self.directory / f"{name}.log",
+            directory=self.directory,
+            environment=self.environment,
+        )
+        self.running.append(process)
+        return process
+
+    # --- looking ---
+
+    def query(self, context: str, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Read from, or write to, a context's database."""
+        with psycopg.connect(self.urls[context], autocommit=True) as connection:
+            cursor = connection.execute(sql, parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def inbox(self, message_id: object) -> dict[str, Any]:
+        """The inbox row of a message; empty when there is none."""
+        with psycopg.connect(self.urls["sea"], row_factory=psycopg.rows.dict_row) as connection:
+            return (
+                connection.execute("SELECT * FROM inbox_messages WHERE message_id = %s", [message_id]).fetchone()
+                or {}
+            )
+
+    def ack_pending(self) -> int:
+        """How many messages JetStream has delivered and not seen acknowledged."""
+
+        async def ask(js: Any) -> int:
+            info = await js.consumer_info("VIBESPRO_EVENTS", "sea__from_vibespro")
+            return int(info.num_ack_pending)
+
+        return self.jetstream(ask)
+
+    def messages(self, stream: str) -> list[Any]:
+        """Every message of a stream, in order."""
+
+        async def read(js: Any) -> list[Any]:
+            total = (await js.stream_info(stream)).state.messages
+            subscription = await js.subscribe("", stream=stream, ordered_consumer=True)
+            return [await subscription.next_msg(timeout=10) for _ in range(total)]
+
+        return self.jetstream(read)
+
+    def jetstream(self, use: Callable[[Any], Any]) -> Any:
+        async def run() -> Any:
+            client = await nats.connect(self.nats.url)
+            try:
+                return await use(client.jetstream())
+            finally:
+                await client.close()
+
+        return asyncio.run(run())

@@ -1,0 +1,122 @@
+"""Rules that no linter knows. Each is a function from a file's text to complaints, tried on a bad text as well."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("relay", "tasks", "consumer", "scheduler")
+LINES_PER_FILE = 300
+TELEMETRY = {"structlog", "prometheus_client", "opentelemetry"}
+SQL = re.compile(
+    r"\s*(SELECT|INSERT|UPDATE|DELETE)\b|(?i:\s*(insert\s+into|update\s+\S+\s+set|delete\s+from|with\s+\w+\s+as\s*\())"
+)
+
+Rule = Callable[[ast.Module], Iterator[str]]
+
+
+def too_long(text: str) -> bool:
+    return len(text.splitlines()) > LINES_PER_FILE
+
+
+def environment_reads(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="os"), attr="environ" | "environb" | "getenv" | "putenv"):
+                yield f"line {node.lineno}: os.{node.attr}"
+            case ast.ImportFrom(module="os", names=names):
+                found = {alias.name for alias in names} & {"environ", "environb", "getenv", "putenv"}
+                yield from (f"line {node.lineno}: from os import {name}" for name in found)
+
+
+def telemetry_imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                modules = [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module)):
+                modules = [module]
+            case _:
+                continue
+        for module in modules:
+            if module.partition(".")[0] in TELEMETRY:
+                yield f"line {node.lineno}: import {module}"
+
+
+def sql_strings(tree: ast.Module) -> Iterator[str]:
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in docstrings and SQL.match(text):
+                yield f"line {node.lineno}: {text.split()[:3]}"
+
+
+def product_files(*suffixes: str) -> list[Path]:
+    return [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in suffixes]
+
+
+def complaints(rule: Rule, *allowed: str) -> list[str]:
+    """Apply a rule to all product modules but those whose path starts with one of ``allowed``."""
+    found = []
+    for path in product_files(".py"):
+        place = path.relative_to(ROOT).as_posix()
+        if not place.startswith(allowed):
+            found += [f"{place}: {complaint}" for complaint in rule(ast.parse(path.read_text()))]
+    return found
+
+
+def test_the_product_is_there_to_be_checked() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in product_files(".py")} == set(PACKAGES)
+
+
+def test_no_product_file_is_longer_than_300_lines() -> None:
+    assert [str(path) for path in product_files(".py", ".sql") if too_long(path.read_text())] == []
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    assert complaints(environment_reads, "relay/settings.py", "relay/devstack/") == []
+
+
+def test_telemetry_libraries_stay_in_their_room() -> None:
+    assert complaints(telemetry_imports, "relay/telemetry/") == []
+
+
+def test_sql_statements_stay_in_the_postgres_adapter() -> None:
+    elsewhere = ("tasks/", "consumer/", "scheduler/")
+    assert complaints(sql_strings, "relay/adapters/postgres/", *elsewhere) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (environment_reads, "import os\nhome = os.environ['HOME']"),
+        (environment_reads, "import os\nhome = os.getenv('HOME')"),
+        (environment_reads, "from os import environ"),
+        (telemetry_imports, "import structlog"),
+        (telemetry_imports, "def late():\n    from opentelemetry.trace import Span"),
+        (sql_strings, "query = 'SELECT 1'"),
+        (sql_strings, "query = '''\n  UPDATE outbox_events SET attempts = 0'''"),
+        (sql_strings, "query = f'delete from {table}'"),
+        (sql_strings, "query = 'with due as (select 1) select 2'"),
+    ],
+)
+def test_each_rule_sees_its_breach(rule: Rule, text: str) -> None:
+    assert list(rule(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["'''SELECT is what this docstring starts with.'''", "help = 'Select the context'", "help = 'update the row'"],
+)
+def test_prose_is_no_sql(text: str) -> None:
+    assert not list(sql_strings(ast.parse(text)))
+
+
+def test_a_file_of_301_lines_is_too_long() -> None:
+    assert too_long("x\n" * 301)
+    assert not too_long("x\n" * 300)

@@ -1,0 +1,89 @@
+"""The work queue of a worker process: slow duties never take the threads of the others."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from queue import Empty
+from types import SimpleNamespace
+
+import pytest
+
+from relay.adapters.workers import DEFAULT, BudgetedQueue
+
+
+@dataclass(order=True)
+class Item:
+    priority: int
+    name: str = field(compare=False)
+
+    @property
+    def message(self) -> SimpleNamespace:
+        return SimpleNamespace(queue_name=self.name)
+
+
+def take(queue: BudgetedQueue) -> Item:
+    """Take an item in a thread of its own, as a worker thread that stays busy with it."""
+    taken: list[Item] = []
+
+    def work() -> None:
+        try:
+            taken.append(queue.get_nowait())
+        except Empty:
+            return
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if not taken:
+        raise Empty
+    return taken[0]
+
+
+def test_a_queue_gets_no_more_threads_than_its_budget() -> None:
+    queue = BudgetedQueue({"slow": 2, DEFAULT: 8})
+    for _ in range(3):
+        queue.put(Item(1, "slow"))
+    take(queue)
+    take(queue)
+    with pytest.raises(Empty):
+        take(queue)
+
+
+def test_messages_behind_a_queue_that_is_out_of_budget_are_still_handed_out() -> None:
+    queue = BudgetedQueue({"slow": 1, DEFAULT: 8})
+    queue.put(Item(0, "slow"))
+    queue.put(Item(0, "slow"))
+    queue.put(Item(9, "other"))
+    assert [take(queue).name, take(queue).name] == ["slow", "other"]
+
+
+def test_a_finished_message_gives_its_place_to_the_next() -> None:
+    queue = BudgetedQueue({"slow": 1, DEFAULT: 8})
+    queue.put(Item(0, "slow"))
+    queue.put(Item(0, "slow"))
+    queue.get()
+    with pytest.raises(Empty):
+        take(queue)
+    queue.task_done()
+    assert take(queue).name == "slow"
+
+
+def test_a_waiting_thread_wakes_up_when_a_place_becomes_free() -> None:
+    queue = BudgetedQueue({"slow": 1, DEFAULT: 8})
+    queue.put(Item(0, "slow"))
+    queue.put(Item(0, "slow"))
+    queue.get()
+    got = threading.Event()
+    waiter = threading.Thread(target=lambda: (queue.get(timeout=10), got.set()), daemon=True)
+    waiter.start()
+    queue.task_done()
+    assert got.wait(10)
+
+
+def test_within_the_budgets_the_lower_number_goes_first() -> None:
+    queue = BudgetedQueue({"slow": 8, DEFAULT: 8})
+    queue.put(Item(5, "slow"))
+    queue.put(Item(1, "other"))
+    queue.put(Item(3, "slow"))
+    assert [take(queue).priority for _ in range(3)] == [1, 3, 5]
