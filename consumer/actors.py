@@ -14,10 +14,11 @@ from dramatiq.errors import Retry
 
 from consumer.process import ProcessConfig, ProcessInboxMessage
 from consumer.pull import PullConfig, PullMessages
+from consumer.recover import RecoverDeliveries
 from consumer.rescue import RescueExhausted
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
-from relay.adapters.jetstream.advisories import StreamReader
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
+from relay.adapters.jetstream.reader import StreamReader
 from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, job, retry_policy
 from relay.domain.errors import Outage
 from relay.domain.facts import MessagesReEnqueued
@@ -42,7 +43,6 @@ def _pull(context: str, subscription: str) -> PullMessages:
         config,
         parts.inbox,
         application.consumer(context, subscription),
-        parts.dead_letters,
         _enqueue(context, subscription),
         application.facts,
     )
@@ -127,15 +127,42 @@ async def rescue_exhausted(context: str, subscription: str, token: str) -> None:
         await _rescue(context, subscription).run()
 
 
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def recover_deliveries(context: str, subscription: str, token: str) -> None:
+    """Take up what was delivered to a worker that died before the message reached the inbox."""
+    async with chore(f"recover_deliveries:{context}:{subscription}", token):
+        await _recover(context, subscription).run(application.subscription(context, subscription).stream)
+
+
 @cache
 def _rescue(context: str, subscription: str) -> RescueExhausted:
     spec = advisory_consumer(application.subscription(context, subscription).consumer_spec())
-    advisories = NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable)
     return RescueExhausted(
         context,
         subscription,
-        advisories,
-        StreamReader(application.nats),
+        NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable),
+        _reader(context, subscription),
         _pull(context, subscription),
         application.facts,
+    )
+
+
+@cache
+def _recover(context: str, subscription: str) -> RecoverDeliveries:
+    return RecoverDeliveries(
+        context,
+        subscription,
+        application.context(context).inbox,
+        application.consumer(context, subscription),
+        _reader(context, subscription),
+        _pull(context, subscription),
+        application.facts,
+    )
+
+
+@cache
+def _reader(context: str, subscription: str) -> StreamReader:
+    spec = application.subscription(context, subscription).consumer_spec()
+    return StreamReader(
+        application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
     )

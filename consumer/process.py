@@ -13,7 +13,7 @@ from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
 from relay.domain.envelope import handler_request
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, Outage
 from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
-from relay.domain.policies import Ack, DeadLetter, Retry, RetryPolicy, decide
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry, RetryPolicy, decide
 from relay.ports import (
     ClaimedMessage,
     EventHandler,
@@ -64,7 +64,7 @@ class ProcessInboxMessage:
         claim = await self._inbox.claim(message_id, _LEASE)
         if claim is None:
             return None
-        disposition = claim.dead_letter or await self._ask(claim)
+        disposition = claim.row.condemned or await self._ask(claim)
         match disposition:
             case Ack():
                 await self._finish(claim, disposition)
@@ -79,8 +79,8 @@ class ProcessInboxMessage:
         request = HandlerRequest(
             message_id=row.message_id,
             subject=row.subject,
-            event_type=row.event_type,
-            event_version=row.event_version,
+            event_type=row.event_type or "",
+            event_version=row.event_version or 1,
             correlation_id=row.correlation_id,
             attempt=claim.attempts,
             body=handler_request(self._config.envelope, row.subject, row.headers, row.body),
@@ -115,7 +115,7 @@ class ProcessInboxMessage:
                 attempts=claim.attempts,
             )
         )
-        await self._ack(claim)
+        await self._ack(claim, disposition)
 
     async def _put_off(self, claim: ClaimedMessage, disposition: Retry, delay: timedelta) -> timedelta | None:
         """No ack (POL-047-007): the row owns the next attempt."""
@@ -136,7 +136,7 @@ class ProcessInboxMessage:
 
     async def _dead_letter(self, claim: ClaimedMessage, disposition: DeadLetter) -> timedelta | None:
         """POL-047-006. The verdict is recorded first, so that an outage now does not ask the handler again."""
-        if claim.dead_letter is None and not await self._inbox.condemn(claim, disposition):
+        if claim.row.condemned is None and not await self._inbox.condemn(claim, disposition):
             return None
         try:
             await self._dead_letters.route(_failed(claim), disposition)
@@ -144,14 +144,20 @@ class ProcessInboxMessage:
             await self._inbox.release(claim, _DEAD_LETTER_PAUSE)
             return _DEAD_LETTER_PAUSE
         if await self._inbox.mark_dead_lettered(claim):
-            await self._ack(claim)
+            await self._ack(claim, disposition)
         return None
 
-    async def _ack(self, claim: ClaimedMessage) -> None:
+    async def _ack(self, claim: ClaimedMessage, disposition: Ack | DeadLetter) -> None:
+        """Acknowledge, or terminate what no handler was ever asked about."""
+        reply = claim.row.ack_subject
         try:
-            await self._consumer.ack([claim.row.ack_subject])
+            match disposition:
+                case DeadLetter(reason, DeadLetterClass.POISON):
+                    await self._consumer.terminate([reply], reason)
+                case _:
+                    await self._consumer.ack([reply])
         except BrokerUnreachable:
-            # The message comes again after the ack wait, is found processed and acknowledged then.
+            # The row is finished: the next look at what JetStream holds open acknowledges it.
             return
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 from uuid import UUID
 
-from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
 from relay.domain.envelope import decode
-from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, MalformedMessage, Outage
+from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen
+from relay.domain.model import stand_in_id
 from relay.domain.policies import DeadLetter, DeadLetterClass
 from relay.ports import Delivery, InboxRepository, InboxRow, Inserted, JetStreamConsumer
 
@@ -45,14 +45,12 @@ class PullMessages:
         config: PullConfig,
         inbox: InboxRepository,
         consumer: JetStreamConsumer,
-        dead_letters: RouteToDeadLetter,
         enqueue: Callable[[Sequence[UUID]], Awaitable[None]],
         facts: FactSink,
     ) -> None:
         self._config = config
         self._inbox = inbox
         self._consumer = consumer
-        self._dead_letters = dead_letters
         self._enqueue = enqueue
         self._facts = facts
 
@@ -77,13 +75,7 @@ class PullMessages:
 
     async def accept(self, deliveries: Sequence[Delivery]) -> int:
         """Put a batch into the inbox; returns how many messages were new to it."""
-        rows: dict[UUID, InboxRow] = {}
-        for delivery in deliveries:
-            try:
-                row = self._row(delivery)
-                rows[row.message_id] = row
-            except MalformedMessage as error:
-                await self._refuse(delivery, error)
+        rows = {row.message_id: row for row in map(self._row, deliveries)}
         inserted = await self._insert(list(rows.values()))
         done = [rows[known.message_id].ack_subject for known in inserted if known.done]
         if done:
@@ -126,38 +118,16 @@ class PullMessages:
     async def _insert_apart(self, rows: Sequence[InboxRow], error: MalformedMessage) -> list[Inserted]:
         """One row that PostgreSQL refuses must not take the batch down with it."""
         if len(rows) == 1:
-            await self._refuse(_delivery(rows[0]), error)
-            return []
+            return await self._insert([_condemned(rows[0], error)])
         inserted = []
         for row in rows:
             inserted += await self._insert([row])
         return inserted
 
-    async def _refuse(self, delivery: Delivery, error: MalformedMessage) -> None:
-        """A message that cannot be read never will be: dead letter, then TERM.
-
-        When the dead letter cannot be stored now, the message is left to come again.
-        """
-        message = FailedMessage(
-            message_id=None,
-            subscription=self._config.subscription,
-            original_subject=delivery.subject,
-            stream=delivery.stream,
-            stream_seq=delivery.stream_seq,
-            attempts=0,
-            headers=dict(delivery.headers),
-            body=delivery.body,
-        )
-        try:
-            await self._dead_letters.route(message, DeadLetter(str(error), DeadLetterClass.POISON))
-            await self._consumer.terminate([delivery.reply], str(error))
-        except BrokerUnreachable as outage:
-            self._facts(OutageSeen(context=self._config.context, server="nats", error=outage.message))
-
     def _row(self, delivery: Delivery) -> InboxRow:
-        event = decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
-        return InboxRow(
-            message_id=event.message_id,
+        """Read a delivery. One that cannot be read never will be: it is dead on arrival."""
+        row = InboxRow(
+            message_id=stand_in_id(delivery.stream, delivery.stream_seq),
             subject=delivery.subject,
             subscription=self._config.subscription,
             stream=delivery.stream,
@@ -165,6 +135,14 @@ class PullMessages:
             ack_subject=delivery.reply,
             body=delivery.body,
             headers=delivery.headers,
+        )
+        try:
+            event = decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
+        except MalformedMessage as error:
+            return replace(row, condemned=DeadLetter(str(error), DeadLetterClass.POISON))
+        return replace(
+            row,
+            message_id=event.message_id,
             event_type=event.event_type,
             event_version=event.event_version,
             occurred_at=event.occurred_at,
@@ -174,5 +152,18 @@ class PullMessages:
         )
 
 
-def _delivery(row: InboxRow) -> Delivery:
-    return Delivery(row.subject, row.ack_subject, row.headers, row.body, row.stream, row.stream_seq, 0)
+def _condemned(row: InboxRow, error: MalformedMessage) -> InboxRow:
+    """A row that PostgreSQL refused, without the parts it may have refused."""
+    if row.condemned is not None:
+        raise error
+    return InboxRow(
+        message_id=stand_in_id(row.stream, row.stream_seq),
+        subject=row.subject,
+        subscription=row.subscription,
+        stream=row.stream,
+        stream_seq=row.stream_seq,
+        ack_subject=row.ack_subject,
+        body=row.body,
+        headers={},
+        condemned=DeadLetter(str(error), DeadLetterClass.POISON),
+    )

@@ -20,10 +20,10 @@ _BATCH: Final = 100
 
 
 class MessageReader(Protocol):
-    """Reads a message of a stream by its sequence."""
+    """Reads the messages of a consumer's stream by sequence."""
 
-    async def get(self, stream: str, seq: int) -> Delivery | None:
-        """None when the stream no longer holds it."""
+    async def next(self, seq: int) -> Delivery | None:
+        """The consumer's first message at ``seq`` or after it."""
 
 
 class RescueExhausted:
@@ -54,14 +54,12 @@ class RescueExhausted:
         new = 0
         advisories = [*await self._advisories.fetch(_BATCH, _WAIT), *await self._advisories.finish()]
         for advisory in advisories:
-            content = json.loads(advisory.body)
-            delivery = await self._reader.get(content["stream"], content["stream_seq"])
-            if delivery is not None:
+            seq = json.loads(advisory.body)["stream_seq"]
+            delivery = await self._reader.next(seq)
+            if delivery is not None and delivery.stream_seq == seq:
                 new += await self._pull.accept([delivery])
                 self._facts(
-                    DeliveryExhausted(
-                        context=self._context, subscription=self._subscription, stream_seq=content["stream_seq"]
-                    )
+                    DeliveryExhausted(context=self._context, subscription=self._subscription, stream_seq=seq)
                 )
             await self._advisories.ack([advisory.reply])
         return new

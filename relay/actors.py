@@ -42,7 +42,8 @@ def _budgets() -> dict[str, int]:
     return {
         PUBLISH_QUEUE: max(1, sum(context.publish.shards for context in contexts)),
         PULL_QUEUE: max(1, sum(len(context.subscriptions) for context in contexts)),
-        UPKEEP_QUEUE: 2,
+        # Recovering waits two seconds when it suspects a loss.
+        UPKEEP_QUEUE: 4,
     }
 
 

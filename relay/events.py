@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -18,15 +19,17 @@ Model = TypeVar("Model", bound=BaseModel)
 _ATTRIBUTE: Final = "__relay_event__"
 
 
-class _Aggregate:
+class _Aggregate(Enum):
     """The default of ``partition_key``: order by the aggregate."""
+
+    AGGREGATE = "aggregate"
 
     def __repr__(self) -> str:
         return "AGGREGATE"
 
 
 #: Order an event after the earlier ones of its aggregate.
-AGGREGATE: Final = _Aggregate()
+AGGREGATE: Final = _Aggregate.AGGREGATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Event:
     occurred_at: datetime | None = None
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
-    partition_key: str | None | _Aggregate = AGGREGATE
+    partition_key: str | _Aggregate | None = AGGREGATE
     topic: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     available_at: datetime | None = None
@@ -83,7 +86,7 @@ def event(
     return register
 
 
-def as_event(value: Event | BaseModel) -> Event:
+def as_event(value: object) -> Event:
     """The plain form of an event. Raises InvalidEvent for a class that was never registered."""
     if isinstance(value, Event):
         return value
@@ -94,10 +97,12 @@ def as_event(value: Event | BaseModel) -> Event:
             field="event",
             hint="pass an Event, or register the pydantic class with @event(...)",
         )
+    aggregate_id = getattr(value, registration.aggregate_id)
     return Event(
         event_type=registration.event_type,
         event_version=registration.event_version,
         aggregate_type=registration.aggregate_type,
-        aggregate_id=str(getattr(value, registration.aggregate_id)),
+        # None is refused further on: the id of a row not flushed yet would become the text "None".
+        aggregate_id="" if aggregate_id is None else str(aggregate_id),
         payload=value,
     )

@@ -22,7 +22,7 @@ from uuid_utils.compat import uuid7
 
 from relay.adapters.postgres import enqueue, sessions
 from relay.bus import RequestContext
-from relay.domain.errors import UnsupportedTarget
+from relay.domain.errors import InvalidKey, InvalidPayload, UnsupportedTarget
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD, WIRE_RESERVE, check_size, encode_payload
 from relay.domain.model import OutboxEvent
 from relay.domain.ordering import UNORDERED, default_key
@@ -43,8 +43,8 @@ class _Ready(Generic[Value]):
         self.value = value
 
     def __await__(self) -> Generator[None, None, Value]:
+        yield from ()
         return self.value
-        yield
 
 
 class Outbox:
@@ -87,16 +87,12 @@ class Outbox:
         """Record ``events``, in their order, in one statement. All are checked before any is written."""
         rows = [self._row(as_event(event)) for event in events]
         ids = [row.id for row in rows]
+        if isinstance(target, scoped_session | async_scoped_session):
+            target = target()
         match target:
-            case scoped_session():
-                sessions.collect(target(), rows)
-                return ids
             case Session():
                 sessions.collect(target, rows)
                 return ids
-            case async_scoped_session():
-                sessions.collect(target().sync_session, rows)
-                return _Ready(ids)
             case AsyncSession():
                 sessions.collect(target.sync_session, rows)
                 return _Ready(ids)
@@ -119,12 +115,12 @@ class Outbox:
     def _row(self, event: Event) -> OutboxEvent:
         """Fill in what was not given and check everything."""
         now, request = datetime.now(UTC), RequestContext.current()
-        payload = encode_payload(
-            event.payload.model_dump(mode="json") if isinstance(event.payload, BaseModel) else event.payload
-        )
+        payload = encode_payload(_plain(event.payload))
         key = event.partition_key
         if key is AGGREGATE:
             key = default_key(event.aggregate_type, event.aggregate_id)
+        elif key == UNORDERED:
+            raise InvalidKey("must be a non-empty string", field="partition_key", hint="None opts out of ordering")
         row = OutboxEvent(
             id=uuid7() if event.id is None else event.id,
             aggregate_type=event.aggregate_type,
@@ -133,8 +129,8 @@ class Outbox:
             event_version=event.event_version,
             payload=payload,
             occurred_at=now if event.occurred_at is None else event.occurred_at,
-            correlation_id=event.correlation_id or request.correlation_id,
-            causation_id=event.causation_id or request.causation_id,
+            correlation_id=request.correlation_id if event.correlation_id is None else event.correlation_id,
+            causation_id=request.causation_id if event.causation_id is None else event.causation_id,
             partition_key=UNORDERED if key is None else key,
             topic=event.topic,
             headers=event.headers,
@@ -147,8 +143,19 @@ class Outbox:
     def _check_size(self, row: OutboxEvent) -> None:
         subject = row.topic or EventSubject(self.context, row.event_type, row.event_version).value
         headers = sum(len(name) + len(value) + 4 for name, value in row.headers.items())
-        # Another reserve stands for the envelope around the payload.
-        check_size(len(row.payload.encode()) + len(subject) + headers + WIRE_RESERVE, self._max_payload)
+        # Another reserve stands for the envelope around the payload. The envelope names the subject again, and
+        # a header the key, in which a byte may take three.
+        around = 2 * len(subject) + 3 * len(row.partition_key.encode()) + headers + WIRE_RESERVE
+        check_size(len(row.payload.encode()) + around, self._max_payload)
+
+
+def _plain(payload: object) -> object:
+    if not isinstance(payload, BaseModel):
+        return payload
+    try:
+        return payload.model_dump(mode="json")
+    except (ValueError, RecursionError) as error:
+        raise InvalidPayload(str(error), field="payload") from error
 
 
 async def _first(ids: Awaitable[Sequence[UUID]]) -> UUID:

@@ -120,11 +120,26 @@ class Delivery:
     body: bytes
     stream: str
     stream_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """How far a durable consumer has come, in sequences of its stream.
+
+    Everything up to ``floor`` is acknowledged, everything up to ``delivered`` was delivered at least once,
+    and ``pending`` messages in between await their acknowledgement.
+    """
+
+    floor: int
     delivered: int
+    pending: int
 
 
 class JetStreamConsumer(Protocol):
     """PORT-047-004. Any process may acknowledge: the reply subject is all it takes."""
+
+    async def state(self) -> ConsumerState:
+        """Raises BrokerUnreachable."""
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
         """Wait up to ``wait`` for messages, return at most ``batch``. Raises BrokerUnreachable."""
@@ -147,7 +162,7 @@ class JetStreamConsumer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InboxRow:
-    """A received message on its way into the inbox."""
+    """A received message on its way into the inbox, or out of it. An unreadable one has no event type."""
 
     message_id: UUID
     subject: str
@@ -157,12 +172,14 @@ class InboxRow:
     ack_subject: str
     body: bytes
     headers: Mapping[str, str]
-    event_type: str
-    event_version: int
-    occurred_at: datetime | None
-    partition_key: str | None
-    correlation_id: UUID | None
-    causation_id: UUID | None
+    event_type: str | None = None
+    event_version: int | None = None
+    occurred_at: datetime | None = None
+    partition_key: str | None = None
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+    #: Why it is dead on arrival: it could not be read.
+    condemned: DeadLetter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +193,14 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedMessage:
-    """An inbox row held under a claim token; ``attempts`` includes the one about to be made."""
+    """An inbox row held under a claim token; ``attempts`` includes the one about to be made.
+
+    A condemned row is claimed only to store its dead letter, and that is no attempt.
+    """
 
     token: UUID
     row: InboxRow
     attempts: int
-    received_at: datetime
-    dead_letter: DeadLetter | None
 
 
 class InboxRepository(Protocol):
@@ -217,6 +235,12 @@ class InboxRepository(Protocol):
 
     async def waiting(self, subscription: str, limit: int) -> Sequence[str]:
         """Reply subjects of the unfinished rows, for +WPI."""
+
+    async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
+        """The sequences of ``stream`` after ``after`` up to ``upto`` that are not in the inbox, in order."""
+
+    async def finished(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[str]:
+        """Reply subjects of the finished rows in that range: their acknowledgement may be lost."""
 
     async def ping(self) -> None:
         """Raises DatabaseUnreachable."""

@@ -19,8 +19,11 @@ from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.facts import OutageSeen
 
 _PULL: Final = timedelta(milliseconds=500)
-_SWEEP: Final = timedelta(seconds=1)
-_RESCUE: Final = timedelta(seconds=10)
+_UPKEEP: Final = {
+    "sweep_inbox": timedelta(seconds=1),
+    "recover_deliveries": timedelta(seconds=3),
+    "rescue_exhausted": timedelta(seconds=10),
+}
 #: After this many ticks with work in a row the outbox is under load, and hints are no use.
 _BUSY_TICKS: Final = 3
 
@@ -43,12 +46,8 @@ def jobs(application: Application, broker: RelayBroker) -> Iterator[Job]:
         for name, subscription in settings.subscriptions.items():
             pull = partial(send.job, f"pull:{context}:{name}", PULL_QUEUE, "pull_messages", context, name)
             yield Job(f"pull:{context}:{name}", _PULL, pull)
-            upkeep = (
-                ("sweep_inbox", _SWEEP),
-                ("keep_in_progress", subscription.ack_wait / 4),
-                ("rescue_exhausted", _RESCUE),
-            )
-            for actor, every in upkeep:
+            upkeep = {**_UPKEEP, "keep_in_progress": subscription.ack_wait / 4}
+            for actor, every in upkeep.items():
                 duty = f"{actor}:{context}:{name}"
                 yield Job(duty, every, partial(send.job, duty, UPKEEP_QUEUE, actor, context, name))
 

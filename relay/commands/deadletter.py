@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final
-from uuid import UUID, uuid5
+from typing import Any
+from uuid import UUID
 
 from relay.domain.envelope import MSG_ID
 from relay.domain.errors import BrokerUnreachable
@@ -15,15 +15,12 @@ from relay.domain.policies import DeadLetter, Published
 from relay.domain.subject import dead_letter_subject
 from relay.ports import JetStreamPublisher
 
-#: Names dead letters of messages that carry no usable id of their own.
-_NAMESPACE: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMessage:
-    """What a dead letter tells of the original. ``message_id`` is None when it could not be read."""
+    """What a dead letter tells of the original."""
 
-    message_id: UUID | None
+    message_id: UUID
     subscription: str
     original_subject: str
     stream: str
@@ -34,13 +31,6 @@ class FailedMessage:
     event_type: str | None = None
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
-
-    @property
-    def identity(self) -> str:
-        """The message id, or a stable stand-in made of the place in the stream."""
-        if self.message_id is not None:
-            return str(self.message_id)
-        return str(uuid5(_NAMESPACE, f"{self.stream}/{self.stream_seq}"))
 
 
 class RouteToDeadLetter:
@@ -59,7 +49,7 @@ class RouteToDeadLetter:
         """
         body = self._body(message, verdict)
         outcome = await self._publisher.publish(
-            dead_letter_subject(self._context, message.original_subject), body, {MSG_ID: message.identity}
+            dead_letter_subject(self._context, message.original_subject), body, {MSG_ID: str(message.message_id)}
         )
         if not isinstance(outcome, Published):
             raise BrokerUnreachable(
@@ -70,7 +60,7 @@ class RouteToDeadLetter:
             MessageDeadLettered(
                 context=self._context,
                 subscription=message.subscription,
-                message_id=message.identity,
+                message_id=message.message_id,
                 original_subject=message.original_subject,
                 reason=verdict.reason,
                 attempts=message.attempts,
@@ -84,7 +74,7 @@ class RouteToDeadLetter:
         the stream still hold it.
         """
         fields: dict[str, Any] = {
-            "message_id": message.identity,
+            "message_id": str(message.message_id),
             "original_subject": message.original_subject,
             "reason": verdict.reason,
             "class": verdict.kind.value,

@@ -79,7 +79,7 @@ class PostgresServer(Server):
     def answers(self) -> bool:
         """Whether it takes connections, recovery done."""
         try:
-            psycopg.connect(self.url, connect_timeout=2).close()
+            self._connect().close()
         except psycopg.OperationalError:
             return False
         return True
@@ -121,5 +121,9 @@ class PostgresServer(Server):
         return readable / installed.relative_to(package)
 
     def _execute(self, statement: sql.Composed) -> None:
-        with psycopg.connect(self.url, autocommit=True) as connection:
+        with self._connect() as connection:
             connection.execute(statement)
+
+    def _connect(self) -> psycopg.Connection:
+        """Connect with nothing taken from PGOPTIONS or PGSSLMODE, which may suit another server of the user's."""
+        return psycopg.connect(self.url, autocommit=True, connect_timeout=2, options="", sslmode="disable")

@@ -27,7 +27,9 @@ class Backoff:
         """The wait after ``failures`` failures (from 1); ``chance`` is a random number in [0, 1)."""
         if failures < 1:
             raise ValueError("a delay follows at least one failure")
-        # The exponent is capped: 2**failures of a long-lived row must not overflow a timedelta.
-        nominal = min(self.initial * 2 ** min(failures - 1, 40), self.maximum)
+        doublings = failures - 1
+        # Compared before multiplying: 2**failures of a long-lived row must not overflow a timedelta.
+        capped = doublings >= (self.maximum // self.initial).bit_length()
+        nominal = self.maximum if capped else self.initial * 2**doublings
         shortened: timedelta = nominal * (1 - self.jitter * chance)
         return shortened

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
 from uuid import UUID
 
 from relay.domain.errors import InvalidSubject, MalformedMessage
-from relay.domain.limits import MAX_DEPTH
+from relay.domain.limits import MAX_DEPTH, nests_deeper
 from relay.domain.model import NatsMsgId
 from relay.domain.subject import EventSubject, check_token, check_version
 
@@ -64,12 +65,14 @@ class Incoming:
 
 # --- encoding -------------------------------------------------------------------------------------
 
+Own: TypeAlias = dict[str, str | None]  # the headers an envelope speaks through, None if it has nothing to say
+
 
 def _text(value: str | None) -> str:
     return "null" if value is None else f'"{value}"'
 
 
-def _encode_handler(event: Outgoing) -> tuple[str, dict[str, str]]:
+def _encode_handler(event: Outgoing) -> tuple[str, Own]:
     body = (
         f'{{"message_id":"{event.id}","subject":"{event.subject}","event_type":"{event.event_type}",'
         f'"event_version":{event.event_version},"occurred_at":"{event.occurred_at}",'
@@ -79,8 +82,9 @@ def _encode_handler(event: Outgoing) -> tuple[str, dict[str, str]]:
     return body, {}
 
 
-def _encode_message_envelope(event: Outgoing) -> tuple[str, dict[str, str]]:
-    digest = hashlib.sha256(event.payload.encode()).hexdigest()
+def _encode_message_envelope(event: Outgoing) -> tuple[str, Own]:
+    # The id belongs to it: two events may say the same, and both are meant.
+    digest = hashlib.sha256(f"{event.id}{event.payload}".encode()).hexdigest()
     body = (
         f'{{"schema_version":"{SCHEMA_VERSION}","message_type":"{event.event_type}",'
         f'"message_id":"{event.id}","correlation_id":{_text(event.correlation_id)},'
@@ -92,8 +96,8 @@ def _encode_message_envelope(event: Outgoing) -> tuple[str, dict[str, str]]:
     return body, {"Relay-Event-Version": str(event.event_version)}
 
 
-def _encode_cloudevents(event: Outgoing) -> tuple[str, dict[str, str]]:
-    headers = {
+def _encode_cloudevents(event: Outgoing) -> tuple[str, Own]:
+    return event.payload, {
         "ce-specversion": "1.0",
         "ce-id": event.id,
         "ce-source": "/" + event.subject.split(".", 1)[0],
@@ -101,25 +105,22 @@ def _encode_cloudevents(event: Outgoing) -> tuple[str, dict[str, str]]:
         "ce-time": event.occurred_at,
         "ce-datacontenttype": "application/json",
         "ce-eventversion": str(event.event_version),
+        "ce-correlationid": event.correlation_id,
+        "ce-causationid": event.causation_id,
     }
-    return event.payload, headers | _correlation(event, "ce-correlationid", "ce-causationid")
 
 
-def _encode_raw(event: Outgoing) -> tuple[str, dict[str, str]]:
-    headers = {
+def _encode_raw(event: Outgoing) -> tuple[str, Own]:
+    return event.payload, {
         "Relay-Event-Type": event.event_type,
         "Relay-Event-Version": str(event.event_version),
         "Relay-Occurred-At": event.occurred_at,
+        "Relay-Correlation-Id": event.correlation_id,
+        "Relay-Causation-Id": event.causation_id,
     }
-    return event.payload, headers | _correlation(event, "Relay-Correlation-Id", "Relay-Causation-Id")
 
 
-def _correlation(event: Outgoing, correlation: str, causation: str) -> dict[str, str]:
-    pairs = ((correlation, event.correlation_id), (causation, event.causation_id))
-    return {name: value for name, value in pairs if value is not None}
-
-
-_ENCODERS: Final[dict[str, Callable[[Outgoing], tuple[str, dict[str, str]]]]] = {
+_ENCODERS: Final[dict[str, Callable[[Outgoing], tuple[str, Own]]]] = {
     "handler": _encode_handler,
     "message-envelope": _encode_message_envelope,
     "cloudevents": _encode_cloudevents,
@@ -128,12 +129,13 @@ _ENCODERS: Final[dict[str, Callable[[Outgoing], tuple[str, dict[str, str]]]]] = 
 
 
 def encode(envelope: str, event: Outgoing, generation: int = 0) -> tuple[bytes, dict[str, str]]:
-    """Return body and headers of an event. Our own headers win over the caller's of the same name."""
-    body, headers = _ENCODERS[envelope](event)
-    headers[MSG_ID] = event.id if generation == 0 else f"{event.id}.{generation}"
-    if event.partition_key:
-        headers[KEY] = quote(event.partition_key, safe="/:@!$&'()*+,;=~")
-    return body.encode(), {**event.headers, **headers} if event.headers else headers
+    """Return body and headers of an event. Our own names are not the caller's, even where we have no value."""
+    body, own = _ENCODERS[envelope](event)
+    own[MSG_ID] = event.id if generation == 0 else f"{event.id}.{generation}"
+    own[KEY] = quote(event.partition_key, safe="/:@!$&'()*+,;=~") or None
+    taken = {name.lower() for name in own} if event.headers else set()
+    headers = {name: value for name, value in event.headers.items() if name.lower() not in taken}
+    return body.encode(), headers | {name: value for name, value in own.items() if value is not None}
 
 
 # --- decoding -------------------------------------------------------------------------------------
@@ -145,9 +147,9 @@ def decode(envelope: str, subject: str, headers: Mapping[str, str], body: bytes)
     if msg_id is None:
         raise MalformedMessage("the message has no id", field=MSG_ID)
     identity = NatsMsgId.parse(msg_id)
-    content = _json(body)
+    read, content = _DECODERS[envelope], _json(body)
     try:
-        fields = _DECODERS[envelope](subject, headers, content)
+        fields = read(subject, headers, content)
         return Incoming(
             message_id=identity.event_id,
             generation=identity.generation,
@@ -166,10 +168,7 @@ def decode(envelope: str, subject: str, headers: Mapping[str, str], body: bytes)
 
 
 def handler_request(envelope: str, subject: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """The request of the handler contract (SDS-047 §12) for a received message.
-
-    The ``handler`` envelope is that request already and is passed on untouched.
-    """
+    """The request of the handler contract (SDS-047 §12). The ``handler`` envelope is one already."""
     if envelope == DEFAULT_ENVELOPE:
         return body
     event = decode(envelope, subject, headers, body)
@@ -178,7 +177,7 @@ def handler_request(envelope: str, subject: str, headers: Mapping[str, str], bod
         "subject": subject,
         "event_type": event.event_type,
         "event_version": event.event_version,
-        "occurred_at": event.occurred_at and event.occurred_at.isoformat(),
+        "occurred_at": event.occurred_at and f"{event.occurred_at:%Y-%m-%dT%H:%M:%S.%fZ}",
         "correlation_id": event.correlation_id and str(event.correlation_id),
         "causation_id": event.causation_id and str(event.causation_id),
         "payload": event.payload,
@@ -187,23 +186,29 @@ def handler_request(envelope: str, subject: str, headers: Mapping[str, str], bod
 
 
 def _partition_key(headers: Mapping[str, str]) -> str | None:
-    key = unquote(headers[KEY]) if KEY in headers else None
-    if key is not None and "\x00" in key:
-        raise MalformedMessage("contains a NUL character", field=KEY)
-    return key
+    key = unquote(headers.get(KEY, ""))
+    if "\x00" in key or any("\ud800" <= char <= "\udfff" for char in key):
+        raise MalformedMessage("cannot be stored as text", field=KEY)
+    return key or None
 
 
 def _json(body: bytes) -> Any:
     try:
-        return json.loads(body, parse_constant=_no_constant)
+        content = json.loads(body, parse_constant=_finite, parse_float=_finite)
     except RecursionError:
         raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body") from None
     except ValueError as error:
         raise MalformedMessage(f"the body is not JSON: {error}", field="body") from None
+    # One level more than a payload has, for the envelope. A body of few brackets cannot nest too deep.
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and nests_deeper(content, MAX_DEPTH + 1):
+        raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body")
+    return content
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} has no form in JSON")
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:40]} is not a number that every reader knows")
+    return value
 
 
 def _decode_handler(_subject: str, _headers: Mapping[str, str], body: Any) -> dict[str, Any]:
@@ -225,7 +230,7 @@ def _decode_message_envelope(_subject: str, headers: Mapping[str, str], body: An
     }
 
 
-def _decode_cloudevents(subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
+def _decode_cloudevents(_subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
     lower = {name.lower(): value for name, value in headers.items()}
     if lower.get("ce-specversion") != "1.0":
         raise MalformedMessage("CloudEvents 1.0 is the only version supported", field="ce-specversion")
@@ -288,8 +293,8 @@ def _time(value: Any) -> datetime | None:
         return None
     try:
         parsed = datetime.fromisoformat(value)
-    except (ValueError, TypeError):
+        if parsed.tzinfo is not None:
+            return parsed.astimezone(UTC)
+    except (ValueError, TypeError, OverflowError):
         raise MalformedMessage("is not an ISO 8601 time", field="occurred_at") from None
-    if parsed.tzinfo is None:
-        raise MalformedMessage("has no time zone", field="occurred_at")
-    return parsed
+    raise MalformedMessage("has no time zone", field="occurred_at")

@@ -98,7 +98,7 @@ class MessageDeadLettered(Fact):
     """EVT-047-002: message_id, original_subject, reason, attempts. Alert."""
 
     subscription: str
-    message_id: str
+    message_id: UUID
     original_subject: str
     reason: str
     attempts: int
@@ -107,6 +107,14 @@ class MessageDeadLettered(Fact):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesReEnqueued(Fact):
     """The sweep found due rows that no queue held, for instance after Redis was flushed."""
+
+    subscription: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveriesRecovered(Fact):
+    """Messages that went down with a worker before they reached the inbox were read from the stream."""
 
     subscription: str
     count: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from relay.domain.errors import InvalidHeader, InvalidKey, InvalidPayload, PayloadTooLarge
@@ -92,7 +92,7 @@ def _check_tree(payload: Any) -> None:
     stack: list[tuple[Any, str, int]] = [(payload, "payload", 0)]
     while stack:
         value, path, depth = stack.pop()
-        if depth > MAX_DEPTH:
+        if depth == MAX_DEPTH and isinstance(value, dict | list | tuple):
             raise InvalidPayload(f"nested deeper than {MAX_DEPTH}", field="payload")
         if isinstance(value, dict):
             for key, item in value.items():
@@ -158,6 +158,20 @@ def _depth(text: str) -> int:
         elif char in "}]":
             depth -= 1
     return deepest
+
+
+def nests_deeper(value: Any, limit: int) -> bool:
+    """Say whether parsed JSON holds a container inside ``limit`` others."""
+    level = [value]
+    for _ in range(limit):
+        level = [item for outer in level for item in _items(outer)]
+    return any(isinstance(item, dict | list) for item in level)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def check_size(size: int, max_payload: int) -> None:

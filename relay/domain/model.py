@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final, NewType
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp, MalformedMessage
 from relay.domain.limits import check_headers, check_key
@@ -16,6 +17,11 @@ from relay.domain.subject import check_subject, check_token, check_version
 
 #: How far ``occurred_at`` may run ahead of the clock that checks it (SDS-047 §9, chk_occurred_not_future).
 CLOCK_TOLERANCE: Final = timedelta(minutes=1)
+
+# Only the canonical form: UUID() would also take braces, URNs and missing hyphens.
+_MSG_ID = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(?:\.([1-9][0-9]{0,8}))?\Z")
+
+_UNREADABLE: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
 
 #: The id a message carries in the ``Nats-Msg-Id`` header.
 MessageId = NewType("MessageId", UUID)
@@ -47,15 +53,15 @@ class NatsMsgId:
     @classmethod
     def parse(cls, value: str) -> NatsMsgId:
         """Read a header value. Raises MalformedMessage when it is not a UUID with optional generation."""
-        text, _, generation = value.partition(".")
-        try:
-            # Only the canonical form: UUID() would also take braces, URNs and missing hyphens.
-            event_id = UUID(text)
-            if str(event_id) != text.lower() or (generation and not generation.isdecimal()):
-                raise ValueError(value)
-            return cls(event_id, int(generation or 0))
-        except ValueError:
-            raise MalformedMessage(f"{value[:80]!r} is not an event id", field="Nats-Msg-Id") from None
+        match = _MSG_ID.match(value)
+        if match is None:
+            raise MalformedMessage(f"{value[:80]!r} is not an event id", field="Nats-Msg-Id")
+        return cls(UUID(match[1]), int(match[2] or 0))
+
+
+def stand_in_id(stream: str, seq: int) -> UUID:
+    """The id of a message that carries no usable one: made of its place, so that it stays the same."""
+    return uuid5(_UNREADABLE, f"{stream}/{seq}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,5 +84,6 @@ def dead_letter_subject(context: str, original_subject: str) -> str:
     """The subject of a dead letter: ``{context}.dlq.{original subject}`` (EVT-047-002).
 
     The original subject stays readable at the end, so that ``sea.dlq.vibespro.>`` selects by origin.
+    A foreign one of any length is cut: nats-server closes the connection over a line of 4,096 bytes.
     """
-    return f"{context}.dlq.{original_subject}"
+    return f"{context}.dlq.{original_subject[: 2 * MAX_SUBJECT].rstrip('.')}"

@@ -26,7 +26,7 @@ from relay.settings.model import (
 from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.sources import read_layers
-from relay.settings.values import format_duration, format_size, hide_url
+from relay.settings.values import CONTEXT_NAME, format_duration, format_size, hide_url
 
 __all__ = [
     "ContextSettings",
@@ -50,6 +50,8 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
     with its key and the line or variable to mend.
     """
     layers = read_layers(path, os.environ if environ is None else environ)
+    if names := list(_bad_names(layers.data)):
+        raise refuse([*layers.problems, *names], layers.origins)  # the rest follows from names
     settings, problems = _build(layers.data)
     problems = [*layers.problems, *problems, *_written_names(layers.data)]
     if settings is not None:
@@ -78,6 +80,16 @@ def _build(data: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:
             table = table[key]
         del table[item["loc"][-1]]
     return Settings.model_validate(known), problems
+
+
+def _bad_names(data: dict[str, Any]) -> Iterator[Problem]:
+    hint = "a-z first, then a-z, 0-9, _ and -, at most 64 characters"
+    for name, context in _tables(data.get("contexts")):
+        if not CONTEXT_NAME.fullmatch(name):
+            yield Problem(("contexts", name), "is not a name for a context", hint)
+        for sub, _ in _tables(context.get("subscriptions")):
+            if not CONTEXT_NAME.fullmatch(sub):
+                yield Problem(("contexts", name, "subscriptions", sub), "is not a name for a subscription", hint)
 
 
 def _written_names(data: dict[str, Any]) -> Iterator[Problem]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from importlib.machinery import PathFinder
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
+from relay.domain.errors import UnknownContext
 from relay.domain.subject import DEFAULT_TEMPLATE
-from relay.domain.topology import ConsumerSpec, StreamSpec
+from relay.domain.topology import RELAY_ADVISORIES, ConsumerSpec, StreamSpec, advisory_consumer
 from relay.settings.values import (
     Age,
     BrokerName,
@@ -193,6 +195,31 @@ class Settings(Section):
 
     #: Where each value comes from, by key path; what is not listed is a default.
     _origins: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
+
+    def streams(self, context: str | None = None) -> list[StreamSpec]:
+        """Return the streams of one context, or of all, and the stream of advisories, which all share.
+
+        Raises UnknownContext.
+        """
+        declared = [spec for found in self._chosen(context) for spec in (found.stream.spec(), found.dlq.spec())]
+        copies = max((found.stream.replicas for found in self.contexts.values()), default=1)
+        return list(dict.fromkeys([*declared, replace(RELAY_ADVISORIES, replicas=copies)]))
+
+    def consumers(self, context: str | None = None) -> list[ConsumerSpec]:
+        """Return the durable consumers of one context, or of all, each with the one that reads its advisories.
+
+        Raises UnknownContext.
+        """
+        declared = [sub.consumer_spec() for found in self._chosen(context) for sub in found.subscriptions.values()]
+        return [*declared, *map(advisory_consumer, declared)]
+
+    def _chosen(self, context: str | None) -> list[ContextSettings]:
+        if context is None:
+            return list(self.contexts.values())
+        if context not in self.contexts:
+            known = ", ".join(self.contexts) or "none"
+            raise UnknownContext(f"no context is called {context[:80]!r}", field="context", hint=f"known: {known}")
+        return [self.contexts[context]]
 
     @model_validator(mode="before")
     @classmethod

@@ -62,8 +62,12 @@ def _did_you_mean(path: KeyPath, root: type[Section]) -> str | None:
 def origin_of(path: KeyPath, origins: Origins) -> str | None:
     """Where a key comes from: its own line or variable, else those of the table it is missing from."""
     for length in range(len(path), 0, -1):
-        if found := origins.get(path[:length]):
+        table = path[:length]
+        if found := origins.get(table):
             return found
+        # A table may have no line of its own: [a.b] declares a.
+        if length > 1 and (inside := [key for key in origins if key[:length] == table]):
+            return origins[inside[0]]
     return None
 
 

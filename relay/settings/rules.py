@@ -11,7 +11,7 @@ from typing import Final
 from relay.domain.topology import MAX_PATTERN, RELAY_ADVISORIES, covers, subjects_overlap
 from relay.settings.model import ContextSettings, PublishSettings, Settings, StreamSettings, SubscriptionSettings
 from relay.settings.problems import KeyPath, Problem
-from relay.settings.values import CONTEXT_NAME, format_duration
+from relay.settings.values import format_duration
 
 Problems = Iterator[Problem]
 
@@ -24,7 +24,7 @@ def check(settings: Settings) -> list[Problem]:
     """Return all problems of settings whose values are well-formed one by one."""
     problems: list[Problem] = []
     for context in settings.contexts.values():
-        for rule in (_names, _template, _stream_limits, _back_off, _filters, _handler_time, _dead_letters):
+        for rule in (_template, _stream_limits, _back_off, _filters, _handler_time, _dead_letters):
             problems += rule(context)
     for over_all in (_databases, _streams, _durables, _filters_reach):
         problems += over_all(settings)
@@ -40,16 +40,6 @@ def _at(context: ContextSettings, *keys: str) -> KeyPath:
 
 def _sub(subscription: SubscriptionSettings, *keys: str) -> KeyPath:
     return ("contexts", subscription.context, "subscriptions", subscription.name, *keys)
-
-
-def _names(context: ContextSettings) -> Problems:
-    """Check names: they become subject tokens, variables and parts of broker names."""
-    hint = "a-z first, then a-z, 0-9, _ and -, at most 64 characters"
-    if not CONTEXT_NAME.fullmatch(context.name):
-        yield Problem(_at(context), "is not a name for a context", hint)
-    for subscription in context.subscriptions.values():
-        if not CONTEXT_NAME.fullmatch(subscription.name):
-            yield Problem(_sub(subscription), "is not a name for a subscription", hint)
 
 
 def _template(context: ContextSettings) -> Problems:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from relay.domain.topology import is_pattern
 
@@ -22,17 +22,18 @@ _UNITS: Final = {
     "s": timedelta(seconds=1),
     "ms": timedelta(milliseconds=1),
 }
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|d|h|m|s))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|d|h|m|s)")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|d|h|m|s))+")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|d|h|m|s)")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _LONGEST: Final = timedelta(days=36500)
 
 #: As nats-server reads its own configuration file: GB and GiB are both 1024³ bytes.
 _SIZES: Final = {"B": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3, "TB": 1024**4}
-_SIZE = re.compile(r"(\d+)\s*(B|[KMGT]i?B)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+) ?(B|[KMGT]i?B)", re.IGNORECASE)
 
-_NAME: Final = r"[a-z][a-z0-9_-]{0,63}"
-CONTEXT_NAME: Final = re.compile(_NAME)
+#: Names of contexts and subscriptions: subject tokens, variables and parts of broker names.
+CONTEXT_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_BROKER_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 def parse_duration(value: object) -> timedelta:
@@ -161,6 +162,12 @@ def _pattern(value: str) -> str:
     return value
 
 
+def _broker_name(value: str) -> str:
+    if not _BROKER_NAME.fullmatch(value):
+        raise ValueError(f"{value[:80]!r} is not a name for a stream or consumer; write A-Z a-z 0-9 _ -")
+    return value
+
+
 def _unlimited(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() in ("unlimited", "0", "0s") else value
 
@@ -190,7 +197,7 @@ Count = Annotated[int, AfterValidator(_count)]
 Subject = Annotated[str, AfterValidator(_pattern)]
 Subjects = Annotated[tuple[Subject, ...], BeforeValidator(parse_list)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
-BrokerName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+BrokerName = Annotated[str, AfterValidator(_broker_name)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 NatsUrl = Annotated[SecretStr, AfterValidator(_nats_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]

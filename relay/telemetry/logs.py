@@ -13,6 +13,7 @@ from typing import Any, Final
 import structlog
 
 from relay.domain.facts import (
+    DeliveriesRecovered,
     DeliveryExhausted,
     EventDied,
     Fact,
@@ -32,6 +33,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     PublishFailed: logging.WARNING,
     MessageRetried: logging.WARNING,
     DeliveryExhausted: logging.WARNING,
+    DeliveriesRecovered: logging.WARNING,
     MessagesReEnqueued: logging.INFO,
     OutboxEventsPublished: logging.DEBUG,
     MessageProcessed: logging.DEBUG,

@@ -15,8 +15,11 @@ from typing import Any
 
 import nats
 import psycopg
+import redis
 
 from relay.adapters.postgres.migrations import upgrade
+from relay.adapters.redis import create_broker
+from relay.bootstrap import job
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer, processes
 
 ROOT = Path(__file__).parents[2]
@@ -65,10 +68,11 @@ class Fleet:
     max_ack_pending: int = 50
     handler_timeout: str = "10s"
     max_attempts: int = 20
+    postgres_settings: dict[str, str] = field(default_factory=dict)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.postgres = PostgresServer(self.directory / "postgres")
+        self.postgres = PostgresServer(self.directory / "postgres", settings=self.postgres_settings)
         self.nats = NatsServer(self.directory / "nats")
         self.valkey = ValkeyServer(self.directory / "valkey")
 
@@ -114,7 +118,9 @@ class Fleet:
     def relay(self, *arguments: str) -> str:
         """Run the command line tool; returns what it printed. Raises CalledProcessError."""
         command = [sys.executable, "-c", "from relay.cli import main; main()", *arguments]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -135,10 +141,14 @@ class Fleet:
         processes.kill(process.pid)
         process.wait()
 
+    def signal(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+        """Send a signal to a process and all its children."""
+        os.killpg(process.pid, number)
+
     def stop(self, process: subprocess.Popen[bytes], seconds: float = 30) -> int:
         """Send SIGTERM and wait; returns the exit code."""
         process.send_signal(signal.SIGTERM)
-        return process.wait(seconds)
+        return int(process.wait(seconds))
 
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         process = processes.spawn(
@@ -149,6 +159,19 @@ class Fleet:
         )
         self.running.append(process)
         return process
+
+    def flush(self) -> None:
+        """Empty Valkey."""
+        redis.Redis.from_url(self.valkey.url).flushall()
+
+    def send(self, queue: str, actor: str, *arguments: str, times: int = 1) -> None:
+        """Enqueue a job as the scheduler would."""
+        broker = create_broker(self.valkey.url, namespace="relay", middleware=[])
+        broker.enqueue_many([job(queue, actor, *arguments) for _ in range(times)])
+
+    def queue_length(self, queue: str) -> int:
+        """How many jobs of a queue wait or run."""
+        return int(redis.Redis.from_url(self.valkey.url).hlen(f"relay:{queue}.msgs"))
 
     # --- looking ---
 

@@ -78,7 +78,7 @@ class HandlerService:
             number = self._counts[identity]
             now = asyncio.get_running_loop().time()
             self.calls.append(Call(identity, body, dict(request.headers), now))
-        status = self.verdict(body, number)
+        status = await asyncio.to_thread(self.verdict, body, number)
         if status == HANG:
             while not await request.is_disconnected():  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0.05)

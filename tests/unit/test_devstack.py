@@ -36,7 +36,7 @@ def shut(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", [PostgresServer, NatsServer, ValkeyServer])
 def test_a_missing_wheel_says_what_to_install(
-    kind: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Server], tmp_path: Path, shelter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wheels, "distribution", _not_installed)
     server = kind(tmp_path)

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.domain.errors import BrokerUnreachable
-from relay.ports import Delivery
+from relay.ports import ConsumerState, Delivery
 
 #: How long beyond its expiry a pull request may stay unanswered before it is sent again, in seconds.
 _SILENCE: Final = 2.0
@@ -31,6 +31,7 @@ class NatsJetStreamConsumer:
 
     def __init__(self, connection: NatsConnection, *, stream: str, durable: str) -> None:
         self._connection = connection
+        self._stream, self._durable = stream, durable
         self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._client: Client | None = None
         self._arrived: asyncio.Queue[Msg] = asyncio.Queue()
@@ -71,6 +72,17 @@ class NatsJetStreamConsumer:
         text = reason.encode("ascii", "replace")[:200].replace(b"\r", b" ").replace(b"\n", b" ")
         await self._reply(replies, b"+TERM " + text)
 
+    async def state(self) -> ConsumerState:
+        """See the port."""
+        client = await self._connection.client()
+        try:
+            info = await client.jetstream().consumer_info(self._stream, self._durable)
+        except (nats.errors.Error, OSError) as error:
+            raise BrokerUnreachable(f"cannot ask for {self._durable}: {error}") from error
+        floor = info.ack_floor.stream_seq if info.ack_floor else 0
+        delivered = info.delivered.stream_seq if info.delivered else 0
+        return ConsumerState(floor, delivered, info.num_ack_pending or 0)
+
     async def finish(self) -> Sequence[Delivery]:
         """End the open pull request and return what it still delivered.
 
@@ -90,9 +102,7 @@ class NatsJetStreamConsumer:
         client = await self._connection.client()
         try:
             for reply in replies:
-                # A message taken up after JetStream gave it up has nobody to answer to.
-                if reply:
-                    await client.publish(reply, body)
+                await client.publish(reply, body)
         except (nats.errors.Error, OSError) as error:
             raise BrokerUnreachable(f"cannot acknowledge: {error}") from error
 
@@ -143,7 +153,6 @@ class NatsJetStreamConsumer:
             body=msg.data,
             stream=metadata.stream,
             stream_seq=metadata.sequence.stream,
-            delivered=metadata.num_delivered,
         )
 
     def _end_request(self, msg: Msg, status: str) -> None:

@@ -129,6 +129,10 @@ class NatsJetStreamPublisher:
     async def _send(self, client: Client, batch: _Batch, message: Message, rest: list[Message]) -> None:
         if batch.expired:
             return
+        if _size(message) > client.max_payload:
+            # The caller checked against a limit that this server, or a configuration since, has lowered.
+            batch.outcomes[message.id] = RowRejected(f"over the server's limit of {client.max_payload} bytes")
+            return
         self._tokens += 1
         token = str(self._tokens)
         batch.in_flight[token] = (message, rest)
@@ -163,6 +167,11 @@ class NatsJetStreamPublisher:
         batch.stopped = True
         for token in [token for token, owner in self._waiting.items() if owner is batch]:
             del self._waiting[token]
+
+
+def _size(message: Message) -> int:
+    """Bytes of headers and body on the wire, which is what the server limits."""
+    return len(message.body) + sum(len(name) + len(value) + 4 for name, value in message.headers.items()) + 12
 
 
 def _read(msg: Msg, subject: str) -> PublishOutcome:

@@ -6,6 +6,7 @@ and left to an operator, because mending it means to delete messages or the prog
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 _CONNECT_TIMEOUT: Final = 2
+_ANSWER_TIMEOUT: Final = 3
 _NAME_IN_USE: Final = 10058
 _HINTS: Final = {
     10047: "max_bytes is reserved at once: free disk space, raise the server's max_file_store or lower max_bytes",
@@ -94,24 +96,29 @@ class StreamView:
 @asynccontextmanager
 async def connect_once(url: str) -> AsyncIterator[JetStreamContext]:
     """Connect for one command. Raises BrokerUnreachable within a few seconds instead of trying on."""
+    causes: list[str] = []
 
-    async def ignore(_: Exception) -> None: ...  # nats-py prints a traceback otherwise
+    async def note(error: Exception) -> None:
+        causes.append(str(error) or type(error).__name__)
 
     try:
-        client = await nats.connect(
-            servers=[part.strip() for part in url.split(",")],
-            name="relay-cli",
-            allow_reconnect=False,
-            connect_timeout=_CONNECT_TIMEOUT,
-            error_cb=ignore,
-        )
+        async with asyncio.timeout(_CONNECT_TIMEOUT * 2):
+            client = await nats.connect(
+                servers=[part.strip() for part in url.split(",")],
+                name="relay-cli",
+                allow_reconnect=False,
+                max_reconnect_attempts=1,  # counts first attempts too, 60 otherwise
+                reconnect_time_wait=0.1,
+                connect_timeout=_CONNECT_TIMEOUT,
+                error_cb=note,
+            )
     except (OSError, nats.errors.Error, TimeoutError) as error:
-        reason = str(error) or type(error).__name__
+        reason = causes[-1] if causes else str(error) or "no answer"
         raise BrokerUnreachable(
             f"NATS is not reachable: {reason}", hint="is nats_url (NATS_URL) right?"
         ) from error
     try:
-        yield client.jetstream()
+        yield client.jetstream(timeout=_ANSWER_TIMEOUT)
     finally:
         await client.close()
 
@@ -230,9 +237,10 @@ async def _consumer_config(js: JetStreamContext, spec: ConsumerSpec) -> Consumer
 
 async def _consumer_info(js: JetStreamContext, stream: str, durable: str) -> ConsumerInfo | None:
     try:
-        return await js.consumer_info(stream, durable)
+        info: ConsumerInfo = await js.consumer_info(stream, durable)
     except NotFoundError:
         return None
+    return info
 
 
 async def _view(js: JetStreamContext, name: str, durables: Sequence[str]) -> StreamView:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import psycopg
 import psycopg.pq
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from relay.adapters.postgres.sql import statement
@@ -46,13 +46,16 @@ def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, list[Any]]]:
 def insert_psycopg(connection: psycopg.Connection[Any], events: Sequence[OutboxEvent]) -> None:
     """Insert through a psycopg connection. Raises NoTransaction."""
     check_psycopg(connection)
-    connection.execute(*insert(events))
+    # A plain cursor: the connection's own cursor class may want another style of parameters.
+    with psycopg.Cursor(connection) as cursor:
+        cursor.execute(*insert(events))
 
 
 async def insert_psycopg_async(connection: psycopg.AsyncConnection[Any], events: Sequence[OutboxEvent]) -> None:
     """Insert through an asynchronous psycopg connection. Raises NoTransaction."""
     check_psycopg(connection)
-    await connection.execute(*insert(events))
+    async with psycopg.AsyncCursor(connection) as cursor:
+        await cursor.execute(*insert(events))
 
 
 def insert_sqlalchemy(connection: Connection, events: Sequence[OutboxEvent]) -> None:
@@ -77,13 +80,18 @@ def check_psycopg(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[
         )
 
 
-def _check_sqlalchemy(connection: Connection) -> None:
-    if connection.dialect.name != "postgresql" or connection.dialect.driver not in ("psycopg", "psycopg_async"):
+def check_driver(dialect: Dialect) -> None:
+    """Refuse an engine that does not speak to PostgreSQL through psycopg."""
+    if dialect.name != "postgresql" or dialect.driver not in ("psycopg", "psycopg_async"):
         raise UnsupportedTarget(
-            f"the driver {connection.dialect.name}+{connection.dialect.driver} is not supported",
+            f"the driver {dialect.name}+{dialect.driver} is not supported",
             field="target",
             hint="create the engine with postgresql+psycopg://",
         )
+
+
+def _check_sqlalchemy(connection: Connection) -> None:
+    check_driver(connection.dialect)
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise NoTransaction(
             "the connection is in autocommit mode", field="target", hint="use an engine without AUTOCOMMIT"

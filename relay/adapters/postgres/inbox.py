@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -51,6 +51,8 @@ class PostgresInboxAdapter:
             return []
         columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
         columns["headers"] = [json.dumps(dict(row.headers)) for row in rows]
+        columns["reason"] = [row.condemned and clean(row.condemned.reason) for row in rows]
+        columns["kind"] = [row.condemned and row.condemned.kind.value for row in rows]
         async with connection(self._pool) as conn:
             try:
                 cursor = await conn.execute(statement("insert_inbox"), columns)
@@ -109,6 +111,18 @@ class PostgresInboxAdapter:
             )
             return [reply for (reply,) in await cursor.fetchall()]
 
+    async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
+        return await self._range("missing_messages", subscription, stream, after, upto)
+
+    async def finished(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[str]:
+        return await self._range("finished_messages", subscription, stream, after, upto)
+
+    async def _range(self, name: str, subscription: str, stream: str, after: int, upto: int) -> list[Any]:
+        parameters = {"subscription": subscription, "stream": stream, "after": after, "upto": upto}
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement(name), parameters)
+            return [value for (value,) in await cursor.fetchall()]
+
     async def ping(self) -> None:
         async with connection(self._pool) as conn:
             await conn.execute("SELECT 1")
@@ -120,12 +134,7 @@ def clean(text: str) -> str:
 
 
 def _claimed(token: UUID, row: Mapping[str, Any]) -> ClaimedMessage:
-    received_at: datetime = row["received_at"]
     reason = row["dead_letter_reason"]
-    return ClaimedMessage(
-        token=token,
-        row=InboxRow(**{name: row[name] for name in _COLUMNS}, headers=row["headers"]),
-        attempts=row["attempts"],
-        received_at=received_at,
-        dead_letter=None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"])),
-    )
+    condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
+    columns = {name: row[name] for name in _COLUMNS}
+    return ClaimedMessage(token, InboxRow(**columns, headers=row["headers"], condemned=condemned), row["attempts"])

@@ -52,7 +52,13 @@ async def connection(pool: Pool) -> AsyncIterator[Connection]:
     except psycopg.OperationalError as error:
         # Deadlock, lock and statement time-outs belong here too: all of them pass when tried again.
         raise DatabaseUnreachable(first_line(error)) from error
-    except psycopg.InterfaceError as error:
+    except (
+        psycopg.InterfaceError,
+        psycopg.errors.IdleInTransactionSessionTimeout,
+        psycopg.errors.TransactionTimeout,
+        psycopg.errors.ReadOnlySqlTransaction,
+    ) as error:
+        # A process that was paused in a claim lost it; after a failover a replica answers for a moment.
         raise DatabaseUnreachable(first_line(error)) from error
 
 

@@ -2,68 +2,134 @@
 
 Written at the last moment, all at once, they hold the locks of their keys for an instant only, and the
 locks of a whole transaction are taken in one sorted order, so that two transactions cannot deadlock
-over them. A rollback, of a savepoint too, forgets the events added since.
+over them. An event belongs to the innermost transaction it was added in: a released savepoint hands its
+events to the transaction around it, and whatever a transaction still has when it ends is forgotten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy import event as listen
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from relay.adapters.postgres.enqueue import insert_sqlalchemy
+from relay.adapters.postgres.enqueue import check_driver, insert_sqlalchemy
+from relay.domain.errors import NoTransaction, UnsupportedTarget
 from relay.domain.model import OutboxEvent
 
 _KEY: Final = "jetrelay_outbox"
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """Events, and the transactions whose rollback takes them back: the savepoint and all around it."""
+@dataclass(slots=True)
+class _Waiting:
+    """The events of ``session`` that are not written yet, each batch with its transaction.
 
-    events: Sequence[OutboxEvent]
-    transactions: tuple[SessionTransaction, ...]
+    ``announced``: a savepoint is about to be released. ``written``: the commit is under way and has
+    written its events; what is added from now on, by listeners of the flush say, is written at once.
+    """
+
+    session: Session
+    batches: list[tuple[SessionTransaction, Sequence[OutboxEvent]]] = field(default_factory=list)
+    announced: bool = False
+    written: bool = False
 
 
 def collect(session: Session, events: Sequence[OutboxEvent]) -> None:
-    """Keep ``events`` in the session until it commits."""
-    if _KEY not in session.info:
-        session.info[_KEY] = []
+    """Keep ``events`` in the session until it commits. Raises NoTransaction, UnsupportedTarget."""
+    if not events:
+        return
+    _check_bind(session)
+    transaction = _innermost(session)
+    waiting = _watch(session)
+    if waiting.written:
+        insert_sqlalchemy(session.connection(), events)
+    else:
+        waiting.batches.append((transaction, tuple(events)))
+
+
+def _check_bind(session: Session) -> None:
+    try:
+        bind = session.get_bind()
+    except UnboundExecutionError as error:
+        raise UnsupportedTarget(
+            "the session has no default engine", field="target", hint="create it with Session(engine)"
+        ) from error
+    check_driver(bind.dialect)
+
+
+def _innermost(session: Session) -> SessionTransaction:
+    """Return the session's current transaction or savepoint; one is begun if need be, as ``session.add`` does."""
+    if not session.in_transaction():
+        if not session.autobegin:
+            raise NoTransaction("the session has not begun a transaction", field="target")
+        session.begin()
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    if transaction is None or not transaction.is_active:
+        raise NoTransaction(
+            "the session's transaction is over",
+            field="target",
+            hint="add events before the commit; after an error roll the session back first",
+        )
+    return transaction
+
+
+def _watch(session: Session) -> _Waiting:
+    """Return what waits in the session. On first sight its commits get a listener of their own.
+
+    On the session itself, so that it comes after the application's listeners of all sessions, which may
+    still complete rows that the flush would refuse.
+    """
+    waiting: _Waiting | None = session.info.get(_KEY)
+    if waiting is None or waiting.session is not session:
+        # The second: applications copy ``info`` from one session to another.
+        waiting = session.info[_KEY] = _Waiting(session)
         listen.listen(session, "before_commit", _write)
-        listen.listen(session, "after_soft_rollback", _forget)
-    session.info[_KEY].append(_Pending(tuple(events), _enclosing(session)))
-
-
-def pending(session: Session) -> list[OutboxEvent]:
-    """The events that the session's commit will write."""
-    return [event for batch in session.info.get(_KEY, ()) for event in batch.events]
-
-
-def _enclosing(session: Session) -> tuple[SessionTransaction, ...]:
-    current = session.get_nested_transaction() or session.get_transaction()
-    found = []
-    while current is not None:
-        found.append(current)
-        current = current.parent
-    return tuple(found)
+    return waiting
 
 
 def _write(session: Session) -> None:
-    if not pending(session):
+    waiting = _watch(session)
+    if session.in_nested_transaction() and not waiting.announced:
+        # A savepoint's release, as a rule, which writes nothing. If it is the commit of a transaction around
+        # it, the next announcement follows before anything else happens.
+        waiting.announced = True
         return
     # Listeners of the flush may add events of their own, so the flush that a commit does anyway comes first.
     session.flush()
-    events = pending(session)
-    session.info[_KEY].clear()
-    insert_sqlalchemy(session.connection(), events)
+    events = [event for _, batch in waiting.batches for event in batch]
+    if events:
+        insert_sqlalchemy(session.connection(), events)
+    waiting.batches.clear()
+    waiting.written = True
 
 
-def _forget(session: Session, rolled_back: SessionTransaction) -> None:
-    kept = [batch for batch in session.info[_KEY] if rolled_back not in batch.transactions]
-    if not session.in_transaction():
-        # The whole transaction is gone, and with it what was added before it had begun to talk to the database.
-        kept = []
-    session.info[_KEY][:] = kept
+@listen.listens_for(Session, "after_transaction_create")
+def _on_create(session: Session, _: SessionTransaction) -> None:
+    # Not only when an event is added: the first one may come from a listener, in the middle of a commit.
+    _watch(session)
+
+
+@listen.listens_for(Session, "after_commit")
+def _on_commit(session: Session) -> None:
+    released = session.get_nested_transaction()
+    if released is None or released.parent is None:
+        return
+    waiting = _watch(session)
+    waiting.announced = False
+    waiting.batches = [
+        (released.parent if owner is released else owner, batch) for owner, batch in waiting.batches
+    ]
+
+
+@listen.listens_for(Session, "after_transaction_end")
+def _on_end(session: Session, ended: SessionTransaction) -> None:
+    waiting = _watch(session)
+    if ended.parent is None:
+        waiting.batches.clear()
+        waiting.announced = waiting.written = False
+    elif ended.nested:
+        waiting.announced = False
+        waiting.batches = [(owner, batch) for owner, batch in waiting.batches if owner is not ended]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from typing import LiteralString, cast
+from typing import LiteralString
 
 
 @cache
 def statement(name: str) -> LiteralString:
-    """The statement in ``sql/<name>.sql``, without its comment lines; read once per process.
+    """Return the statement in ``sql/<name>.sql`` without its comment lines; each file is read once per process.
 
-    A file of the package is as trustworthy as a literal, so psycopg takes it as a query.
+    Typed as a literal: a file of the package is as trustworthy as one, and psycopg asks for it.
     """
     text = resources.files("relay.adapters.postgres").joinpath("sql", f"{name}.sql").read_text("utf-8")
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("--")]
-    return cast("LiteralString", "\n".join(lines).strip())
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--")).strip()

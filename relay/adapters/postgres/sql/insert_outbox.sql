@@ -3,6 +3,8 @@
 -- The locks come before the sequence numbers: whoever writes a key waits here until the transaction
 -- that wrote it last is over, so seq order within a key is commit order. Sorted, to avoid deadlocks.
 -- The shared lane lock lets a transaction of very many keys lock whole lanes instead.
+-- occurred_at: now() is the start of the transaction, which may be minutes ago, and the table admits
+-- nothing later than a minute after it.
 WITH event AS MATERIALIZED (
     SELECT *
     FROM unnest(
@@ -27,7 +29,8 @@ WITH event AS MATERIALIZED (
 INSERT INTO outbox_events (
     id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
     correlation_id, causation_id, partition_key, topic, headers, available_at)
-SELECT id, aggregate_type, aggregate_id, event_type, event_version, payload::jsonb, occurred_at,
+SELECT id, aggregate_type, aggregate_id, event_type, event_version, payload::jsonb,
+       LEAST(occurred_at, now() + interval '1 minute'),
        correlation_id, causation_id, partition_key, topic, headers::jsonb, available_at
 FROM event, locked
 WHERE locked.locks >= 0

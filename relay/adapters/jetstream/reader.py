@@ -1,0 +1,40 @@
+"""Single messages of a stream, for those that never arrived by delivery."""
+
+from __future__ import annotations
+
+import nats.errors
+import nats.js.errors
+
+from relay.adapters.jetstream.connection import NatsConnection
+from relay.domain.errors import BrokerUnreachable
+from relay.ports import Delivery
+
+
+class StreamReader:
+    """Reads the messages of one durable's stream by sequence, ready to be accepted and acknowledged.
+
+    The reply subject is made up: the server finds what is acknowledged by the stream sequence in it.
+    """
+
+    def __init__(self, connection: NatsConnection, *, stream: str, durable: str, filter_subject: str) -> None:
+        self._connection = connection
+        self._stream, self._durable, self._filter = stream, durable, filter_subject
+
+    async def next(self, seq: int) -> Delivery | None:
+        """The consumer's first message at ``seq`` or after it, or None. Raises BrokerUnreachable."""
+        client = await self._connection.client()
+        try:
+            message = await client.jetstream().get_msg(self._stream, seq, subject=self._filter, next=True)
+        except nats.js.errors.NotFoundError:
+            return None
+        except (nats.errors.Error, OSError) as error:
+            raise BrokerUnreachable(f"cannot read the stream: {error}") from error
+        found = message.seq or seq
+        return Delivery(
+            subject=message.subject or "",
+            reply=f"$JS.ACK.{self._stream}.{self._durable}.1.{found}.{found}.0.0",
+            headers={name: str(value) for name, value in (message.headers or {}).items()},
+            body=message.data or b"",
+            stream=self._stream,
+            stream_seq=found,
+        )

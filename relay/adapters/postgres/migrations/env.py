@@ -1,0 +1,21 @@
+"""What Alembic runs to reach the database: the connection it is handed, or none when it prints SQL."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from relay.adapters.postgres.migrations import VERSION_TABLE
+from relay.adapters.postgres.schema import metadata
+
+_URL = "postgresql+psycopg://"  # names the dialect, for SQL that is only printed
+
+connection = context.config.attributes.get("connection")
+context.configure(
+    connection=connection,
+    url=None if connection else _URL,
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+    literal_binds=connection is None,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,135 @@
+"""The tables of a context's database (SDS-047 §9, extended by DESIGN §4) as SQLAlchemy sees them.
+
+For reads, for Alembic's comparison and for applications that want the tables in their own metadata. The
+migrations are the truth: only they make the triggers, the storage parameters and the wake-up row.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    Uuid,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
+
+metadata: Final = MetaData()
+
+_TIME: Final = TIMESTAMP(timezone=True)
+_ZERO: Final = text("0")
+_NOW: Final = text("now()")
+_EMPTY: Final = text("'{}'::jsonb")
+
+#: Events written in an application's transaction, waiting for or past publication (OutboxEvent, §2.1).
+outbox_events: Final = Table(
+    "outbox_events",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("aggregate_type", Text, nullable=False),
+    Column("aggregate_id", Text, nullable=False),
+    Column("event_type", Text, nullable=False),
+    Column("event_version", Integer, nullable=False, server_default=text("1")),
+    Column("payload", JSONB, nullable=False),
+    Column("occurred_at", _TIME, nullable=False, server_default=_NOW),
+    Column("correlation_id", Uuid),
+    Column("causation_id", Uuid),
+    Column("published_at", _TIME),
+    Column("publish_attempts", Integer, nullable=False, server_default=_ZERO),
+    Column("publish_error", Text),
+    Column("seq", BigInteger, Identity(always=False), nullable=False),
+    Column("partition_key", Text, nullable=False),
+    Column("topic", Text),
+    Column("headers", JSONB, nullable=False, server_default=_EMPTY),
+    Column("available_at", _TIME),
+    Column("dead_at", _TIME),
+    Column("published_stream", Text),
+    Column("published_seq", BigInteger),
+    Column("published_duplicate", Boolean),
+    Column("generation", Integer, nullable=False, server_default=_ZERO),
+    CheckConstraint("occurred_at <= NOW() + INTERVAL '1 minute'", name="chk_occurred_not_future"),
+)
+
+_outbox: Final = outbox_events.c
+_live: Final = _outbox.published_at.is_(None) & _outbox.dead_at.is_(None)
+Index("idx_outbox_unpublished", _outbox.occurred_at, postgresql_where=_outbox.published_at.is_(None))
+Index("idx_outbox_correlation", _outbox.correlation_id)
+Index("idx_outbox_ready", _outbox.seq, postgresql_where=_live & _outbox.available_at.is_(None))
+Index("idx_outbox_due", _outbox.available_at, postgresql_where=_live & _outbox.available_at.is_not(None))
+Index(
+    "idx_outbox_failed",
+    func.hashtext(_outbox.partition_key),
+    _outbox.seq,
+    postgresql_where=_outbox.published_at.is_(None) & (_outbox.publish_attempts > _ZERO),
+)
+Index(
+    "idx_outbox_dead",
+    _outbox.dead_at,
+    postgresql_where=_outbox.dead_at.is_not(None) & _outbox.published_at.is_(None),
+)
+
+#: Messages received from a stream, each handled once in effect (InboxMessage, §2.1).
+inbox_messages: Final = Table(
+    "inbox_messages",
+    metadata,
+    Column("message_id", Uuid, primary_key=True),
+    Column("subject", Text, nullable=False),
+    Column("received_at", _TIME, nullable=False, server_default=_NOW),
+    Column("processed_at", _TIME),
+    Column("attempts", Integer, nullable=False, server_default=_ZERO),
+    Column("last_error", Text),
+    Column("subscription", Text),
+    Column("stream", Text),
+    Column("stream_seq", BigInteger),
+    Column("ack_subject", Text),
+    Column("body", LargeBinary),
+    Column("headers", JSONB, nullable=False, server_default=_EMPTY),
+    Column("event_type", Text),
+    Column("event_version", Integer),
+    Column("occurred_at", _TIME),
+    Column("partition_key", Text),
+    Column("correlation_id", Uuid),
+    Column("causation_id", Uuid),
+    Column("next_attempt_at", _TIME),
+    Column("enqueued_at", _TIME),
+    Column("claim_token", Uuid),
+    Column("claimed_until", _TIME),
+    Column("dead_letter_reason", Text),
+    Column("dead_letter_class", Text),
+    Column("dead_lettered_at", _TIME),
+    CheckConstraint(  # POL-047-004
+        "processed_at IS NULL OR processed_at >= received_at", name="chk_inbox_processed_after_received"
+    ),
+)
+
+_inbox: Final = inbox_messages.c
+_open: Final = _inbox.processed_at.is_(None)
+Index("idx_inbox_unprocessed", _inbox.received_at, postgresql_where=_open)
+Index("idx_inbox_sweep", _inbox.enqueued_at, postgresql_where=_open & _inbox.dead_lettered_at.is_(None))
+Index("idx_inbox_correlation", _inbox.correlation_id)
+Index("idx_inbox_stream", _inbox.stream, _inbox.stream_seq)
+Index(
+    "idx_inbox_dead_lettered",
+    _inbox.dead_lettered_at,
+    postgresql_where=_inbox.dead_lettered_at.is_not(None),
+)
+
+#: One row: whether the publisher sleeps and wants a NOTIFY (DESIGN §5, Wake).
+relay_wakeup: Final = Table(
+    "relay_wakeup",
+    metadata,
+    Column("id", Boolean, CheckConstraint("id"), primary_key=True, server_default=text("true")),
+    Column("sleeping", Boolean, nullable=False, server_default=text("false")),
+)

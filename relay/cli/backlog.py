@@ -1,0 +1,60 @@
+"""`relay backlog`: what waits in each context, QRY-050 and QRY-051."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from relay.adapters.postgres.reads import open_backlog_reader
+from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.queries import InboxBacklog, OutboxBacklog
+
+Backlog = tuple[OutboxBacklog, InboxBacklog]
+
+
+def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """Show how many events and messages wait, since when, and how many failed or died."""
+    answers, complete = visit(context, lambda url: asyncio.run(_read(url)))
+    if as_json:
+        print(json.dumps([_plain(name, found) for name, found in answers.items()], indent=2, default=_timestamp))
+    elif answers:
+        Console().print(_table(answers))
+    if not complete:
+        raise typer.Exit(1)
+
+
+async def _read(url: str) -> Backlog:
+    async with open_backlog_reader(url) as reader:
+        return await reader.outbox_backlog(), await reader.inbox_backlog()
+
+
+def _plain(name: str, found: Backlog) -> dict[str, object]:
+    outbox, inbox = found
+    return {"context": name, "outbox": asdict(outbox), "inbox": asdict(inbox)}
+
+
+def _table(answers: dict[str, Backlog]) -> Table:
+    table = Table("context", "table", box=None, pad_edge=False)
+    for heading in ("waiting", "oldest", "age", "tried > 3", "dead"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, (outbox, inbox) in answers.items():
+        table.add_row(name, "outbox", *_waiting(outbox), "", str(outbox.dead))
+        table.add_row("", "inbox", *_waiting(inbox), str(inbox.failed_attempts), str(inbox.dead_lettered))
+    return table
+
+
+def _waiting(found: OutboxBacklog | InboxBacklog) -> tuple[str, str, str]:
+    if found.oldest_at is None:
+        return str(found.count), "", ""
+    age = timedelta(seconds=int(found.oldest_age_seconds))
+    return str(found.count), _timestamp(found.oldest_at), str(age)
+
+
+def _timestamp(value: datetime) -> str:
+    return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z"

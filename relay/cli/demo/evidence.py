@@ -1,0 +1,150 @@
+"""Read from servers what became of the demo's events. Nothing here trusts what the fleet says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from nats.js import JetStreamContext
+from sqlalchemy import DateTime, Engine, Integer, Select, Uuid, column, create_engine, func, select, table
+
+from relay.adapters.jetstream.topology import connect_once
+from relay.cli.demo.accounts import Books
+from relay.cli.demo.scenario import Production, Vibe
+from relay.devstack import sample
+from relay.domain.envelope import MSG_ID
+from relay.settings import Settings
+
+PRODUCER: Final = "vibespro"
+CONSUMER: Final = "sea"
+
+_outbox = table("outbox_events", column("id", Uuid), column("published_at", DateTime(timezone=True)))
+_inbox = table(
+    "inbox_messages",
+    column("message_id", Uuid),
+    column("processed_at", DateTime(timezone=True)),
+    column("dead_lettered_at", DateTime(timezone=True)),
+    column("attempts", Integer),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The live figures, in the order in which an event passes them."""
+
+    committed: int
+    published: int
+    received: int
+    handled: int
+    retried: int
+    dead_lettered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Seconds from the write of the business row, just before its commit, sorted.
+
+    ``handled`` leaves out what the handler refused at first: its waiting is wanted.
+    """
+
+    published: Sequence[float]
+    handled: Sequence[float]
+
+
+class Evidence:
+    """Both databases and the broker, read only."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.producer = _engine(settings, PRODUCER)
+        self._consumer = _engine(settings, CONSUMER)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.producer.dispose()
+        self._consumer.dispose()
+
+    def counts(self) -> Counts:
+        """Count where the events are now. Upstream is read last, so that no stage seems ahead of the one before."""
+        inbox = self._rows(
+            self._consumer,
+            select(
+                func.count().label("received"),
+                func.count(_inbox.c.processed_at).label("handled"),
+                func.count().filter(_inbox.c.attempts > 1).label("retried"),
+                func.count(_inbox.c.dead_lettered_at).label("dead_lettered"),
+            ).select_from(_inbox),
+        )[0]
+        published = self._rows(self.producer, select(func.count(_outbox.c.published_at)))[0][0]
+        committed = self._rows(self.producer, select(func.count()).select_from(Vibe))[0][0]
+        return Counts(committed=committed, published=published, **inbox._mapping)  # noqa: SLF001 - its public name
+
+    async def unacknowledged(self) -> int:
+        """Count the messages that JetStream has not seen acknowledged, delivered or not."""
+        [subscription] = self._settings.contexts[CONSUMER].subscriptions.values()
+        async with connect_once(self._settings.nats_url.get_secret_value()) as js:
+            info = await js.consumer_info(subscription.stream, subscription.durable)
+        return (info.num_ack_pending or 0) + (info.num_pending or 0)
+
+    async def books(self, production: Production) -> Books:
+        """Read everything, id by id."""
+        outbox = self._rows(self.producer, select(_outbox.c.id, _outbox.c.published_at))
+        inbox = self._rows(self._consumer, select(_inbox))
+        done = select(sample.calls.c.message_id).where(sample.calls.c.status == sample.OK)
+        async with connect_once(self._settings.nats_url.get_secret_value()) as js:
+            stream = await _message_ids(js, self._settings.contexts[PRODUCER].stream.name)
+            dlq = await _message_ids(js, self._settings.contexts[CONSUMER].dlq.name)
+        return Books(
+            committed=production.committed,
+            rolled_back=production.rolled_back,
+            business=[row.event_id for row in self._rows(self.producer, select(Vibe.event_id))],
+            outbox={row.id for row in outbox},
+            published={row.id for row in outbox if row.published_at},
+            stream=stream,
+            received={row.message_id for row in inbox},
+            handled={row.message_id for row in inbox if row.processed_at},
+            dead_lettered={row.message_id for row in inbox if row.dead_lettered_at},
+            effects=[row.message_id for row in self._rows(self._consumer, done)],
+            dlq=dlq,
+            unacknowledged=await self.unacknowledged(),
+        )
+
+    def answers(self) -> Mapping[UUID, Sequence[int]]:
+        """Return the statuses the handler gave, in order, by message."""
+        calls = sample.calls.c
+        rows = self._rows(self._consumer, select(calls.message_id, calls.status).order_by(calls.number))
+        found: dict[UUID, list[int]] = {}
+        for row in rows:
+            found.setdefault(row.message_id, []).append(row.status)
+        return found
+
+    def latencies(self) -> Latencies:
+        """Measure by the clock of the database server, which stamps both ends."""
+        written = {row.event_id: row.created_at for row in self._rows(self.producer, select(Vibe.event_id, Vibe.created_at))}
+        published = self._rows(self.producer, select(_outbox.c.id, _outbox.c.published_at))
+        at_once = select(_inbox.c.message_id, _inbox.c.processed_at).where(_inbox.c.attempts == 1)
+        return Latencies(_seconds(written, published), _seconds(written, self._rows(self._consumer, at_once)))
+
+    def _rows(self, engine: Engine, query: Select[Any]) -> Sequence[Any]:
+        with engine.connect() as connection:
+            return connection.execute(query).all()
+
+
+def _engine(settings: Settings, context: str) -> Engine:
+    url = settings.contexts[context].database_url.get_secret_value()
+    return create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
+
+
+def _seconds(begin: Mapping[UUID, datetime], rows: Sequence[tuple[UUID, datetime | None]]) -> list[float]:
+    return sorted((end - begin[id]).total_seconds() for id, end in rows if end and id in begin)
+
+
+async def _message_ids(js: JetStreamContext, stream: str) -> list[UUID]:
+    """Return the message id of every message of a stream, in order."""
+    total = (await js.stream_info(stream)).state.messages
+    subscription = await js.subscribe("", stream=stream, ordered_consumer=True)
+    messages = [await subscription.next_msg(timeout=5) for _ in range(total)]
+    return [UUID((message.headers or {})[MSG_ID]) for message in messages]

@@ -1,0 +1,92 @@
+"""`relay dev`: the whole system on this machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from relay.devstack.fleet import Fleet
+    from relay.devstack.logs import LogConsole
+
+
+def dev(
+    directory: Annotated[Path, typer.Option(help="Where the servers keep their data and logs.")] = Path(".relay"),
+    processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each, for handlers.")] = 8,
+    handler: Annotated[
+        bool, typer.Option(help="Sample handlers instead of the handlers that relay.toml names.")
+    ] = True,
+) -> None:
+    """Run servers, scheduler, workers and sample handlers until Ctrl-C, on the contexts of relay.toml.
+
+    PostgreSQL, NATS and Valkey are started here and stand in for the servers of the configuration,
+    which are not touched. Status 1 when a process ends by itself.
+    """
+    from relay.devstack.fleet import Fleet, FleetOptions
+    from relay.devstack.interrupts import interruptible
+    from relay.devstack.logs import LogConsole
+
+    console = LogConsole()
+    options = FleetOptions(directory=directory, processes=processes, threads=threads, handler=handler)
+    fleet = Fleet(options, console)
+    with interruptible():
+        try:
+            console.start()
+            failed = _run(fleet, console)
+        finally:
+            close(fleet, console)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run(fleet: Fleet, console: LogConsole) -> bool:
+    """Start and watch; returns whether something went wrong."""
+    begin = time.monotonic()
+    try:
+        fleet.start()
+        console.say(f"ready after {time.monotonic() - begin:.1f} s\n{describe(fleet)}\nCtrl-C stops everything")
+        return watch(fleet, console)
+    except KeyboardInterrupt:
+        console.say("stopping (Ctrl-C again kills)")
+        return False
+
+
+def watch(fleet: Fleet, console: LogConsole) -> bool:
+    """Wait until a process ends by itself, and say so; False when only our reader went away."""
+    while not console.closed.wait(0.2):
+        if failure := fleet.ended():
+            console.say(failure)
+            return True
+    return False
+
+
+def close(fleet: Fleet, console: LogConsole) -> None:
+    """Stop the fleet and print the rest of its logs; another signal meanwhile kills it."""
+    from relay.devstack.interrupts import ignore_interrupts
+
+    try:
+        fleet.stop()
+    except KeyboardInterrupt:
+        ignore_interrupts()
+        console.say("killing")
+        fleet.kill()
+    finally:
+        console.stop()
+
+
+def describe(fleet: Fleet) -> str:
+    """List what runs where."""
+    settings = fleet.configuration.settings
+    rows = [
+        (f"database {name}", found.database_url.get_secret_value()) for name, found in settings.contexts.items()
+    ]
+    rows += [("NATS", fleet.stack.nats.url), ("NATS monitor", fleet.stack.nats.monitor_url)]
+    rows += [("Redis", fleet.stack.valkey.url)]
+    rows += [(f"handler of {name}", url) for name, url in fleet.handlers.items()]
+    rows += [("logs", str(fleet.stack.directory / "logs"))]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

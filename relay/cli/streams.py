@@ -1,0 +1,89 @@
+"""`relay streams`: the streams and consumers on the broker against relay.toml."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import typer
+from nats.js import JetStreamContext
+
+from relay.adapters.jetstream import topology
+from relay.adapters.jetstream.topology import Change, Difference, StreamView
+from relay.cli.contexts import ContextOption, JsonOption
+from relay.domain.topology import ConsumerSpec, StreamSpec
+from relay.settings import load_settings
+
+T = TypeVar("T")
+Action = Callable[[JetStreamContext, Sequence[StreamSpec], Sequence[ConsumerSpec]], Awaitable[list[T]]]
+
+app = typer.Typer(help="Create, compare and show the streams and consumers of relay.toml.", no_args_is_help=True)
+
+
+@app.command()
+def ensure(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """Create what is missing, update what differs, delete nothing. Status 1 if something cannot be changed."""
+    changes = _run(topology.ensure, context)
+    _print(changes, _change_line, "Nothing to do.", as_json)
+    if any(change.action == "refused" for change in changes):
+        raise typer.Exit(1)
+
+
+@app.command()
+def diff(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """Compare the broker with relay.toml and change nothing. Status 1 if they differ."""
+    differences = _run(topology.diff, context)
+    _print(differences, _difference_line, "No differences.", as_json)
+    if differences:
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """Show what streams hold and how far consumers have come."""
+    _print(_run(topology.show, context), _view_lines, "Nothing declared.", as_json)
+
+
+def _run(action: Action[T], context: str | None) -> list[T]:
+    settings = load_settings()
+    streams, consumers = settings.streams(context), settings.consumers(context)
+
+    async def once() -> list[T]:
+        async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+            return await action(js, streams, consumers)
+
+    return asyncio.run(once())
+
+
+def _print(items: Sequence[Any], line: Callable[[Any], str], nothing: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(item) for item in items], indent=2))
+    else:
+        print("\n".join(map(line, items)) or nothing)
+
+
+def _change_line(change: Change) -> str:
+    fields = f": {', '.join(change.fields)}" if change.fields else ""
+    rest = " (only deleting it and making it anew changes this)" if change.action == "refused" else ""
+    return f"{change.action} {change.kind} {change.name}{fields}{rest}"
+
+
+def _difference_line(found: Difference) -> str:
+    if found.missing:
+        return f"{found.kind} {found.name}: missing"
+    rest = "" if found.changeable else " (only deleting it and making it anew changes this)"
+    return f"{found.kind} {found.name}: {found.field} is {found.actual}, should be {found.expected}{rest}"
+
+
+def _view_lines(view: StreamView) -> str:
+    if not view.exists:
+        return f"{view.name}: missing"
+    span = f"sequence {view.first_seq} to {view.last_seq}, subjects {', '.join(view.subjects)}"
+    lines = [f"{view.name}: {view.messages} messages, {view.size_bytes} bytes, {span}"]
+    for found in view.consumers:
+        counts = f"{found.waiting} waiting, {found.unacknowledged} unacknowledged, {found.redelivered} redelivered"
+        lines.append(f"  {found.durable}: {counts}")
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""The configuration of a development fleet: the user's own, with every server replaced by ours.
+
+Whatever relay.toml or the shell say about databases, NATS and Redis, a development fleet never connects
+to them: it would migrate them and handle their messages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from relay.devstack.stack import DevStack
+from relay.settings import Settings, load_settings
+
+#: Names that settings read and that point to servers.
+_SERVERS: Final = ("DATABASE_URL", "NATS_URL", "REDIS_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL")
+_PRODUCT: Final = ("RELAY_", "NATS_")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings, and the environment in which a process of ours reads the same settings."""
+
+    settings: Settings
+    environment: Mapping[str, str]
+
+
+def base_environment(*, inherit: bool = True) -> dict[str, str]:
+    """Return our environment without the servers it names; not ``inherit``: without any setting of ours."""
+    kept = {name: value for name, value in os.environ.items() if name not in _SERVERS}
+    if inherit:
+        return kept
+    return {name: value for name, value in kept.items() if not name.startswith(_PRODUCT)}
+
+
+def declared(config: Path | None, environment: Mapping[str, str]) -> Settings:
+    """Read the configuration before there are servers: its contexts and subscriptions. Raises ConfigurationError."""
+    return load_settings(config, {**environment, "DATABASE_URL": "postgresql://localhost/{context}"})
+
+
+def configure(
+    stack: DevStack,
+    config: Path | None,
+    environment: Mapping[str, str],
+    handlers: Mapping[str, str],
+) -> Configuration:
+    """Point the configuration to the stack's servers, and contexts to the sample ``handlers`` at these URLs."""
+    ours = {**environment, "NATS_URL": stack.nats.url, "REDIS_URL": stack.valkey.url}
+    if config is not None:
+        ours["RELAY_CONFIG"] = str(config.absolute())
+    for name, context in declared(config, environment).contexts.items():
+        ours[variable(name, "DATABASE_URL")] = stack.postgres.url_of(name)
+        if name in handlers:
+            for subscription in context.subscriptions:
+                ours[variable(name, "SUBSCRIPTIONS", subscription, "HANDLER")] = handlers[name]
+    return Configuration(load_settings(config, ours), ours)
+
+
+def variable(context: str, *path: str) -> str:
+    """Return the variable that sets a key of a context."""
+    return "__".join(("RELAY_CONTEXTS", context, *path)).upper().replace("-", "_")

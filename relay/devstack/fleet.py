@@ -1,0 +1,237 @@
+"""The whole system on one machine: servers, scheduler, workers and a sample handler for each consuming context."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import psutil
+
+from relay.devstack import configuration, prepare, processes
+from relay.devstack.configuration import Configuration
+from relay.devstack.errors import DevStackError, ServerFailed
+from relay.devstack.logs import LogConsole, last_lines
+from relay.devstack.ports import LOOPBACK, free_port
+from relay.devstack.stack import DevStack
+from relay.domain.errors import MissingExtraError
+
+#: Tells our processes, and whatever they start, from all others: a fleet that was killed is found by it.
+_MARK: Final = "JETRELAY_FLEET"
+_READY_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 20.0
+_LOG_LIMIT_BYTES: Final = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """What to run: ``processes`` with ``threads`` each, and whether sample handlers stand in for the real ones.
+
+    ``inherit``: whether RELAY_* variables of the shell count. ``environment`` wins over them and the file.
+    ``fresh``: with empty databases and streams.
+    """
+
+    directory: Path
+    config: Path | None = None
+    processes: int = 1
+    threads: int = 8
+    handler: bool = True
+    inherit: bool = True
+    fresh: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+class Fleet:
+    """Starts everything in order, watches it, stops it in the opposite order. Used from one thread.
+
+    Children end when this process does, however it ends; what outlives it is ended by the next start in
+    the same directory.
+    """
+
+    def __init__(self, options: FleetOptions, console: LogConsole | None = None) -> None:
+        self.options = options
+        self.stack = DevStack(options.directory)
+        self.handlers: dict[str, str] = {}
+        self._console = console
+        self._configuration: Configuration | None = None
+        self._members: list[_Member] = []
+
+    @property
+    def configuration(self) -> Configuration:
+        """What the processes run with; raises DevStackError before the start."""
+        if self._configuration is None:
+            raise DevStackError("the fleet was never started")
+        return self._configuration
+
+    def start(self) -> None:
+        """Start everything and return once every process is connected.
+
+        Raises ConfigurationError, MissingExtraError, StackBusy and ServerFailed; call `stop` also then.
+        """
+        environment = {**configuration.base_environment(inherit=self.options.inherit), **self.options.environment}
+        contexts = configuration.declared(self.options.config, environment).contexts
+        if self.options.handler:
+            _check_extra("fastapi", "uvicorn")
+        self.stack.start()
+        _end_leftovers(self.stack.directory)
+        self.handlers = {
+            name: f"http://{LOOPBACK}:{free_port()}/handle"
+            for name, context in contexts.items()
+            if self.options.handler and context.subscriptions
+        }
+        self._configuration = configuration.configure(self.stack, self.options.config, environment, self.handlers)
+        if self.options.fresh:
+            prepare.wipe(self.stack, self.configuration.settings)
+        prepare.prepare(self.stack, self.configuration.settings)
+        self._follow_servers()
+        self._start_members()
+        self._await_ready()
+
+    def ended(self) -> str | None:
+        """Say which process is not there any more, with the last lines of its log; None while all is well."""
+        for member in self._members:
+            if (code := member.process.poll()) is not None:
+                return f"{member.name} ended with status {code}; its last lines:\n{last_lines(member.log)}"
+        for server in self.stack.servers:
+            if not server.running:
+                return f"{server.name} ended; its last lines:\n{last_lines(server.log_path)}"
+        return None
+
+    def stop(self) -> None:
+        """End everything gently: scheduler and workers finish their work, then handlers, then servers."""
+        handlers = [member for member in self._members if member.name.startswith("handler")]
+        others = [member for member in self._members if member not in handlers]
+        for group in (others, handlers):
+            for member in group:
+                with contextlib.suppress(ProcessLookupError):
+                    member.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + _STOP_SECONDS
+            for member in group:
+                _end(member.process, deadline)
+        self._members.clear()
+        self.stack.stop()
+
+    def kill(self) -> None:
+        """End everything at once."""
+        for member in self._members:
+            processes.kill(member.process.pid)
+            member.process.wait()
+        for server in self.stack.servers:
+            server.kill()
+        self.stack.stop()
+
+    # --- how ---
+
+    def _start_members(self) -> None:
+        python = [sys.executable, "-m"]
+        for context, url in self.handlers.items():
+            name = "handler" if len(self.handlers) == 1 else f"handler-{context}"
+            port = str(urlsplit(url).port)
+            self._start(name, [*python, "relay.devstack.sample", "--context", context, "--port", port])
+        size = ["--processes", str(self.options.processes), "--threads", str(self.options.threads)]
+        patience = ["--worker-shutdown-timeout", str(int((_STOP_SECONDS - 5) * 1000))]
+        self._start("worker", [*python, "dramatiq", "relay.actors", *size, *patience])
+        self._start("scheduler", [*python, "scheduler"])
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        logs = self.stack.directory / "logs"
+        logs.mkdir(exist_ok=True)
+        log = logs / f"{name}.log"
+        if log.exists() and log.stat().st_size > _LOG_LIMIT_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+        self._follow(name, log)
+        environment = {
+            "RELAY_LOG_FORMAT": "console",
+            "PYTHONUNBUFFERED": "1",
+            **self.configuration.environment,
+            _MARK: str(self.stack.directory),
+        }
+        process = processes.spawn(command, log=log, directory=Path.cwd(), environment=environment)
+        self._members.append(_Member(name, process, log))
+
+    def _follow(self, name: str, log: Path) -> None:
+        if self._console is not None:
+            self._console.follow(name, log)
+
+    def _follow_servers(self) -> None:
+        for server in self.stack.servers:
+            self._follow(server.name, server.log_path)
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + _READY_SECONDS
+        while missing := next(self._not_ready(), None):
+            if failure := self.ended():
+                raise ServerFailed(failure)
+            if time.monotonic() > deadline:
+                raise ServerFailed(
+                    f"{missing} is not ready after {_READY_SECONDS:.0f} s; see {self._members[0].log.parent}"
+                )
+            time.sleep(0.05)
+
+    def _not_ready(self) -> Iterator[str]:
+        """Name who is missing: whoever has connected to NATS is up, and a handler answers."""
+        for url in self.handlers.values():
+            if _get(url.replace("/handle", "/healthz")) is None:
+                yield f"the handler at {url}"
+        answer = _get(f"{self.stack.nats.monitor_url}/connz?limit=1024")
+        names = [connection.get("name") for connection in json.loads(answer or "{}").get("connections", [])]
+        if names.count("jetrelay-worker") < self.options.processes:
+            yield "the worker"
+        if "jetrelay-scheduler" not in names:
+            yield "the scheduler"
+
+
+def _get(url: str) -> bytes | None:
+    parts = urlsplit(url)
+    client = http.client.HTTPConnection(parts.hostname or LOOPBACK, parts.port, timeout=2)
+    try:
+        client.request("GET", f"{parts.path}?{parts.query}")
+        response = client.getresponse()
+        return response.read() if response.status == http.HTTPStatus.OK else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        client.close()
+
+
+def _end(process: subprocess.Popen[bytes], deadline: float) -> None:
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        processes.kill(process.pid)
+        process.wait()
+
+
+def _end_leftovers(directory: Path) -> None:
+    """Kill what a fleet in this directory left behind when it was itself killed, descendants included."""
+    processes.kill_all([process for process in psutil.process_iter() if _is_ours(process, directory)])
+
+
+def _is_ours(process: psutil.Process, directory: Path) -> bool:
+    try:
+        return bool(process.environ().get(_MARK) == str(directory))
+    except (psutil.Error, OSError):  # ended meanwhile, or somebody else's
+        return False
+
+
+def _check_extra(*modules: str) -> None:
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingExtraError(f"the package {module} is not installed", hint="pip install 'jetrelay[demo]'")

@@ -1,0 +1,52 @@
+"""Make the servers of a development stack ready for a configuration: databases, tables, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import psycopg
+from nats.js.errors import NotFoundError
+
+from relay.adapters.jetstream import topology
+from relay.adapters.postgres.migrations import upgrade
+from relay.devstack.stack import DevStack
+from relay.domain.errors import ConfigurationError
+from relay.settings import Settings
+
+
+def prepare(stack: DevStack, settings: Settings) -> None:
+    """Create what is missing; repeatable.
+
+    Raises ConfigurationError when a stream on the server differs in a way that cannot be mended.
+    """
+    for name, context in settings.contexts.items():
+        with contextlib.suppress(psycopg.errors.DuplicateDatabase):
+            stack.postgres.create_database(name)
+        upgrade(context.database_url.get_secret_value())
+    asyncio.run(_ensure_streams(settings))
+
+
+def wipe(stack: DevStack, settings: Settings) -> None:
+    """Remove the databases and streams that `prepare` makes, with all they hold."""
+    for name in settings.contexts:
+        stack.postgres.drop_database(name)
+    asyncio.run(_delete_streams(settings))
+
+
+async def _ensure_streams(settings: Settings) -> None:
+    async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+        changes = await topology.ensure(js, settings.streams(), settings.consumers())
+    refused = [change.name for change in changes if change.action == "refused"]
+    if refused:
+        raise ConfigurationError(
+            f"what exists cannot be changed to the configuration: {', '.join(refused)}",
+            hint="relay streams diff tells the difference; remove the directory of the servers to start anew",
+        )
+
+
+async def _delete_streams(settings: Settings) -> None:
+    async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+        for stream in settings.streams():
+            with contextlib.suppress(NotFoundError):
+                await js.delete_stream(stream.name)

@@ -1,0 +1,178 @@
+"""``python -m relay.devstack.sample``: a handler service to try things with.
+
+It answers ``POST /handle`` (SDS-047 §12). The field ``verdict`` of the payload says how:
+
+    ok        200, and the effect is written; the same as no verdict
+    already   409, as if this had been done before
+    poison    422, as if the payload could not be understood
+    flaky     503 twice, then ok
+    slow      no answer to the first call until the caller gives up, then ok
+
+The effect is a row whose key is the message's id, written in one transaction with the note of the call,
+so a repeated message finds it and is answered 409. Both tables lie in the context's own database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+from sqlalchemy import BigInteger, Column, DateTime, Identity, Integer, MetaData, Table, Text, Uuid, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from relay.devstack.ports import LOOPBACK
+from relay.domain.errors import RelayError, UnknownContext
+from relay.settings import load_settings
+
+_log = logging.getLogger("sample")
+
+tables = MetaData()
+effects = Table(
+    "sample_effects",
+    tables,
+    Column("message_id", Uuid, primary_key=True),
+    Column("event_type", Text, nullable=False),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+)
+calls = Table(
+    "sample_calls",
+    tables,
+    Column("number", BigInteger, Identity(), primary_key=True),
+    Column("message_id", Uuid, nullable=False, index=True),
+    Column("status", Integer, nullable=False),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+)
+
+OK: Final = 200
+ALREADY: Final = 409
+POISON: Final = 422
+UNAVAILABLE: Final = 503
+#: Noted for a call that was left without an answer.
+HANGS: Final = 504
+_HANG_SECONDS: Final = 300.0
+
+
+class Message(BaseModel):
+    """The request of SDS-047 §12."""
+
+    message_id: UUID
+    subject: str
+    event_type: str
+    event_version: int
+    occurred_at: datetime
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+    payload: Any
+
+
+def decide(payload: object, call: int) -> int:
+    """Return the status for the ``call``-th call (from 1) about a message with this payload."""
+    verdict = payload.get("verdict") if isinstance(payload, dict) else None
+    match verdict:
+        case "already":
+            return ALREADY
+        case "poison":
+            return POISON
+        case "flaky" if call <= 2:
+            return UNAVAILABLE
+        case "slow" if call == 1:
+            return HANGS
+        case _:
+            return OK
+
+
+def create_app(database_url: str) -> FastAPI:
+    """Build the service; its tables are created when it starts."""
+    engine = create_async_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with engine.begin() as connection:
+            await connection.run_sync(tables.create_all)
+        yield
+        await engine.dispose()
+
+    app = FastAPI(title="jetrelay sample handler", lifespan=lifespan)
+
+    @app.post("/handle")
+    async def handle(message: Message, request: Request) -> Response:
+        status = await _process(engine, message)
+        _log.info("%s %s: %s", message.event_type, message.message_id, status)
+        if status == HANGS:
+            await _hang(request)
+        return Response(status_code=status)
+
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        async with engine.connect() as connection:
+            await connection.execute(select(1))
+        return {"status": "ok"}
+
+    return app
+
+
+async def _process(engine: AsyncEngine, message: Message) -> int:
+    async with engine.begin() as connection:
+        seen = select(func.count()).select_from(calls).where(calls.c.message_id == message.message_id)
+        status = decide(message.payload, (await connection.execute(seen)).scalar_one() + 1)
+        if status == OK and not await _take_effect(connection, message):
+            status = ALREADY
+        await connection.execute(calls.insert().values(message_id=message.message_id, status=status))
+    return status
+
+
+async def _take_effect(connection: AsyncConnection, message: Message) -> bool:
+    """Write the effect; False when it is there already."""
+    row = insert(effects).values(message_id=message.message_id, event_type=message.event_type)
+    done = await connection.execute(row.on_conflict_do_nothing().returning(effects.c.message_id))
+    return done.first() is not None
+
+
+async def _hang(request: Request) -> None:
+    async with asyncio.timeout(_HANG_SECONDS):
+        while not await request.is_disconnected():  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.05)
+
+
+def main() -> int:
+    """Parse the command line, serve until SIGINT or SIGTERM."""
+    parser = argparse.ArgumentParser(
+        prog="python -m relay.devstack.sample",
+        description="A sample handler service. Reads relay.toml and RELAY_* variables for its database.",
+    )
+    parser.add_argument("--context", required=True, help="the context whose messages it handles")
+    parser.add_argument("--host", default=LOOPBACK, help="the address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="the port to listen on (default: %(default)s)")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    try:
+        contexts = load_settings().contexts
+        if arguments.context not in contexts:
+            raise UnknownContext(f"no context {arguments.context!r} is configured")
+    except RelayError as error:
+        parser.exit(1, f"error {error}\n")
+    app = create_app(contexts[arguments.context].database_url.get_secret_value())
+    uvicorn.run(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=3,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

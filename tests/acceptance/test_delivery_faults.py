@@ -1,0 +1,140 @@
+"""Faults between the stream and the handler: nothing lost, no second effect, nothing stuck."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from relay import Event, Outbox
+from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.handler import HandlerService
+from tests.acceptance.produce import commit_one
+
+import psycopg
+
+
+def commit_many(fleet: Fleet, count: int) -> list[str]:
+    with psycopg.connect(fleet.urls["vibespro"]) as connection:
+        events = [
+            Event(event_type="vibe_created", aggregate_type="vibe", aggregate_id=f"v{n % 20}", payload={"n": n})
+            for n in range(count)
+        ]
+        return [str(id) for id in Outbox("vibespro").add_many(connection, events)]
+
+
+def processed(fleet: Fleet) -> int:
+    return int(fleet.query("sea", "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL")[0][0])
+
+
+def test_a_flushed_and_restarted_valkey_loses_no_message_and_no_retry(
+    fleet: Fleet, handler: HandlerService
+) -> None:
+    """Every message fails twice, so at any moment many wait in Redis for their next attempt."""
+    succeeded: set[str] = set()
+
+    def verdict(body: dict[str, Any], n: int) -> int:
+        if n <= 2:
+            return 503
+        status = 409 if body["message_id"] in succeeded else 200
+        succeeded.add(body["message_id"])
+        return status
+
+    handler.verdict = verdict
+    fleet.scheduler()
+    fleet.worker()
+    ids = commit_many(fleet, 120)
+    wait_for("retries are waiting", lambda: len(handler.calls) > 60)
+    fleet.flush()
+    wait_for("work goes on", lambda: processed(fleet) > 20)
+    fleet.valkey.kill()
+    fleet.valkey.start()
+    wait_for("all are processed", lambda: processed(fleet) == len(ids))
+    wait_for("all are acknowledged", lambda: fleet.ack_pending() == 0)
+    # Each was called until it succeeded and not once more.
+    assert {id: handler.count(id) for id in ids} == dict.fromkeys(ids, 3)
+
+
+def test_a_killed_worker_leaves_nothing_behind(fleet: Fleet, handler: HandlerService) -> None:
+    fleet.scheduler()
+    workers = [fleet.worker(), fleet.worker()]
+    ids = commit_many(fleet, 300)
+    wait_for("some are processed", lambda: processed(fleet) > 50)
+    fleet.kill(workers[0])
+    wait_for("all are processed", lambda: processed(fleet) == len(ids))
+    assert {call.message_id for call in handler.calls} == set(ids)
+
+
+def test_a_worker_paused_in_the_middle_of_a_call_does_not_settle_the_row_of_its_successor(
+    fleet: Fleet, handler: HandlerService
+) -> None:
+    hold: list[bool] = []
+
+    def verdict(_body: dict[str, Any], n: int) -> int:
+        import time
+
+        end = time.monotonic() + 60
+        while n == 1 and not hold and time.monotonic() < end:
+            time.sleep(0.02)
+        return 503 if n == 1 else 200
+
+    handler.verdict = verdict
+    fleet.scheduler()
+    first = fleet.worker()
+    message_id = commit_one(fleet.urls["vibespro"])
+    wait_for("the first worker has called", lambda: handler.count(message_id) == 1)
+    fleet.signal(first, signal.SIGSTOP)
+    fleet.worker()
+    wait_for("another worker has taken over", lambda: handler.count(message_id) == 2)
+    row = wait_for("it is processed", lambda: processed(fleet) and fleet.inbox(message_id))
+    hold.append(True)
+    fleet.signal(first, signal.SIGCONT)
+    marker = commit_many(fleet, 20)
+    wait_for("later messages are processed", lambda: processed(fleet) == 1 + len(marker))
+    assert fleet.inbox(message_id)["processed_at"] == row["processed_at"]
+    assert fleet.inbox(message_id)["next_attempt_at"] is None
+    assert handler.count(message_id) == 2
+
+
+def test_a_restart_of_postgresql_in_the_middle_is_survived(fleet: Fleet, handler: HandlerService) -> None:
+    fleet.scheduler()
+    fleet.worker()
+    ids = commit_many(fleet, 300)
+    wait_for("some are processed", lambda: processed(fleet) > 30)
+    fleet.postgres.stop("immediate")
+    fleet.postgres.start()
+    wait_for("all are processed", lambda: processed(fleet) == len(ids))
+    wait_for("all are acknowledged", lambda: fleet.ack_pending() == 0, seconds=150)
+    assert {call.message_id for call in handler.calls} == set(ids)
+
+
+def test_messages_that_wait_are_kept_from_redelivery(
+    start_fleet: Callable[..., Fleet], handler: HandlerService
+) -> None:
+    """The ack wait is much shorter than the retries take, so only +WPI keeps JetStream quiet."""
+    fleet = start_fleet(ack_wait="4s", handler_timeout="2s")
+    handler.verdict = lambda _body, n: 503 if n <= 4 else 200
+    fleet.scheduler()
+    fleet.worker()
+    message_id = commit_one(fleet.urls["vibespro"])
+    wait_for("it is processed", lambda: processed(fleet) == 1)
+    wait_for("it is acknowledged", lambda: fleet.ack_pending() == 0)
+
+    async def redelivered(js: Any) -> int:
+        info = await js.consumer_info("VIBESPRO_EVENTS", "sea__from_vibespro")
+        return int(info.delivered.consumer_seq)
+
+    assert fleet.jetstream(redelivered) == 1
+    assert handler.count(message_id) == 5
+
+
+def test_processes_stop_cleanly_and_another_fleet_goes_on(fleet: Fleet, handler: HandlerService) -> None:
+    scheduler, worker = fleet.scheduler(), fleet.worker()
+    ids = commit_many(fleet, 300)
+    wait_for("some are processed", lambda: processed(fleet) > 10)
+    assert fleet.stop(worker) == 0
+    assert fleet.stop(scheduler) == 0
+    fleet.scheduler()
+    fleet.worker()
+    wait_for("all are processed", lambda: processed(fleet) == len(ids))
+    assert {id: handler.count(id) for id in ids} == dict.fromkeys(ids, 1)

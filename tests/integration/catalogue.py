@@ -1,0 +1,196 @@
+"""What a migrated database must hold, written by hand from SDS-047 §9 and DESIGN §4, and how to read what it does.
+
+Columns as (type, nullable, default); constraints and indexes as PostgreSQL prints them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+Column = tuple[str, bool, str | None]
+
+UUID, TEXT, INT, BIGINT, JSONB, BYTEA, BOOLEAN = "uuid", "text", "integer", "bigint", "jsonb", "bytea", "boolean"
+TIME = "timestamp with time zone"
+NULL, NOT_NULL = True, False
+
+# --- SDS-047 §9, verbatim ---
+
+SDS_OUTBOX: dict[str, Column] = {
+    "id": (UUID, NOT_NULL, None),
+    "aggregate_type": (TEXT, NOT_NULL, None),
+    "aggregate_id": (TEXT, NOT_NULL, None),
+    "event_type": (TEXT, NOT_NULL, None),
+    "event_version": (INT, NOT_NULL, "1"),
+    "payload": (JSONB, NOT_NULL, None),
+    "occurred_at": (TIME, NOT_NULL, "now()"),
+    "correlation_id": (UUID, NULL, None),
+    "causation_id": (UUID, NULL, None),
+    "published_at": (TIME, NULL, None),
+    "publish_attempts": (INT, NOT_NULL, "0"),
+    "publish_error": (TEXT, NULL, None),
+}
+SDS_OUTBOX_CONSTRAINTS = {
+    "outbox_events_pkey": "PRIMARY KEY (id)",
+    "chk_occurred_not_future": "CHECK ((occurred_at <= (now() + '00:01:00'::interval)))",
+}
+SDS_OUTBOX_INDEXES = {
+    "idx_outbox_unpublished": "(occurred_at) WHERE (published_at IS NULL)",
+    "idx_outbox_correlation": "(correlation_id)",
+}
+SDS_INBOX: dict[str, Column] = {
+    "message_id": (UUID, NOT_NULL, None),
+    "subject": (TEXT, NOT_NULL, None),
+    "received_at": (TIME, NOT_NULL, "now()"),
+    "processed_at": (TIME, NULL, None),
+    "attempts": (INT, NOT_NULL, "0"),
+    "last_error": (TEXT, NULL, None),
+}
+SDS_INBOX_CONSTRAINTS = {"inbox_messages_pkey": "PRIMARY KEY (message_id)"}
+SDS_INBOX_INDEXES = {"idx_inbox_unprocessed": "(received_at) WHERE (processed_at IS NULL)"}
+
+# --- DESIGN §4 ---
+
+OUR_OUTBOX: dict[str, Column] = {
+    "seq": (BIGINT, NOT_NULL, "by default as identity"),
+    "partition_key": (TEXT, NOT_NULL, None),
+    "topic": (TEXT, NULL, None),
+    "headers": (JSONB, NOT_NULL, "'{}'::jsonb"),
+    "available_at": (TIME, NULL, None),
+    "dead_at": (TIME, NULL, None),
+    "published_stream": (TEXT, NULL, None),
+    "published_seq": (BIGINT, NULL, None),
+    "published_duplicate": (BOOLEAN, NULL, None),
+    "generation": (INT, NOT_NULL, "0"),
+}
+_READY = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NULL))"
+_FAILED = "((published_at IS NULL) AND (publish_attempts > 0))"
+_DUE = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NOT NULL))"
+OUR_OUTBOX_INDEXES = {
+    "idx_outbox_ready": f"(seq) WHERE {_READY}",
+    "idx_outbox_due": f"(available_at) WHERE {_DUE}",
+    "idx_outbox_failed": f"(hashtext(partition_key), seq) WHERE {_FAILED}",
+    "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",
+}
+OUR_INBOX: dict[str, Column] = {
+    "subscription": (TEXT, NULL, None),
+    "stream": (TEXT, NULL, None),
+    "stream_seq": (BIGINT, NULL, None),
+    "ack_subject": (TEXT, NULL, None),
+    "body": (BYTEA, NULL, None),
+    "headers": (JSONB, NOT_NULL, "'{}'::jsonb"),
+    "event_type": (TEXT, NULL, None),
+    "event_version": (INT, NULL, None),
+    "occurred_at": (TIME, NULL, None),
+    "partition_key": (TEXT, NULL, None),
+    "correlation_id": (UUID, NULL, None),
+    "causation_id": (UUID, NULL, None),
+    "next_attempt_at": (TIME, NULL, None),
+    "enqueued_at": (TIME, NULL, None),
+    "claim_token": (UUID, NULL, None),
+    "claimed_until": (TIME, NULL, None),
+    "dead_letter_reason": (TEXT, NULL, None),
+    "dead_letter_class": (TEXT, NULL, None),
+    "dead_lettered_at": (TIME, NULL, None),
+}
+OUR_INBOX_CONSTRAINTS = {
+    "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
+}
+OUR_INBOX_INDEXES = {
+    "idx_inbox_sweep": "(enqueued_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL))",
+    "idx_inbox_correlation": "(correlation_id)",
+    "idx_inbox_stream": "(stream, stream_seq)",
+    "idx_inbox_stream": "(stream, stream_seq)",
+    "idx_inbox_dead_lettered": "(dead_lettered_at) WHERE (dead_lettered_at IS NOT NULL)",
+}
+STORAGE = {
+    "fillfactor": "80",
+    "autovacuum_vacuum_scale_factor": "0.02",
+    "autovacuum_vacuum_threshold": "1000",
+    "autovacuum_vacuum_cost_delay": "0",
+    "autovacuum_vacuum_insert_scale_factor": "0.1",
+}
+
+# --- reading the catalogue ---
+
+_COLUMNS = """
+    SELECT attname, format_type(atttypid, atttypmod), NOT attnotnull,
+           CASE attidentity WHEN 'd' THEN 'by default as identity' WHEN 'a' THEN 'always as identity'
+                            ELSE pg_get_expr(adbin, adrelid) END
+    FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+    WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+_CONSTRAINTS = """
+    SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint
+    WHERE conrelid = %s::regclass AND contype <> 'n' ORDER BY conname
+"""
+_INDEXES = """
+    SELECT relname, regexp_replace(pg_get_indexdef(indexrelid), '^.* USING btree ', '') FROM pg_index
+    JOIN pg_class ON pg_class.oid = indexrelid
+    WHERE indrelid = %s::regclass AND NOT indisprimary AND indisvalid ORDER BY relname
+"""
+_STORAGE = """
+    SELECT split_part(option, '=', 1), split_part(option, '=', 2)
+    FROM pg_class, unnest(reloptions) AS option WHERE oid = %s::regclass
+"""
+_TRIGGERS = """
+    SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger
+    WHERE tgrelid = %s::regclass AND NOT tgisinternal ORDER BY tgname
+"""
+_FUNCTIONS = "SELECT proname, pg_get_functiondef(oid) FROM pg_proc WHERE proname LIKE 'relay%' ORDER BY proname"
+_TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename"
+_WAITING = """
+    SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
+    WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()
+"""
+
+Connection = psycopg.Connection[Any]
+
+
+def columns(conn: Connection, table: str) -> dict[str, Column]:
+    return {name: (kind, null, default) for name, kind, null, default in conn.execute(_COLUMNS, [table])}
+
+
+def constraints(conn: Connection, table: str) -> dict[str, str]:
+    return dict(conn.execute(_CONSTRAINTS, [table]).fetchall())
+
+
+def indexes(conn: Connection, table: str) -> dict[str, str]:
+    return dict(conn.execute(_INDEXES, [table]).fetchall())
+
+
+def storage(conn: Connection, table: str) -> dict[str, str]:
+    return dict(conn.execute(_STORAGE, [table]).fetchall())
+
+
+def tables(conn: Connection) -> list[str]:
+    return [name for (name,) in conn.execute(_TABLES)]
+
+
+def shape(conn: Connection, table: str) -> dict[str, Any]:
+    """Columns, constraints and indexes: what SQLAlchemy's metadata can tell."""
+    return {
+        "columns": list(columns(conn, table).items()),
+        "constraints": constraints(conn, table),
+        "indexes": indexes(conn, table),
+    }
+
+
+def everything(conn: Connection) -> dict[str, Any]:
+    """All that a migration makes, the rows it inserts included."""
+    return {
+        "functions": conn.execute(_FUNCTIONS).fetchall(),
+        "version": conn.execute("SELECT * FROM relay_alembic_version").fetchall(),
+        "wakeup": conn.execute("SELECT * FROM relay_wakeup").fetchall(),
+        **{
+            table: shape(conn, table)
+            | {"storage": storage(conn, table), "triggers": conn.execute(_TRIGGERS, [table]).fetchall()}
+            for table in tables(conn)
+        },
+    }
+
+
+def waiting_for_advisory_locks(conn: Connection) -> int:
+    """How many sessions of this database wait for an advisory lock."""
+    return next(iter(conn.execute(_WAITING).fetchone() or [0]))

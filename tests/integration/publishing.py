@@ -1,0 +1,236 @@
+"""What tests of the outbox and of publishing share: producers of every kind, and a publisher on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import nats
+import psycopg
+from nats.js.api import StreamConfig
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from relay import Event, Outbox
+from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
+from relay.adapters.postgres.outbox import PostgresOutboxAdapter
+from relay.adapters.postgres.pool import create_pool
+from relay.commands.publish import PublishConfig, PublishOutboxEvents
+from relay.domain.backoff import Backoff
+from relay.domain.facts import Fact
+from relay.domain.ordering import Shard
+from relay.domain.policies import RetryPolicy
+
+DEADLINE = 60.0
+ALL = Shard(0, 1)
+_numbers = itertools.count(1)
+
+
+def event(aggregate: str = "v1", **values: Any) -> Event:
+    values = {"event_type": "vibe_created", "aggregate_type": "vibe", "payload": {}} | values
+    return Event(aggregate_id=aggregate, **values)
+
+
+def engine_url(url: str) -> str:
+    return url.replace("postgresql://", "postgresql+psycopg://")
+
+
+def query(url: str, sql: str, *parameters: Any) -> list[dict[str, Any]]:
+    """What another connection sees."""
+    with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
+        cursor = connection.execute(sql, parameters)
+        return cursor.fetchall() if cursor.description else []
+
+
+def outbox_rows(url: str) -> list[dict[str, Any]]:
+    return query(url, "SELECT * FROM outbox_events ORDER BY seq")
+
+
+async def eventually(what: str, condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
+    """Poll until ``condition`` gives something true; fail naming ``what`` after ``seconds``."""
+    end = time.monotonic() + seconds
+    while True:
+        result = condition()
+        if inspect.isawaitable(result):
+            result = await result
+        if result:
+            return result
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        await asyncio.sleep(0.02)
+
+
+# --- producers ---
+
+
+@dataclass
+class Producer:
+    """One kind of target, spoken to in one way."""
+
+    target: Any
+
+    async def call(self, name: str, *arguments: Any) -> Any:
+        result = getattr(self.target, name)(*arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    async def add(self, *events: Any) -> Sequence[UUID]:
+        ids = Outbox("vibespro").add_many(self.target, events)
+        return await ids if isinstance(ids, Awaitable) else ids
+
+    async def execute(self, sql: str) -> None:
+        psycopgs = isinstance(self.target, psycopg.Connection | psycopg.AsyncConnection)
+        await self.call("execute", sql if psycopgs else text(sql))
+
+
+@asynccontextmanager
+async def _sync(url: str, kind: str) -> AsyncIterator[Any]:
+    engine = create_engine(engine_url(url))
+    if kind == "Connection":
+        with engine.connect() as connection:
+            yield connection
+    elif kind == "scoped_session":
+        registry = scoped_session(sessionmaker(engine))
+        yield registry
+        registry.remove()
+    else:
+        with Session(engine) as session:
+            yield session
+    engine.dispose()
+
+
+@asynccontextmanager
+async def _async(url: str, kind: str) -> AsyncIterator[Any]:
+    engine = create_async_engine(engine_url(url))
+    if kind == "AsyncConnection":
+        async with engine.connect() as connection:
+            yield connection
+    elif kind == "async_scoped_session":
+        registry = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+        yield registry
+        await registry.remove()
+    else:
+        async with AsyncSession(engine) as session:
+            yield session
+    await engine.dispose()
+
+
+KINDS = [
+    *("Session", "scoped_session", "AsyncSession", "async_scoped_session"),
+    *("Connection", "AsyncConnection", "psycopg", "psycopg async"),
+]
+
+
+@asynccontextmanager
+async def producing(kind: str, url: str) -> AsyncIterator[Producer]:
+    """A producer of this kind, on a connection of its own."""
+    if kind == "psycopg":
+        with psycopg.connect(url) as connection:
+            yield Producer(connection)
+    elif kind == "psycopg async":
+        async with await psycopg.AsyncConnection.connect(url) as async_connection:
+            yield Producer(async_connection)
+    else:
+        manager = _async if kind.lower().startswith("async") else _sync
+        async with manager(url, kind) as target:
+            yield Producer(target)
+
+
+# --- publisher ---
+
+
+@dataclass
+class Relay:
+    """A publisher of one context, with a stream of its own on a NATS server shared with other tests."""
+
+    url: str
+    nats_url: str
+    context: str = field(default_factory=lambda: f"context{next(_numbers)}")
+    facts: list[Fact] = field(default_factory=list)
+
+    async def __aenter__(self) -> Relay:
+        self.pool = create_pool(self.url, max_size=4, application_name="publisher")
+        await self.pool.open()
+        self.nats = NatsConnection(self.nats_url)
+        self.publisher = NatsJetStreamPublisher(self.nats, ack_timeout=timedelta(seconds=1))
+        self.outbox = Outbox(self.context)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.nats.close()
+        await self.pool.close(timeout=2)
+
+    @property
+    def stream(self) -> str:
+        return self.context.upper()
+
+    async def admin(self, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Do something with JetStream on a connection of its own."""
+        client = await nats.connect(self.nats_url)
+        try:
+            return await call(client.jetstream())
+        finally:
+            await client.close()
+
+    async def create_stream(self, **settings: Any) -> None:
+        config = StreamConfig(name=self.stream, subjects=[f"{self.context}.event.>"], **settings)
+        await self.admin(lambda js: js.add_stream(config))
+
+    async def messages(self) -> list[Any]:
+        """All messages of the stream, in its order."""
+
+        async def read(js: Any) -> list[Any]:
+            last = (await js.stream_info(self.stream)).state.last_seq
+            return [await js.get_msg(self.stream, seq) for seq in range(1, last + 1)]
+
+        return list(await self.admin(read))
+
+    async def ids(self) -> list[str]:
+        return [message.headers["Nats-Msg-Id"] for message in await self.messages()]
+
+    async def payloads(self) -> list[Any]:
+        return [json.loads(message.data)["payload"] for message in await self.messages()]
+
+    def command(
+        self, *, outbox: Any = None, batch_size: int = 300, max_attempts: int = 3, dead_head_blocks: bool = False
+    ) -> PublishOutboxEvents:
+        policy = RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=timedelta(milliseconds=50)))
+        config = PublishConfig(
+            context=self.context,
+            subject="{context}.event.{name}.v{version}",
+            envelope="handler",
+            batch_size=batch_size,
+            policy=policy,
+        )
+        outbox = outbox or PostgresOutboxAdapter(self.pool, dead_head_blocks=dead_head_blocks)
+        return PublishOutboxEvents(config, outbox, self.publisher, self.facts.append)
+
+    def add(self, *events: Event) -> list[UUID]:
+        """Commit events in one transaction."""
+        with psycopg.connect(self.url) as connection:
+            return list(self.outbox.add_many(connection, events))
+
+    def insert(self, **columns: Any) -> UUID:
+        """Commit a row by raw SQL, past all checks; returns its id."""
+        values = {"event_type": "vibe_created", "aggregate_type": "vibe", "aggregate_id": "raw", "payload": "{}"}
+        values |= columns
+        names, marks = ", ".join(values), ", ".join(["%s"] * len(values))
+        sql = f"INSERT INTO outbox_events (id, {names}) VALUES (gen_random_uuid(), {marks}) RETURNING id"
+        return UUID(str(query(self.url, sql, *values.values())[0]["id"]))
+
+    def row(self, event_id: UUID) -> dict[str, Any]:
+        return query(self.url, "SELECT * FROM outbox_events WHERE id = %s", event_id)[0]
+
+    def unpublished(self) -> list[dict[str, Any]]:
+        return [row for row in outbox_rows(self.url) if row["published_at"] is None]

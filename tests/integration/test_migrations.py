@@ -1,0 +1,114 @@
+"""Bringing a context's database up to date: repeatable, by many at once, all or nothing, and as plain SQL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from relay.adapters.postgres import migrations
+from relay.adapters.postgres.migrations import MigrationStatus, upgrade
+from relay.devstack import PostgresServer
+from relay.domain.errors import ConfigurationError, DatabaseUnreachable
+from tests.integration import catalogue
+from tests.integration.catalogue import Connection
+from tests.integration.devstack_support import eventually
+
+HEAD = "0001_messaging"
+DEADLINE = 20.0
+UPGRADE = "import sys; from relay.adapters.postgres.migrations import upgrade; upgrade(sys.argv[1])"
+EVENT = (
+    "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+    " VALUES (gen_random_uuid(), 'case', '7', 'opened', '{}')"
+)
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[Connection]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def empty_database(postgres: PostgresServer) -> Iterator[str]:
+    name = f"empty_{uuid.uuid4().hex}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+def test_status_tells_what_is_missing_before_and_nothing_after(empty_database: str) -> None:
+    assert migrations.status(empty_database) == MigrationStatus(current=None, head=HEAD, pending=(HEAD,))
+    upgrade(empty_database)
+    assert migrations.status(empty_database) == MigrationStatus(current=HEAD, head=HEAD, pending=())
+
+
+def test_looking_at_the_status_changes_nothing(empty_database: str) -> None:
+    migrations.status(empty_database)
+    with psycopg.connect(empty_database) as conn:
+        assert catalogue.tables(conn) == []
+
+
+def test_upgrading_again_changes_nothing(conn: Connection, database_url: str) -> None:
+    conn.execute(EVENT)
+    before = catalogue.everything(conn)
+    upgrade(database_url)
+    assert catalogue.everything(conn) == before
+    assert conn.execute("SELECT count(*) FROM outbox_events").fetchone() == (1,)
+
+
+def test_processes_that_upgrade_at_once_wait_for_each_other(empty_database: str) -> None:
+    with psycopg.connect(empty_database, autocommit=True) as conn:
+        conn.execute("SELECT pg_advisory_lock(1785882986, 0)")  # so that all of them have arrived
+        command = [sys.executable, "-c", UPGRADE, empty_database]
+        processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+        try:
+            eventually(lambda: catalogue.waiting_for_advisory_locks(conn) == 3)
+        finally:
+            conn.execute("SELECT pg_advisory_unlock(1785882986, 0)")
+            ended = [(process.communicate(timeout=DEADLINE)[1], process.returncode) for process in processes]
+    assert ended == [("", 0)] * 3
+    assert migrations.status(empty_database).pending == ()
+
+
+def test_threads_that_upgrade_at_once_do_not_disturb_each_other(postgres: PostgresServer) -> None:
+    names = [f"thread_{uuid.uuid4().hex}" for _ in range(4)]
+    urls = [postgres.create_database(name) for name in names]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(upgrade, urls))
+    assert [migrations.status(url).pending for url in urls] == [()] * 4
+    for name in names:
+        postgres.drop_database(name)
+
+
+def test_an_upgrade_that_fails_leaves_nothing_behind(empty_database: str) -> None:
+    with psycopg.connect(empty_database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE inbox_messages (mine int)")
+        with pytest.raises(ConfigurationError, match="already exists"):
+            upgrade(empty_database)
+        assert catalogue.tables(conn) == ["inbox_messages"]
+
+
+def test_the_printed_sql_makes_the_same_database(conn: Connection, empty_database: str) -> None:
+    with psycopg.connect(empty_database, autocommit=True) as other:
+        other.execute(migrations.sql().encode())  # many statements at once, as psql -f sends them
+        assert catalogue.everything(other) == catalogue.everything(conn)
+    assert migrations.status(empty_database).pending == ()
+
+
+def test_a_database_of_a_newer_release_is_left_as_it_is(conn: Connection, database_url: str) -> None:
+    conn.execute("UPDATE relay_alembic_version SET version_num = '9999_from_the_future'")
+    assert migrations.status(database_url) == MigrationStatus("9999_from_the_future", HEAD, ())
+    upgrade(database_url)
+    assert migrations.status(database_url).current == "9999_from_the_future"
+
+
+def test_an_unreachable_database_is_an_outage_that_names_no_secret() -> None:
+    with pytest.raises(DatabaseUnreachable, match="refused") as caught:
+        upgrade("postgresql://sea:hunter2@127.0.0.1:1/sea_db")
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None

@@ -1,0 +1,217 @@
+"""The tables of a context's database: SDS-047 §9 under the same names, and what DESIGN §4 adds."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors, sql
+from sqlalchemy import create_engine
+
+from relay.adapters.postgres.schema import metadata
+from relay.devstack import PostgresServer
+from tests.integration import catalogue
+from tests.integration.devstack_support import eventually
+
+Connection = psycopg.Connection[Any]
+
+DEADLINE = 20.0
+INSERT = "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload) VALUES"
+EVENT = f"{INSERT} (gen_random_uuid(), 'case', %s, 'opened', '{{}}') RETURNING partition_key, seq"
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[Connection]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def empty_database(postgres: PostgresServer) -> Iterator[str]:
+    name = f"empty_{uuid.uuid4().hex}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+# --- the catalogue ---
+
+
+def test_the_outbox_has_the_columns_of_the_specification_first_then_ours(conn: Connection) -> None:
+    found = catalogue.columns(conn, "outbox_events")
+    assert list(found.items()) == [*catalogue.SDS_OUTBOX.items(), *catalogue.OUR_OUTBOX.items()]
+
+
+def test_the_inbox_has_the_columns_of_the_specification_first_then_ours(conn: Connection) -> None:
+    found = catalogue.columns(conn, "inbox_messages")
+    assert list(found.items()) == [*catalogue.SDS_INBOX.items(), *catalogue.OUR_INBOX.items()]
+
+
+def test_constraints_are_those_of_the_specification_and_pol_047_004(conn: Connection) -> None:
+    assert catalogue.constraints(conn, "outbox_events") == catalogue.SDS_OUTBOX_CONSTRAINTS
+    expected = catalogue.SDS_INBOX_CONSTRAINTS | catalogue.OUR_INBOX_CONSTRAINTS
+    assert catalogue.constraints(conn, "inbox_messages") == expected
+
+
+def test_indexes_are_those_of_the_specification_and_ours(conn: Connection) -> None:
+    expected = catalogue.SDS_OUTBOX_INDEXES | catalogue.OUR_OUTBOX_INDEXES
+    assert catalogue.indexes(conn, "outbox_events") == expected
+    expected = catalogue.SDS_INBOX_INDEXES | catalogue.OUR_INBOX_INDEXES
+    assert catalogue.indexes(conn, "inbox_messages") == expected
+
+
+def test_busy_tables_are_vacuumed_early_and_keep_room_for_updates(conn: Connection) -> None:
+    assert catalogue.storage(conn, "outbox_events") == catalogue.STORAGE
+    assert catalogue.storage(conn, "inbox_messages") == catalogue.STORAGE
+
+
+def test_there_are_no_other_tables(conn: Connection) -> None:
+    found = catalogue.tables(conn)
+    assert found == ["inbox_messages", "outbox_events", "relay_alembic_version", "relay_wakeup"]
+
+
+def test_sqlalchemy_sees_the_tables_as_they_are(conn: Connection, empty_database: str) -> None:
+    metadata.create_all(create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(empty_database)))
+    with psycopg.connect(empty_database) as created:
+        for table in metadata.tables:
+            assert catalogue.shape(created, table) == catalogue.shape(conn, table)
+
+
+# --- rows ---
+
+
+def test_a_row_of_the_specifications_columns_only_is_valid(conn: Connection) -> None:
+    values = dict.fromkeys(catalogue.SDS_OUTBOX) | {
+        "id": uuid.uuid4(), "aggregate_type": "case", "aggregate_id": "7", "event_type": "opened",
+        "event_version": 2, "payload": '{"a": 1}', "occurred_at": "2025-12-28T22:00:00Z", "publish_attempts": 0,
+    }  # fmt: skip
+    names = sql.SQL(", ").join(map(sql.Identifier, values))
+    marks = sql.SQL(", ").join(map(sql.Placeholder, values))
+    conn.execute(sql.SQL("INSERT INTO outbox_events ({}) VALUES ({})").format(names, marks), values)
+    ours = conn.execute(
+        "SELECT partition_key, seq > 0, headers, generation, dead_at FROM outbox_events"
+    ).fetchall()
+    assert ours == [("case:7", True, {}, 0, None)]
+
+
+def test_the_shortest_rows_get_the_specifications_defaults(conn: Connection) -> None:
+    conn.execute(EVENT, ["7"])
+    row = conn.execute(
+        "SELECT event_version, occurred_at <= now(), published_at, publish_attempts FROM outbox_events"
+    ).fetchone()
+    assert row == (1, True, None, 0)
+    conn.execute("INSERT INTO inbox_messages (message_id, subject) VALUES (gen_random_uuid(), 'sea.event.a.v1')")
+    row = conn.execute(
+        "SELECT received_at <= now(), processed_at, attempts, last_error FROM inbox_messages"
+    ).fetchone()
+    assert row == (True, None, 0, None)
+
+
+def test_policies_hold_for_raw_sql_too(conn: Connection) -> None:
+    with pytest.raises(errors.CheckViolation, match="chk_occurred_not_future"):  # POL-047-002
+        conn.execute(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, occurred_at)"
+            " VALUES (gen_random_uuid(), 'case', '7', 'opened', '{}', now() + interval '2 minutes')"
+        )
+    with pytest.raises(errors.CheckViolation, match="chk_inbox_processed_after_received"):  # POL-047-004
+        conn.execute(
+            "INSERT INTO inbox_messages (message_id, subject, processed_at)"
+            " VALUES (gen_random_uuid(), 's', now() - interval '1 second')"
+        )
+    conn.execute("INSERT INTO inbox_messages (message_id, subject) VALUES (%s, 's')", [uuid.UUID(int=1)])
+    with pytest.raises(errors.UniqueViolation):  # POL-047-003
+        conn.execute("INSERT INTO inbox_messages (message_id, subject) VALUES (%s, 's')", [uuid.UUID(int=1)])
+
+
+# --- order per key for producers in raw SQL ---
+
+
+def test_within_a_key_seq_follows_commits_though_transactions_overlap(conn: Connection, database_url: str) -> None:
+    with psycopg.connect(database_url) as first, psycopg.connect(database_url) as second:
+        (key, seq_1) = first.execute(EVENT, ["7"]).fetchone() or ()
+        with ThreadPoolExecutor() as pool:
+            later = pool.submit(lambda: second.execute(EVENT, ["7"]).fetchone())
+            try:
+                eventually(lambda: catalogue.waiting_for_advisory_locks(conn) == 1)
+                assert not later.done()
+                (_, seq_2) = first.execute(EVENT, ["7"]).fetchone() or ()
+            finally:
+                first.commit()
+            (_, seq_3) = later.result(DEADLINE) or ()
+    assert key == "case:7"
+    assert seq_1 < seq_2 < seq_3
+
+
+def test_another_key_does_not_wait(conn: Connection, database_url: str) -> None:
+    with psycopg.connect(database_url) as first:
+        first.execute(EVENT, ["7"])
+        conn.execute("SET lock_timeout = '2s'")
+        assert conn.execute(EVENT, ["8"]).fetchone()
+
+
+def test_a_transaction_that_locks_the_lane_holds_raw_producers_back(conn: Connection, database_url: str) -> None:
+    with psycopg.connect(database_url) as many_keys:
+        many_keys.execute("SELECT pg_advisory_xact_lock(1785882989, hashtext('case:7') & 63)")
+        conn.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(errors.LockNotAvailable):
+            conn.execute(EVENT, ["7"])
+
+
+def test_a_row_that_names_its_key_keeps_it_and_takes_no_lock(conn: Connection) -> None:
+    with conn.transaction():
+        conn.execute(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, partition_key)"
+            " VALUES (gen_random_uuid(), 'case', '7', 'opened', '{}', '')"
+        )
+        locks = conn.execute(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        )
+        assert locks.fetchone() == (0,)
+    assert conn.execute("SELECT partition_key FROM outbox_events").fetchall() == [("",)]
+
+
+def test_a_producer_needs_no_right_but_insert_and_no_search_path(conn: Connection) -> None:
+    role = sql.Identifier(f"producer_{uuid.uuid4().hex}")
+    conn.execute(sql.SQL("CREATE ROLE {}").format(role))
+    conn.execute(sql.SQL("GRANT INSERT ON outbox_events TO {}").format(role))
+    conn.execute("UPDATE relay_wakeup SET sleeping = true")
+    conn.execute(sql.SQL("SET ROLE {}").format(role))
+    conn.execute("SET search_path = ''")
+    conn.execute(
+        INSERT.replace("outbox_events", "public.outbox_events") + " (%s, 'a', '1', 't', '{}')", [uuid.uuid4()]
+    )
+    conn.execute("RESET ROLE")
+    assert conn.execute("SELECT partition_key FROM public.outbox_events").fetchall() == [("a:1",)]
+    conn.execute(sql.SQL("DROP OWNED BY {}").format(role))
+    conn.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+# --- the wake-up hint ---
+
+
+def test_a_hint_is_sent_only_while_the_publisher_sleeps(conn: Connection, database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as listener:
+        listener.execute("LISTEN relay_outbox")
+        conn.execute(EVENT, ["awake"])
+        conn.execute("UPDATE relay_wakeup SET sleeping = true")
+        conn.execute(
+            f"{INSERT} (gen_random_uuid(), 'a', '1', 't', '{{}}'), (gen_random_uuid(), 'a', '2', 't', '{{}}')"
+        )
+        conn.execute("NOTIFY relay_outbox, 'the end'")  # hints come in the order of commits
+        heard = []
+        for notification in listener.notifies(timeout=DEADLINE):
+            heard.append(notification.payload)
+            if notification.payload == "the end":
+                break
+    assert heard == ["", "the end"]
+
+
+def test_there_is_one_wakeup_row_for_ever(conn: Connection) -> None:
+    assert conn.execute("SELECT id, sleeping FROM relay_wakeup").fetchall() == [(True, False)]
+    with pytest.raises(errors.UniqueViolation):
+        conn.execute("INSERT INTO relay_wakeup DEFAULT VALUES")
+    with pytest.raises(errors.CheckViolation):
+        conn.execute("INSERT INTO relay_wakeup (id) VALUES (false)")

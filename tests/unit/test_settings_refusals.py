@@ -1,0 +1,240 @@
+"""Configuration that is refused: the reason, the key, and the line or variable to mend."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from relay.domain.errors import ConfigurationError
+from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, refusal
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    return loader(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            ("[contexts.sea]", "nats_urll = 1\n[contexts.sea]"),
+            r"toml:1: nats_urll: unknown key \(did you mean nats_url",
+        ),
+        (("[contexts.sea]", "[extra]\nx = 1\n[contexts.sea]"), r"relay.toml:1: extra: unknown key"),
+        (("handler =", "handler_url ="), rf"relay.toml:6: {SUB}.handler_url: unknown key \(did you mean handler"),
+        (("[contexts.vibespro]", "[contexts.vibespro]\nname = 1"), r"toml:8: contexts.vibespro.name: unknown key"),
+        (("handler =", "context = 'x'\nhandler ="), rf"relay.toml:6: {SUB}.context: unknown key"),
+        (('stream = "VIBESPRO_EVENTS"\n', ""), rf"relay.toml:3: {SUB}.stream: is required"),
+        (
+            ('database_url = "postgresql://db/vibespro"\n', ""),
+            r"toml:7: contexts.vibespro.database_url: is required .*DATABASE_URL",
+        ),
+        (("[contexts.sea]", "[contexts.Sea]"), r"toml:1: contexts.Sea: is not a name"),
+        (
+            ('[contexts.sea]\ndatabase_url = "postgresql://sea:s3cret@db/sea"\n', ""),
+            r"toml:1: contexts.sea.database_url: is",
+        ),
+        (("from_vibespro", '"from.vibespro"'), r"toml:3: contexts.sea.subscriptions.from.vibespro: is not a name"),
+        (('"postgresql://db/vibespro"', "5"), r"toml:8: contexts.vibespro.database_url: should be a valid string"),
+        (("[contexts.vibespro]\n", "[contexts]\nvibespro = 1\n#"), r"contexts.vibespro: must be a table"),
+    ],
+)
+def test_keys_and_tables(load: Load, change: tuple[str, str], expected: str) -> None:
+    text = BASE.replace(*change)
+    if "[contexts]" in text:
+        text = text.partition("#")[0]
+    assert re.search(expected, refusal(load, text), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "expected"),
+    [
+        ("contexts.sea.publish", "shards = 65", "less than or equal to 64"),
+        ("contexts.sea.publish", "batch_size = 0", "greater than or equal to 1"),
+        ("contexts.sea.publish", 'dead_head = "stop"', "'skip' or 'block'"),
+        ("contexts.sea.publish", 'ack_timeout = "5s"', "less than"),
+        ("contexts.sea.publish", 'poll_interval = "0s"', "longer than 0"),
+        ("contexts.sea.publish", 'poll_interval = "soon"', "'soon' is not a duration"),
+        ("contexts.sea.publish", "poll_interval = true", "not a duration"),
+        ("contexts.sea.publish", 'backoff_initial = "2m"', r"must not be longer than backoff_max \(1m\)"),
+        ("contexts.sea.stream", 'max_bytes = "10 giga"', "'10 giga' is not a size"),
+        ("contexts.sea.stream", "max_bytes = 0", "at least 1 byte"),
+        ("contexts.sea.stream", "replicas = 6", "less than or equal to 5"),
+        ("contexts.sea.stream", 'duplicate_window = "8d"', r"must not be longer than max_age \(7d\)"),
+        ("contexts.sea.stream", 'duplicate_window = "99ms"', "greater than or equal"),
+        ("contexts.sea.stream", "subjects = []", "at least 1 item"),
+        ("contexts.sea.stream", 'subjects = ["sea event"]', "is not a subject"),
+        ("contexts.sea.stream", 'name = "SEA.EVENTS"', "is not a name for a stream"),
+        ("contexts.sea.stream", 'name = "RELAY_ADVISORIES"', "jetrelay's own stream"),
+        ("contexts.sea.stream", 'name = "VIBESPRO_EVENTS"', "declared differently at contexts.sea.stream"),
+        ("contexts.sea.stream", 'subjects = ["sea.>"]', "sea.dlq.> overlaps with sea.> of SEA_EVENTS"),
+        ("contexts.sea.stream", 'subjects = ["sea.other.>"]', "no event reaches this stream"),
+        ("contexts.sea.stream", 'subjects = ["sea.event.*"]', "no event reaches this stream"),
+        ("contexts.sea.stream", 'subjects = ["sea.event.*.x1"]', "no event reaches this stream"),
+        ("contexts.sea.dlq", 'subjects = ["sea.dead.>"]', "no dead letter reaches it"),
+        (
+            "contexts.sea.dlq",
+            'subjects = ["sea.dlq.other.>"]',
+            "does not take the dead letters of .* from_vibespro",
+        ),
+    ],
+)
+def test_values_of_contexts(load: Load, table: str, line: str, expected: str) -> None:
+    message = refusal(load, f"{BASE}[{table}]\n{line}\n")
+    assert re.search(expected, message)
+    assert (
+        f"relay.toml:{'9' if 'declared differently' in expected or 'overlaps' in expected else '10'}" in message
+        or ("relay.toml:1: contexts.sea.dlq.subjects" in message or "relay.toml:7: contexts.vibespro" in message)
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{context}.event.{name}", "lacks {version}"),
+        ("{context}.event", "lacks {name} and {version}"),
+        ("{context}.{kind}.{name}.{version}", "unknown placeholder {kind}"),
+        ("{context}.event.{name.v{version}", "is not a template"),
+        ("{context}..{name}.v{version}", "does not make a subject"),
+        ("{context}.event.{name}.>{version}", "does not make a subject"),
+        ("{context}.event.{name!r}.v{version}", "does not make a subject"),
+    ],
+)
+def test_templates(load: Load, template: str, expected: str) -> None:
+    message = refusal(load, f'{BASE}subject = "{template}"\n')
+    assert "relay.toml:9: contexts.vibespro.subject: " in message
+    assert expected in message
+
+
+def test_a_template_of_ones_own(load: Load) -> None:
+    text = f'{BASE}subject = "{{context}}.events.{{name}}-{{version}}"\n'
+    text += 'stream.subjects = ["vibespro.events.loop-1"]\n'
+    with_filter = text.replace("vibespro.event.>", "vibespro.events.>")
+    assert load(with_filter).contexts["vibespro"].stream.subjects == ("vibespro.events.loop-1",)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('settle = "inbox"', "should be 'handler'"),
+        ('handler_timeout = "120s"', r"handler_timeout: must be shorter than ack_wait \(2m\)"),
+        ('backoff_max = "0.5s"', "backoff_initial: must not be longer than backoff_max"),
+        ("max_deliver = 0", "at least 1, or -1"),
+        ('signing_secret = ""', "at least 1"),
+    ],
+)
+def test_values_of_subscriptions(load: Load, line: str, expected: str) -> None:
+    text = BASE.replace("handler =", f"{line}\nhandler =")
+    message = refusal(load, text)
+    assert re.search(expected, message)
+    assert re.search(r"relay\.toml:[36]: ", message)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("RELAY_NATS_URL", "http://nats", "must start with nats://"),
+        ("NATS_URL", "localhost:4222", "must start with nats://"),
+        ("REDIS_URL", "postgresql://h", "must start with redis://"),
+        ("REDIS_URL", "redis://h:port", "is not a URL"),
+        ("RELAY_CONTEXTS__SEA__DATABASE_URL", "mysql://db/sea", "must start with postgresql://"),
+        (f"{SUB_ENV}__HANDLER", "ftp://handler/handle", "must start with http:// or https://"),
+        (f"{SUB_ENV}__HANDLER", "http:///handle", "names no host"),
+        (f"{SUB_ENV}__HANDLER", "http://me:pw@host/handle", "must hold no user or password"),
+        ("RELAY_NATS_URLL", "x", "unknown key"),
+        ("RELAY_CONTEXTS__SEE__DATABASE_URL", "postgresql://db/see", "no context is called see"),
+        ("RELAY_CONTEXTS__SEA__PUBLISH", "x", "must be a table"),
+        ("RELAY_NATS_URL__X", "x", "nats_url"),
+        ("RELAY_ACTOR_MODULES", "[oops", "not a JSON list"),
+        ("NATS_MESSAGE_TTL_SECS", "-5", "not a duration"),
+        ("RELAY_CONTEXTS__VIBESPRO__DATABASE_URL", "postgresql://sea:s3cret@db/sea", "also the database of"),
+    ],
+)
+def test_variables(load: Load, key: str, value: str, expected: str) -> None:
+    text = f'nats_url = "nats://h"\n{BASE}' if key == "RELAY_NATS_URL__X" else BASE
+    message = refusal(load, text, **{key: value})
+    assert f"env {key}" in message
+    assert expected in message
+    assert value not in message or value in ("x", "-5")
+
+
+def second(name: str, *lines: str) -> str:
+    head = f'[contexts.sea.subscriptions.{name}]\nhandler = "https://h/handle"\n'
+    return BASE.replace("[contexts.vibespro]", head + "\n".join(lines) + "\n[contexts.vibespro]")
+
+
+def test_filters_that_overlap(load: Load) -> None:
+    text = second("all", 'stream = "OTHER"', 'filter_subject = "vibespro.event.x.*"')
+    message = refusal(load, text)
+    assert (
+        "relay.toml:10: contexts.sea.subscriptions.all.filter_subject: overlaps with vibespro.event.>" in message
+    )
+
+
+def test_filters_of_different_contexts_may_overlap(load: Load) -> None:
+    text = BASE + BASE[BASE.index("[contexts.sea.sub") : BASE.index("[contexts.vibespro]")].replace(
+        "sea", "vibespro"
+    )
+    assert len(load(text).consumers()) == 4
+
+
+def test_a_filter_outside_its_stream(load: Load) -> None:
+    message = refusal(load, BASE.replace("vibespro.event.>", "vibespro.events.>"))
+    assert f"relay.toml:5: {SUB}.filter_subject: vibespro.events.> is outside VIBESPRO_EVENTS" in message
+
+
+def test_a_stream_of_others_is_not_judged(load: Load) -> None:
+    assert load(BASE.replace("VIBESPRO_EVENTS", "THEIRS").replace("vibespro.event.>", "theirs.>"))
+
+
+def test_durables_that_clash(load: Load) -> None:
+    sub = BASE[BASE.index("[contexts.sea.sub") : BASE.index("[contexts.vibespro]")].replace("sea", "vibespro")
+    message = refusal(load, f'{BASE}{sub}durable = "sea__from_vibespro"\n')
+    assert "relay.toml:13: contexts.vibespro.subscriptions.from_vibespro.durable: " in message
+    assert f"belongs to {SUB} already" in message
+
+
+def test_the_same_durable_on_another_stream_is_another_consumer(load: Load) -> None:
+    text = second("all", 'stream = "OTHER"', 'filter_subject = "o.>"', 'durable = "sea__from_vibespro"')
+    assert len(load(text).consumers("sea")) == 4
+
+
+def test_two_contexts_may_share_a_stream_declared_alike(load: Load) -> None:
+    shared = 'name = "DEAD"\nsubjects = ["*.dlq.>"]\n'
+    settings = load(f"{BASE}[contexts.sea.dlq]\n{shared}[contexts.vibespro.dlq]\n{shared}")
+    assert [spec.name for spec in settings.streams()] == [
+        "SEA_EVENTS",
+        "DEAD",
+        "VIBESPRO_EVENTS",
+        "RELAY_ADVISORIES",
+    ]
+
+
+def test_all_problems_in_one_report(load: Load) -> None:
+    text = BASE.replace("handler =", 'ack_wiat = "1s"\nhandler_timeout = "300s"\nhandler =') + 'subject = "x"\n'
+    message = refusal(load, text)
+    assert "3 problems" in message
+    assert re.search(r"ack_wiat: unknown key \(did you mean ack_wait", message)
+    assert "relay.toml:7: " in message
+    assert "relay.toml:11: contexts.vibespro.subject: lacks" in message
+
+
+def test_one_problem_names_its_field_and_hint(load: Load) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(BASE.replace("handler =", "handlr ="))
+    assert "problems" in caught.value.message
+    with pytest.raises(ConfigurationError) as caught:
+        load(f"{BASE}subjct = 1\n")
+    assert caught.value.field == "contexts.vibespro.subjct"
+    assert caught.value.hint == "did you mean subject?"
+
+
+def test_files_that_cannot_be_read(load: Load, tmp_path: Path) -> None:
+    assert "relay.toml:2: not valid TOML" in refusal(load, "[a]\nx = \n")
+    assert "cannot read nope.toml: No such file" in refusal(load, None, RELAY_CONFIG="nope.toml")
+    (tmp_path / "bad.toml").write_bytes(b"\xff")
+    assert "not UTF-8" in refusal(load, None, RELAY_CONFIG="bad.toml")
+    assert "no context is declared" in refusal(load, "")

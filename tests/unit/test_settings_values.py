@@ -1,0 +1,99 @@
+"""How durations, sizes and keys are written in relay.toml."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.settings.sources import key_lines
+from relay.settings.values import format_duration, format_size, parse_duration, parse_size
+
+ROOT = Path(__file__).parents[2]
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("100ms", 0.1),
+        ("120s", 120),
+        ("2m", 120),
+        ("1h", 3600),
+        ("7d", 604800),
+        ("1.5s", 1.5),
+        ("1h30m", 5400),
+        (9, 9),
+        (0.5, 0.5),
+        ("90", 90),
+    ],
+)
+def test_durations(text: object, seconds: float) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1 s", "1w", "1s2", "nan", "1e9", None, True, "9" * 400, "٣s"])
+def test_not_durations(text: object) -> None:
+    with pytest.raises(ValueError, match=r"duration|100 years"):
+        parse_duration(text)
+
+
+@given(
+    st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=9999)).map(lambda t: t - t % (SECOND / 1000))
+)
+def test_durations_read_as_written(value: timedelta) -> None:
+    assert parse_duration(format_duration(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("10GB", 10 * 1024**3),
+        ("512 MB", 512 * 1024**2),
+        ("1KiB", 1024),
+        ("7b", 7),
+        (5, 5),
+        ("-1", -1),
+        ("unlimited", -1),
+    ],
+)
+def test_sizes_are_binary_as_in_nats_server(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@given(st.integers(min_value=-1, max_value=2**50))
+def test_sizes_read_as_written(value: int) -> None:
+    assert parse_size(format_size(value)) == value
+
+
+def test_lines_of_every_way_to_write_a_key() -> None:
+    text = (
+        "# comment = 1\n"
+        "a = 1\n"
+        "b.c = '''\n"
+        "x = 2\n"
+        "[no.table]\n"
+        "'''\n"
+        "\n"
+        '["t".u]  # here\n'
+        "list = [\n"
+        '  "x = 1", # ]\n'
+        "]\n"
+        "inline = { k = 1 }\n"
+        "[[many]]\n"
+        "z = 1\n"
+    )
+    assert key_lines(text) == {
+        ("a",): 2,
+        ("b",): 3,
+        ("b", "c"): 3,
+        ("t", "u"): 8,
+        ("t", "u", "list"): 9,
+        ("t", "u", "inline"): 12,
+        ("t", "u", "inline", "k"): 12,
+        ("many",): 13,
+        ("many", "z"): 14,
+    }
