@@ -60,6 +60,7 @@ class Facts:
         self._listeners.append(listener)
 
     def __call__(self, fact: Fact, /) -> None:
+        """Tell every listener."""
         for listener in self._listeners:
             try:
                 listener(fact)

@@ -37,7 +37,8 @@ class RequestContext:
 
     @property
     def correlation(self) -> CorrelationContext:
+        """Both ids as the value object of SDS-047 §2.2."""
         return CorrelationContext(self.correlation_id, self.causation_id)
 
 
-_current: ContextVar[RequestContext] = ContextVar("relay_request_context", default=RequestContext())
+_current: ContextVar[RequestContext] = ContextVar("relay_request_context", default=RequestContext())  # noqa: B039 - frozen

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from relay.domain.model import HandlerResult
 from relay.domain.ordering import Shard
-from relay.domain.policies import Ack, DeadLetter, PublishOutcome, Published, Retry
+from relay.domain.policies import Ack, DeadLetter, Published, PublishOutcome, Retry
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,14 @@ def main() -> int:
     """Parse the command line, run until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m scheduler",
-        description="Enqueues the fleet's jobs: publishing, pulling, sweeps. Reads relay.toml and RELAY_* variables.",
+        description="Enqueues the fleet's jobs: publish, pull, sweep. Reads relay.toml and RELAY_* variables.",
     )
     parser.add_argument("--list", action="store_true", help="print the jobs and their intervals, then exit")
     arguments = parser.parse_args()
     try:
         settings = load_settings()
     except RelayError as error:
-        print(f"error {error}", file=sys.stderr)
+        sys.stderr.write(f"error {error}\n")
         return 1
     configure(settings.log_level, settings.log_format)
     asyncio.run(_list(settings) if arguments.list else run(settings))
@@ -44,7 +44,7 @@ def main() -> int:
 
 async def _list(settings: Settings) -> None:
     for entry in _table(settings)[1]:
-        print(f"{entry.name:<50} every {entry.every.total_seconds():g} s")
+        sys.stdout.write(f"{entry.name:<50} every {entry.every.total_seconds():g} s\n")
 
 
 async def run(settings: Settings) -> None:

@@ -108,9 +108,9 @@ def _loop() -> EventLoopThread:
 
 
 def _use_uvloop() -> None:
-    """uvloop is an optional speed-up (``jetrelay[fast]``)."""
+    """Uvloop is an optional speed-up (``jetrelay[fast]``)."""
     try:
-        import uvloop
+        import uvloop  # noqa: PLC0415 - optional
     except ImportError:
         return
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from relay.cli import backlog, config, db, streams
+from relay.cli import backlog, config, db, demo, dev, health, streams
 from relay.domain.errors import RelayError
 
 app = typer.Typer(
@@ -17,6 +17,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("demo")(demo.demo)
+app.command("dev")(dev.dev)
+app.command("health")(health.health)
 app.command("config")(config.show)
 app.command("backlog")(backlog.backlog)
 app.add_typer(db.app, name="db")

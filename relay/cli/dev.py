@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +39,8 @@ def dev(
             console.start()
             failed = _run(fleet, console)
         finally:
-            close(fleet, console)
+            close(fleet, console.say)
+            console.stop()
     if failed:
         raise typer.Exit(1)
 
@@ -64,18 +66,16 @@ def watch(fleet: Fleet, console: LogConsole) -> bool:
     return False
 
 
-def close(fleet: Fleet, console: LogConsole) -> None:
-    """Stop the fleet and print the rest of its logs; another signal meanwhile kills it."""
+def close(fleet: Fleet, say: Callable[[str], object]) -> None:
+    """Stop the fleet; another signal meanwhile kills it."""
     from relay.devstack.interrupts import ignore_interrupts
 
     try:
         fleet.stop()
     except KeyboardInterrupt:
         ignore_interrupts()
-        console.say("killing")
+        say("killing")
         fleet.kill()
-    finally:
-        console.stop()
 
 
 def describe(fleet: Fleet) -> str:
@@ -88,5 +88,6 @@ def describe(fleet: Fleet) -> str:
     rows += [("Redis", fleet.stack.valkey.url)]
     rows += [(f"handler of {name}", url) for name, url in fleet.handlers.items()]
     rows += [("logs", str(fleet.stack.directory / "logs"))]
+    rows += [("other shells", f". {fleet.shell_file}; relay backlog")]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

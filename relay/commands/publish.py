@@ -93,7 +93,7 @@ class PublishOutboxEvents:
                 return published
             case None:
                 raise NotPublishable(
-                    f"event {outbox_event_id} is unknown, already published, or waits for an earlier one of its key"
+                    f"event {outbox_event_id} is unknown, published, or waits for an earlier one of its key"
                 )
             case refused:
                 raise NotPublishable(f"event {outbox_event_id} was refused: {getattr(refused, 'error', refused)}")

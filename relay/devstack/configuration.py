@@ -7,6 +7,7 @@ to them: it would migrate them and handle their messages.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,19 @@ _PRODUCT: Final = ("RELAY_", "NATS_")
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings, and the environment in which a process of ours reads the same settings."""
+    """Settings, and the environment in which a process of ours reads the same settings.
+
+    ``variables`` is the part of the environment that makes the difference.
+    """
 
     settings: Settings
     environment: Mapping[str, str]
+    variables: Mapping[str, str]
+
+    def write_shell(self, path: Path) -> None:
+        """Write the variables for a shell to read: ``. path``, and every command meets the same servers."""
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(self.variables.items())]
+        path.write_text("\n".join(lines) + "\n")
 
 
 def base_environment(*, inherit: bool = True) -> dict[str, str]:
@@ -37,7 +47,7 @@ def base_environment(*, inherit: bool = True) -> dict[str, str]:
 
 
 def declared(config: Path | None, environment: Mapping[str, str]) -> Settings:
-    """Read the configuration before there are servers: its contexts and subscriptions. Raises ConfigurationError."""
+    """Read the contexts and subscriptions before there are servers. Raises ConfigurationError."""
     return load_settings(config, {**environment, "DATABASE_URL": "postgresql://localhost/{context}"})
 
 
@@ -48,7 +58,7 @@ def configure(
     handlers: Mapping[str, str],
 ) -> Configuration:
     """Point the configuration to the stack's servers, and contexts to the sample ``handlers`` at these URLs."""
-    ours = {**environment, "NATS_URL": stack.nats.url, "REDIS_URL": stack.valkey.url}
+    ours = {"NATS_URL": stack.nats.url, "REDIS_URL": stack.valkey.url}
     if config is not None:
         ours["RELAY_CONFIG"] = str(config.absolute())
     for name, context in declared(config, environment).contexts.items():
@@ -56,7 +66,8 @@ def configure(
         if name in handlers:
             for subscription in context.subscriptions:
                 ours[variable(name, "SUBSCRIPTIONS", subscription, "HANDLER")] = handlers[name]
-    return Configuration(load_settings(config, ours), ours)
+    everything = {**environment, **ours}
+    return Configuration(load_settings(config, everything), everything, ours)
 
 
 def variable(context: str, *path: str) -> str:

@@ -80,6 +80,11 @@ class Fleet:
             raise DevStackError("the fleet was never started")
         return self._configuration
 
+    @property
+    def shell_file(self) -> Path:
+        """The file that a shell reads to meet the same servers: ``. FILE``."""
+        return self.stack.directory / "environment"
+
     def start(self) -> None:
         """Start everything and return once every process is connected.
 
@@ -97,6 +102,7 @@ class Fleet:
             if self.options.handler and context.subscriptions
         }
         self._configuration = configuration.configure(self.stack, self.options.config, environment, self.handlers)
+        self._configuration.write_shell(self.shell_file)
         if self.options.fresh:
             prepare.wipe(self.stack, self.configuration.settings)
         prepare.prepare(self.stack, self.configuration.settings)

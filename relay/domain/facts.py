@@ -131,4 +131,5 @@ class DeliveryExhausted(Fact):
 class FactSink(Protocol):
     """Where facts go. Must not raise and must not block."""
 
-    def __call__(self, fact: Fact, /) -> None: ...
+    def __call__(self, fact: Fact, /) -> None:
+        """Take note of a fact."""

@@ -48,6 +48,7 @@ class NatsMsgId:
 
     @property
     def value(self) -> str:
+        """The header's text."""
         return str(self.event_id) if self.generation == 0 else f"{self.event_id}.{self.generation}"
 
     @classmethod

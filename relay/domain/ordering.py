@@ -31,6 +31,7 @@ class Shard:
 
     @property
     def lanes(self) -> list[int]:
+        """The lanes of this shard."""
         return list(range(self.index, LANES, self.count))
 
 

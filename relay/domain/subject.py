@@ -66,6 +66,7 @@ class EventSubject:
 
     @property
     def value(self) -> str:
+        """The subject's text."""
         return f"{self.context}.event.{self.name}.v{self.version}"
 
     def __str__(self) -> str:

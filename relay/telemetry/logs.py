@@ -75,6 +75,7 @@ class LogFacts:
         self._log = structlog.stdlib.get_logger("relay")
 
     def __call__(self, fact: Fact, /) -> None:
+        """Write one line, if its level is on."""
         level = _LEVELS.get(type(fact), logging.DEBUG)
         if not logging.getLogger("relay").isEnabledFor(level):
             return

@@ -59,7 +59,7 @@ class Producers:
     def _guarded(self, number: int) -> None:
         try:
             self._run(random.Random(self.seed * 1000 + number))
-        except BaseException as error:  # noqa: BLE001 - handed to join
+        except BaseException as error:
             self._errors.append(error)
 
     def _run(self, chance: random.Random) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -64,7 +65,7 @@ def test_a_handler_that_answers_503_three_times_is_asked_again_at_growing_interv
     assert fleet.ack_pending() == 1
     row = finished(fleet, message_id)
     times = [call.at for call in handler.calls_for(message_id)]
-    intervals = [after - before for before, after in zip(times, times[1:], strict=False)]
+    intervals = [after - before for before, after in pairwise(times)]
     assert len(intervals) == 3
     # Nominally 1, 2 and 4 s, of which jitter takes a fifth at most; nothing bounds a busy machine from above.
     assert intervals[0] >= 0.75

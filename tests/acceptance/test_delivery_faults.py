@@ -6,12 +6,12 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
+
 from relay import Event, Outbox
 from tests.acceptance.fleet import Fleet, wait_for
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import commit_one
-
-import psycopg
 
 
 def commit_many(fleet: Fleet, count: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -49,7 +50,7 @@ def out_of_order(fleet: Fleet, messages: list[Any]) -> list[Any]:
     return [
         (key, before, after)
         for key, times in by_key.items()
-        for before, after in zip(times, times[1:], strict=False)
+        for before, after in pairwise(times)
         if after < before
     ]
 

@@ -101,7 +101,6 @@ OUR_INBOX_INDEXES = {
     "idx_inbox_sweep": "(enqueued_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL))",
     "idx_inbox_correlation": "(correlation_id)",
     "idx_inbox_stream": "(stream, stream_seq)",
-    "idx_inbox_stream": "(stream, stream_seq)",
     "idx_inbox_dead_lettered": "(dead_lettered_at) WHERE (dead_lettered_at IS NOT NULL)",
 }
 STORAGE = {

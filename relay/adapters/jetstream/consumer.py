@@ -127,10 +127,10 @@ class NatsJetStreamConsumer:
     async def _on_message(self, msg: Msg) -> None:
         self._arrived.put_nowait(msg)
 
-    async def _next(self, timeout: float) -> Delivery | None:
+    async def _next(self, patience: float) -> Delivery | None:
         """The next message, or None when the request ended or stayed unanswered."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(patience):
                 while self._missing > 0 or not self._arrived.empty():
                     delivery = self._read(await self._arrived.get())
                     if delivery is not None:

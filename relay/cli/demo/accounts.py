@@ -31,8 +31,9 @@ class Verdict(StrEnum):
 class Books:
     """What each place says, by event id.
 
-    ``committed`` and ``rolled_back`` are the producer's own memory; ``business`` are the rows of its table;
-    ``stream``, ``dlq`` and ``effects`` name an id as often as they hold it.
+    ``committed`` and ``rolled_back`` are the producer's own memory, ``business`` the rows of its table.
+    ``done`` are the handler's calls answered 200, ``effects`` the rows they wrote. Sequences name an id as
+    often as the place holds it.
     """
 
     committed: Mapping[UUID, Verdict]
@@ -44,6 +45,7 @@ class Books:
     received: Set[UUID]
     handled: Set[UUID]
     dead_lettered: Set[UUID]
+    done: Sequence[UUID]
     effects: Sequence[UUID]
     dlq: Sequence[UUID]
     unacknowledged: int
@@ -107,7 +109,8 @@ def _rolled_back(books: Books) -> Iterator[Fault]:
 
 def _effects(books: Books) -> Iterator[Fault]:
     wanted = {id for id, verdict in books.committed.items() if verdict.has_effect}
-    yield Fault("with a second effect", _repeated(books.effects))
+    yield Fault("with a second effect", _sorted({*_repeated(books.done), *_repeated(books.effects)}))
+    yield Fault("answered 200 and without the effect", _sorted(set(books.done) - set(books.effects)))
     yield Fault("without their effect", _sorted(wanted - set(books.effects)))
     yield Fault("with an effect that should have none", _sorted(set(books.effects) - wanted))
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -14,14 +11,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from relay.cli.demo.evidence import Counts, Evidence
-    from relay.cli.demo.scenario import Production
-    from relay.cli.demo.screen import Screen
-    from relay.devstack.fleet import Fleet
+    from relay.devstack.fleet import Fleet, FleetOptions
 
-_LOOK_EVERY: Final = 0.25
 _INTERRUPTED: Final = 130
-#: Short, so that the call that is never answered is seen to be repeated.
+#: Short, so that the call that is never answered is soon repeated.
 _HANDLER_TIMEOUT: Final = "2s"
 
 
@@ -40,6 +33,7 @@ def demo(
     """
     from rich.console import Console
 
+    from relay.cli.dev import close
     from relay.devstack.fleet import Fleet
     from relay.devstack.interrupts import interruptible
 
@@ -52,5 +46,46 @@ def demo(
             console.print("stopping (Ctrl-C again kills)")
             status = _INTERRUPTED
         finally:
-            _close(fleet)
+            close(fleet, console.print)
     raise typer.Exit(status)
+
+
+def _options(directory: Path) -> FleetOptions:
+    """Take the demo's own configuration, wherever we are; the settings of the shell are for other systems."""
+    from relay.devstack.configuration import variable
+    from relay.devstack.fleet import FleetOptions
+
+    timeout = variable("sea", "SUBSCRIPTIONS", "from_vibespro", "HANDLER_TIMEOUT")
+    return FleetOptions(
+        directory=directory,
+        config=Path(__file__).with_name("relay.toml"),
+        inherit=False,
+        fresh=True,
+        environment={timeout: _HANDLER_TIMEOUT},
+    )
+
+
+def _run(fleet: Fleet, console: Console, events: int, seconds: float, *, stay: bool) -> int:
+    from relay.cli.demo.play import play
+
+    begin = time.monotonic()
+    console.print("Starting PostgreSQL, NATS, Valkey, scheduler, worker and handler …")
+    fleet.start()
+    console.print(f"Ready after {time.monotonic() - begin:.1f} s; logs are in {fleet.stack.directory / 'logs'}\n")
+    balanced = play(fleet, console, events, seconds)
+    if stay:
+        _stay(fleet, console)
+    return 0 if balanced else 1
+
+
+def _stay(fleet: Fleet, console: Console) -> None:
+    """Wait for Ctrl-C, or for a process to end by itself."""
+    from relay.cli.dev import describe
+
+    console.print(f"\nEverything keeps running:\n{describe(fleet)}\nCtrl-C stops it")
+    try:
+        while (failure := fleet.ended()) is None:
+            time.sleep(0.2)
+        console.print(failure, markup=False)
+    except KeyboardInterrupt:
+        console.print("stopping (Ctrl-C again kills)")

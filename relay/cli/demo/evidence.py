@@ -9,7 +9,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from nats.js import JetStreamContext
-from sqlalchemy import DateTime, Engine, Integer, Select, Uuid, column, create_engine, func, select, table
+from sqlalchemy import DateTime, Engine, Executable, Integer, Uuid, column, create_engine, func, select, table
 
 from relay.adapters.jetstream.topology import connect_once
 from relay.cli.demo.accounts import Books
@@ -68,7 +68,7 @@ class Evidence:
         self._consumer.dispose()
 
     def counts(self) -> Counts:
-        """Count where the events are now. Upstream is read last, so that no stage seems ahead of the one before."""
+        """Count where the events are now: upstream last, so that no stage seems ahead of the one before it."""
         inbox = self._rows(
             self._consumer,
             select(
@@ -107,7 +107,8 @@ class Evidence:
             received={row.message_id for row in inbox},
             handled={row.message_id for row in inbox if row.processed_at},
             dead_lettered={row.message_id for row in inbox if row.dead_lettered_at},
-            effects=[row.message_id for row in self._rows(self._consumer, done)],
+            done=[row.message_id for row in self._rows(self._consumer, done)],
+            effects=[row.message_id for row in self._rows(self._consumer, select(sample.effects.c.message_id))],
             dlq=dlq,
             unacknowledged=await self.unacknowledged(),
         )
@@ -123,12 +124,12 @@ class Evidence:
 
     def latencies(self) -> Latencies:
         """Measure by the clock of the database server, which stamps both ends."""
-        written = {row.event_id: row.created_at for row in self._rows(self.producer, select(Vibe.event_id, Vibe.created_at))}
+        written = dict(self._rows(self.producer, select(Vibe.event_id, Vibe.created_at)))
         published = self._rows(self.producer, select(_outbox.c.id, _outbox.c.published_at))
         at_once = select(_inbox.c.message_id, _inbox.c.processed_at).where(_inbox.c.attempts == 1)
         return Latencies(_seconds(written, published), _seconds(written, self._rows(self._consumer, at_once)))
 
-    def _rows(self, engine: Engine, query: Select[Any]) -> Sequence[Any]:
+    def _rows(self, engine: Engine, query: Executable) -> Sequence[Any]:
         with engine.connect() as connection:
             return connection.execute(query).all()
 

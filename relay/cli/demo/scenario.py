@@ -68,7 +68,7 @@ class Production:
     rolled_back: set[UUID] = field(default_factory=set)
 
 
-class ChangedMind(Exception):  # noqa: N818
+class ChangedMind(Exception):
     """The business decides against it, after everything was written."""
 
 
@@ -84,11 +84,15 @@ def plan(events: int, seed: int = 47) -> list[Transaction]:
         transactions.append(Transaction(tuple(verdicts[:size])))
         del verdicts[:size]
         if not verdicts or chance.random() < _ROLLED_BACK_SHARE:
-            transactions.append(Transaction((Verdict.OK,) * chance.randint(1, _MOST_IN_A_TRANSACTION), roll_back=True))
+            transactions.append(
+                Transaction((Verdict.OK,) * chance.randint(1, _MOST_IN_A_TRANSACTION), roll_back=True)
+            )
     return transactions
 
 
-def produce(engine: Engine, transactions: Sequence[Transaction], production: Production, stop: threading.Event) -> None:
+def produce(
+    engine: Engine, transactions: Sequence[Transaction], production: Production, stop: threading.Event
+) -> None:
     """Run the transactions at an even pace."""
     for transaction in transactions:
         if stop.wait(_SECONDS / len(transactions)):
@@ -103,7 +107,7 @@ def _run(engine: Engine, transaction: Transaction, production: Production) -> No
             for verdict in transaction.verdicts:
                 written[_create_vibe(session, verdict, at_once=transaction.roll_back)] = verdict
             if transaction.roll_back:
-                raise ChangedMind
+                raise ChangedMind  # noqa: TRY301 - the transaction is what has to see it
     except ChangedMind:
         production.rolled_back |= written.keys()
     else:
@@ -111,7 +115,7 @@ def _run(engine: Engine, transaction: Transaction, production: Production) -> No
 
 
 def _create_vibe(session: Session, verdict: Verdict, *, at_once: bool) -> UUID:
-    """Write a vibe and its event. ``at_once``: now and not at the commit, so that a rollback has something to undo."""
+    """Write a vibe and its event; ``at_once``, not at the commit, so that a rollback has something to undo."""
     vibe_id = uuid4()
     title = f"a vibe to be answered {verdict}"
     target = session.connection() if at_once else session

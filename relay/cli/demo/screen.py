@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Final
 from uuid import UUID
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -98,12 +98,15 @@ def verdict(console: Console, books: Books, faults: Sequence[Fault]) -> None:
         for fault in faults:
             console.print(f"  {fault}", soft_wrap=True, highlight=False)
         return
-    sums = (
-        f"{len(books.committed)} committed = {len(books.handled)} handled + {len(books.dead_lettered)} dead-lettered;"
-        f" {len(books.rolled_back)} rolled back, none of them delivered;"
-        f" {len(books.effects)} effects, none of them twice; nothing left unacknowledged."
-    )
-    console.print(Group(Text("The accounts balance.", style="bold green"), Text(sums)))
+    sums = [
+        f"{len(books.committed)} committed = {len(books.handled)} handled + {len(books.dead_lettered)} dead-lettered",
+        f"{len(books.rolled_back)} rolled back, none of them delivered",
+        f"{len(books.effects)} effects, none of them twice",
+        "0 messages unacknowledged in JetStream",
+    ]
+    console.print(Text("The accounts balance.", style="bold green"))
+    for line in sums:
+        console.print(f"  {line}")
 
 
 def _outcomes(books: Books, answers: Mapping[UUID, Sequence[int]]) -> Table:
@@ -115,7 +118,9 @@ def _outcomes(books: Books, answers: Mapping[UUID, Sequence[int]]) -> Table:
     effects = Counter(books.effects)
     for kind in Verdict:
         ids = {id for id, asked in books.committed.items() if asked is kind}
-        given = Counter(", ".join(_STATUS.get(status, str(status)) for status in answers.get(id, ())) for id in ids)
+        given = Counter(
+            ", ".join(_STATUS.get(status, str(status)) for status in answers.get(id, ())) for id in ids
+        )
         table.add_row(
             _ANSWERS[kind],
             "; ".join(f"{text or 'never asked'} ({count})" for text, count in given.most_common(3)),
@@ -124,7 +129,9 @@ def _outcomes(books: Books, answers: Mapping[UUID, Sequence[int]]) -> Table:
             str(len(ids & books.dead_lettered)),
             str(sum(effects[id] for id in ids)),
         )
-    table.add_row("rolled back", "", str(len(books.rolled_back)), "", "", str(sum(effects[id] for id in books.rolled_back)))
+    table.add_row(
+        "rolled back", "", str(len(books.rolled_back)), "", "", str(sum(effects[id] for id in books.rolled_back))
+    )
     return table
 
 
