@@ -85,7 +85,8 @@ class StreamSettings(Section):
 class PublishSettings(Section):
     """How a context's outbox is emptied (CMD-050).
 
-    ``ack_timeout`` stays under the 5 s for which a batch may hold its rows. ``dead_head``: whether an
+    ``ack_timeout``: how long the broker may be silent. A batch takes at most twice that, which stays under
+    the 5 s for which it may hold its rows. ``dead_head``: whether an
     event that can never be published is stepped over or holds its key until an operator decides.
     """
 
@@ -94,7 +95,7 @@ class PublishSettings(Section):
     poll_interval: Duration = timedelta(milliseconds=100)
     max_attempts: int = Field(default=10, ge=1)
     dead_head: Literal["skip", "block"] = "skip"
-    ack_timeout: Duration = Field(default=_seconds(2), lt=_seconds(5))
+    ack_timeout: Duration = Field(default=_seconds(2), lt=_seconds(2.4))
     backoff_initial: Duration = _seconds(1)
     backoff_max: Duration = _seconds(60)
 
@@ -141,8 +142,8 @@ class SubscriptionSettings(Section):
 class ContextSettings(Section):
     """A bounded context: one database, one event stream, one DLQ stream, its subscriptions.
 
-    ``name`` comes from the key. Dead letters are kept longer than events by default (30 days, 1 GB):
-    people answer for them.
+    ``name`` comes from the key. By default dead letters are kept longer than events (30 days, 1 GB), in as
+    many replicas: people answer for them.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -169,6 +170,8 @@ class ContextSettings(Section):
             "max_age": timedelta(days=30),
             "max_bytes": 1024**3,
         }
+        if isinstance(declared := data.get("stream"), dict) and "replicas" in declared:
+            dlq["replicas"] = declared["replicas"]
         filled = {
             **data,
             "stream": _under(stream, data.get("stream", {})),

@@ -40,7 +40,7 @@ def parse_duration(value: object) -> timedelta:
     """Read ``"100ms"``, ``"1.5s"``, ``"1h30m"``, ``"7d"`` or a number of seconds. Raises ValueError."""
     if isinstance(value, timedelta):
         return value
-    text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    text = str(value).strip() if isinstance(value, str | int | float) else ""
     try:
         if _NUMBER.fullmatch(text):
             duration = timedelta(seconds=float(text))

@@ -111,6 +111,13 @@ STORAGE = {
     "autovacuum_vacuum_insert_scale_factor": "0.1",
 }
 
+TRIGGERS = {
+    "relay_order_outbox_event": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
+    " WHEN ((new.partition_key IS NULL)) EXECUTE FUNCTION relay_order_outbox_event()",
+    "relay_wake_publisher": "AFTER INSERT ON public.outbox_events FOR EACH STATEMENT"
+    " EXECUTE FUNCTION relay_wake_publisher()",
+}
+
 # --- reading the catalogue ---
 
 _COLUMNS = """
@@ -134,7 +141,7 @@ _STORAGE = """
     FROM pg_class, unnest(reloptions) AS option WHERE oid = %s::regclass
 """
 _TRIGGERS = """
-    SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger
+    SELECT tgname, replace(pg_get_triggerdef(oid), format('CREATE TRIGGER %%I ', tgname), '') FROM pg_trigger
     WHERE tgrelid = %s::regclass AND NOT tgisinternal ORDER BY tgname
 """
 _FUNCTIONS = "SELECT proname, pg_get_functiondef(oid) FROM pg_proc WHERE proname LIKE 'relay%' ORDER BY proname"
@@ -163,6 +170,10 @@ def storage(conn: Connection, table: str) -> dict[str, str]:
     return dict(conn.execute(_STORAGE, [table]).fetchall())
 
 
+def triggers(conn: Connection, table: str) -> dict[str, str]:
+    return dict(conn.execute(_TRIGGERS, [table]).fetchall())
+
+
 def tables(conn: Connection) -> list[str]:
     return [name for (name,) in conn.execute(_TABLES)]
 
@@ -183,8 +194,7 @@ def everything(conn: Connection) -> dict[str, Any]:
         "version": conn.execute("SELECT * FROM relay_alembic_version").fetchall(),
         "wakeup": conn.execute("SELECT * FROM relay_wakeup").fetchall(),
         **{
-            table: shape(conn, table)
-            | {"storage": storage(conn, table), "triggers": conn.execute(_TRIGGERS, [table]).fetchall()}
+            table: shape(conn, table) | {"storage": storage(conn, table), "triggers": triggers(conn, table)}
             for table in tables(conn)
         },
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 import json
@@ -29,6 +30,7 @@ from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.domain.backoff import Backoff
+from relay.domain.errors import Outage
 from relay.domain.facts import Fact
 from relay.domain.ordering import Shard
 from relay.domain.policies import RetryPolicy
@@ -150,6 +152,27 @@ async def producing(kind: str, url: str) -> AsyncIterator[Producer]:
 # --- publisher ---
 
 
+Hook = Callable[[Any], Awaitable[None]]
+
+
+@dataclass
+class Interposed:
+    """An outbox repository with something happening inside of its claims: after claiming, before committing."""
+
+    inner: PostgresOutboxAdapter
+    claimed: Hook | None
+    settled: Hook | None
+
+    @asynccontextmanager
+    async def find_unpublished(self, shard: Shard, limit: int) -> AsyncIterator[Any]:
+        async with self.inner.find_unpublished(shard, limit) as claim:
+            if self.claimed:
+                await self.claimed(claim)
+            yield claim
+            if self.settled:
+                await self.settled(claim)
+
+
 @dataclass
 class Relay:
     """A publisher of one context, with a stream of its own on a NATS server shared with other tests."""
@@ -199,22 +222,43 @@ class Relay:
     async def ids(self) -> list[str]:
         return [message.headers["Nats-Msg-Id"] for message in await self.messages()]
 
-    async def payloads(self) -> list[Any]:
-        return [json.loads(message.data)["payload"] for message in await self.messages()]
+    async def bodies(self) -> list[Any]:
+        return [json.loads(message.data) for message in await self.messages()]
 
     def command(
-        self, *, outbox: Any = None, batch_size: int = 300, max_attempts: int = 3, dead_head_blocks: bool = False
+        self,
+        *,
+        batch_size: int = 300,
+        max_attempts: int = 3,
+        backoff: Backoff = Backoff(initial=timedelta(milliseconds=50)),
+        envelope: str = "handler",
+        dead_head_blocks: bool = False,
+        claimed: Hook | None = None,
+        settled: Hook | None = None,
     ) -> PublishOutboxEvents:
-        policy = RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=timedelta(milliseconds=50)))
+        """CMD-050; ``claimed`` and ``settled`` happen inside of each claim, first and last."""
         config = PublishConfig(
             context=self.context,
             subject="{context}.event.{name}.v{version}",
-            envelope="handler",
+            envelope=envelope,
             batch_size=batch_size,
-            policy=policy,
+            policy=RetryPolicy(max_attempts=max_attempts, backoff=backoff),
         )
-        outbox = outbox or PostgresOutboxAdapter(self.pool, dead_head_blocks=dead_head_blocks)
+        outbox: Any = PostgresOutboxAdapter(self.pool, dead_head_blocks=dead_head_blocks)
+        if claimed or settled:
+            outbox = Interposed(outbox, claimed, settled)
         return PublishOutboxEvents(config, outbox, self.publisher, self.facts.append)
+
+    async def drained(self, command: PublishOutboxEvents | None = None) -> None:
+        """Drain, as ticks do, until everything is published."""
+        command = command or self.command()
+
+        async def tick() -> bool:
+            with contextlib.suppress(Outage):
+                await command.drain(ALL)
+            return self.unpublished() == []
+
+        await eventually("everything is published", tick)
 
     def add(self, *events: Event) -> list[UUID]:
         """Commit events in one transaction."""

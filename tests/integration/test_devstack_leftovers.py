@@ -145,6 +145,9 @@ def owner_of_a_stack(directory: Path, *words: str) -> Iterator[tuple[subprocess.
             yield owner, servers
         finally:
             owner.kill()
+            for server in servers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    server.kill()
 
 
 def test_a_stack_starts_stops_and_starts_again_on_its_ports(server_directory: Path) -> None:

@@ -107,8 +107,20 @@ def test_a_database_of_a_newer_release_is_left_as_it_is(conn: Connection, databa
     assert migrations.status(database_url).current == "9999_from_the_future"
 
 
-def test_an_unreachable_database_is_an_outage_that_names_no_secret() -> None:
-    with pytest.raises(DatabaseUnreachable, match="refused") as caught:
-        upgrade("postgresql://sea:hunter2@127.0.0.1:1/sea_db")
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("postgresql://sea:hunter2@127.0.0.1:1/sea_db", "refused"),
+        (
+            "postgresql://sea:a@hunter2/sea_db",
+            "",
+        ),  # an @ that should be %40: what is found there depends on the network
+        ("postgresql://sea:hunter2@127.0.0.1:1/sea_db?hunter2=1", "malformed"),
+        ("hunter2", "malformed"),
+    ],
+)
+def test_an_unreachable_database_is_an_outage_that_names_no_secret(url: str, reason: str) -> None:
+    with pytest.raises(DatabaseUnreachable, match=reason) as caught:
+        upgrade(url)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None

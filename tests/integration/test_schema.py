@@ -68,6 +68,10 @@ def test_busy_tables_are_vacuumed_early_and_keep_room_for_updates(conn: Connecti
     assert catalogue.storage(conn, "inbox_messages") == catalogue.STORAGE
 
 
+def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Connection) -> None:
+    assert catalogue.triggers(conn, "outbox_events") == catalogue.TRIGGERS
+
+
 def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
     assert found == ["inbox_messages", "outbox_events", "relay_alembic_version", "relay_wakeup"]

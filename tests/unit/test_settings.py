@@ -250,6 +250,12 @@ def test_streams_and_consumers_of_one_context(load: Load) -> None:
         settings.streams("nope")
 
 
+def test_dead_letters_are_as_safe_as_events(load: Load) -> None:
+    text = f"{BASE}[contexts.vibespro.stream]\nreplicas = 3\n"
+    assert load(text).contexts["vibespro"].dlq.replicas == 3
+    assert load(f"{text}[contexts.vibespro.dlq]\nreplicas = 5\n").contexts["vibespro"].dlq.replicas == 5
+
+
 def test_an_unlimited_stream(load: Load) -> None:
     text = f'{BASE}[contexts.vibespro.stream]\nmax_age = "unlimited"\nmax_bytes = "unlimited"\n'
     settings = load(text)

@@ -24,7 +24,8 @@ class NatsConnection:
     """Connects in the background; `client` waits for it a moment.
 
     ``on_up`` listeners run after each (re)connect, ``on_down`` after each loss, both in the event loop.
-    Extra keyword arguments go to ``nats.connect`` (credentials, TLS).
+    ``url`` may list several servers of a cluster, separated by commas. Extra keyword arguments go to
+    ``nats.connect`` (credentials, TLS).
     """
 
     def __init__(self, url: str, *, name: str = "jetrelay", **options: Any) -> None:
@@ -88,7 +89,7 @@ class NatsConnection:
             self._last_error = str(error) or type(error).__name__
 
         return await nats.connect(
-            servers=[self._url],
+            servers=[server.strip() for server in self._url.split(",")],
             connect_timeout=2,
             reconnect_time_wait=0.25,
             max_reconnect_attempts=-1,

@@ -66,11 +66,11 @@ def _options(directory: Path) -> FleetOptions:
 
 
 def _run(fleet: Fleet, console: Console, events: int, seconds: float, *, stay: bool) -> int:
-    from relay.cli.demo.play import play
-
     begin = time.monotonic()
     console.print("Starting PostgreSQL, NATS, Valkey, scheduler, worker and handler …")
     fleet.start()
+    from relay.cli.demo.play import play  # now that it is known that the extra is installed
+
     console.print(f"Ready after {time.monotonic() - begin:.1f} s; logs are in {fleet.stack.directory / 'logs'}\n")
     balanced = play(fleet, console, events, seconds)
     if stay:

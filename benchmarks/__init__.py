@@ -1,0 +1,1 @@
+"""Measurements. Figures depend on the machine, so what counts are ratios within one run."""
