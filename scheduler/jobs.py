@@ -24,8 +24,14 @@ _UPKEEP: Final = {
     "recover_deliveries": timedelta(seconds=3),
     "rescue_exhausted": timedelta(seconds=10),
 }
-#: After this many ticks with work in a row the outbox is under load, and hints are no use.
-_BUSY_TICKS: Final = 3
+#: From so many events waiting, or hints between two ticks, the outbox is under load and hints are no use.
+_MANY: Final = 100
+_MANY_HINTS: Final = 20
+#: How long it then stays awake, in seconds.
+_AWAKE: Final = 1.0
+#: How often and how soon to look again while a job is outstanding, in seconds.
+_LOOKS: Final = 10
+_LOOK_AGAIN: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class Job:
 
     name: str
     every: timedelta
-    tick: Callable[[], Awaitable[None]]
+    tick: Callable[[], Awaitable[object]]
 
 
 def jobs(application: Application, broker: RelayBroker) -> Iterator[Job]:
@@ -61,7 +67,7 @@ class _Sender:
 
     async def job(
         self, duty: str, queue: str, actor: str, context: str, *args: str | int, force: bool = False
-    ) -> None:
+    ) -> bool:
         """Enqueue a job unless one of its duty is outstanding; ``force`` replaces that one."""
         try:
             token = await self._application.gates.open(duty, force=force)
@@ -70,20 +76,23 @@ class _Sender:
                 await asyncio.to_thread(self._broker.enqueue_many, [message])
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
+            return False
+        return token is not None
 
 
 class PublishTick:
     """Asks the database whether anything is due, and if so sends a job per shard.
 
     The tick is the guarantee. The hint that producers send while the outbox sleeps runs the same tick
-    at once. The scheduler says when it sleeps, and stops saying so under load.
+    at once. Under load the outbox is awake: no transaction pays for a hint, and polling is enough.
     """
 
     def __init__(self, application: Application, context: str, send: _Sender) -> None:
         self._parts = application.context(context)
         self._facts = application.facts
         self._send = send
-        self._busy = 0
+        self._hints = 0
+        self._awake_until = 0.0
         self._lost = False
         self._running = asyncio.Lock()
         self._hinted = False
@@ -92,31 +101,55 @@ class PublishTick:
     async def tick(self) -> None:
         """One poll. Never raises for an outage: the next tick comes anyway."""
         self._parts.wakeup.listen(self._hint)
+        await self._poll()
+        self._hints = 0
+
+    async def _poll(self) -> bool:
+        """Send jobs if anything is due; returns whether it is left to jobs that are outstanding already."""
         async with self._running:
             try:
-                await self._poll()
+                due = await self._parts.wakeup.due(_MANY)
+                await self._parts.wakeup.set_sleeping(self._may_sleep(due))
             except DatabaseUnreachable as error:
                 self._lost = True
                 self._facts(OutageSeen(context=self._parts.name, server="postgresql", error=error.message))
+                return False
+            return due > 0 and not await self._publish()
 
-    async def _poll(self) -> None:
-        due = await self._parts.wakeup.due()
-        self._busy = self._busy + 1 if due else 0
-        await self._parts.wakeup.set_sleeping(self._busy < _BUSY_TICKS)
-        if due:
-            # After an outage of the database the outstanding job may sit in a long back-off.
-            force, self._lost = self._lost, False
-            for shard in range(self._parts.settings.publish.shards):
-                name = self._parts.name
-                duty = f"publish:{name}:{shard}"
-                await self._send.job(duty, PUBLISH_QUEUE, "publish_shard", name, shard, force=force)
+    def _may_sleep(self, due: int) -> bool:
+        """Many events or hints at once keep the outbox awake for a second."""
+        now = asyncio.get_running_loop().time()
+        if due >= _MANY or self._hints > _MANY_HINTS:
+            self._awake_until = now + _AWAKE
+        return now >= self._awake_until
+
+    async def _publish(self) -> bool:
+        # After an outage of the database the outstanding job may sit in a long back-off.
+        force, self._lost = self._lost, False
+        name, shards = self._parts.name, self._parts.settings.publish.shards
+        sent = await asyncio.gather(
+            *(
+                self._send.job(f"publish:{name}:{shard}", PUBLISH_QUEUE, "publish_shard", name, shard, force=force)
+                for shard in range(shards)
+            )
+        )
+        return all(sent)
 
     def _hint(self) -> None:
         self._hinted = True
+        self._hints += 1
         if self._hearing is None or self._hearing.done():
             self._hearing = asyncio.get_running_loop().create_task(self._answer_hints())
 
     async def _answer_hints(self) -> None:
+        """Poll for each hint.
+
+        A job that is just ending may have looked too early for the new event, so while one is outstanding
+        look again, until a tick would come anyway.
+        """
         while self._hinted:
             self._hinted = False
-            await self.tick()
+            for _ in range(_LOOKS):
+                if not await self._poll():
+                    break
+                await asyncio.sleep(_LOOK_AGAIN)

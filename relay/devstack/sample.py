@@ -145,23 +145,28 @@ async def _hang(request: Request) -> None:
             await asyncio.sleep(0.05)
 
 
-def main() -> int:
-    """Parse the command line, serve until SIGINT or SIGTERM."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    found = argparse.ArgumentParser(
         prog="python -m relay.devstack.sample",
         description="A sample handler service. Reads relay.toml and RELAY_* variables for its database.",
     )
-    parser.add_argument("--context", required=True, help="the context whose messages it handles")
-    parser.add_argument("--host", default=LOOPBACK, help="the address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="the port to listen on (default: %(default)s)")
-    arguments = parser.parse_args()
+    found.add_argument("--context", required=True, help="the context whose messages it handles")
+    found.add_argument("--host", default=LOOPBACK, help="the address to listen on (default: %(default)s)")
+    found.add_argument("--port", type=int, default=8000, help="the port to listen on (default: %(default)s)")
+    return found
+
+
+def main() -> int:
+    """Serve until SIGINT or SIGTERM."""
+    arguments = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     try:
         contexts = load_settings().contexts
         if arguments.context not in contexts:
             raise UnknownContext(f"no context {arguments.context!r} is configured")
     except RelayError as error:
-        parser.exit(1, f"error {error}\n")
+        sys.exit(f"error {error}")
     app = create_app(contexts[arguments.context].database_url.get_secret_value())
     uvicorn.run(
         app,

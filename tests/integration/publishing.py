@@ -37,6 +37,11 @@ from relay.domain.policies import RetryPolicy
 
 DEADLINE = 60.0
 ALL = Shard(0, 1)
+#: What publishing writes. The rest of a bad row may be more than a client can read.
+STATE = (
+    "id, published_at, publish_attempts, publish_error, available_at, dead_at, "
+    "published_stream, published_seq, published_duplicate, partition_key"
+)
 _numbers = itertools.count(1)
 
 
@@ -210,6 +215,10 @@ class Relay:
         config = StreamConfig(name=self.stream, subjects=[f"{self.context}.event.>"], **settings)
         await self.admin(lambda js: js.add_stream(config))
 
+    async def update_stream(self, **settings: Any) -> None:
+        config = StreamConfig(name=self.stream, subjects=[f"{self.context}.event.>"], **settings)
+        await self.admin(lambda js: js.update_stream(config))
+
     async def messages(self) -> list[Any]:
         """All messages of the stream, in its order."""
 
@@ -274,7 +283,7 @@ class Relay:
         return UUID(str(query(self.url, sql, *values.values())[0]["id"]))
 
     def row(self, event_id: UUID) -> dict[str, Any]:
-        return query(self.url, "SELECT * FROM outbox_events WHERE id = %s", event_id)[0]
+        return query(self.url, f"SELECT {STATE} FROM outbox_events WHERE id = %s", event_id)[0]
 
     def unpublished(self) -> list[dict[str, Any]]:
-        return [row for row in outbox_rows(self.url) if row["published_at"] is None]
+        return query(self.url, f"SELECT {STATE} FROM outbox_events WHERE published_at IS NULL ORDER BY seq")

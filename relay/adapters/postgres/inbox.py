@@ -49,6 +49,8 @@ class PostgresInboxAdapter:
         """See the port. Raises MalformedMessage when PostgreSQL refuses a value of the batch."""
         if not rows:
             return []
+        # A statement may touch a row once: of a message that is in the batch twice, the later delivery counts.
+        rows = list({row.message_id: row for row in rows}.values())
         columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
         columns["headers"] = [json.dumps(dict(row.headers)) for row in rows]
         columns["reason"] = [row.condemned and clean(row.condemned.reason) for row in rows]

@@ -31,12 +31,12 @@ class Wakeup:
         self._sleeping: bool | None = None
         self.last_error: str | None = None
 
-    async def due(self) -> bool:
-        """Whether an event is waiting to be published. Raises DatabaseUnreachable."""
+    async def due(self, limit: int) -> int:
+        """How many events are waiting to be published, counted up to ``limit``. Raises DatabaseUnreachable."""
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("outbox_due"))
+            cursor = await conn.execute(statement("outbox_due"), {"limit": limit})
             row = await cursor.fetchone()
-        return bool(row and row[0])
+        return int(row[0]) if row else 0
 
     async def set_sleeping(self, sleeping: bool) -> None:
         """Tell producers whether to send hints; does nothing when they were told already."""

@@ -1,0 +1,247 @@
+"""What tests of consuming share: one subscription on real servers, with a stream, a DLQ and a durable of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import nats
+import psycopg
+from nats.js.api import ConsumerConfig, StreamConfig
+from psycopg.rows import dict_row
+
+from consumer.process import ProcessConfig, ProcessInboxMessage
+from consumer.pull import PullConfig, PullMessages
+from consumer.recover import RecoverDeliveries
+from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
+from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
+from relay.adapters.jetstream.reader import StreamReader
+from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.pool import create_pool
+from relay.commands.deadletter import RouteToDeadLetter
+from relay.domain.backoff import Backoff
+from relay.domain.facts import Fact
+from relay.domain.model import HandlerResult
+from relay.domain.policies import RetryPolicy
+from relay.ports import ClaimedMessage, Delivery, HandlerRequest, InboxRow
+
+SUBSCRIPTION = "from_upstream"
+LEASE = timedelta(seconds=30)
+_numbers = itertools.count(1)
+
+
+def inbox_row(seq: int = 1, **values: Any) -> InboxRow:
+    """A readable message at ``seq`` of a stream, on its way into the inbox."""
+    defaults: dict[str, Any] = {
+        "message_id": uuid4(),
+        "subject": "up.event.vibe_created.v1",
+        "subscription": SUBSCRIPTION,
+        "stream": "UP",
+        "stream_seq": seq,
+        "ack_subject": f"$JS.ACK.UP.d.1.{seq}.{seq}.0.0",
+        "body": b"{}",
+        "headers": {},
+        "event_type": "vibe_created",
+        "event_version": 1,
+    }
+    return InboxRow(**{**defaults, **values})
+
+
+async def claimed(inbox: PostgresInboxAdapter, row: InboxRow, lease: timedelta = LEASE) -> ClaimedMessage:
+    """The claim of a row that is free."""
+    claim = await inbox.claim(row.message_id, lease)
+    assert claim is not None
+    return claim
+
+
+@dataclass
+class Handler:
+    """An EventHandler that answers as the test says and remembers every request."""
+
+    answer: Callable[[HandlerRequest], HandlerResult | Awaitable[HandlerResult]] = field(
+        default=lambda _request: HandlerResult.from_status(200)
+    )
+    requests: list[HandlerRequest] = field(default_factory=list)
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        self.requests.append(request)
+        result = self.answer(request)
+        return result if isinstance(result, HandlerResult) else await result
+
+    @classmethod
+    def answering(cls, *statuses: int) -> Handler:
+        """Answers with these statuses in turn, and with the last one ever after."""
+        remaining = list(statuses)
+        return cls(
+            lambda _request: HandlerResult.from_status(remaining.pop(0) if remaining[1:] else remaining[0], "why")
+        )
+
+
+@dataclass
+class Subscription:
+    """A subscription on servers shared with other tests. Use `subscribed`."""
+
+    url: str
+    nats_url: str
+    name: str = field(default_factory=lambda: f"up{next(_numbers)}x{uuid4().hex[:6]}")
+    context: str = field(default_factory=lambda: f"down{next(_numbers)}x{uuid4().hex[:6]}")
+    facts: list[Fact] = field(default_factory=list)
+    enqueued: list[UUID] = field(default_factory=list)
+
+    @property
+    def stream(self) -> str:
+        return self.name.upper()
+
+    @property
+    def subject(self) -> str:
+        return f"{self.name}.event.vibe_created.v1"
+
+    # --- the product's parts ---
+
+    async def enqueue(self, ids: Sequence[UUID]) -> None:
+        self.enqueued.extend(ids)
+
+    def pull(self, envelope: str = "handler", batch_size: int = 50, **parts: Any) -> PullMessages:
+        config = PullConfig(
+            context=self.context, subscription=SUBSCRIPTION, envelope=envelope, batch_size=batch_size
+        )
+        return PullMessages(
+            config,
+            parts.get("inbox", self.inbox),
+            parts.get("consumer", self.consumer),
+            parts.get("enqueue", self.enqueue),
+            self.facts.append,
+        )
+
+    def process(
+        self, handler: Any, *, envelope: str = "handler", max_attempts: int = 20, **parts: Any
+    ) -> ProcessInboxMessage:
+        policy = RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=timedelta(seconds=10)))
+        config = ProcessConfig(
+            context=self.context, subscription=SUBSCRIPTION, envelope=envelope, policy=policy
+        )
+        publisher = parts.get("publisher", self.publisher)
+        return ProcessInboxMessage(
+            config,
+            parts.get("inbox", self.inbox),
+            handler,
+            parts.get("consumer", self.consumer),
+            RouteToDeadLetter(self.context, publisher, self.facts.append),
+            self.facts.append,
+        )
+
+    def recover(self, filter_subject: str | None = None, **parts: Any) -> RecoverDeliveries:
+        reader = StreamReader(
+            self.nats, stream=self.stream, durable="down", filter_subject=filter_subject or f"{self.name}.event.>"
+        )
+        return RecoverDeliveries(
+            self.context,
+            SUBSCRIPTION,
+            parts.get("inbox", self.inbox),
+            parts.get("consumer", self.consumer),
+            reader,
+            self.pull(),
+            self.facts.append,
+        )
+
+    # --- what happens to it ---
+
+    async def create_durable(self, **settings: Any) -> None:
+        config = {"filter_subject": f"{self.name}.event.>", "ack_wait": 120, "ack_policy": "explicit", **settings}
+        await self.js.add_consumer(self.stream, ConsumerConfig(durable_name="down", **config))
+
+    async def create_dlq(self) -> None:
+        await self.js.add_stream(StreamConfig(name=f"{self.context.upper()}_DLQ", subjects=[f"{self.context}.dlq.>"]))
+
+    async def send(self, body: bytes | None = None, subject: str | None = None, **headers: str) -> UUID:
+        """Publish a message to the stream; an underscore in a header's name stands for a hyphen."""
+        message_id = uuid4()
+        if body is None:
+            content = {"message_id": str(message_id), "event_type": "vibe_created", "event_version": 1, "payload": {}}
+            body = json.dumps(content).encode()
+        named = {"Nats-Msg-Id": str(message_id)} | {name.replace("_", "-"): value for name, value in headers.items()}
+        await self.js.publish(subject or self.subject, body, headers=named)
+        return message_id
+
+    async def lose(self, count: int = 1) -> None:
+        """Have messages delivered to a worker that dies with them."""
+        lost = await self.js.pull_subscribe_bind("down", self.stream)
+        assert len(await lost.fetch(count, timeout=5)) == count
+        await lost.unsubscribe()
+
+    async def fetch(self) -> Sequence[Delivery]:
+        """Take whatever is there off the stream, as a pull job does."""
+        return [*await self.consumer.fetch(100, timedelta(milliseconds=300)), *await self.consumer.finish()]
+
+    async def received(self, **headers: str) -> UUID:
+        """Send a message and put it into the inbox; returns its id."""
+        message_id = await self.send(**headers)
+        await self.pull().accept(await self.fetch())
+        return message_id
+
+    # --- looking ---
+
+    async def query(self, sql: str, *parameters: Any) -> list[dict[str, Any]]:
+        """What another connection sees."""
+        async with await psycopg.AsyncConnection.connect(
+            self.url, autocommit=True, row_factory=dict_row
+        ) as connection:
+            cursor = await connection.execute(sql, parameters)
+            return await cursor.fetchall() if cursor.description else []
+
+    async def row(self, message_id: UUID) -> dict[str, Any]:
+        return (await self.query("SELECT * FROM inbox_messages WHERE message_id = %s", message_id))[0]
+
+    async def rows(self) -> list[dict[str, Any]]:
+        return await self.query("SELECT * FROM inbox_messages ORDER BY stream_seq")
+
+    async def unacked(self) -> int:
+        """How many messages JetStream has delivered and not seen acknowledged."""
+        await (await self.nats.client()).flush()
+        return int((await self.js.consumer_info(self.stream, "down")).num_ack_pending)
+
+    async def acked(self) -> None:
+        """Wait until JetStream has seen every delivered message acknowledged."""
+        async with asyncio.timeout(10):
+            while await self.unacked():
+                await asyncio.sleep(0.02)
+
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        """The dead letters' bodies in order, headers under ``_headers``, subject under ``_subject``."""
+        stream = f"{self.context.upper()}_DLQ"
+        last = (await self.js.stream_info(stream)).state.last_seq
+        letters = [await self.js.get_msg(stream, seq) for seq in range(1, last + 1)]
+        return [
+            {**json.loads(letter.data), "_headers": letter.headers, "_subject": letter.subject} for letter in letters
+        ]
+
+
+@asynccontextmanager
+async def subscribed(url: str, nats_url: str, **durable: Any) -> AsyncIterator[Subscription]:
+    """A subscription with its stream, DLQ and durable, connected; ``durable`` are settings of the consumer."""
+    sub = Subscription(url, nats_url)
+    sub.pool = create_pool(url, max_size=6, application_name="consumer")
+    await sub.pool.open()
+    sub.inbox = PostgresInboxAdapter(sub.pool)
+    sub.nats = NatsConnection(nats_url)
+    sub.consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable="down")
+    sub.publisher = NatsJetStreamPublisher(sub.nats, ack_timeout=timedelta(seconds=2))
+    admin = await nats.connect(nats_url)
+    sub.js = admin.jetstream()
+    try:
+        await sub.js.add_stream(StreamConfig(name=sub.stream, subjects=[f"{sub.name}.>"]))
+        await sub.create_dlq()
+        await sub.create_durable(**durable)
+        yield sub
+    finally:
+        await sub.nats.close()
+        await sub.pool.close(timeout=2)
+        await admin.close()
