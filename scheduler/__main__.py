@@ -7,7 +7,7 @@ import asyncio
 import logging
 import signal
 import sys
-from typing import Final
+from typing import Any, Final
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
@@ -56,11 +56,16 @@ async def run(settings: Settings) -> None:
     application.facts.listen(LogFacts())
     await application.start()
     scheduler = AsyncIOScheduler()
+    running: set[asyncio.Task[Any]] = set()
     for entry in table:
-        _add(scheduler, entry)
+        _add(scheduler, entry, running)
     scheduler.start()
     _log.info("scheduler started: %d jobs", len(table))
     await stop.wait()
+    # Ticks under way come to their end; a shutdown by itself would cancel them in the middle of a query.
+    scheduler.pause()
+    while running:
+        await asyncio.wait(running)
     scheduler.shutdown(wait=False)
     await application.stop()
 
@@ -73,8 +78,11 @@ def _table(settings: Settings) -> tuple[Application, list[Job]]:
     return application, list(jobs(application, broker))
 
 
-def _add(scheduler: AsyncIOScheduler, entry: Job) -> None:
+def _add(scheduler: AsyncIOScheduler, entry: Job, running: set[asyncio.Task[Any]]) -> None:
     async def tick() -> None:
+        if task := asyncio.current_task():
+            running.add(task)
+            task.add_done_callback(running.discard)
         # A tick that hangs on a silent server would keep every later one from running.
         try:
             async with asyncio.timeout(_TICK_LIMIT):

@@ -130,6 +130,8 @@ class PublishOutboxEvents:
         subject = self._subject(row)
         headers = _headers(row.headers)
         check_payload_text(row.payload)
+        if not row.occurred_at:
+            raise InvalidEvent("is infinite", field="occurred_at")
         event = Outgoing(
             id=row.id,
             subject=subject,

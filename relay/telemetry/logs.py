@@ -43,7 +43,10 @@ _LEVELS: Final[dict[type[Fact], int]] = {
 def configure(level: str, log_format: str) -> None:
     """Set up the root logger. ``log_format``: ``console``, ``json``, or ``auto`` to go by the terminal."""
     console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
-    renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    renderer: Any = structlog.processors.JSONRenderer()
+    if console:
+        plain = structlog.dev.plain_traceback
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,

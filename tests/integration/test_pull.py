@@ -1,0 +1,236 @@
+"""PullMessages on a real durable: committed to the inbox first, enqueued then, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from consumer import pull as pull_module
+from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
+from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.pool import create_pool
+from relay.devstack import NatsServer, PostgresServer
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
+from relay.domain.facts import MessagesReceived, OutageSeen
+from relay.domain.policies import Ack
+from relay.ports import Delivery, InboxRow, Inserted
+from tests.integration.consuming import Subscription, claimed, inbox_row, subscribed
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def sub(
+    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Subscription]:
+    monkeypatch.setattr(pull_module, "_WAIT", timedelta(milliseconds=300))
+    async with subscribed(database_url, nats_server.url) as subscription:
+        yield subscription
+
+
+def until(condition: Callable[[], Any]) -> Callable[[], bool]:
+    """Go on until ``condition`` holds; fail after twenty seconds."""
+    end = asyncio.get_running_loop().time() + 20
+
+    def go_on() -> bool:
+        assert asyncio.get_running_loop().time() < end
+        return not condition()
+
+    return go_on
+
+
+class Watched(PostgresInboxAdapter):
+    """The inbox, noting what was asked of it."""
+
+    def __init__(self, sub: Subscription) -> None:
+        super().__init__(sub.pool)
+        self.inserted: list[list[UUID]] = []
+
+    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+        self.inserted.append([row.message_id for row in rows])
+        return await super().insert(rows)
+
+
+async def test_rows_are_committed_before_anything_is_enqueued(sub: Subscription) -> None:
+    seen: list[set[UUID]] = []
+
+    async def enqueue(ids: Sequence[UUID]) -> None:
+        assert {row["message_id"] for row in await sub.rows()} >= set(ids)
+        seen.append(set(ids))
+
+    sent = {await sub.send() for _ in range(5)}
+    assert await sub.pull(enqueue=enqueue).run(until(lambda: set().union(*seen) == sent)) == 5
+    assert await sub.unacked() == 5  # acknowledged only once they are handled
+
+
+async def test_a_batch_is_one_insert_and_one_round_of_enqueueing_in_the_streams_order(sub: Subscription) -> None:
+    sent = [await sub.send() for _ in range(20)]
+    inbox = Watched(sub)
+    await sub.pull(inbox=inbox).accept(await sub.fetch())
+    assert inbox.inserted == [sent]
+    assert sub.enqueued == sent
+
+
+async def test_a_queue_that_cannot_be_reached_loses_nothing(sub: Subscription) -> None:
+    async def enqueue(ids: Sequence[UUID]) -> None:
+        raise QueueUnreachable("away")
+
+    message_id = await sub.send()
+    await sub.pull(enqueue=enqueue).accept(await sub.fetch())
+    row = await sub.row(message_id)
+    assert (row["processed_at"], row["attempts"]) == (None, 0)
+    assert [fact.server for fact in sub.facts if isinstance(fact, OutageSeen)] == ["redis"]
+    await sub.query("UPDATE inbox_messages SET enqueued_at = enqueued_at - interval '1 minute'")
+    assert await sub.inbox.overdue("from_upstream", 10) == [message_id]
+
+
+async def test_a_redelivered_message_is_acked_when_finished_and_never_enqueued_again(sub: Subscription) -> None:
+    done, waiting = await sub.send(), await sub.send()
+    deliveries = await sub.fetch()
+    await sub.pull().accept(deliveries)
+    await sub.inbox.mark_processed(await claimed(sub.inbox, inbox_row(message_id=done)), Ack())
+    assert await sub.pull().accept(deliveries) == 0
+    assert sub.enqueued == [done, waiting]
+    assert await sub.unacked() == 1
+    assert sub.facts[-1] == MessagesReceived(
+        context=sub.context, subscription="from_upstream", received=2, duplicates=2
+    )
+
+
+async def test_copies_of_a_finished_message_in_one_batch_are_all_acked(sub: Subscription) -> None:
+    done = await sub.received()
+    await sub.inbox.mark_processed(await claimed(sub.inbox, inbox_row(message_id=done)), Ack())
+    await sub.consumer.ack([(await sub.row(done))["ack_subject"]])
+    for generation in (1, 2, 3):  # replays carry an id of their own for the stream, and the event's
+        await sub.send((await sub.row(done))["body"], Nats_Msg_Id=f"{done}.{generation}")
+    deliveries = await sub.fetch()
+    assert len(deliveries) == 3
+    await sub.pull().accept(deliveries)
+    assert await sub.unacked() == 0
+
+
+async def test_finish_returns_what_the_open_request_still_delivers(sub: Subscription) -> None:
+    """Else it would wait for the ack wait, two minutes, with nobody working on it."""
+    assert await sub.consumer.fetch(10, timedelta(milliseconds=300)) == []
+    await sub.send()
+    [first] = await sub.consumer.fetch(10, timedelta(seconds=2))
+    await sub.send()  # delivered to the same request
+    [rest] = await sub.consumer.finish()
+    assert (first.stream_seq, rest.stream_seq) == (1, 2)
+    await sub.send()  # delivered to nobody
+    assert await sub.consumer.finish() == []
+    assert await sub.unacked() == 2
+
+
+async def test_a_job_that_ends_puts_what_still_arrives_into_the_inbox(sub: Subscription) -> None:
+    """Whether it ends because its turn is over or because a server is away."""
+
+    class Late(NatsJetStreamConsumer):
+        async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
+            if self._missing > 0:
+                raise BrokerUnreachable("away")
+            found = await super().fetch(batch, wait)
+            await sub.send()
+            return found
+
+    consumer = Late(sub.nats, stream=sub.stream, durable="down")
+    await sub.send()
+    await sub.pull(consumer=consumer).run(until(lambda: sub.enqueued))
+    assert len(sub.enqueued) == 2
+    await sub.send()
+    with pytest.raises(BrokerUnreachable):
+        await sub.pull(consumer=consumer).run(lambda: True)
+    assert len(sub.enqueued) == 4
+    assert len(await sub.rows()) == await sub.unacked() == 4
+
+
+async def test_messages_fetched_before_a_refused_request_are_not_dropped(sub: Subscription) -> None:
+    """The server may end a request with an error right behind the messages it sent."""
+    await sub.send()
+    await sub.consumer.fetch(10, timedelta(milliseconds=300))
+    await sub.consumer.finish()
+    await sub.send()
+    client = await sub.nats.client()
+    fetching = asyncio.create_task(sub.consumer.fetch(10, timedelta(seconds=2)))
+    while sub.consumer._missing <= 0:
+        await asyncio.sleep(0)
+    reply = f"{sub.consumer._inbox}.{sub.consumer._request}"
+    await client.flush()
+    await client.publish(reply, b"", headers={"Status": "409", "Description": "Leadership Change"})
+    found = list(await fetching)
+    if len(found) == 1:  # the refusal may have come with the messages or behind them
+        with pytest.raises(BrokerUnreachable, match="409 Leadership Change"):
+            await sub.consumer.fetch(10, timedelta(seconds=1))
+    assert [delivery.stream_seq for delivery in found] == [2]
+
+
+# --- outages ---
+
+
+async def test_nothing_is_fetched_while_the_database_is_away(sub: Subscription) -> None:
+    """Each delivery that cannot be kept would count against max_deliver."""
+    nowhere = create_pool("postgresql://nobody@127.0.0.1:9/nothing", max_size=1, application_name="away")
+    nowhere.timeout = 0.2
+    await nowhere.open(wait=False)
+    await sub.send()
+    with pytest.raises(DatabaseUnreachable):
+        await sub.pull(inbox=PostgresInboxAdapter(nowhere)).run(lambda: True)
+    info = await sub.js.consumer_info(sub.stream, "down")
+    assert (info.delivered.consumer_seq, info.num_waiting) == (0, 0)
+    await nowhere.close(timeout=1)
+
+
+@asynccontextmanager
+async def away(server: PostgresServer) -> AsyncIterator[None]:
+    await asyncio.to_thread(server.stop, "immediate")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.start)
+
+
+async def test_a_batch_in_hand_waits_for_the_database_and_is_not_delivered_again_meanwhile(
+    own_postgres: PostgresServer, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from relay.adapters.postgres.migrations import upgrade
+
+    monkeypatch.setattr(pull_module, "_INSERT_PAUSE", 0.2)
+    url = own_postgres.create_database("sea")
+    await asyncio.to_thread(upgrade, url)
+    async with subscribed(url, nats_server.url, ack_wait=1) as sub:
+        sub.pool.timeout = 0.2
+        message_id = await sub.send()
+        deliveries = await sub.fetch()
+        async with away(own_postgres):
+            accepting = asyncio.create_task(sub.pull().accept(deliveries))
+            async with asyncio.timeout(30):
+                while len(sub.facts) < 8:  # each attempt renews the ack wait of one second
+                    await asyncio.sleep(0.02)
+        assert await accepting == 1
+        assert {type(fact) for fact in sub.facts} == {OutageSeen, MessagesReceived}
+        assert (await sub.row(message_id))["processed_at"] is None
+        info = await sub.js.consumer_info(sub.stream, "down")
+        assert info.delivered.consumer_seq == 1
+
+
+async def test_a_batch_that_cannot_be_kept_goes_back_to_the_stream(
+    sub: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_module, "_INSERT_PAUSE", 0)
+    monkeypatch.setattr(pull_module, "_NAK_DELAY", timedelta(0))
+
+    class Away(PostgresInboxAdapter):
+        async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+            raise DatabaseUnreachable("away")
+
+    message_id = await sub.send()
+    with pytest.raises(DatabaseUnreachable, match="given back"):
+        await sub.pull(inbox=Away(sub.pool)).accept(await sub.fetch())
+    await sub.pull().run(until(lambda: sub.enqueued))  # long before the ack wait of two minutes
+    assert sub.enqueued == [message_id]
