@@ -75,18 +75,18 @@ class PullMessages:
 
     async def accept(self, deliveries: Sequence[Delivery]) -> int:
         """Put a batch into the inbox; returns how many messages were new to it."""
-        rows = {row.message_id: row for row in map(self._row, deliveries)}
-        inserted = await self._insert(list(rows.values()))
-        done = [rows[known.message_id].ack_subject for known in inserted if known.done]
+        rows = [self._row(delivery) for delivery in deliveries]
+        inserted = await self._insert(rows)
+        done = {known.message_id for known in inserted if known.done}
         if done:
-            await self._consumer.ack(done)
+            await self._consumer.ack([row.ack_subject for row in rows if not done.isdisjoint(_ids(row))])
         new = [known.message_id for known in inserted if known.new]
         self._facts(
             MessagesReceived(
                 context=self._config.context,
                 subscription=self._config.subscription,
                 received=len(deliveries),
-                duplicates=len(inserted) - len(new),
+                duplicates=len(deliveries) - len(new),
             )
         )
         if new:
@@ -152,9 +152,14 @@ class PullMessages:
         )
 
 
+def _ids(row: InboxRow) -> tuple[UUID, UUID]:
+    """The ids under which the inbox may know a message: its own, or that of its place if it was refused."""
+    return row.message_id, stand_in_id(row.stream, row.stream_seq)
+
+
 def _condemned(row: InboxRow, error: MalformedMessage) -> InboxRow:
     """A row that PostgreSQL refused, without the parts it may have refused."""
-    if row.condemned is not None:
+    if row.condemned is not None and not row.headers:
         raise error
     return InboxRow(
         message_id=stand_in_id(row.stream, row.stream_seq),
@@ -165,5 +170,5 @@ def _condemned(row: InboxRow, error: MalformedMessage) -> InboxRow:
         ack_subject=row.ack_subject,
         body=row.body,
         headers={},
-        condemned=DeadLetter(str(error), DeadLetterClass.POISON),
+        condemned=row.condemned or DeadLetter(str(error), DeadLetterClass.POISON),
     )

@@ -27,6 +27,9 @@ def dev(
     PostgreSQL, NATS and Valkey are started here and stand in for the servers of the configuration,
     which are not touched. Status 1 when a process ends by itself.
     """
+    from relay.cli.extra import require_extra
+
+    require_extra(handler=handler)
     from relay.devstack.fleet import Fleet, FleetOptions
     from relay.devstack.interrupts import interruptible
     from relay.devstack.logs import LogConsole

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -24,7 +23,6 @@ from relay.devstack.errors import DevStackError, ServerFailed
 from relay.devstack.logs import LogConsole, last_lines
 from relay.devstack.ports import LOOPBACK, free_port
 from relay.devstack.stack import DevStack
-from relay.domain.errors import MissingExtraError
 
 #: Tells our processes, and whatever they start, from all others: a fleet that was killed is found by it.
 _MARK: Final = "JETRELAY_FLEET"
@@ -92,8 +90,6 @@ class Fleet:
         """
         environment = {**configuration.base_environment(inherit=self.options.inherit), **self.options.environment}
         contexts = configuration.declared(self.options.config, environment).contexts
-        if self.options.handler:
-            _check_extra("fastapi", "uvicorn")
         self.stack.start()
         _end_leftovers(self.stack.directory)
         self.handlers = {
@@ -192,7 +188,7 @@ class Fleet:
             time.sleep(0.05)
 
     def _not_ready(self) -> Iterator[str]:
-        """Name who is missing: whoever has connected to NATS is up, and a handler answers."""
+        """Name who is missing: a handler must answer, processes be connected, each subscription be pulled."""
         for url in self.handlers.values():
             if _get(url.replace("/handle", "/healthz")) is None:
                 yield f"the handler at {url}"
@@ -202,6 +198,26 @@ class Fleet:
             yield "the worker"
         if "jetrelay-scheduler" not in names:
             yield "the scheduler"
+        pulled = _pulled_consumers(_get(f"{self.stack.nats.monitor_url}/jsz?streams=true&consumers=true"))
+        for context in self.configuration.settings.contexts.values():
+            for subscription in context.subscriptions.values():
+                if (subscription.stream, subscription.durable) not in pulled:
+                    yield f"the subscription {subscription.name} of {context.name}"
+
+
+def _pulled_consumers(answer: bytes | None) -> set[tuple[str, str]]:
+    """Return stream and name of each consumer at which somebody waits for messages, or works on some."""
+    streams = [
+        stream
+        for account in json.loads(answer or "{}").get("account_details", ())
+        for stream in account.get("stream_detail", ())
+    ]
+    return {
+        (stream["name"], consumer["name"])
+        for stream in streams
+        for consumer in stream.get("consumer_detail", ())
+        if consumer.get("num_waiting") or consumer.get("num_ack_pending")
+    }
 
 
 def _get(url: str) -> bytes | None:
@@ -235,9 +251,3 @@ def _is_ours(process: psutil.Process, directory: Path) -> bool:
         return bool(process.environ().get(_MARK) == str(directory))
     except (psutil.Error, OSError):  # ended meanwhile, or somebody else's
         return False
-
-
-def _check_extra(*modules: str) -> None:
-    for module in modules:
-        if find_spec(module) is None:
-            raise MissingExtraError(f"the package {module} is not installed", hint="pip install 'jetrelay[demo]'")

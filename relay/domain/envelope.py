@@ -177,7 +177,7 @@ def handler_request(envelope: str, subject: str, headers: Mapping[str, str], bod
         "subject": subject,
         "event_type": event.event_type,
         "event_version": event.event_version,
-        "occurred_at": event.occurred_at and f"{event.occurred_at:%Y-%m-%dT%H:%M:%S.%fZ}",
+        "occurred_at": event.occurred_at and event.occurred_at.isoformat(timespec="microseconds")[:-6] + "Z",
         "correlation_id": event.correlation_id and str(event.correlation_id),
         "causation_id": event.causation_id and str(event.causation_id),
         "payload": event.payload,

@@ -17,6 +17,9 @@
     ├── UnknownContext          UNKNOWN_CONTEXT
     ├── NotPublishable          NOT_PUBLISHABLE
     ├── MissingExtraError       MISSING_EXTRA
+    ├── SchemaMissing           SCHEMA_MISSING       (relay.queries)
+    ├── DevStackError           DEVSTACK             (relay.devstack, with SERVER_FAILED,
+    │                                                 SERVER_NOT_UP, STACK_BUSY below it)
     └── Outage
         ├── BrokerUnreachable   BROKER_UNREACHABLE
         ├── DatabaseUnreachable DATABASE_UNREACHABLE

@@ -66,7 +66,13 @@ def test_the_accounts_balance(directory: Path) -> None:
     assert "\x1b" not in text
     figures = [line for line in text.splitlines() if re.match(r" *\d+\.\d s  committed \d+  published \d+", line)]
     assert len(figures) >= 5
-    for answers in (r"200 \(\d+\)", r"409 \(10\)", r"422 \(10\)", r"503, 503, 200 \(12\)", r"no answer, 200 \(1\)"):
+    for answers in (
+        r"200 \(\d+\)",
+        r"409 \(10\)",
+        r"422 \(10\)",
+        r"503, 503, 200 \(12\)",
+        r"no answer, 200 \(1\)",
+    ):
         assert re.search(answers, text), answers
     assert re.search(r"published +500( +\d+){4}", text)
 

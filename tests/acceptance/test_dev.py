@@ -29,12 +29,16 @@ def dev(directory: Path, *arguments: str) -> Started:
 
 
 def url(directory: Path, context: str) -> str:
-    return shell_variables(directory / ".relay" / "environment")[f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL"]
+    return shell_variables(directory / ".relay" / "environment")[
+        f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL"
+    ]
 
 
 def write_event(directory: Path) -> str:
     with psycopg.connect(url(directory, "vibespro")) as connection:
-        event = Event(event_type="vibe_created", aggregate_type="vibe", aggregate_id="1", payload={"verdict": "ok"})
+        event = Event(
+            event_type="vibe_created", aggregate_type="vibe", aggregate_id="1", payload={"verdict": "ok"}
+        )
         return str(Outbox("vibespro").add(connection, event))
 
 

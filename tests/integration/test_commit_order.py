@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -50,24 +50,31 @@ class Abort(Exception):
     """The transaction changes its mind."""
 
 
-def write(kind: str, url: str, name: str, pause: Callable[[], None]) -> None:
-    """Write one event of the key ``vibe:v1`` by one kind of producer, pause, commit."""
+def write(kind: str, url: str, names: list[str], pause: Callable[[], None]) -> None:
+    """Write events of the key ``vibe:v1`` by one kind of producer, pause after the first, commit after the last."""
+
+    def write_all(add: Callable[[str], object]) -> None:
+        add(names[0])
+        pause()
+        for name in names[1:]:
+            add(name)
+
+    def by_outbox(target: Any) -> Callable[[str], object]:
+        return lambda name: OUTBOX.add(target, event("v1", event_type=name))
+
     if kind == "psycopg":
         with psycopg.connect(url) as connection:
-            OUTBOX.add(connection, event("v1", event_type=name))
-            pause()
+            write_all(by_outbox(connection))
     elif kind == "raw SQL":
         with psycopg.connect(url) as connection:
-            connection.execute(RAW.format(RAW_ROW.replace("raw_event", name)))
-            pause()
+            write_all(lambda name: connection.execute(RAW.format(RAW_ROW.replace("raw_event", name))))
     elif kind == "Connection":
         with engine_of(url).begin() as sa_connection:
-            OUTBOX.add(sa_connection, event("v1", event_type=name))
-            pause()
+            write_all(by_outbox(sa_connection))
     else:
         with Session(engine_of(url)) as session, session.begin():
-            OUTBOX.add(session, event("v1", event_type=name))
-            listen.listen(session, "before_commit", lambda _: pause())  # after ours, so the event is written
+            # After our own listener, which writes; so these are written at once.
+            listen.listen(session, "before_commit", lambda session: write_all(by_outbox(session)))
 
 
 def engine_of(url: str) -> Engine:
@@ -106,20 +113,17 @@ KINDS = ("psycopg", "Connection", "Session", "raw SQL")
 def test_the_second_writer_of_a_key_waits_for_the_first_to_commit(
     first: str, second: str, database_url: str, pool: ThreadPoolExecutor
 ) -> None:
-    pauses = {name: Pause() for name in ("first", "second")}
-    tasks: list[Future[None]] = []
-    for name, kind in (("first", first), ("second", second)):
-        tasks.append(pool.submit(write, kind, database_url, name, pauses[name]))
-        if name == "first":
-            until("the first is written", pauses["first"].written.is_set)
-    until("the second waits", lambda: blocked(database_url) == 1 or pauses["second"].written.is_set())
-    assert not pauses["second"].written.is_set()
-    pauses["second"].go_on.set()
-    assert event_types(database_url) == []
-    pauses["first"].go_on.set()
+    pause, written = Pause(), threading.Event()
+    tasks = [pool.submit(write, first, database_url, ["first", "again"], pause)]
+    until("the first is written", pause.written.is_set)
+    tasks.append(pool.submit(write, second, database_url, ["second"], written.set))
+    until("the second waits", lambda: blocked(database_url) == 1 or written.is_set())
+    assert not written.is_set()
+    pause.go_on.set()
     for task in tasks:
         task.result(DEADLINE)
-    assert event_types(database_url) == ["first", "second"]
+    # The second draws its number after the wait, for the first has gone on writing meanwhile.
+    assert event_types(database_url) == ["first", "again", "second"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,9 +136,9 @@ def test_a_writer_that_rolls_back_lets_the_next_go_on(
         pause()
         raise Abort
 
-    first = pool.submit(write, "psycopg", database_url, "first", abort)
+    first = pool.submit(write, "psycopg", database_url, ["first"], abort)
     until("the first is written", pause.written.is_set)
-    second = pool.submit(write, kind, database_url, "second", lambda: None)
+    second = pool.submit(write, kind, database_url, ["second"], lambda: None)
     until("the second waits", lambda: blocked(database_url) == 1)
     pause.go_on.set()
     assert isinstance(first.exception(DEADLINE), Abort)
@@ -254,7 +258,7 @@ def test_a_transaction_of_many_keys_and_one_of_a_single_key_exclude_each_other(
 def test_a_raw_insert_waits_for_a_transaction_of_many_keys(database_url: str, pool: ThreadPoolExecutor) -> None:
     with psycopg.connect(database_url) as connection:
         OUTBOX.add_many(connection, many(500))
-        waiting = pool.submit(write, "raw SQL", database_url, "raw", lambda: None)
+        waiting = pool.submit(write, "raw SQL", database_url, ["raw"], lambda: None)
         until("the raw one waits", lambda: blocked(database_url) == 1 or waiting.done())
         assert not waiting.done()
     waiting.result(DEADLINE)

@@ -150,24 +150,30 @@ async def test_a_job_that_ends_puts_what_still_arrives_into_the_inbox(sub: Subsc
     assert len(await sub.rows()) == await sub.unacked() == 4
 
 
-async def test_messages_fetched_before_a_refused_request_are_not_dropped(sub: Subscription) -> None:
+async def test_messages_in_front_of_a_refusal_are_not_dropped(sub: Subscription) -> None:
     """The server may end a request with an error right behind the messages it sent."""
     await sub.send()
-    await sub.consumer.fetch(10, timedelta(milliseconds=300))
-    await sub.consumer.finish()
+    await sub.consumer.fetch(10, timedelta(seconds=2))
     await sub.send()
-    client = await sub.nats.client()
-    fetching = asyncio.create_task(sub.consumer.fetch(10, timedelta(seconds=2)))
-    while sub.consumer._missing <= 0:
-        await asyncio.sleep(0)
-    reply = f"{sub.consumer._inbox}.{sub.consumer._request}"
-    await client.flush()
-    await client.publish(reply, b"", headers={"Status": "409", "Description": "Leadership Change"})
-    found = list(await fetching)
-    if len(found) == 1:  # the refusal may have come with the messages or behind them
-        with pytest.raises(BrokerUnreachable, match="409 Leadership Change"):
-            await sub.consumer.fetch(10, timedelta(seconds=1))
-    assert [delivery.stream_seq for delivery in found] == [2]
+    refusal = {"Status": "409", "Description": "Leadership Change"}
+    request = f"{sub.consumer._inbox}.{sub.consumer._request}"
+    await (await sub.nats.client()).publish(request, b"", headers=refusal)
+    async with asyncio.timeout(10):
+        while sub.consumer._arrived.qsize() < 2:
+            await asyncio.sleep(0.01)
+    assert [delivery.stream_seq for delivery in await sub.consumer.fetch(10, timedelta(seconds=1))] == [2]
+    await sub.send()
+    assert [delivery.stream_seq for delivery in await sub.consumer.fetch(10, timedelta(seconds=1))] == [3]
+
+
+async def test_a_consumer_that_was_deleted_is_an_outage(sub: Subscription) -> None:
+    waiting = asyncio.create_task(sub.consumer.fetch(10, timedelta(seconds=10)))
+    async with asyncio.timeout(10):
+        while not (await sub.js.consumer_info(sub.stream, "down")).num_waiting:
+            await asyncio.sleep(0.01)
+    await sub.js.delete_consumer(sub.stream, "down")
+    with pytest.raises(BrokerUnreachable, match="409 Consumer Deleted"):
+        await waiting
 
 
 # --- outages ---

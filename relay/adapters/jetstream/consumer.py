@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
@@ -52,12 +53,7 @@ class NatsJetStreamConsumer:
             raise BrokerUnreachable(f"cannot fetch: {str(error) or type(error).__name__}") from error
         if first is None:
             return []
-        deliveries = [first]
-        while len(deliveries) < batch and not self._arrived.empty():
-            more = self._read(self._arrived.get_nowait())
-            if more is not None:
-                deliveries.append(more)
-        return deliveries
+        return [first, *self._rest(batch - 1)]
 
     async def ack(self, replies: Sequence[str]) -> None:
         await self._reply(replies, b"+ACK")
@@ -123,6 +119,16 @@ class NatsJetStreamConsumer:
         await self._client.publish(
             self._request_subject, json.dumps(options).encode(), reply=f"{self._inbox}.{self._request}"
         )
+
+    def _rest(self, limit: int) -> list[Delivery]:
+        """What else has arrived. A refusal behind it ends the request; the next one hears it again."""
+        rest: list[Delivery] = []
+        with suppress(BrokerUnreachable):
+            while len(rest) < limit and not self._arrived.empty():
+                more = self._read(self._arrived.get_nowait())
+                if more is not None:
+                    rest.append(more)
+        return rest
 
     async def _on_message(self, msg: Msg) -> None:
         self._arrived.put_nowait(msg)

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.pool import Pool, connection
+from relay.adapters.postgres.pool import Pool, connection, first_line
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry
@@ -59,7 +59,8 @@ class PostgresInboxAdapter:
             try:
                 cursor = await conn.execute(statement("insert_inbox"), columns)
             except psycopg.DataError as error:
-                raise MalformedMessage(f"the inbox cannot store it: {error}") from error
+                # The driver's further lines quote the value.
+                raise MalformedMessage(f"the inbox cannot store it: {first_line(error)}") from error
             return [Inserted(*row) for row in await cursor.fetchall()]
 
     async def claim(self, message_id: UUID, lease: timedelta) -> ClaimedMessage | None:

@@ -34,6 +34,9 @@ def demo(
     from rich.console import Console
 
     from relay.cli.dev import close
+    from relay.cli.extra import require_extra
+
+    require_extra()
     from relay.devstack.fleet import Fleet
     from relay.devstack.interrupts import interruptible
 
@@ -43,9 +46,9 @@ def demo(
         try:
             status = _run(fleet, console, events, seconds, stay=stay)
         except KeyboardInterrupt:
-            console.print("stopping (Ctrl-C again kills)")
             status = _INTERRUPTED
         finally:
+            console.print("\nStopping …")
             close(fleet, console.print)
     raise typer.Exit(status)
 
@@ -66,11 +69,11 @@ def _options(directory: Path) -> FleetOptions:
 
 
 def _run(fleet: Fleet, console: Console, events: int, seconds: float, *, stay: bool) -> int:
+    from relay.cli.demo.play import play
+
     begin = time.monotonic()
     console.print("Starting PostgreSQL, NATS, Valkey, scheduler, worker and handler …")
     fleet.start()
-    from relay.cli.demo.play import play  # now that it is known that the extra is installed
-
     console.print(f"Ready after {time.monotonic() - begin:.1f} s; logs are in {fleet.stack.directory / 'logs'}\n")
     balanced = play(fleet, console, events, seconds)
     if stay:
@@ -88,4 +91,4 @@ def _stay(fleet: Fleet, console: Console) -> None:
             time.sleep(0.2)
         console.print(failure, markup=False)
     except KeyboardInterrupt:
-        console.print("stopping (Ctrl-C again kills)")
+        return

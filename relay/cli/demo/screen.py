@@ -98,8 +98,9 @@ def verdict(console: Console, books: Books, faults: Sequence[Fault]) -> None:
         for fault in faults:
             console.print(f"  {fault}", soft_wrap=True, highlight=False)
         return
+    handled, dead = len(books.handled), len(books.dead_lettered)
     sums = [
-        f"{len(books.committed)} committed = {len(books.handled)} handled + {len(books.dead_lettered)} dead-lettered",
+        f"{len(books.committed)} committed = {handled} handled + {dead} dead-lettered",
         f"{len(books.rolled_back)} rolled back, none of them delivered",
         f"{len(books.effects)} effects, none of them twice",
         "0 messages unacknowledged in JetStream",

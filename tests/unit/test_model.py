@@ -1,0 +1,283 @@
+"""The entities and values of SDS-047 §2, and the codes of its policies."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.domain.errors import (
+    DuplicateMessage,
+    FutureEvent,
+    InvalidEvent,
+    InvalidHeader,
+    InvalidKey,
+    InvalidSubject,
+    InvalidTimestamp,
+    MalformedMessage,
+    RelayError,
+)
+from relay.domain.model import (
+    CorrelationContext,
+    HandlerResult,
+    InboxMessage,
+    NatsMsgId,
+    OutboxEvent,
+    Verdict,
+    stand_in_id,
+)
+
+quick = settings(max_examples=100, deadline=None)
+
+ID = UUID("0193a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")
+TEXT = "0193a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"
+OTHER = UUID("550e8400-e29b-41d4-a716-446655440000")
+NOON = datetime(2025, 12, 28, 12, 0, tzinfo=UTC)
+
+
+def event(**changes: Any) -> OutboxEvent:
+    fields: dict[str, Any] = {
+        "id": ID,
+        "aggregate_type": "vibe",
+        "aggregate_id": "42",
+        "event_type": "vibe_created",
+        "payload": "{}",
+        "occurred_at": NOON,
+    }
+    return OutboxEvent(**fields | changes)
+
+
+# --- POL-047-001: an id and an event type ---
+
+
+def test_an_event_needs_no_more_than_the_specification_asks_for() -> None:
+    plain = event()
+    assert (plain.event_version, plain.partition_key, plain.topic, plain.headers) == (1, "", None, {})
+    assert (plain.correlation_id, plain.causation_id, plain.available_at) == (None, None, None)
+
+
+@pytest.mark.parametrize("field", ["id", "event_type"])
+def test_an_event_without_id_or_type_is_an_invalid_outbox(field: str) -> None:
+    with pytest.raises(InvalidEvent) as raised:
+        event(**{field: None})
+    assert (raised.value.code, raised.value.field) == ("INVALID_OUTBOX", field)
+
+
+def test_an_empty_event_type_is_an_invalid_outbox() -> None:
+    with pytest.raises(InvalidEvent) as raised:
+        event(event_type="")
+    assert (raised.value.code, raised.value.field) == ("INVALID_OUTBOX", "event_type")
+
+
+@pytest.mark.parametrize("field", ["id", "correlation_id", "causation_id"])
+@pytest.mark.parametrize("value", [TEXT, 1, b"0" * 16])
+def test_an_id_that_is_no_uuid_is_an_invalid_outbox(field: str, value: object) -> None:
+    with pytest.raises(InvalidEvent) as raised:
+        event(**{field: value})
+    assert (raised.value.code, raised.value.field) == ("INVALID_OUTBOX", field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error", "where"),
+    [
+        ("event_type", "vibe.created", InvalidSubject, "event_type"),
+        ("event_version", 0, InvalidSubject, "event_version"),
+        ("aggregate_type", "", InvalidKey, "aggregate_type"),
+        ("aggregate_id", "", InvalidKey, "aggregate_id"),
+        ("aggregate_id", "x" * 201, InvalidKey, "aggregate_id"),
+        ("aggregate_type", "a\x00b", InvalidKey, "aggregate_type"),
+        ("partition_key", "x" * 402, InvalidKey, "partition_key"),
+        ("partition_key", "\ud800", InvalidKey, "partition_key"),
+        ("topic", "sea.*", InvalidSubject, "topic"),
+        ("topic", "x" * 5_000, InvalidSubject, "topic"),
+        ("topic", "", InvalidSubject, "topic"),
+        ("headers", {"Nats-Rollup": "all"}, InvalidHeader, "headers.Nats-Rollup"),
+        ("occurred_at", datetime(2025, 12, 28), InvalidEvent, "occurred_at"),  # noqa: DTZ001
+        ("occurred_at", "2025-12-28T12:00:00Z", InvalidEvent, "occurred_at"),
+        ("occurred_at", None, InvalidEvent, "occurred_at"),
+        ("available_at", datetime(2025, 12, 28), InvalidEvent, "available_at"),  # noqa: DTZ001
+        ("available_at", 60, InvalidEvent, "available_at"),
+    ],
+)
+def test_a_bad_field_is_refused_by_name(field: str, value: object, error: type[InvalidEvent], where: str) -> None:
+    with pytest.raises(InvalidEvent) as raised:
+        event(**{field: value})
+    assert (type(raised.value), raised.value.field) == (error, where)
+
+
+def test_an_aggregate_of_two_longest_ids_makes_a_partition_key_that_fits() -> None:
+    key = "x" * 200 + ":" + "y" * 200
+    assert event(aggregate_type="x" * 200, aggregate_id="y" * 200, partition_key=key).partition_key == key
+
+
+def test_an_empty_partition_key_opts_out_of_order() -> None:
+    assert event(partition_key="").partition_key == ""
+
+
+def test_a_full_event_keeps_what_it_was_given() -> None:
+    later = NOON + timedelta(hours=1)
+    full = event(
+        correlation_id=OTHER, causation_id=ID, topic="sea.other", headers={"Actor-Id": "me"}, available_at=later
+    )
+    assert (full.correlation_id, full.causation_id) == (OTHER, ID)
+    assert (full.topic, full.headers, full.available_at) == ("sea.other", {"Actor-Id": "me"}, later)
+
+
+# --- POL-047-002: not in the future ---
+
+
+@pytest.mark.parametrize(
+    "ahead", [timedelta(days=-365), timedelta(0), timedelta(seconds=59), timedelta(minutes=1)]
+)
+def test_an_event_of_the_past_or_of_a_clock_a_minute_ahead_is_taken(ahead: timedelta) -> None:
+    event(occurred_at=NOON + ahead).check_not_future(NOON)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=1, microseconds=1), timedelta(days=1)])
+def test_an_event_of_the_future_is_refused(ahead: timedelta) -> None:
+    with pytest.raises(FutureEvent) as raised:
+        event(occurred_at=NOON + ahead).check_not_future(NOON)
+    assert (raised.value.code, raised.value.field) == ("FUTURE_EVENT", "occurred_at")
+    assert isinstance(raised.value, InvalidEvent)
+
+
+def test_the_future_is_told_across_time_zones() -> None:
+    tokyo = timezone(timedelta(hours=9))
+    event(occurred_at=datetime(2025, 12, 28, 21, 0, tzinfo=tokyo)).check_not_future(NOON)
+    with pytest.raises(FutureEvent):
+        event(occurred_at=datetime(2025, 12, 28, 21, 2, tzinfo=tokyo)).check_not_future(NOON)
+
+
+# --- POL-047-003 and -004: the inbox ---
+
+
+def test_a_second_message_of_one_id_is_a_duplicate_message() -> None:
+    """The primary key of inbox_messages decides; this is the code it is reported under."""
+    assert DuplicateMessage.code == "DUPLICATE_MESSAGE"
+    assert issubclass(DuplicateMessage, RelayError)
+
+
+def received(processed_at: datetime | None) -> InboxMessage:
+    return InboxMessage(message_id=ID, subject="a.event.b.v1", received_at=NOON, processed_at=processed_at)
+
+
+@pytest.mark.parametrize("processed_at", [None, NOON, NOON + timedelta(days=9)])
+def test_a_message_is_processed_not_yet_at_once_or_later(processed_at: datetime | None) -> None:
+    assert received(processed_at).processed_at == processed_at
+
+
+def test_a_message_processed_before_it_was_received_has_an_invalid_timestamp() -> None:
+    with pytest.raises(InvalidTimestamp) as raised:
+        received(NOON - timedelta(microseconds=1))
+    assert (raised.value.code, raised.value.field) == ("INVALID_TIMESTAMP", "processed_at")
+
+
+def test_a_new_message_has_no_attempt_and_no_error() -> None:
+    assert (received(None).attempts, received(None).last_error) == (0, None)
+
+
+# --- NatsMsgId and CorrelationContext ---
+
+
+def test_the_message_id_is_the_id_of_the_event() -> None:
+    assert NatsMsgId(ID).value == TEXT
+    assert NatsMsgId.parse(TEXT) == NatsMsgId(ID, 0)
+
+
+def test_a_replay_adds_its_generation_and_keeps_the_id() -> None:
+    assert NatsMsgId(ID, 3).value == TEXT + ".3"
+    assert NatsMsgId.parse(TEXT + ".3") == NatsMsgId(ID, 3)
+
+
+def test_a_message_id_in_capitals_is_the_same_id() -> None:
+    assert NatsMsgId.parse(TEXT.upper()) == NatsMsgId(ID)
+
+
+@quick
+@given(st.uuids(), st.integers(min_value=0, max_value=999_999_999))
+def test_every_message_id_is_read_back(event_id: UUID, generation: int) -> None:
+    identity = NatsMsgId(event_id, generation)
+    assert NatsMsgId.parse(identity.value) == identity
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", "1", TEXT.replace("-", ""), "{" + TEXT + "}", "urn:uuid:" + TEXT, TEXT + " ", " " + TEXT,
+        TEXT + "\n", TEXT[:-1], TEXT + "0", TEXT[:-1] + "g", TEXT + ".", TEXT + ".0", TEXT + ".01", TEXT + ".-1",
+        TEXT + ".x", TEXT + ".1.2", TEXT + ".٣", TEXT + "." + "9" * 5_000, TEXT[:-1] + "٣", "." + TEXT,
+        "0193a1b2c3d4-7e5f-8a9b-0c1d-2e3f4a5b", "x" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_event_id_makes_a_malformed_message(text: str) -> None:
+    with pytest.raises(MalformedMessage) as raised:
+        NatsMsgId.parse(text)
+    assert raised.value.field == "Nats-Msg-Id"
+    assert len(str(raised.value)) < 500
+
+
+def test_correlation_and_causation_are_both_optional() -> None:
+    assert CorrelationContext() == CorrelationContext(correlation_id=None, causation_id=None)
+    assert CorrelationContext(ID).causation_id is None
+
+
+def test_a_message_without_an_id_gets_one_of_its_place_that_never_changes() -> None:
+    assert stand_in_id("SEA_EVENTS", 7) == stand_in_id("SEA_EVENTS", 7)
+    assert len({stand_in_id("SEA_EVENTS", 7), stand_in_id("SEA_EVENTS", 8), stand_in_id("VIBES", 7)}) == 3
+
+
+# --- HandlerResult ---
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        (200, Verdict.PROCESSED),
+        (201, Verdict.PROCESSED),
+        (204, Verdict.PROCESSED),
+        (299, Verdict.PROCESSED),
+        (409, Verdict.ALREADY_PROCESSED),
+        (422, Verdict.POISON),
+        (500, Verdict.TRANSIENT),
+        (503, Verdict.TRANSIENT),
+        (100, Verdict.TRANSIENT),
+        (199, Verdict.TRANSIENT),
+        (300, Verdict.TRANSIENT),
+        (404, Verdict.TRANSIENT),
+        (421, Verdict.TRANSIENT),
+        (423, Verdict.TRANSIENT),
+    ],
+)
+def test_a_status_is_read_as_the_contract_says(status: int, verdict: Verdict) -> None:
+    assert HandlerResult.from_status(status).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("status", "given_detail", "detail"),
+    [
+        (200, "", ""),
+        (422, "bad", "bad"),
+        (422, "", "HTTP 422"),
+        (503, "down", "HTTP 503: down"),
+        (503, "", "HTTP 503"),
+    ],
+)
+def test_a_failure_says_why(status: int, given_detail: str, detail: str) -> None:
+    assert HandlerResult.from_status(status, given_detail).detail == detail
+
+
+def test_no_answer_at_all_is_transient() -> None:
+    assert HandlerResult.failed("connection refused") == HandlerResult(Verdict.TRANSIENT, "connection refused")
+
+
+# --- errors as the caller sees them ---
+
+
+def test_an_error_says_code_field_and_what_to_do_next() -> None:
+    error = FutureEvent("it lies ahead", field="occurred_at", hint="use available_at")
+    assert str(error) == "FUTURE_EVENT [occurred_at]: it lies ahead (use available_at)"
+    assert str(MalformedMessage("no id")) == "MALFORMED_MESSAGE: no id"

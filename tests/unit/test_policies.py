@@ -1,0 +1,188 @@
+"""The decisions: what a handler's answer means for a message, and what a failure means for an event."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from relay.domain.backoff import Backoff
+from relay.domain.model import HandlerResult, Verdict
+from relay.domain.policies import (
+    Ack,
+    DeadLetter,
+    DeadLetterClass,
+    Disposition,
+    FailureAction,
+    GiveUp,
+    Leave,
+    NoStream,
+    NotSent,
+    OutcomeUnknown,
+    Published,
+    PublishOutcome,
+    Retry,
+    RetryPolicy,
+    RowRejected,
+    TryAgain,
+    after_publish_failure,
+    decide,
+)
+
+FIVE = RetryPolicy(max_attempts=5, backoff=Backoff(jitter=0))
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def after_status(status: int, attempts: int = 1, detail: str = "") -> Disposition:
+    return decide(HandlerResult.from_status(status, detail), attempts, FIVE, chance=0)
+
+
+# --- POL-047-005: 200 and 409 ---
+
+
+def test_a_200_is_an_ack() -> None:
+    assert after_status(200) == Ack()
+
+
+def test_a_409_is_an_ack_because_the_handler_knows_the_message_already() -> None:
+    assert after_status(409) == Ack()
+
+
+@pytest.mark.parametrize("status", [200, 409])
+def test_a_success_at_the_last_attempt_or_after_it_is_still_an_ack(status: int) -> None:
+    assert after_status(status, attempts=5) == Ack()
+    assert after_status(status, attempts=6) == Ack()
+
+
+# --- POL-047-006: 422 ---
+
+
+def test_a_422_is_a_dead_letter_and_never_a_retry() -> None:
+    expected = DeadLetter("no such vibe", DeadLetterClass.DETERMINISTIC)
+    assert [after_status(422, attempts, "no such vibe") for attempts in (1, 4, 5, 6)] == [expected] * 4
+
+
+def test_a_422_without_a_reason_says_what_it_was() -> None:
+    assert after_status(422) == DeadLetter("HTTP 422", DeadLetterClass.DETERMINISTIC)
+
+
+# --- POL-047-007: 5xx and no answer ---
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
+def test_a_5xx_is_not_acknowledged_but_tried_again(status: int) -> None:
+    assert after_status(status) == Retry(seconds(1), f"HTTP {status}")
+
+
+def test_a_time_out_is_not_acknowledged_but_tried_again() -> None:
+    result = HandlerResult.failed("time-out: no answer within 30 s")
+    assert decide(result, 1, FIVE, chance=0) == Retry(seconds(1), "time-out: no answer within 30 s")
+
+
+@pytest.mark.parametrize("status", [301, 302, 400, 401, 403, 404, 405, 408, 410, 413, 429])
+def test_an_answer_outside_the_contract_is_a_mistake_of_the_deployment_and_tried_again(status: int) -> None:
+    assert after_status(status) == Retry(seconds(1), f"HTTP {status}")
+
+
+def test_the_intervals_grow_with_the_attempts() -> None:
+    assert [after_status(503, attempts) for attempts in (1, 2, 3, 4)] == [
+        Retry(seconds(delay), "HTTP 503") for delay in (1, 2, 4, 8)
+    ]
+
+
+def test_chance_shortens_the_interval() -> None:
+    policy = RetryPolicy(max_attempts=5, backoff=Backoff(jitter=0.2))
+    assert decide(HandlerResult.failed("x"), 1, policy, chance=0.5) == Retry(seconds(0.9), "x")
+
+
+# --- the last attempt ---
+
+
+def test_a_failure_of_the_last_attempt_is_a_dead_letter_that_says_exhausted() -> None:
+    reason = "exhausted: 5 attempts, the last one: HTTP 503: down"
+    assert after_status(503, attempts=5, detail="down") == DeadLetter(reason, DeadLetterClass.EXHAUSTED)
+
+
+def test_the_attempt_before_the_last_is_still_retried() -> None:
+    assert after_status(503, attempts=4) == Retry(seconds(8), "HTTP 503")
+
+
+def test_attempts_beyond_the_limit_are_exhausted_too_as_the_limit_may_have_been_lowered() -> None:
+    result = after_status(500, attempts=9)
+    assert result == DeadLetter("exhausted: 9 attempts, the last one: HTTP 500", DeadLetterClass.EXHAUSTED)
+
+
+def test_by_default_a_handler_is_tried_twenty_times() -> None:
+    failed = HandlerResult(Verdict.TRANSIENT, "x")
+    assert isinstance(decide(failed, 19, RetryPolicy(), chance=0), Retry)
+    assert isinstance(decide(failed, 20, RetryPolicy(), chance=0), DeadLetter)
+
+
+@pytest.mark.parametrize("attempts", [1, 20])
+@pytest.mark.parametrize("verdict", Verdict)
+def test_every_verdict_has_a_decision(verdict: Verdict, attempts: int) -> None:
+    result = decide(HandlerResult(verdict, "why"), attempts, RetryPolicy(), chance=0)
+    assert isinstance(result, Ack | DeadLetter | Retry)
+
+
+def test_the_classes_of_dead_letters_have_the_names_operators_know() -> None:
+    assert [kind.value for kind in DeadLetterClass] == ["poison", "deterministic", "exhausted"]
+
+
+# --- publishing: the three failure classes ---
+
+
+def after(outcome: OutcomeUnknown | RowRejected | NoStream | NotSent, attempts: int = 0) -> FailureAction:
+    return after_publish_failure(outcome, attempts, FIVE, chance=0)
+
+
+@pytest.mark.parametrize("attempts", [0, 4, 5, 1_000])
+def test_an_outage_spends_no_attempt_and_never_gives_up(attempts: int) -> None:
+    assert after(OutcomeUnknown("no PubAck within 5 s"), attempts) == Leave()
+
+
+@pytest.mark.parametrize("attempts", [0, 4, 5, 1_000])
+def test_an_event_held_back_for_its_key_spends_no_attempt(attempts: int) -> None:
+    assert after(NotSent(), attempts) == Leave()
+
+
+def test_a_rejected_row_spends_an_attempt_and_backs_off_by_itself() -> None:
+    assert [after(RowRejected("too large"), attempts) for attempts in (0, 1, 2, 3)] == [
+        TryAgain(seconds(delay), "too large") for delay in (1, 2, 4, 8)
+    ]
+
+
+def test_a_row_rejected_for_the_last_time_is_unrecoverable() -> None:
+    assert after(RowRejected("too large"), attempts=4) == GiveUp("unrecoverable: too large")
+    assert after(RowRejected("too large"), attempts=5) == GiveUp("unrecoverable: too large")
+
+
+def test_a_row_with_one_attempt_dies_at_its_first_rejection() -> None:
+    once = RetryPolicy(max_attempts=1)
+    assert after_publish_failure(RowRejected("bad"), 0, once, chance=0) == GiveUp("unrecoverable: bad")
+
+
+def test_a_missing_stream_is_retried_with_back_off() -> None:
+    assert [after(NoStream("no stream"), attempts) for attempts in (0, 1, 2)] == [
+        TryAgain(seconds(delay), "no stream") for delay in (1, 2, 4)
+    ]
+
+
+@pytest.mark.parametrize("attempts", [4, 5, 1_000_000])
+def test_a_missing_stream_never_kills_an_event(attempts: int) -> None:
+    delay = 16 if attempts == 4 else 32 if attempts == 5 else 60
+    assert after(NoStream("no stream"), attempts) == TryAgain(seconds(delay), "no stream")
+
+
+@pytest.mark.parametrize("outcome", [RowRejected("x"), NoStream("x")])
+def test_chance_shortens_the_back_off_of_an_event(outcome: RowRejected | NoStream) -> None:
+    policy = RetryPolicy(max_attempts=5, backoff=Backoff(jitter=0.2))
+    assert after_publish_failure(outcome, 0, policy, chance=0.5) == TryAgain(seconds(0.9), "x")
+
+
+def test_a_puback_is_no_duplicate_unless_it_says_so() -> None:
+    ack: PublishOutcome = Published("SEA_EVENTS", 7)
+    assert ack == Published("SEA_EVENTS", 7, duplicate=False)
