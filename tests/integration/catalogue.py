@@ -93,6 +93,7 @@ OUR_INBOX: dict[str, Column] = {
     "dead_letter_reason": (TEXT, NULL, None),
     "dead_letter_class": (TEXT, NULL, None),
     "dead_lettered_at": (TIME, NULL, None),
+    "requeues": (INT, NOT_NULL, "0"),
 }
 OUR_INBOX_CONSTRAINTS = {
     "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
@@ -102,6 +103,54 @@ OUR_INBOX_INDEXES = {
     "idx_inbox_correlation": "(correlation_id)",
     "idx_inbox_stream": "(stream, stream_seq)",
     "idx_inbox_dead_lettered": "(dead_lettered_at) WHERE (dead_lettered_at IS NOT NULL)",
+}
+DEAD_LETTERS: dict[str, Column] = {
+    "id": (BIGINT, NOT_NULL, "by default as identity"),
+    "message_id": (UUID, NOT_NULL, None),
+    "occurrence": (INT, NOT_NULL, "1"),
+    "recorded_at": (TIME, NOT_NULL, "now()"),
+    "subscription": (TEXT, NULL, None),
+    "subject": (TEXT, NOT_NULL, None),
+    "stream": (TEXT, NULL, None),
+    "stream_seq": (BIGINT, NULL, None),
+    "event_type": (TEXT, NULL, None),
+    "correlation_id": (UUID, NULL, None),
+    "causation_id": (UUID, NULL, None),
+    "class": (TEXT, NOT_NULL, None),
+    "reason": (TEXT, NOT_NULL, None),
+    "attempts": (INT, NOT_NULL, "0"),
+    "headers": (JSONB, NOT_NULL, "'{}'::jsonb"),
+    "original": (BYTEA, NULL, None),
+    "letter_stream": (TEXT, NULL, None),
+    "letter_seq": (BIGINT, NULL, None),
+    "alerted_at": (TIME, NULL, None),
+    "status": (TEXT, NOT_NULL, "'open'::text"),
+    "closed_at": (TIME, NULL, None),
+    "closed_by": (TEXT, NULL, None),
+    "note": (TEXT, NULL, None),
+}
+_STATES = "ARRAY['open'::text, 'requeued'::text, 'discarded'::text, 'resolved'::text]"
+_CLASSES = "ARRAY['poison'::text, 'deterministic'::text, 'exhausted'::text]"
+DEAD_LETTERS_CONSTRAINTS = {
+    "dead_letters_pkey": "PRIMARY KEY (id)",
+    "uq_dead_letters_message": "UNIQUE (message_id, occurrence)",
+    "chk_dead_letters_class": f"CHECK ((class = ANY ({_CLASSES})))",
+    "chk_dead_letters_status": f"CHECK ((status = ANY ({_STATES})))",
+}
+DEAD_LETTERS_INDEXES = {
+    "idx_dead_letters_open": "(recorded_at) WHERE (status = 'open'::text)",
+    "idx_dead_letters_unalerted": "(id) WHERE ((alerted_at IS NULL) AND (status = 'open'::text))",
+    "idx_dead_letters_alerted": "(alerted_at) WHERE (alerted_at IS NOT NULL)",
+    "idx_dead_letters_correlation": "(correlation_id)",
+    "uq_dead_letters_message": "(message_id, occurrence)",
+}
+AUDIT_LOG: dict[str, Column] = {
+    "id": (BIGINT, NOT_NULL, "by default as identity"),
+    "at": (TIME, NOT_NULL, "now()"),
+    "actor": (TEXT, NOT_NULL, None),
+    "action": (TEXT, NOT_NULL, None),
+    "ids": ("text[]", NOT_NULL, None),
+    "note": (TEXT, NULL, None),
 }
 STORAGE = {
     "fillfactor": "80",

@@ -19,7 +19,8 @@ from tests.integration import catalogue
 from tests.integration.catalogue import Connection
 from tests.integration.devstack_support import eventually
 
-HEAD = "0001_messaging"
+ALL = ("0001_messaging", "0002_dead_letters")
+HEAD = ALL[-1]
 DEADLINE = 20.0
 UPGRADE = "import sys; from relay.adapters.postgres.migrations import upgrade; upgrade(sys.argv[1])"
 EVENT = (
@@ -42,7 +43,7 @@ def empty_database(postgres: PostgresServer) -> Iterator[str]:
 
 
 def test_status_tells_what_is_missing_before_and_nothing_after(empty_database: str) -> None:
-    assert migrations.status(empty_database) == MigrationStatus(current=None, head=HEAD, pending=(HEAD,))
+    assert migrations.status(empty_database) == MigrationStatus(current=None, head=HEAD, pending=ALL)
     upgrade(empty_database)
     assert migrations.status(empty_database) == MigrationStatus(current=HEAD, head=HEAD, pending=())
 

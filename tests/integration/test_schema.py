@@ -63,6 +63,13 @@ def test_indexes_are_those_of_the_specification_and_ours(conn: Connection) -> No
     assert catalogue.indexes(conn, "inbox_messages") == expected
 
 
+def test_incidents_and_the_audit_log_are_as_designed(conn: Connection) -> None:
+    assert list(catalogue.columns(conn, "dead_letters").items()) == list(catalogue.DEAD_LETTERS.items())
+    assert catalogue.constraints(conn, "dead_letters") == catalogue.DEAD_LETTERS_CONSTRAINTS
+    assert catalogue.indexes(conn, "dead_letters") == catalogue.DEAD_LETTERS_INDEXES
+    assert list(catalogue.columns(conn, "audit_log").items()) == list(catalogue.AUDIT_LOG.items())
+
+
 def test_busy_tables_are_vacuumed_early_and_keep_room_for_updates(conn: Connection) -> None:
     assert catalogue.storage(conn, "outbox_events") == catalogue.STORAGE
     assert catalogue.storage(conn, "inbox_messages") == catalogue.STORAGE
@@ -74,7 +81,8 @@ def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Conne
 
 def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
-    assert found == ["inbox_messages", "outbox_events", "relay_alembic_version", "relay_wakeup"]
+    ours = ["audit_log", "dead_letters", "inbox_messages", "outbox_events"]
+    assert found == [*ours, "relay_alembic_version", "relay_wakeup"]
 
 
 def test_sqlalchemy_sees_the_tables_as_they_are(conn: Connection, empty_database: str) -> None:

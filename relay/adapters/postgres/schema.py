@@ -20,11 +20,12 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    UniqueConstraint,
     Uuid,
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 metadata: Final = MetaData()
 
@@ -109,6 +110,7 @@ inbox_messages: Final = Table(
     Column("dead_letter_reason", Text),
     Column("dead_letter_class", Text),
     Column("dead_lettered_at", _TIME),
+    Column("requeues", Integer, nullable=False, server_default=_ZERO),
     CheckConstraint(  # POL-047-004
         "processed_at IS NULL OR processed_at >= received_at", name="chk_inbox_processed_after_received"
     ),
@@ -133,3 +135,63 @@ relay_wakeup: Final = Table(
     Column("id", Boolean, CheckConstraint("id"), primary_key=True, server_default=text("true")),
     Column("sleeping", Boolean, nullable=False, server_default=text("false")),
 )
+
+#: Dead letters as incidents: one death of one message each (DESIGN §7).
+dead_letters: Final = Table(
+    "dead_letters",
+    metadata,
+    Column("id", BigInteger, Identity(always=False), primary_key=True),
+    Column("message_id", Uuid, nullable=False),
+    Column("occurrence", Integer, nullable=False, server_default=text("1")),
+    Column("recorded_at", _TIME, nullable=False, server_default=_NOW),
+    Column("subscription", Text),
+    Column("subject", Text, nullable=False),
+    Column("stream", Text),
+    Column("stream_seq", BigInteger),
+    Column("event_type", Text),
+    Column("correlation_id", Uuid),
+    Column("causation_id", Uuid),
+    Column("class", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default=_ZERO),
+    Column("headers", JSONB, nullable=False, server_default=_EMPTY),
+    Column("original", LargeBinary),
+    Column("letter_stream", Text),
+    Column("letter_seq", BigInteger),
+    Column("alerted_at", _TIME),
+    Column("status", Text, nullable=False, server_default=text("'open'")),
+    Column("closed_at", _TIME),
+    Column("closed_by", Text),
+    Column("note", Text),
+    UniqueConstraint("message_id", "occurrence", name="uq_dead_letters_message"),
+    CheckConstraint("class IN ('poison', 'deterministic', 'exhausted')", name="chk_dead_letters_class"),
+    CheckConstraint("status IN ('open', 'requeued', 'discarded', 'resolved')", name="chk_dead_letters_status"),
+)
+
+_incident: Final = dead_letters.c
+_unseen: Final = _incident.status == text("'open'")
+Index("idx_dead_letters_open", _incident.recorded_at, postgresql_where=_unseen)
+Index(
+    "idx_dead_letters_unalerted",
+    _incident.id,
+    postgresql_where=_incident.alerted_at.is_(None) & _unseen,
+)
+Index(
+    "idx_dead_letters_alerted",
+    _incident.alerted_at,
+    postgresql_where=_incident.alerted_at.is_not(None),
+)
+Index("idx_dead_letters_correlation", _incident.correlation_id)
+
+#: What operators did to which incidents and events, written in the transaction that did it.
+audit_log: Final = Table(
+    "audit_log",
+    metadata,
+    Column("id", BigInteger, Identity(always=False), primary_key=True),
+    Column("at", _TIME, nullable=False, server_default=_NOW),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("ids", ARRAY(Text), nullable=False),
+    Column("note", Text),
+)
+Index("idx_audit_log_at", audit_log.c.at)
