@@ -71,6 +71,7 @@ OUR_OUTBOX_INDEXES = {
     "idx_outbox_ready": f"(seq) WHERE {_READY}",
     "idx_outbox_due": f"(available_at) WHERE {_DUE}",
     "idx_outbox_failed": f"(hashtext(partition_key), seq) WHERE {_FAILED}",
+    "idx_outbox_ledger": "(published_stream, published_seq) WHERE (published_seq IS NOT NULL)",
     "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",
 }
 OUR_INBOX: dict[str, Column] = {
@@ -152,6 +153,13 @@ AUDIT_LOG: dict[str, Column] = {
     "ids": ("text[]", NOT_NULL, None),
     "note": (TEXT, NULL, None),
 }
+PROCESSED_EVENTS: dict[str, Column] = {
+    "handler": (TEXT, NOT_NULL, None),
+    "message_id": (UUID, NOT_NULL, None),
+    "processed_at": (TIME, NOT_NULL, "now()"),
+}
+PROCESSED_EVENTS_CONSTRAINTS = {"processed_events_pkey": "PRIMARY KEY (handler, message_id)"}
+PROCESSED_EVENTS_INDEXES = {"idx_processed_events_age": "(processed_at)"}
 STORAGE = {
     "fillfactor": "80",
     "autovacuum_vacuum_scale_factor": "0.02",

@@ -70,6 +70,12 @@ def test_incidents_and_the_audit_log_are_as_designed(conn: Connection) -> None:
     assert list(catalogue.columns(conn, "audit_log").items()) == list(catalogue.AUDIT_LOG.items())
 
 
+def test_processed_events_are_one_row_for_each_handler_and_message(conn: Connection) -> None:
+    assert catalogue.columns(conn, "processed_events") == catalogue.PROCESSED_EVENTS
+    assert catalogue.constraints(conn, "processed_events") == catalogue.PROCESSED_EVENTS_CONSTRAINTS
+    assert catalogue.indexes(conn, "processed_events") == catalogue.PROCESSED_EVENTS_INDEXES
+
+
 def test_busy_tables_are_vacuumed_early_and_keep_room_for_updates(conn: Connection) -> None:
     assert catalogue.storage(conn, "outbox_events") == catalogue.STORAGE
     assert catalogue.storage(conn, "inbox_messages") == catalogue.STORAGE
@@ -81,7 +87,7 @@ def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Conne
 
 def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
-    ours = ["audit_log", "dead_letters", "inbox_messages", "outbox_events"]
+    ours = ["audit_log", "dead_letters", "inbox_messages", "outbox_events", "processed_events"]
     assert found == [*ours, "relay_alembic_version", "relay_wakeup"]
 
 

@@ -27,6 +27,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
+from relay.adapters.postgres.processed import processed_events_table
+
 metadata: Final = MetaData()
 
 _TIME: Final = TIMESTAMP(timezone=True)
@@ -79,6 +81,13 @@ Index(
     "idx_outbox_dead",
     _outbox.dead_at,
     postgresql_where=_outbox.dead_at.is_not(None) & _outbox.published_at.is_(None),
+)
+
+Index(
+    "idx_outbox_ledger",
+    _outbox.published_stream,
+    _outbox.published_seq,
+    postgresql_where=_outbox.published_seq.is_not(None),
 )
 
 #: Messages received from a stream, each handled once in effect (InboxMessage, §2.1).
@@ -195,3 +204,6 @@ audit_log: Final = Table(
     Column("note", Text),
 )
 Index("idx_audit_log_at", audit_log.c.at)
+
+#: What handlers and tasks have dealt with, so that a repeat is recognised (DESIGN §4).
+processed_events: Final = processed_events_table(metadata)
