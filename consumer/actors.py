@@ -12,6 +12,7 @@ from uuid import UUID
 import dramatiq
 from dramatiq.errors import Retry
 
+from consumer.deadletters import RecordDeadLetters, SendAlerts
 from consumer.process import ProcessConfig, ProcessInboxMessage
 from consumer.pull import PullConfig, PullMessages
 from consumer.recover import RecoverDeliveries
@@ -19,6 +20,7 @@ from consumer.rescue import RescueExhausted
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.reader import StreamReader
+from relay.adapters.webhook import Webhook
 from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, job, retry_policy
 from relay.domain.errors import Outage
 from relay.domain.facts import MessagesReEnqueued
@@ -132,6 +134,33 @@ async def recover_deliveries(context: str, subscription: str, token: str) -> Non
     """Take up what was delivered to a worker that died before the message reached the inbox."""
     async with chore(f"recover_deliveries:{context}:{subscription}", token):
         await _recover(context, subscription).run(application.subscription(context, subscription).stream)
+
+
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def record_dead_letters(context: str, token: str) -> None:
+    """Record what came to the context's DLQ stream as incidents, and send the alert that is due."""
+    async with chore(f"record_dead_letters:{context}", token):
+        await _record(context).run()
+        if (alerts := _alerts(context)) is not None:
+            await alerts.run()
+
+
+@cache
+def _record(context: str) -> RecordDeadLetters:
+    parts = application.context(context)
+    spec = parts.settings.dead_letter_spec()
+    consumer = NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable)
+    return RecordDeadLetters(context, consumer, parts.incidents, application.facts)
+
+
+@cache
+def _alerts(context: str) -> SendAlerts | None:
+    parts = application.context(context)
+    alerts = parts.settings.alerts
+    if alerts.webhook is None:
+        return None
+    channel = Webhook(alerts.webhook.get_secret_value())
+    return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
 
 
 @cache

@@ -175,4 +175,5 @@ def _failed(claim: ClaimedMessage) -> FailedMessage:
         event_type=row.event_type,
         correlation_id=row.correlation_id,
         causation_id=row.causation_id,
+        requeues=claim.requeues,
     )

@@ -16,8 +16,10 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
@@ -47,6 +49,7 @@ class Context:
     wakeup: Wakeup
     publish: PublishOutboxEvents
     dead_letters: RouteToDeadLetter
+    incidents: PostgresIncidents
 
 
 class Facts:
@@ -165,6 +168,7 @@ class Application:
             wakeup=Wakeup(pool, settings.database_url.get_secret_value()),
             publish=PublishOutboxEvents(config, outbox, publisher, self.facts),
             dead_letters=RouteToDeadLetter(name, publisher, self.facts),
+            incidents=PostgresIncidents(pooled(pool)),
         )
 
 

@@ -201,6 +201,8 @@ class ClaimedMessage:
     token: UUID
     row: InboxRow
     attempts: int
+    #: How often an operator has put the message back; tells its dead letters apart.
+    requeues: int = 0
 
 
 class InboxRepository(Protocol):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import UUID
 
-from relay.domain.errors import RelayError, UnknownContext
+from relay.domain.errors import RelayError, TooMany, UnknownContext
+from relay.domain.incidents import Incident, IncidentDetail, IncidentFilter
+
+Item = TypeVar("Item")
 
 
 class SchemaMissing(RelayError):
@@ -87,3 +91,100 @@ def _reader(readers: Mapping[str, BacklogReader], context: str) -> BacklogReader
         known = ", ".join(readers) or "none"
         raise UnknownContext(f"no context is called {context[:80]!r}", hint=f"known: {known}")
     return readers[context]
+
+
+# --- what operators look at -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """The newest items that match, and how many match in all."""
+
+    items: Sequence[Item]
+    total: int
+
+    def all_of(self, limit: int) -> Sequence[Item]:
+        """Return the items, oldest first, if they are all that match. Raises TooMany when they are not.
+
+        Acting on a part of what was asked for would leave the rest behind unnoticed.
+        """
+        if self.total > len(self.items):
+            raise TooMany(
+                f"{self.total} match and the limit is {limit}", hint="narrow the selection or raise --limit"
+            )
+        return self.items[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """Which outbox events are meant; what is None excludes nothing.
+
+    ``statuses``: waiting, failing, dead, published. ``since`` and ``until`` bound occurred_at, the latter
+    excluded. ``error`` is a part of the text.
+    """
+
+    statuses: tuple[str, ...]
+    ids: tuple[UUID, ...] | None = None
+    event_type: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    correlation_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxEventView:
+    """An outbox event as an operator sees it, without its payload."""
+
+    id: str
+    seq: int
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    event_version: int
+    occurred_at: datetime
+    correlation_id: str | None
+    causation_id: str | None
+    partition_key: str
+    topic: str | None
+    published_at: datetime | None
+    publish_attempts: int
+    publish_error: str | None
+    available_at: datetime | None
+    dead_at: datetime | None
+    published_stream: str | None
+    published_seq: int | None
+    generation: int
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEventDetail:
+    """All that is known of one event. ``history``: what operators did to it, oldest first."""
+
+    event: OutboxEventView
+    headers: Mapping[str, Any]
+    payload: str
+    history: Sequence[Mapping[str, Any]]
+
+
+class IncidentReader(Protocol):
+    """The incidents of one context. Both raise DatabaseUnreachable and SchemaMissing."""
+
+    async def find(self, wanted: IncidentFilter, limit: int) -> Page[Incident]:
+        """Up to ``limit`` incidents, the newest first."""
+
+    async def get(self, id: int) -> IncidentDetail | None:
+        """One incident with its original, or None."""
+
+
+class OutboxReader(Protocol):
+    """The outbox events of one context. Both raise DatabaseUnreachable and SchemaMissing."""
+
+    async def find(self, wanted: EventFilter, limit: int) -> Page[OutboxEventView]:
+        """Up to ``limit`` events, the newest first."""
+
+    async def get(self, id: UUID) -> OutboxEventDetail | None:
+        """One event with its payload, or None."""

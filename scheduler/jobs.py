@@ -24,6 +24,7 @@ _UPKEEP: Final = {
     "recover_deliveries": timedelta(seconds=3),
     "rescue_exhausted": timedelta(seconds=10),
 }
+_RECORD: Final = timedelta(seconds=2)
 #: From so many events waiting, or hints between two ticks, the outbox is under load and hints are no use.
 _MANY: Final = 100
 _MANY_HINTS: Final = 20
@@ -49,6 +50,10 @@ def jobs(application: Application, broker: RelayBroker) -> Iterator[Job]:
     for context, settings in application.settings.contexts.items():
         publish = PublishTick(application, context, send)
         yield Job(f"publish:{context}", settings.publish.poll_interval, publish.tick)
+        if settings.subscriptions:
+            duty = f"record_dead_letters:{context}"
+            record = partial(send.job, duty, UPKEEP_QUEUE, "record_dead_letters", context)
+            yield Job(duty, _RECORD, record)
         for name, subscription in settings.subscriptions.items():
             pull = partial(send.job, f"pull:{context}:{name}", PULL_QUEUE, "pull_messages", context, name)
             yield Job(f"pull:{context}:{name}", _PULL, pull)

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from relay.cli import backlog, config, db, demo, dev, health, streams
+from relay.cli import backlog, config, db, demo, dev, dlq, health, outbox, streams
 from relay.domain.errors import RelayError
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app.command("config")(config.show)
 app.command("backlog")(backlog.backlog)
 app.add_typer(db.app, name="db")
 app.add_typer(streams.app, name="streams")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(outbox.app, name="outbox")
 
 
 @app.command("version")

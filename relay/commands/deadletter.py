@@ -10,7 +10,9 @@ from uuid import UUID
 from relay.domain.envelope import MSG_ID
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import FactSink, MessageDeadLettered
+from relay.domain.incidents import encode_original
 from relay.domain.limits import WIRE_RESERVE
+from relay.domain.model import NatsMsgId
 from relay.domain.policies import DeadLetter, Published
 from relay.domain.subject import dead_letter_subject
 from relay.ports import JetStreamPublisher
@@ -18,7 +20,10 @@ from relay.ports import JetStreamPublisher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMessage:
-    """What a dead letter tells of the original."""
+    """What a dead letter tells of the original.
+
+    ``requeues``: how often an operator has put the message back before it died this time.
+    """
 
     message_id: UUID
     subscription: str
@@ -31,10 +36,15 @@ class FailedMessage:
     event_type: str | None = None
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
+    requeues: int = 0
 
 
 class RouteToDeadLetter:
-    """Repeatable: the dead letter carries the message's id, so the stream keeps one of them."""
+    """Repeatable: the dead letter carries the message's id, so the stream keeps one of them.
+
+    A message that was requeued and died again has another dead letter: its id has the number of requeues
+    as generation, or the duplicate window would swallow it.
+    """
 
     def __init__(self, context: str, publisher: JetStreamPublisher, facts: FactSink) -> None:
         self._context = context
@@ -48,9 +58,9 @@ class RouteToDeadLetter:
         stays recorded and the routing is tried again.
         """
         body = self._body(message, verdict)
-        outcome = await self._publisher.publish(
-            dead_letter_subject(self._context, message.original_subject), body, {MSG_ID: str(message.message_id)}
-        )
+        headers = {MSG_ID: NatsMsgId(message.message_id, message.requeues).value}
+        subject = dead_letter_subject(self._context, message.original_subject)
+        outcome = await self._publisher.publish(subject, body, headers)
         if not isinstance(outcome, Published):
             raise BrokerUnreachable(
                 f"the dead letter was not stored: {getattr(outcome, 'error', outcome)}",
@@ -75,6 +85,7 @@ class RouteToDeadLetter:
         """
         fields: dict[str, Any] = {
             "message_id": str(message.message_id),
+            "occurrence": message.requeues + 1,
             "original_subject": message.original_subject,
             "reason": verdict.reason,
             "class": verdict.kind.value,
@@ -86,7 +97,7 @@ class RouteToDeadLetter:
             "correlation_id": _text(message.correlation_id),
             "causation_id": _text(message.causation_id),
             "headers": message.headers,
-            "original": message.body.decode("utf-8", "backslashreplace"),
+            **encode_original(message.body),
         }
         body = json.dumps(fields).encode()
         if len(body) > self._publisher.max_payload - WIRE_RESERVE:

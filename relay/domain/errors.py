@@ -16,6 +16,14 @@
     ├── UnsupportedTarget       UNSUPPORTED_TARGET
     ├── UnknownContext          UNKNOWN_CONTEXT
     ├── NotPublishable          NOT_PUBLISHABLE
+    ├── InvalidRequest          INVALID_REQUEST
+    ├── TooMany                 TOO_MANY
+    ├── UnknownIncident         UNKNOWN_INCIDENT
+    ├── IncidentClosed          INCIDENT_CLOSED
+    ├── UnreadableMessage       UNREADABLE_MESSAGE
+    ├── NotRequeueable          NOT_REQUEUEABLE
+    ├── NotReplayable           NOT_REPLAYABLE
+    ├── AlertRefused            ALERT_REFUSED
     ├── MissingExtraError       MISSING_EXTRA
     ├── SchemaMissing           SCHEMA_MISSING       (relay.queries)
     ├── DevStackError           DEVSTACK             (relay.devstack, with SERVER_FAILED,
@@ -143,6 +151,54 @@ class NotPublishable(RelayError):
     """The outbox event does not exist or is already published."""
 
     code = "NOT_PUBLISHABLE"
+
+
+class InvalidRequest(RelayError, ValueError):
+    """An operator's command is incomplete or contradicts itself; nothing was done."""
+
+    code = "INVALID_REQUEST"
+
+
+class TooMany(RelayError):
+    """A selection matches more than its limit; nothing was done."""
+
+    code = "TOO_MANY"
+
+
+class UnknownIncident(RelayError):
+    """No dead letter is recorded under this id."""
+
+    code = "UNKNOWN_INCIDENT"
+
+
+class IncidentClosed(RelayError):
+    """An operator has decided over this incident already."""
+
+    code = "INCIDENT_CLOSED"
+
+
+class UnreadableMessage(RelayError):
+    """A message that could not be read cannot be handled, however often it is tried."""
+
+    code = "UNREADABLE_MESSAGE"
+
+
+class NotRequeueable(RelayError):
+    """The inbox does not hold the message as dead by this incident."""
+
+    code = "NOT_REQUEUEABLE"
+
+
+class NotReplayable(RelayError):
+    """The outbox event does not exist or is not published."""
+
+    code = "NOT_REPLAYABLE"
+
+
+class AlertRefused(RelayError):
+    """The channel for alerts did not take one."""
+
+    code = "ALERT_REFUSED"
 
 
 class MissingExtraError(RelayError):

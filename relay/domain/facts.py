@@ -105,6 +105,27 @@ class MessageDeadLettered(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRecorded(Fact):
+    """A dead letter is recorded as an incident and waits for an operator (DESIGN §7). Alert."""
+
+    incident_id: int
+    subscription: str | None
+    message_id: UUID
+    event_type: str | None
+    correlation_id: UUID | None
+    kind: str
+    reason: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertFailed(Fact):
+    """The webhook for alerts did not take one; it is tried again."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesReEnqueued(Fact):
     """The sweep found due rows that no queue held, for instance after Redis was flushed."""
 

@@ -88,6 +88,18 @@ def covers(pattern: str, subject: str) -> bool:
     return len(wide) == len(narrow)
 
 
+def dead_letter_consumer(context: str, stream: str) -> ConsumerSpec:
+    """Return the durable by which a context's dead letters are recorded as incidents (DESIGN §7)."""
+    return ConsumerSpec(
+        stream=stream,
+        durable=f"relay__{context}__dead_letters",
+        filter_subject=f"{context}.dlq.>",
+        ack_wait=timedelta(seconds=30),
+        max_deliver=-1,
+        max_ack_pending=1_000,
+    )
+
+
 def advisory_consumer(consumer: ConsumerSpec) -> ConsumerSpec:
     """Return the durable that reads the advisories about ``consumer``: the messages past its ``max_deliver``."""
     return ConsumerSpec(

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 
 from relay.settings.model import (
+    AlertSettings,
     ContextSettings,
     Envelope,
     PublishSettings,
@@ -29,6 +30,7 @@ from relay.settings.sources import read_layers
 from relay.settings.values import CONTEXT_NAME, format_duration, format_size, hide_url
 
 __all__ = [
+    "AlertSettings",
     "ContextSettings",
     "Envelope",
     "PublishSettings",

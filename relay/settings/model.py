@@ -11,7 +11,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 
 from relay.domain.errors import UnknownContext
 from relay.domain.subject import DEFAULT_TEMPLATE
-from relay.domain.topology import RELAY_ADVISORIES, ConsumerSpec, StreamSpec, advisory_consumer
+from relay.domain.topology import (
+    RELAY_ADVISORIES,
+    ConsumerSpec,
+    StreamSpec,
+    advisory_consumer,
+    dead_letter_consumer,
+)
 from relay.settings.values import (
     Age,
     BrokerName,
@@ -25,6 +31,7 @@ from relay.settings.values import (
     Size,
     Subject,
     Subjects,
+    WebhookUrl,
 )
 
 Envelope = Literal["handler", "message-envelope", "cloudevents", "raw"]
@@ -100,6 +107,16 @@ class PublishSettings(Section):
     backoff_max: Duration = _seconds(60)
 
 
+class AlertSettings(Section):
+    """Who is told of dead letters.
+
+    ``webhook`` gets a POST of JSON, ``per_minute`` times at most: what comes faster is told together.
+    """
+
+    webhook: WebhookUrl | None = None
+    per_minute: int = Field(default=6, ge=1, le=60)
+
+
 class SubscriptionSettings(Section):
     """A durable consumer and the handler it feeds (CMD-051). ``name`` and ``context`` come from the keys.
 
@@ -155,7 +172,12 @@ class ContextSettings(Section):
     stream: StreamSettings
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
+    alerts: AlertSettings = AlertSettings()
     subscriptions: dict[str, SubscriptionSettings] = {}
+
+    def dead_letter_spec(self) -> ConsumerSpec:
+        """Return the consumer by which dead letters are recorded."""
+        return dead_letter_consumer(self.name, self.dlq.name)
 
     @model_validator(mode="before")
     @classmethod
@@ -211,10 +233,13 @@ class Settings(Section):
     def consumers(self, context: str | None = None) -> list[ConsumerSpec]:
         """Return the durable consumers of one context, or of all, each with the one that reads its advisories.
 
-        Raises UnknownContext.
+        They are one for each subscription, one for each of those that reads its advisories, and one for the dead
+        letters of each context with subscriptions. Raises UnknownContext.
         """
-        declared = [sub.consumer_spec() for found in self._chosen(context) for sub in found.subscriptions.values()]
-        return [*declared, *map(advisory_consumer, declared)]
+        consuming = [found for found in self._chosen(context) if found.subscriptions]
+        declared = [sub.consumer_spec() for found in consuming for sub in found.subscriptions.values()]
+        letters = [found.dead_letter_spec() for found in consuming]
+        return [*declared, *map(advisory_consumer, declared), *letters]
 
     def _chosen(self, context: str | None) -> list[ContextSettings]:
         if context is None:

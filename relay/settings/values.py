@@ -154,6 +154,11 @@ def _handler_url(value: str) -> str:
     return value
 
 
+def _webhook_url(secret: SecretStr) -> SecretStr:
+    _check_url(secret.get_secret_value(), ("http", "https"))
+    return secret
+
+
 def _pattern(value: str) -> str:
     if not is_pattern(value):
         raise ValueError(
@@ -201,4 +206,5 @@ BrokerName = Annotated[str, AfterValidator(_broker_name)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 NatsUrl = Annotated[SecretStr, AfterValidator(_nats_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+WebhookUrl = Annotated[SecretStr, AfterValidator(_webhook_url)]
 HandlerUrl = Annotated[str, AfterValidator(_handler_url)]

@@ -13,10 +13,12 @@ from typing import Any, Final
 import structlog
 
 from relay.domain.facts import (
+    AlertFailed,
     DeliveriesRecovered,
     DeliveryExhausted,
     EventDied,
     Fact,
+    IncidentRecorded,
     MessageDeadLettered,
     MessageProcessed,
     MessageRetried,
@@ -28,7 +30,9 @@ from relay.domain.facts import (
 
 _LEVELS: Final[dict[type[Fact], int]] = {
     EventDied: logging.ERROR,
+    IncidentRecorded: logging.ERROR,
     MessageDeadLettered: logging.ERROR,
+    AlertFailed: logging.WARNING,
     OutageSeen: logging.WARNING,
     PublishFailed: logging.WARNING,
     MessageRetried: logging.WARNING,

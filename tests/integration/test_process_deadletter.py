@@ -47,8 +47,10 @@ async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription)
     await sub.process(Handler.answering(422)).process(message_id)
     [letter] = await sub.dead_letters()
     headers, subject, original = letter.pop("_headers"), letter.pop("_subject"), letter.pop("original")
+    assert letter.pop("original_encoding") == "utf-8"
     assert letter == {
         "message_id": str(message_id),
+        "occurrence": 1,
         "original_subject": sub.subject,
         "reason": "why",
         "class": "deterministic",

@@ -244,6 +244,7 @@ def test_streams_and_consumers_of_one_context(load: Load) -> None:
     assert [spec.durable for spec in settings.consumers("sea")] == [
         "sea__from_vibespro",
         "relay__VIBESPRO_EVENTS__sea__from_vibespro",
+        "relay__sea__dead_letters",
     ]
     assert settings.consumers("vibespro") == []
     with pytest.raises(UnknownContext, match="known: sea, vibespro"):

@@ -178,7 +178,7 @@ def test_filters_of_different_contexts_may_overlap(load: Load) -> None:
     text = BASE + BASE[BASE.index("[contexts.sea.sub") : BASE.index("[contexts.vibespro]")].replace(
         "sea", "vibespro"
     )
-    assert len(load(text).consumers()) == 4
+    assert len(load(text).consumers()) == 6
 
 
 def test_a_filter_outside_its_stream(load: Load) -> None:
@@ -199,7 +199,7 @@ def test_durables_that_clash(load: Load) -> None:
 
 def test_the_same_durable_on_another_stream_is_another_consumer(load: Load) -> None:
     text = second("all", 'stream = "OTHER"', 'filter_subject = "o.>"', 'durable = "sea__from_vibespro"')
-    assert len(load(text).consumers("sea")) == 4
+    assert len(load(text).consumers("sea")) == 5
 
 
 def test_two_contexts_may_share_a_stream_declared_alike(load: Load) -> None:

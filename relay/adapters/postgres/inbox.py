@@ -140,4 +140,5 @@ def _claimed(token: UUID, row: Mapping[str, Any]) -> ClaimedMessage:
     reason = row["dead_letter_reason"]
     condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
     columns = {name: row[name] for name in _COLUMNS}
-    return ClaimedMessage(token, InboxRow(**columns, headers=row["headers"], condemned=condemned), row["attempts"])
+    inbox_row = InboxRow(**columns, headers=row["headers"], condemned=condemned)
+    return ClaimedMessage(token, inbox_row, row["attempts"], row["requeues"])

@@ -11,4 +11,4 @@ WHERE message_id = %(message_id)s
   AND (next_attempt_at IS NULL OR next_attempt_at <= now() + interval '50 milliseconds')
 RETURNING message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
           event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
-          attempts, received_at, dead_letter_reason, dead_letter_class
+          attempts, requeues, received_at, dead_letter_reason, dead_letter_class

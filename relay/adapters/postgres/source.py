@@ -1,0 +1,59 @@
+"""Where a query gets its connection: from a pool that others share, or one opened for a single command."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import TypeAlias
+
+import psycopg
+from psycopg.errors import UndefinedColumn, UndefinedTable
+
+from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.unreachable import reaching, reason
+from relay.domain.errors import DatabaseUnreachable
+from relay.queries import SchemaMissing
+
+#: Lends a connection for the length of a block. Raises DatabaseUnreachable and SchemaMissing.
+Source: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
+
+
+def pooled(pool: Pool) -> Source:
+    """Lend connections of a pool."""
+
+    @asynccontextmanager
+    async def lend() -> AsyncIterator[Connection]:
+        with _migrated():
+            async with connection(pool) as conn:
+                yield conn
+
+    return lend
+
+
+@asynccontextmanager
+async def connected(url: str, name: str) -> AsyncIterator[Source]:
+    """Open one connection for a command and lend that. Raises DatabaseUnreachable."""
+    with reaching():
+        conn = await psycopg.AsyncConnection.connect(
+            url, autocommit=True, connect_timeout=5, application_name=f"jetrelay-{name}"
+        )
+
+    @asynccontextmanager
+    async def lend() -> AsyncIterator[Connection]:
+        with _migrated():
+            try:
+                yield conn
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                raise DatabaseUnreachable(reason(error)) from error
+
+    async with conn:
+        yield lend
+
+
+@contextmanager
+def _migrated() -> Iterator[None]:
+    """Turn what PostgreSQL says of a database without our tables into SchemaMissing."""
+    try:
+        yield
+    except (UndefinedTable, UndefinedColumn) as error:
+        raise SchemaMissing("the database lacks tables of the relay", hint="run: relay db upgrade") from error

@@ -1,0 +1,37 @@
+"""Alerts by HTTP: one POST of JSON to an address of the configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import httpx2
+
+from relay.domain.errors import AlertRefused
+
+
+class Webhook:
+    """Follows no redirect and reads no answer but its status. Errors never name the URL: it may be a secret."""
+
+    def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=3)) -> None:
+        self._url = url
+        self._timeout = timeout.total_seconds()
+
+    async def send(self, body: bytes) -> None:
+        """Deliver one alert. Raises AlertRefused unless the answer is a 2xx in time."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                status = await self._post(body)
+        except (TimeoutError, httpx2.TimeoutException):
+            raise AlertRefused(f"the webhook did not answer within {self._timeout:g} s") from None
+        except httpx2.HTTPError as error:
+            raise AlertRefused(f"the webhook cannot be reached: {type(error).__name__}") from None
+        if not 200 <= status < 300:
+            raise AlertRefused(f"the webhook answered {status}")
+
+    async def _post(self, body: bytes) -> int:
+        async with (
+            httpx2.AsyncClient(follow_redirects=False, trust_env=False, timeout=self._timeout) as client,
+            client.stream("POST", self._url, content=body, headers={"content-type": "application/json"}) as answer,
+        ):
+            return answer.status_code

@@ -1,0 +1,197 @@
+"""What the operators' commands share: one context, who acts, confirmation, the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import pwd
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from uuid import UUID
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from relay.adapters.postgres.source import Source, connected
+from relay.cli.contexts import JsonOption
+from relay.commands.operate import Operator, Outcome
+from relay.domain.errors import InvalidRequest, UnknownContext
+from relay.settings import ContextSettings, load_settings
+from relay.settings.values import parse_duration
+
+Answer = TypeVar("Answer")
+Id = TypeVar("Id")
+
+Options = dict[str, tuple[Any, Any]]
+
+OneContextOption = Annotated[str | None, typer.Option("--context", help="Needed where several are configured.")]
+#: What commands take that act; each option as (type, default).
+ACTING: Final[Options] = {
+    "limit": (Annotated[int, typer.Option(min=1, max=100_000, help="Refuse to act on more.")], 1_000),
+    "note": (Annotated[str | None, typer.Option("--note", help="Why; kept with the action.")], None),
+    "actor": (Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")], None),
+    "yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before acting on many.")], False),
+    "context": (OneContextOption, None),
+    "as_json": (JsonOption, False),
+}
+NOTE_REQUIRED: Final[Options] = {
+    "note": (Annotated[str, typer.Option("--note", help="Why; kept with the action.")], inspect.Parameter.empty)
+}
+
+
+def one_context(name: str | None, fits: Callable[[ContextSettings], bool]) -> tuple[str, str]:
+    """Return the context to act in and its database: ids mean something in one context only.
+
+    Raises UnknownContext, and InvalidRequest when it is not given and several fit.
+    """
+    contexts = load_settings().contexts
+    if name is None:
+        fitting = [found for found in contexts if fits(contexts[found])]
+        if len(fitting) != 1:
+            raise InvalidRequest("say which context", field="--context", hint=f"one of: {', '.join(contexts)}")
+        name = fitting[0]
+    if name not in contexts:
+        raise UnknownContext(f"no context is called {name[:80]!r}", hint=f"known: {', '.join(contexts)}")
+    return name, contexts[name].database_url.get_secret_value()
+
+
+def ask(url: str, question: Callable[[Source], Awaitable[Answer]]) -> Answer:
+    """Ask one database. Raises DatabaseUnreachable and SchemaMissing."""
+
+    async def once() -> Answer:
+        async with connected(url, "operator") as source:
+            return await question(source)
+
+    return asyncio.run(once())
+
+
+def operator(actor: str | None, note: str | None) -> Operator:
+    """Who acts: ``--actor``, else the user this process runs as. Raises InvalidRequest."""
+    if actor is None:
+        try:
+            actor = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            actor = f"uid {os.getuid()}"
+    return Operator(actor, note)
+
+
+def confirm(question: str, count: int, *, yes: bool) -> None:
+    """Ask before acting on more than one; no answer means no. Status 1 then."""
+    if count > 1 and not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def report(context: str, action: str, outcome: Outcome, *, as_json: bool) -> None:
+    """Print what became of each id. Status 1 if one was refused."""
+    if as_json:
+        refused = [{"id": id, "code": error.code, "message": error.message} for id, error in outcome.refused]
+        print_json({"context": context, "action": action, "done": outcome.done, "refused": refused})
+    else:
+        print(f"{context}: {action} {len(outcome.done)}")
+    for id, error in outcome.refused:
+        hint = f" ({error.hint})" if error.hint else ""
+        print(f"error {error.code}: {id}: {error.message}{hint}", file=sys.stderr)
+    if outcome.refused:
+        raise typer.Exit(1)
+
+
+def chosen(options: dict[str, Any], filters: Iterable[str]) -> None:
+    """Check that a command names ids or a filter, not both and not nothing. Raises InvalidRequest."""
+    selected = options.get("everything") or any(options[name] for name in filters)
+    if options["ids"] and selected:
+        raise InvalidRequest("give ids or a filter, not both")
+    if not options["ids"] and not selected:
+        raise InvalidRequest("say which: ids or a filter", hint="--help lists the filters")
+
+
+def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options that it takes together, as the dict ``options``; each is (type, default)."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:
+            taken = {name: values.pop(name) for name in options}
+            command(**values, options=taken)
+
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        shared = [inspect.Parameter(name, keyword, default=default) for name, (_, default) in options.items()]
+        own = [parameter.replace(kind=keyword) for parameter in own]
+        hints = get_type_hints(command, include_extras=True) | {name: kind for name, (kind, _) in options.items()}
+        hints.pop("options")
+        parameters = [p.replace(annotation=hints[p.name]) for p in (*own, *shared)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = hints
+        return run
+
+    return decorate
+
+
+# --- values from the command line ---
+
+
+def as_time(text: str | None, field: str) -> datetime | None:
+    """Read ``90m`` (so long ago) or an ISO 8601 time, UTC if it names no zone. Raises InvalidRequest."""
+    if text is None:
+        return None
+    try:
+        return datetime.now(UTC) - parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"{text[:40]!r} is no time; write 90m, 2d or 2026-01-31T03:00Z", field=field
+        ) from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def as_uuid(text: str | None, field: str) -> UUID | None:
+    """Read an id. Raises InvalidRequest."""
+    if text is None:
+        return None
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidRequest(f"{text[:40]!r} is no UUID", field=field) from None
+
+
+# --- printing ---
+
+
+def print_json(value: object) -> None:
+    """Print JSON; times in UTC, ids as text."""
+    print(json.dumps(value, indent=2, default=plain))
+
+
+def plain(value: object) -> str:
+    """Write a value as text: times to the second in UTC, nothing for None."""
+    if isinstance(value, datetime):
+        return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z"
+    return "" if value is None else str(value)
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows for reading; the last column takes what room is left."""
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading != headings[-1])
+    for row in rows:
+        table.add_row(*map(plain, row))
+    # What others wrote is text, never markup.
+    Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def print_fields(fields: dict[str, Any]) -> None:
+    """Print one thing, a line for each field that has a value."""
+    shown = {name: plain(value) for name, value in fields.items() if value is not None}
+    width = max(map(len, shown))
+    for name, value in shown.items():
+        print(f"{name:<{width}}  {value}")

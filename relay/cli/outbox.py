@@ -1,0 +1,187 @@
+"""`relay outbox`: look at events, retry failed ones, replay published ones. The relay then publishes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from enum import Enum
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+import typer
+
+from relay.adapters.postgres.outbox_operations import PostgresOutboxOperations
+from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.cli.operating import (
+    ACTING,
+    OneContextOption,
+    Options,
+    as_time,
+    as_uuid,
+    ask,
+    chosen,
+    confirm,
+    one_context,
+    operator,
+    print_fields,
+    print_json,
+    print_table,
+    report,
+    with_options,
+)
+from relay.commands.operate import OperateOutbox, Operator, Outcome
+from relay.domain.errors import InvalidRequest, NotPublishable
+from relay.queries import EventFilter
+
+app = typer.Typer(help="Events: list, show, retry failed ones, replay published ones.", no_args_is_help=True)
+
+
+class Status(Enum):
+    """Where an event stands."""
+
+    WAITING = "waiting"
+    FAILING = "failing"
+    DEAD = "dead"
+    PUBLISHED = "published"
+
+
+_FILTER: Final[Options] = {
+    "event_type": (Annotated[str | None, typer.Option("--event-type", help="Of this type.")], None),
+    "aggregate": (
+        Annotated[str | None, typer.Option("--aggregate", help="Of this aggregate: TYPE:ID, or TYPE.")],
+        None,
+    ),
+    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Of this correlation id.")], None),
+    "since": (Annotated[str | None, typer.Option("--since", help="Happened since: 90m, 2d, or a time.")], None),
+    "until": (Annotated[str | None, typer.Option("--until", help="Happened before: 10m, or a time.")], None),
+    "error": (Annotated[str | None, typer.Option("--error", help="Its last error holds this text.")], None),
+}
+_FAILED: Final = (Status.DEAD, Status.FAILING)
+_ACTING: Final[Options] = {
+    "ids": (Annotated[list[UUID] | None, typer.Argument(help="Ids of events.")], None),
+    "dry_run": (Annotated[bool, typer.Option("--dry-run", help="Print how many, and change nothing.")], False),
+    **_FILTER,
+    **ACTING,
+}
+_EVERY: Final[Options] = {
+    "everything": (Annotated[bool, typer.Option("--all", help="Every dead or failing event.")], False)
+}
+Action = Callable[[OperateOutbox, Sequence[UUID], Operator], Awaitable[Outcome]]
+
+
+@app.command("list")
+@with_options(_FILTER)
+def list_(
+    *,
+    status: Annotated[list[Status], typer.Option("--status", help="Dead and failing ones if not given.")] = [],  # noqa: B006
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show so many, the newest first.")] = 50,
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+    options: dict[str, Any],
+) -> None:
+    """List events, payloads left out. Status 1 if a database does not answer."""
+    wanted = _filter(options, tuple(status) or _FAILED)
+    pages, complete = visit(
+        context, lambda url: ask(url, lambda source: PostgresOutboxOperations(source).find(wanted, limit))
+    )
+    rows = [{"context": name, **asdict(found)} for name, page in pages.items() for found in page.items]
+    if as_json:
+        print_json(rows)
+    else:
+        _print_rows(rows, sum(page.total for page in pages.values()))
+    if not complete:
+        raise typer.Exit(1)
+
+
+def _print_rows(rows: list[dict[str, Any]], total: int) -> None:
+    names = ("context", "id", "status", "event_type", "partition_key", "publish_attempts", "occurred_at")
+    headings = ("context", "id", "status", "event type", "key", "attempts", "occurred at", "error")
+    if rows:
+        print_table(headings, [[*(row[name] for name in names), row["publish_error"]] for row in rows])
+    if not rows:
+        print("No such events.")
+    elif total > len(rows):
+        print(f"{len(rows)} of {total}; --limit shows more")
+
+
+@app.command()
+def show(
+    id: Annotated[UUID, typer.Argument(help="The event.")],
+    payload: Annotated[bool, typer.Option("--payload", help="Show the payload too.")] = False,
+    context: OneContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one event: where it stands, its copy in the stream, who did what."""
+    _, url = _context(context)
+    detail = ask(url, lambda source: PostgresOutboxOperations(source).get(id))
+    if detail is None:
+        raise NotPublishable(f"there is no event {id}", hint="relay outbox list")
+    fields = {**asdict(detail.event), "headers": dict(detail.headers), "history": list(detail.history)}
+    if as_json:
+        print_json({**fields, **({"payload": json.loads(detail.payload)} if payload else {})})
+        return
+    fields["history"] = "; ".join(
+        f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in detail.history
+    )
+    print_fields({**fields, **({"payload": detail.payload} if payload else {})})
+
+
+@app.command()
+@with_options(_ACTING | _EVERY)
+def retry(*, options: dict[str, Any]) -> None:
+    """Publish failed events after all: attempts and back-off start again, the business rows are not touched."""
+    _act("published", OperateOutbox.retry, _FAILED, options)
+
+
+@app.command()
+@with_options(_ACTING)
+def replay(*, options: dict[str, Any]) -> None:
+    """Publish events once more, to every consumer of the stream; one that has processed it knows its id."""
+    if options["error"] is not None:
+        raise InvalidRequest("a published event has no error", field="--error")
+    _act("published once more", OperateOutbox.replay, (Status.PUBLISHED,), options)
+
+
+def _act(done: str, action: Action, statuses: tuple[Status, ...], options: dict[str, Any]) -> None:
+    """Find what is meant, ask, act in one transaction, answer id by id."""
+    chosen(options, _FILTER)
+    name, url = _context(options["context"])
+    by = operator(options["actor"], options["note"])
+    found = options["ids"] or _select(url, _filter(options, statuses), options["limit"])
+    if options["dry_run"]:
+        _print_count(name, done, len(found), as_json=options["as_json"])
+        return
+    confirm(f"{len(found)} events of {name} will be {done}. Go on?", len(found), yes=options["yes"])
+    outcome = ask(url, lambda source: action(OperateOutbox(PostgresOutboxOperations(source)), found, by))
+    report(name, f"to be {done}", outcome, as_json=options["as_json"])
+
+
+def _print_count(context: str, action: str, count: int, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"context": context, "action": action, "dry_run": True, "count": count})
+    else:
+        print(f"{context}: {count} events would be {action}")
+
+
+def _select(url: str, wanted: EventFilter, limit: int) -> Sequence[UUID]:
+    page = ask(url, lambda source: PostgresOutboxOperations(source).find(wanted, limit))
+    return [UUID(found.id) for found in page.all_of(limit)]
+
+
+def _filter(options: dict[str, Any], statuses: tuple[Status, ...]) -> EventFilter:
+    kind, _, aggregate_id = (options["aggregate"] or "").partition(":")
+    return EventFilter(
+        statuses=tuple(status.value for status in statuses),
+        event_type=options["event_type"],
+        aggregate_type=kind or None,
+        aggregate_id=aggregate_id or None,
+        correlation_id=as_uuid(options["correlation"], "--correlation"),
+        since=as_time(options["since"], "--since"),
+        until=as_time(options["until"], "--until"),
+        error=options["error"],
+    )
+
+
+def _context(name: str | None) -> tuple[str, str]:
+    return one_context(name, lambda _: True)

@@ -1,0 +1,189 @@
+"""`relay dlq` and `relay outbox` as an operator types them."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from relay.devstack import NatsServer
+from relay.domain.ordering import Shard
+from tests.integration.consuming import SUBSCRIPTION
+from tests.integration.incidents import Desk, at_the_desk
+from tests.integration.publishing import Relay, event
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """\
+[contexts.sea]
+[contexts.sea.subscriptions.from_upstream]
+stream = "UP"
+filter_subject = "up.>"
+handler = "http://127.0.0.1:9/handle"
+[contexts.quiet]
+"""
+
+
+@pytest.fixture
+async def desk(database_url: str, nats_server: NatsServer) -> AsyncIterator[Desk]:
+    async with at_the_desk(database_url, nats_server.url) as desk:
+        yield desk
+
+
+class Shell:
+    """Runs ``relay`` on a database as the context sea; the context quiet has none that answers."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        (directory / "relay.toml").write_text(CONFIG)
+        self._directory = directory
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "RELAY_CONTEXTS__SEA__DATABASE_URL": url,
+            "RELAY_CONTEXTS__QUIET__DATABASE_URL": "postgresql://127.0.0.1:1/quiet",
+        }
+
+    def __call__(self, *arguments: str, answer: str = "", status: int = 0) -> str:
+        """Returns standard output, then standard error. Fails when the status is another one."""
+        command = [sys.executable, "-c", "from relay.cli import main; main()", *arguments]
+        done = subprocess.run(
+            command,
+            check=False,
+            cwd=self._directory,
+            env=self._environment,
+            input=answer,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json"))
+
+
+@pytest.fixture
+def shell(tmp_path: Path, database_url: str) -> Shell:
+    return Shell(tmp_path, database_url)
+
+
+async def test_list_and_show_hide_the_payload_until_it_is_asked_for(desk: Desk, shell: Shell) -> None:
+    message_id, id = await desk.incident(payload={"iban": "DE02 [red]"})
+    listed = shell("dlq", "list", "--context", "sea")
+    assert "deterministic" in listed
+    [found] = shell.json("dlq", "list", "--context", "sea")
+    assert (found["id"], found["context"], found["message_id"]) == (id, "sea", str(message_id))
+    shown = shell("dlq", "show", str(id))
+    assert "why" in shown
+    assert not [text for text in (listed, shown, json.dumps(found)) if "DE02" in text]
+    assert "DE02 [red]" in shell("dlq", "show", str(id), "--payload")
+    detail = shell.json("dlq", "show", str(id), "--payload")
+    assert json.loads(detail["payload"])["payload"] == {"iban": "DE02 [red]"}
+    assert "UNKNOWN_INCIDENT" in shell("dlq", "show", "999", status=1)
+
+
+async def test_list_shows_open_ones_of_all_contexts_and_says_which_did_not_answer(
+    desk: Desk, shell: Shell
+) -> None:
+    _, id = await desk.incident()
+    assert "DATABASE_UNREACHABLE: context quiet" in shell("dlq", "list", status=1)
+    shell("dlq", "resolve", str(id), "--note", "sent by hand")
+    sea = ("--context", "sea")
+    assert shell("dlq", "list", *sea) == "No dead letters.\n"
+    [found] = shell.json("dlq", "list", "--all", *sea)
+    assert (found["status"], found["note"], found["closed_by"]) == ("resolved", "sent by hand", getpass.getuser())
+    assert shell.json("dlq", "list", "--status", "resolved", "--class", "deterministic", *sea) == [found]
+    assert shell.json("dlq", "list", "--all", "--class", "poison", *sea) == []
+
+
+async def test_requeue_by_id_needs_no_confirmation_and_names_its_operator(desk: Desk, shell: Shell) -> None:
+    message_id, id = await desk.incident()
+    answer = shell.json("dlq", "requeue", str(id), "--actor", "bob", "--note", "handler mended")
+    assert answer == {"context": "sea", "action": "requeued", "done": [str(id)], "refused": []}
+    assert (await desk.audit())[-1]["actor"] == "bob"
+    assert list(await desk.sub.inbox.overdue(SUBSCRIPTION, 10)) == [message_id]
+    again = shell("dlq", "requeue", str(id), status=1)
+    assert f"error INCIDENT_CLOSED: {id}: was requeued already" in again
+    history = shell.json("dlq", "show", str(id))["history"]
+    assert [(entry["actor"], entry["action"]) for entry in history] == [("bob", "dlq.requeue")]
+
+
+async def test_many_are_asked_about_and_no_answer_means_no(desk: Desk, shell: Shell) -> None:
+    await desk.incident()
+    await desk.incident(503, max_attempts=1)
+    assert "2 dead letters of sea will be requeued" in shell("dlq", "requeue", "--all", status=1)
+    shell("dlq", "requeue", "--all", answer="n\n", status=1)
+    assert {row["status"] for row in await desk.rows()} == {"open"}
+    assert "TOO_MANY" in shell("dlq", "requeue", "--all", "--limit", "1", "--yes", status=1)
+    assert shell("dlq", "requeue", "--class", "exhausted", "--since", "1h") == "sea: requeued 1\n"
+    assert [row["status"] for row in await desk.rows()] == ["open", "requeued"]
+    await desk.incident()
+    assert "sea: requeued 2\n" in shell("dlq", "requeue", "--subscription", SUBSCRIPTION, answer="y\n")
+    assert shell("dlq", "requeue", "--all", "--yes") == "sea: requeued 0\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("dlq", "requeue"),
+        ("dlq", "requeue", "1", "--all"),
+        ("dlq", "requeue", "1", "--reason", "x"),
+        ("dlq", "discard", "1", "--note", " "),
+        ("dlq", "requeue", "1", "--actor", ""),
+        ("dlq", "requeue", "--since", "yesterday"),
+        ("dlq", "requeue", "--message", "x"),
+        ("outbox", "replay", "--context", "sea"),
+        ("outbox", "retry", "--context", "sea"),
+        ("outbox", "retry", "--all"),
+        ("outbox", "replay", "--error", "x", "--context", "sea"),
+    ],
+)
+def test_incomplete_commands_do_nothing(shell: Shell, arguments: tuple[str, ...]) -> None:
+    assert "error INVALID_REQUEST: " in shell(*arguments, status=1)
+
+
+def test_discarding_without_a_note_is_no_command(shell: Shell) -> None:
+    assert "--note" in shell("dlq", "discard", "1", status=2)
+    assert "UNKNOWN_CONTEXT" in shell("dlq", "show", "1", "--context", "nowhere", status=1)
+
+
+async def test_the_outbox_from_dead_to_published_and_once_more(
+    database_url: str, nats_server: NatsServer, shell: Shell
+) -> None:
+    sea = ("--context", "sea")
+    async with Relay(database_url, nats_server.url) as relay:
+        await relay.create_stream()
+        dead = relay.insert(topic="no spaces allowed", payload='{"iban": "DE02"}')
+        await relay.command(max_attempts=1).drain(Shard(0, 1))
+        [found] = shell.json("outbox", "list", *sea)
+        assert (found["id"], found["status"], "iban" in found) == (str(dead), "dead", False)
+        assert "unrecoverable" in shell("outbox", "list", *sea)
+        assert "DE02" not in shell("outbox", "show", str(dead), *sea)
+        assert shell.json("outbox", "show", str(dead), "--payload", *sea)["payload"] == {"iban": "DE02"}
+        assert shell("outbox", "retry", "--all", "--dry-run", *sea) == "sea: 1 events would be published\n"
+        assert relay.row(dead)["dead_at"] is not None
+        assert shell("outbox", "retry", "--error", "spaces", *sea) == "sea: to be published 1\n"
+        assert relay.row(dead)["dead_at"] is None
+        others = relay.add(event("v1"), event("v2"))
+        await relay.command(max_attempts=1).drain(Shard(0, 1))
+        assert "NOT_REPLAYABLE" in shell("outbox", "replay", str(dead), str(uuid4()), "--yes", *sea, status=1)
+        aggregate = ("outbox", "replay", "--aggregate", "vibe:v1", *sea)
+        count = {"context": "sea", "action": "published once more", "dry_run": True, "count": 1}
+        assert shell.json(*aggregate, "--dry-run") == count
+        assert "sea: to be published once more 1" in shell(*aggregate)
+        await relay.command(max_attempts=1).drain(Shard(0, 1))
+        assert (await relay.ids())[-1] == f"{others[0]}.1"
+        assert "TOO_MANY" in shell("outbox", "replay", "--since", "1h", "--limit", "1", "--yes", *sea, status=1)
+        assert "2 events of sea will be published once more" in shell(
+            "outbox", "replay", "--since", "1h", *sea, status=1
+        )

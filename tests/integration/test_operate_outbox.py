@@ -1,0 +1,193 @@
+"""What an operator decides over events: failed ones again, published ones once more. The relay publishes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from relay import RequestContext
+from relay.adapters.postgres.outbox_operations import PostgresOutboxOperations
+from relay.adapters.postgres.source import pooled
+from relay.commands.operate import OperateOutbox, Operator, Outcome
+from relay.devstack import NatsServer
+from relay.domain.errors import TooMany
+from relay.queries import EventFilter
+from tests.integration.consuming import Handler, Subscription, subscribed
+from tests.integration.publishing import ALL, Relay, event, outbox_rows, query
+
+pytestmark = pytest.mark.anyio
+
+ANN = Operator("ann", "because")
+LEDGER = ("published_stream", "published_seq", "published_duplicate")
+
+
+@pytest.fixture
+async def relay(database_url: str, nats_server: NatsServer) -> AsyncIterator[Relay]:
+    async with Relay(database_url, nats_server.url) as relay:
+        await relay.create_stream()
+        yield relay
+
+
+def outbox(relay: Relay) -> PostgresOutboxOperations:
+    return PostgresOutboxOperations(pooled(relay.pool))
+
+
+def operate(relay: Relay) -> OperateOutbox:
+    return OperateOutbox(outbox(relay))
+
+
+def codes(outcome: Outcome) -> dict[str, str]:
+    return {id: error.code for id, error in outcome.refused}
+
+
+async def found(relay: Relay, *statuses: str, **wanted: Any) -> list[str]:
+    page = await outbox(relay).find(EventFilter(statuses=statuses, **wanted), 100)
+    return [item.id for item in page.items[::-1]]
+
+
+async def test_a_dead_event_is_published_when_an_operator_says_so(relay: Relay) -> None:
+    event_id = relay.insert(topic="no spaces allowed", aggregate_id="a1")
+    await relay.command(max_attempts=1).drain(ALL)
+    assert relay.row(event_id)["dead_at"] is not None
+    assert await found(relay, "dead", error="SPACES") == [str(event_id)]
+    query(relay.url, "UPDATE outbox_events SET topic = NULL")  # the cause is mended
+    await relay.command().drain(ALL)
+    assert await relay.ids() == []
+    assert await operate(relay).retry([event_id], ANN) == Outcome((str(event_id),), ())
+    row = relay.row(event_id)
+    assert (row["dead_at"], row["available_at"], row["publish_attempts"]) == (None, None, 0)
+    await relay.command().drain(ALL)
+    assert await relay.ids() == [str(event_id)]
+    assert relay.row(event_id)["publish_error"] is None
+    assert [dict(entry) for entry in query(relay.url, "SELECT actor, action, ids, note FROM audit_log")] == [
+        {"actor": "ann", "action": "outbox.retry", "ids": [str(event_id)], "note": "because"}
+    ]
+
+
+async def test_attempts_start_again_and_end_again(relay: Relay) -> None:
+    event_id = relay.insert(topic="no spaces allowed")
+    await relay.command(max_attempts=1).drain(ALL)
+    await operate(relay).retry([event_id], ANN)
+    await relay.command(max_attempts=2).drain(ALL)
+    row = relay.row(event_id)
+    assert (row["dead_at"], row["publish_attempts"]) == (None, 1)
+    assert await found(relay, "failing") == [str(event_id)]
+    assert (await operate(relay).retry([event_id], ANN)).done == (str(event_id),)  # need not wait for back-off
+    assert relay.row(event_id)["available_at"] is None
+
+
+async def test_what_is_not_retried(relay: Relay) -> None:
+    [published] = relay.add(event())
+    await relay.drained()
+    [waiting] = relay.add(event())
+    unknown = uuid4()
+    outcome = await operate(relay).retry([published, waiting, unknown], ANN)
+    assert outcome.done == ()
+    assert set(codes(outcome).values()) == {"NOT_PUBLISHABLE"}
+    assert len(outcome.refused) == 3
+    assert relay.row(published)["published_at"] is not None
+    assert query(relay.url, "SELECT * FROM audit_log") == []
+
+
+async def test_a_replayed_event_is_stored_again_though_the_duplicate_window_is_open(relay: Relay) -> None:
+    [event_id] = relay.add(event())
+    await relay.drained()
+    before = relay.row(event_id)
+    assert before["published_seq"] == 1
+    assert (await operate(relay).replay([event_id], ANN)).done == (str(event_id),)
+    pending = relay.row(event_id)
+    assert [pending[name] for name in LEDGER] == [before[name] for name in LEDGER]  # the copy that there is
+    await relay.drained()
+    assert await relay.ids() == [str(event_id), f"{event_id}.1"]
+    after = relay.row(event_id)
+    assert [after[name] for name in LEDGER] == [relay.stream, 2, False]
+    await operate(relay).replay([event_id], ANN)
+    await relay.drained()
+    assert (await relay.ids())[-1] == f"{event_id}.2"
+
+
+async def test_a_replay_keeps_the_order_of_each_key_over_batches(relay: Relay) -> None:
+    ids = [id for n in range(30) for id in relay.add(event(f"v{n % 3}", payload={"n": n}))]
+    await relay.drained()
+    shuffled = sorted(ids, key=lambda id: id.int % 97)
+    assert len((await operate(relay).replay(shuffled, ANN)).done) == 30
+    await relay.drained(relay.command(batch_size=4))
+    replayed = [body["payload"]["n"] for body in (await relay.bodies())[30:]]
+    assert len(replayed) == 30
+    for key in range(3):
+        assert [n for n in replayed if n % 3 == key] == list(range(key, 30, 3))
+
+
+async def test_new_events_do_not_wait_behind_a_replay(relay: Relay) -> None:
+    old = [id for n in range(20) for id in relay.add(event(f"v{n}"))]
+    await relay.drained()
+    await operate(relay).replay(old, ANN)
+    [new] = relay.add(event("new"))
+    batches: list[list[str]] = []
+
+    async def note(claim: Any) -> None:
+        batches.append([row.id for row in claim.rows])
+
+    await relay.command(batch_size=5, claimed=note).drain(ALL)
+    assert str(new) in batches[0]
+    await relay.drained()
+
+
+async def test_a_replay_that_is_on_its_way_is_not_started_again(relay: Relay) -> None:
+    [event_id] = relay.add(event())
+    await relay.drained()
+    outcomes = await asyncio.gather(*(operate(relay).replay([event_id], ANN) for _ in range(4)))
+    assert sorted(len(outcome.done) for outcome in outcomes) == [0, 0, 0, 1]
+    assert {code for outcome in outcomes for code in codes(outcome).values()} == {"NOT_REPLAYABLE"}
+    assert outbox_rows(relay.url)[0]["generation"] == 1
+
+
+async def test_events_are_found_by_id_aggregate_time_and_correlation(relay: Relay) -> None:
+    correlation = uuid4()
+    with RequestContext(correlation_id=correlation).use():
+        [first] = relay.add(event("v1"))
+    [second] = relay.add(event("v2", event_type="vibe_deleted"))
+    await relay.drained()
+    times = [row["occurred_at"] for row in outbox_rows(relay.url)]
+    one, two = [str(first)], [str(second)]
+    assert await found(relay, "published", ids=(first,)) == one
+    assert await found(relay, "published", aggregate_type="vibe", aggregate_id="v1") == one
+    assert await found(relay, "published", correlation_id=correlation) == one
+    assert await found(relay, "published", event_type="vibe_deleted") == two
+    assert await found(relay, "published", since=times[1]) == two
+    assert await found(relay, "published", until=times[1]) == one
+    assert await found(relay, "published") == [*one, *two]
+    assert await found(relay, "dead", "failing", "waiting") == []
+    page = await outbox(relay).find(EventFilter(statuses=("published",)), 1)
+    with pytest.raises(TooMany, match="2 match and the limit is 1"):
+        page.all_of(1)
+
+
+async def test_a_consumer_that_has_processed_an_event_skips_its_replay(
+    database_url: str, nats_server: NatsServer
+) -> None:
+    async with (
+        subscribed(database_url, nats_server.url) as sub,
+        Relay(database_url, nats_server.url, context=sub.name) as relay,
+    ):
+        handler = Handler()
+        [event_id] = relay.add(event())
+        await relay.command().drain(ALL)
+        await handled(sub, handler, event_id)
+        await operate(relay).replay([event_id], ANN)
+        await relay.command().drain(ALL)
+        assert await sub.pull().accept(await sub.fetch()) == 0
+        await sub.process(handler).process(event_id)
+        assert len(handler.requests) == 1
+        await sub.acked()
+        assert (await sub.js.stream_info(sub.stream)).state.messages == 2
+
+
+async def handled(sub: Subscription, handler: Handler, event_id: UUID) -> None:
+    await sub.pull().accept(await sub.fetch())
+    await sub.process(handler).process(event_id)
+    assert len(handler.requests) == 1
