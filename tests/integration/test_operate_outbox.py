@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,6 +15,7 @@ from relay.adapters.postgres.outbox_operations import PostgresOutboxOperations
 from relay.adapters.postgres.source import pooled
 from relay.commands.operate import OperateOutbox, Operator, Outcome
 from relay.devstack import NatsServer
+from relay.domain.backoff import Backoff
 from relay.domain.errors import TooMany
 from relay.queries import EventFilter
 from tests.integration.consuming import Handler, Subscription, subscribed
@@ -22,6 +24,7 @@ from tests.integration.publishing import ALL, Relay, event, outbox_rows, query
 pytestmark = pytest.mark.anyio
 
 ANN = Operator("ann", "because")
+_LONG = Backoff(initial=timedelta(seconds=60))
 LEDGER = ("published_stream", "published_seq", "published_duplicate")
 
 
@@ -135,6 +138,36 @@ async def test_new_events_do_not_wait_behind_a_replay(relay: Relay) -> None:
     await relay.command(batch_size=5, claimed=note).drain(ALL)
     assert str(new) in batches[0]
     await relay.drained()
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("max_attempts", [1, 2])
+async def test_a_replay_that_fails_holds_back_the_rest_of_it_and_no_new_event(
+    relay: Relay, blocks: bool, max_attempts: int
+) -> None:
+    first, second = relay.add(event("v1"), event("v1"))
+    await relay.drained()
+    await operate(relay).replay([first, second], ANN)
+    query(relay.url, "UPDATE outbox_events SET topic = 'not a subject' WHERE id = %s", first)
+    command = relay.command(max_attempts=max_attempts, dead_head_blocks=blocks, backoff=_LONG)
+    await command.drain(ALL)
+    assert relay.row(first)["publish_attempts"] == 1
+    dead = max_attempts == 1
+    assert (relay.row(first)["dead_at"] is not None) == dead
+    [new] = relay.add(event("v1"))
+    await command.drain(ALL)
+    assert str(new) in await relay.ids()
+    # As everywhere, a dead head is stepped over unless it blocks.
+    assert (f"{second}.1" in await relay.ids()) == (dead and not blocks)
+
+
+async def test_one_event_by_id_does_not_wait_for_a_replay_either(relay: Relay) -> None:
+    [old] = relay.add(event("v1"))
+    await relay.drained()
+    await operate(relay).replay([old], ANN)
+    query(relay.url, "UPDATE outbox_events SET publish_attempts = 1")
+    [new] = relay.add(event("v1"))
+    assert (await relay.command().publish(new)).seq == 2
 
 
 async def test_a_replay_that_is_on_its_way_is_not_started_again(relay: Relay) -> None:

@@ -13,5 +13,6 @@ WHERE e.id = %(id)s
         AND earlier.seq < e.seq
         AND earlier.published_at IS NULL
         AND earlier.dead_at IS NULL
+        AND (earlier.generation = 0 OR e.generation > 0)
         AND (earlier.available_at IS NULL OR earlier.publish_attempts > 0)))
 FOR UPDATE

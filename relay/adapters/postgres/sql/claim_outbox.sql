@@ -1,7 +1,8 @@
 -- Claim due events of the held lanes, in the order of their keys' commits.
 --
 -- ready: never failed, not delayed. due: back-off or delay is over. An event waits while an earlier
--- one of its key has failed and is not published (a dead one counts only under dead_head = 'block').
+-- one of its key has failed and is not published (a dead one counts only under dead_head = 'block';
+-- one that was published before and is replayed counts only for other replays).
 -- Unordered events (partition_key = '') belong to no lane; SKIP LOCKED shares them out.
 WITH ready AS (
     SELECT e.*
@@ -18,6 +19,7 @@ WITH ready AS (
             AND earlier.seq < e.seq
             AND earlier.published_at IS NULL
             AND earlier.publish_attempts > 0
+            AND (earlier.generation = 0 OR e.generation > 0)
             AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)))
     ORDER BY e.seq
     LIMIT %(limit)s
@@ -37,6 +39,7 @@ WITH ready AS (
             AND earlier.seq < e.seq
             AND earlier.published_at IS NULL
             AND earlier.publish_attempts > 0
+            AND (earlier.generation = 0 OR e.generation > 0)
             AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)))
     ORDER BY e.available_at
     LIMIT %(limit)s
