@@ -21,8 +21,15 @@ from relay.commands.operate import OperateIncidents, Operator
 from relay.domain.topology import dead_letter_consumer
 from relay.ports import Delivery
 from tests.integration.consuming import Handler, Subscription, subscribed
+from tests.integration.publishing import query
 
 ANN = Operator("ann", "because")
+
+
+def waiting_for_locks(url: str) -> int:
+    """How many sessions of a database wait for somebody else's row."""
+    waiting = "wait_event_type = 'Lock' AND datname = current_database()"
+    return int(query(url, f"SELECT count(*) AS n FROM pg_stat_activity WHERE {waiting}")[0]["n"])
 
 
 @dataclass

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from relay.commands.operate import Operator, Outcome
 from relay.devstack import NatsServer
 from relay.domain.errors import InvalidRequest
 from tests.integration.consuming import SUBSCRIPTION, Handler
-from tests.integration.incidents import ANN, Desk, at_the_desk
+from tests.integration.incidents import ANN, Desk, at_the_desk, waiting_for_locks
+from tests.integration.publishing import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -121,6 +123,16 @@ async def test_two_operators_at_once_requeue_once(desk: Desk) -> None:
     assert sorted(len(outcome.done) for outcome in outcomes) == [0, 0, 0, 1]
     assert (await desk.sub.row(message_id))["requeues"] == 1
     assert len(await desk.audit()) == 1
+
+
+async def test_who_comes_second_sees_what_the_first_decided(desk: Desk, database_url: str) -> None:
+    _, incident = await desk.incident()
+    async with await psycopg.AsyncConnection.connect(database_url) as first:
+        await first.execute("UPDATE dead_letters SET status = 'requeued'")
+        second = asyncio.create_task(desk.operate.discard([incident], ANN))
+        await eventually("the second waits", lambda: waiting_for_locks(database_url))
+    assert codes(await second) == {str(incident): "INCIDENT_CLOSED"}
+    assert (await desk.rows())[0]["status"] == "requeued"
 
 
 async def test_many_at_once_answer_one_by_one_and_are_audited_together(desk: Desk) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from relay import RequestContext
@@ -19,7 +20,8 @@ from relay.domain.backoff import Backoff
 from relay.domain.errors import TooMany
 from relay.queries import EventFilter
 from tests.integration.consuming import Handler, Subscription, subscribed
-from tests.integration.publishing import ALL, Relay, event, outbox_rows, query
+from tests.integration.incidents import waiting_for_locks
+from tests.integration.publishing import ALL, Relay, event, eventually, outbox_rows, query
 
 pytestmark = pytest.mark.anyio
 
@@ -94,6 +96,17 @@ async def test_what_is_not_retried(relay: Relay) -> None:
     assert len(outcome.refused) == 3
     assert relay.row(published)["published_at"] is not None
     assert query(relay.url, "SELECT * FROM audit_log") == []
+
+
+async def test_an_event_that_is_just_being_published_is_not_retried(relay: Relay) -> None:
+    event_id = relay.insert(topic="no spaces allowed")
+    await relay.command(max_attempts=2).drain(ALL)
+    async with await psycopg.AsyncConnection.connect(relay.url) as publisher:
+        await publisher.execute("UPDATE outbox_events SET published_at = now(), published_seq = 7")
+        retry = asyncio.create_task(operate(relay).retry([event_id], ANN))
+        await eventually("the operator waits", lambda: waiting_for_locks(relay.url))
+    assert codes(await retry) == {str(event_id): "NOT_PUBLISHABLE"}
+    assert relay.row(event_id)["published_seq"] == 7
 
 
 async def test_a_replayed_event_is_stored_again_though_the_duplicate_window_is_open(relay: Relay) -> None:
