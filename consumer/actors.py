@@ -13,22 +13,28 @@ import dramatiq
 from dramatiq.errors import Retry
 
 from consumer.deadletters import RecordDeadLetters, SendAlerts
+from consumer.handlers import load
+from consumer.inprocess import CALLS, PythonEventHandler
 from consumer.process import ProcessConfig, ProcessInboxMessage
 from consumer.pull import PullConfig, PullMessages
+from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverDeliveries
 from consumer.rescue import RescueExhausted
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.reader import StreamReader
+from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.webhook import Webhook
 from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, job, retry_policy
-from relay.domain.errors import Outage
+from relay.domain.errors import ConfigurationError, Outage
 from relay.domain.facts import MessagesReEnqueued
 from relay.domain.topology import advisory_consumer
 
 #: A pull job makes room for another of its kind now and then, so that no worker keeps it for ever.
 _TURN: Final = 60.0
 _SWEEP_LIMIT: Final = 1_000
+#: The same where JetStream sets no bound to what waits (`settle = "inbox"`).
+_SWEEP_LIMIT_ON_RECEIPT: Final = 5_000
 _MAX_BATCH: Final = 300
 
 
@@ -40,6 +46,7 @@ def _pull(context: str, subscription: str) -> PullMessages:
         subscription=subscription,
         envelope=settings.envelope,
         batch_size=_batch_size(settings.max_ack_pending),
+        ack_on_receipt=_on_receipt(context, subscription),
     )
     return PullMessages(
         config,
@@ -48,6 +55,11 @@ def _pull(context: str, subscription: str) -> PullMessages:
         _enqueue(context, subscription),
         application.facts,
     )
+
+
+def _on_receipt(context: str, subscription: str) -> bool:
+    """Whether JetStream is done with a message once the inbox row is committed."""
+    return application.subscription(context, subscription).settle == "inbox"
 
 
 def _batch_size(max_ack_pending: int) -> int:
@@ -63,6 +75,7 @@ def _process(context: str, subscription: str) -> ProcessInboxMessage:
         subscription=subscription,
         envelope=settings.envelope,
         policy=retry_policy(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
+        acked=_on_receipt(context, subscription),
     )
     return ProcessInboxMessage(
         config,
@@ -108,7 +121,8 @@ async def handle_message(context: str, subscription: str, message_id: str) -> No
 async def sweep_inbox(context: str, subscription: str, token: str) -> None:
     """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died."""
     async with chore(f"sweep_inbox:{context}:{subscription}", token):
-        ids = await application.context(context).inbox.overdue(subscription, _SWEEP_LIMIT)
+        limit = _SWEEP_LIMIT_ON_RECEIPT if _on_receipt(context, subscription) else _SWEEP_LIMIT
+        ids = await application.context(context).inbox.overdue(subscription, limit)
         if ids:
             await _enqueue(context, subscription)(ids)
             application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
@@ -118,8 +132,9 @@ async def sweep_inbox(context: str, subscription: str, token: str) -> None:
 async def keep_in_progress(context: str, subscription: str, token: str) -> None:
     """Send +WPI for every message that waits or runs, so that JetStream does not deliver it again."""
     async with chore(f"keep_in_progress:{context}:{subscription}", token):
-        replies = await application.context(context).inbox.waiting(subscription, _SWEEP_LIMIT)
-        await application.consumer(context, subscription).in_progress(replies)
+        if not _on_receipt(context, subscription):
+            replies = await application.context(context).inbox.waiting(subscription, _SWEEP_LIMIT)
+            await application.consumer(context, subscription).in_progress(replies)
 
 
 @dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
@@ -163,6 +178,25 @@ def _alerts(context: str) -> SendAlerts | None:
     return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
 
 
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def reconcile_inbox(context: str, subscription: str, turn: int | None, token: str) -> None:
+    """Take up what JetStream is done with and the inbox does not hold; ``turn`` None compares everything."""
+    async with chore(f"reconcile_inbox:{context}:{subscription}", token):
+        await _reconcile(context, subscription).run(turn)
+
+
+@cache
+def _reconcile(context: str, subscription: str) -> ReconcileInbox:
+    return ReconcileInbox(
+        context,
+        subscription,
+        application.find_missing(context, subscription),
+        _reader(context, subscription),
+        _pull(context, subscription),
+        application.facts,
+    )
+
+
 @cache
 def _rescue(context: str, subscription: str) -> RescueExhausted:
     spec = advisory_consumer(application.subscription(context, subscription).consumer_spec())
@@ -186,6 +220,7 @@ def _recover(context: str, subscription: str) -> RecoverDeliveries:
         _reader(context, subscription),
         _pull(context, subscription),
         application.facts,
+        on_receipt=_on_receipt(context, subscription),
     )
 
 
@@ -195,3 +230,27 @@ def _reader(context: str, subscription: str) -> StreamReader:
     return StreamReader(
         application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
     )
+
+
+def _python_handler(context: str, name: str) -> PythonEventHandler:
+    """The functions of a subscription's module, on its context's database. Raises InvalidHandler."""
+    parts, settings = application.context(context), application.subscription(context, name)
+    if settings.python_module is None:
+        raise ConfigurationError(f"{settings.handler} names no module", field="handler")
+    transactions = HandlerTransactions(
+        parts.settings.database_url.get_secret_value(),
+        limit=settings.handler_timeout,
+        size=CALLS,
+        application_name=f"jetrelay-handler-{context}",
+    )
+    return PythonEventHandler(
+        load(settings.python_module), transactions, timeout=settings.handler_timeout, unknown=settings.unknown
+    )
+
+
+application.handler_kinds["python"] = _python_handler
+for _context in application.settings.contexts.values():
+    for _subscription in _context.subscriptions.values():
+        # Now, so that a worker with a handler that cannot be used does not start.
+        if _subscription.python_module is not None:
+            load(_subscription.python_module)

@@ -29,12 +29,16 @@ _DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
-    """How one subscription treats its messages."""
+    """How one subscription treats its messages.
+
+    ``acked``: the pull job has acknowledged every message by the time it gets here (``settle = "inbox"``).
+    """
 
     context: str
     subscription: str
     envelope: str
     policy: RetryPolicy
+    acked: bool = False
 
 
 class ProcessInboxMessage:
@@ -84,6 +88,8 @@ class ProcessInboxMessage:
             correlation_id=row.correlation_id,
             attempt=claim.attempts,
             body=handler_request(self._config.envelope, row.subject, row.headers, row.body),
+            headers=row.headers,
+            token=claim.token,
         )
         keeper = asyncio.create_task(self._keep(claim))
         try:
@@ -104,7 +110,7 @@ class ProcessInboxMessage:
 
     async def _finish(self, claim: ClaimedMessage, disposition: Ack) -> None:
         """Processed, then acknowledged: in this order, so that a crash between the two loses nothing."""
-        if not await self._inbox.mark_processed(claim, disposition):
+        if not disposition.settled and not await self._inbox.mark_processed(claim, disposition):
             return
         self._facts(
             MessageProcessed(
@@ -149,6 +155,8 @@ class ProcessInboxMessage:
 
     async def _ack(self, claim: ClaimedMessage, disposition: Ack | DeadLetter) -> None:
         """Acknowledge, or terminate what no handler was ever asked about."""
+        if self._config.acked:
+            return
         reply = claim.row.ack_subject
         try:
             match disposition:

@@ -21,16 +21,24 @@ _NAK_DELAY: Final = timedelta(seconds=2)
 #: How often a batch that the database could not take is offered again before it goes back to the stream.
 _INSERT_ATTEMPTS: Final = 20
 _INSERT_PAUSE: Final = 0.5
+#: How long to wait while the inbox holds enough, in seconds.
+_FULL_PAUSE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullConfig:
-    """What one subscription fetches and how its messages are read."""
+    """What one subscription fetches and how its messages are read.
+
+    ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). JetStream then
+    sets no bound to what waits, so this job stops fetching while ``max_due`` rows could be handled now.
+    """
 
     context: str
     subscription: str
     envelope: str
     batch_size: int
+    ack_on_receipt: bool = False
+    max_due: int = 2_000
 
 
 class PullMessages:
@@ -64,6 +72,9 @@ class PullMessages:
         await self._inbox.ping()
         try:
             while go_on():
+                if await self._is_full():
+                    await asyncio.sleep(_FULL_PAUSE)
+                    continue
                 deliveries = await self._consumer.fetch(self._config.batch_size, _WAIT)
                 if deliveries:
                     total += await self.accept(deliveries)
@@ -73,13 +84,20 @@ class PullMessages:
                 total += await self.accept(rest)
         return total
 
+    async def _is_full(self) -> bool:
+        """Whether the workers have enough to do. Messages that wait for their next attempt do not count."""
+        if not self._config.ack_on_receipt:
+            return False
+        limit = self._config.max_due
+        return await self._inbox.due(self._config.subscription, limit) >= limit
+
     async def accept(self, deliveries: Sequence[Delivery]) -> int:
         """Put a batch into the inbox; returns how many messages were new to it."""
         rows = [self._row(delivery) for delivery in deliveries]
         inserted = await self._insert(rows)
-        done = {known.message_id for known in inserted if known.done}
-        if done:
-            await self._consumer.ack([row.ack_subject for row in rows if not done.isdisjoint(_ids(row))])
+        settled = self._settled(rows, inserted)
+        if settled:
+            await self._consumer.ack(settled)
         new = [known.message_id for known in inserted if known.new]
         self._facts(
             MessagesReceived(
@@ -92,6 +110,13 @@ class PullMessages:
         if new:
             await self._hand_over(new)
         return len(new)
+
+    def _settled(self, rows: Sequence[InboxRow], inserted: Sequence[Inserted]) -> list[str]:
+        """Reply subjects of what JetStream may forget, now that the rows are committed."""
+        if self._config.ack_on_receipt:
+            return [row.ack_subject for row in rows]
+        done = {known.message_id for known in inserted if known.done}
+        return [row.ack_subject for row in rows if not done.isdisjoint(_ids(row))]
 
     async def _hand_over(self, ids: Sequence[UUID]) -> None:
         try:

@@ -23,7 +23,10 @@ PATIENCE: Final = timedelta(seconds=2)
 
 
 class RecoverDeliveries:
-    """Repeatable, and harmless beside a live pull job: the inbox takes a message once."""
+    """Repeatable, and harmless beside a live pull job: the inbox takes a message once.
+
+    ``on_receipt``: a message in the inbox is acknowledged, finished or not (``settle = "inbox"``).
+    """
 
     def __init__(
         self,
@@ -34,6 +37,8 @@ class RecoverDeliveries:
         reader: MessageReader,
         pull: PullMessages,
         facts: FactSink,
+        *,
+        on_receipt: bool = False,
     ) -> None:
         self._context = context
         self._subscription = subscription
@@ -42,6 +47,7 @@ class RecoverDeliveries:
         self._reader = reader
         self._pull = pull
         self._facts = facts
+        self._on_receipt = on_receipt
 
     async def run(self, stream: str) -> int:
         """Compare once; returns how many messages were recovered.
@@ -59,7 +65,9 @@ class RecoverDeliveries:
             return 0
         lost = await self._missing(stream, now, before.delivered) if suspects else []
         recovered = await self._take_up(lost)
-        replies = await self._inbox.finished(self._subscription, stream, now.floor, before.delivered)
+        replies = await self._inbox.finished(
+            self._subscription, stream, now.floor, before.delivered, on_receipt=self._on_receipt
+        )
         await self._consumer.ack(replies)
         if recovered:
             self._facts(

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
 from dramatiq import Message
 
 from relay.adapters.gate import Gates
 from relay.adapters.http import HttpEventHandler
+from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
+from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, create_pool
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
+from relay.commands.reconcile import ReconcileStream
 from relay.domain.backoff import Backoff
-from relay.domain.errors import UnknownContext
+from relay.domain.errors import ConfigurationError, UnknownContext
 from relay.domain.facts import Fact, FactSink
 from relay.domain.policies import RetryPolicy
+from relay.ports import EventHandler
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
 
 PUBLISH_QUEUE: Final = "relay-publish"
@@ -50,6 +55,18 @@ class Context:
     publish: PublishOutboxEvents
     dead_letters: RouteToDeadLetter
     incidents: PostgresIncidents
+    reconcile: ReconcileStream
+
+
+class ServingHandler(EventHandler, Protocol):
+    """A handler that holds connections."""
+
+    async def close(self) -> None:
+        """Let go of them. No call may be under way."""
+
+
+#: Makes the handler of a subscription, given the names of its context and its own.
+HandlerFactory: TypeAlias = Callable[[str, str], ServingHandler]
 
 
 class Facts:
@@ -72,7 +89,10 @@ class Facts:
 
 
 class Application:
-    """The adapters of one process, made from settings. Connects when started, inside the event loop."""
+    """The adapters of one process, made from settings. Connects when started, inside the event loop.
+
+    ``handler_kinds``: who makes a handler, by the scheme of its address. Actor modules add theirs.
+    """
 
     def __init__(self, settings: Settings, *, role: str = "relay") -> None:
         self.settings = settings
@@ -82,7 +102,8 @@ class Application:
         self.gates = Gates(settings.redis_url.get_secret_value(), settings.redis_namespace)
         self._role = role
         self._contexts: dict[str, Context] = {}
-        self._handlers: dict[tuple[str, str], HttpEventHandler] = {}
+        self.handler_kinds: dict[str, HandlerFactory] = {"http": self._http, "https": self._http}
+        self._handlers: dict[tuple[str, str], ServingHandler] = {}
         self._consumers: dict[tuple[str, str], NatsJetStreamConsumer] = {}
 
     async def start(self) -> None:
@@ -122,18 +143,29 @@ class Application:
             raise UnknownContext(f"context {context!r} has no subscription {name!r}")
         return subscriptions[name]
 
-    def handler(self, context: str, name: str) -> HttpEventHandler:
-        """The handler of a subscription, one for the process, so that connections are reused."""
+    def handler(self, context: str, name: str) -> ServingHandler:
+        """The handler of a subscription, one for the process, so that connections are reused.
+
+        Raises UnknownContext, and ConfigurationError when no actor module serves handlers of its kind.
+        """
         if (context, name) not in self._handlers:
-            settings = self.subscription(context, name)
-            secret = settings.signing_secret
-            self._handlers[context, name] = HttpEventHandler(
-                settings.handler,
-                timeout=settings.handler_timeout,
-                connect_timeout=settings.connect_timeout,
-                signing_secret=secret.get_secret_value() if secret else None,
-            )
+            kind = self.subscription(context, name).handler.partition(":")[0]
+            if kind not in self.handler_kinds:
+                raise ConfigurationError(
+                    f"nothing serves {kind}: handlers", field="handler", hint="load consumer.actors: actor_modules"
+                )
+            self._handlers[context, name] = self.handler_kinds[kind](context, name)
         return self._handlers[context, name]
+
+    def _http(self, context: str, name: str) -> HttpEventHandler:
+        settings = self.subscription(context, name)
+        secret = settings.signing_secret
+        return HttpEventHandler(
+            settings.handler,
+            timeout=settings.handler_timeout,
+            connect_timeout=settings.connect_timeout,
+            signing_secret=secret.get_secret_value() if secret else None,
+        )
 
     def consumer(self, context: str, name: str) -> NatsJetStreamConsumer:
         """The JetStream consumer of a subscription, one for the process."""
@@ -143,6 +175,19 @@ class Application:
                 self.nats, stream=spec.stream, durable=spec.durable
             )
         return self._consumers[context, name]
+
+    def find_missing(self, context: str, name: str) -> FindMissing:
+        """The comparison of a subscription's stream with its inbox."""
+        spec = self.subscription(context, name).consumer_spec()
+        return FindMissing(
+            context,
+            name,
+            stream=spec.stream,
+            filter_subject=spec.filter_subject,
+            consumer=self.consumer(context, name),
+            auditor=NatsStreamAuditor(self.nats),
+            inbox=PostgresLedger(self.context(context).pool),
+        )
 
     def _build(self, name: str, settings: ContextSettings) -> Context:
         pool = create_pool(
@@ -169,6 +214,7 @@ class Application:
             publish=PublishOutboxEvents(config, outbox, publisher, self.facts),
             dead_letters=RouteToDeadLetter(name, publisher, self.facts),
             incidents=PostgresIncidents(pooled(pool)),
+            reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
         )
 
 

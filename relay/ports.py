@@ -241,8 +241,16 @@ class InboxRepository(Protocol):
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
         """The sequences of ``stream`` after ``after`` up to ``upto`` that are not in the inbox, in order."""
 
-    async def finished(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[str]:
-        """Reply subjects of the finished rows in that range: their acknowledgement may be lost."""
+    async def finished(
+        self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
+    ) -> Sequence[str]:
+        """Reply subjects of the finished rows in that range: their acknowledgement may be lost.
+
+        With ``on_receipt`` of all rows: their subscription acknowledges what the inbox holds.
+        """
+
+    async def due(self, subscription: str, limit: int) -> int:
+        """How many rows could be handled now, or are; counts up to ``limit``. Back-off is no part of it."""
 
     async def ping(self) -> None:
         """Raises DatabaseUnreachable."""
@@ -250,7 +258,11 @@ class InboxRepository(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandlerRequest:
-    """One call of a handler (SDS-047 §12). ``body`` is the JSON request, ready to send."""
+    """One call of a handler (SDS-047 §12). ``body`` is the JSON request, ready to send.
+
+    ``token`` is that of the claim: with it a handler in this process may settle the row itself, in the
+    transaction of its own writes.
+    """
 
     message_id: UUID
     subject: str
@@ -259,10 +271,15 @@ class HandlerRequest:
     correlation_id: UUID | None
     attempt: int
     body: bytes
+    headers: Mapping[str, str]
+    token: UUID
 
 
 class EventHandler(Protocol):
     """PORT-047-005. May be called again with the same message id; must answer within its time-out."""
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """Never raises for an answer of the handler, whatever it is."""
+        """Never raises for an answer of the handler, whatever it is.
+
+        An answer that is ``settled`` has committed ``processed_at``, fenced by the request's token.
+        """

@@ -25,6 +25,11 @@
     ├── NotReplayable           NOT_REPLAYABLE
     ├── AlertRefused            ALERT_REFUSED
     ├── MissingExtraError       MISSING_EXTRA
+    ├── InvalidHandler          INVALID_HANDLER
+    ├── DomainError             DOMAIN_ERROR         (raised by handlers)
+    │   └── Poison              POISON
+    ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
+    ├── ClaimLost               CLAIM_LOST
     ├── SchemaMissing           SCHEMA_MISSING       (relay.queries)
     ├── DevStackError           DEVSTACK             (relay.devstack, with SERVER_FAILED,
     │                                                 SERVER_NOT_UP, STACK_BUSY below it)
@@ -205,6 +210,36 @@ class MissingExtraError(RelayError):
     """An optional package is needed and not installed."""
 
     code = "MISSING_EXTRA"
+
+
+class InvalidHandler(RelayError, TypeError):
+    """A Python handler or upcaster cannot be called as it is declared."""
+
+    code = "INVALID_HANDLER"
+
+
+class DomainError(RelayError):
+    """Raised by a handler: a rule of the business refuses the event, now and ever (SDS-047 §12: 422)."""
+
+    code = "DOMAIN_ERROR"
+
+
+class Poison(DomainError):
+    """Raised by a handler: the event makes no sense. Dead letter."""
+
+    code = "POISON"
+
+
+class AlreadyProcessed(RelayError):
+    """Raised by a handler: it did this earlier. What it wrote now is rolled back (SDS-047 §12, 409)."""
+
+    code = "ALREADY_PROCESSED"
+
+
+class ClaimLost(RelayError):
+    """Another worker holds the message by now; what this one wrote is rolled back."""
+
+    code = "CLAIM_LOST"
 
 
 class Outage(RelayError):

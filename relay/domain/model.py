@@ -156,10 +156,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HandlerResult:
-    """A handler's answer: the verdict, and for a failure why, in words fit for a log line."""
+    """A handler's answer: the verdict, and for a failure why, in words fit for a log line.
+
+    ``settled``: ``processed_at`` is committed already, in the transaction of the handler's own writes.
+    """
 
     verdict: Verdict
     detail: str = ""
+    settled: bool = False
 
     @classmethod
     def from_status(cls, status: int, detail: str = "") -> HandlerResult:

@@ -23,7 +23,9 @@ class DeadLetterClass(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Processed: record it, then acknowledge."""
+    """Processed: record it, unless it is ``settled`` already, then acknowledge."""
+
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: fl
     """POL-047-005, -006, -007. ``attempts`` includes the one that gave ``result``."""
     match result.verdict:
         case Verdict.PROCESSED | Verdict.ALREADY_PROCESSED:
-            return Ack()
+            return Ack(result.settled)
         case Verdict.POISON:
             return DeadLetter(result.detail, DeadLetterClass.DETERMINISTIC)
         case Verdict.TRANSIENT if attempts >= policy.max_attempts:

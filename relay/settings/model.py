@@ -120,8 +120,10 @@ class AlertSettings(Section):
 class SubscriptionSettings(Section):
     """A durable consumer and the handler it feeds (CMD-051). ``name`` and ``context`` come from the keys.
 
-    ``handler_timeout`` is the total for one call; ``max_attempts`` counts handler calls, ``max_deliver``
-    JetStream's deliveries.
+    ``handler`` is a URL or ``python:`` and a module. ``handler_timeout`` is the total for one call;
+    ``max_attempts`` counts handler calls, ``max_deliver`` JetStream's deliveries. ``settle``: JetStream gets its
+    acknowledgement after the handler's answer, or once the inbox row is committed. ``unknown``: what becomes
+    of an event for which the Python module has no handler.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name", "context"})
@@ -134,8 +136,9 @@ class SubscriptionSettings(Section):
     ack_wait: Duration = _seconds(120)
     max_deliver: Count = 20
     max_ack_pending: Count = 50
-    settle: Literal["handler"] = "handler"
+    settle: Literal["handler", "inbox"] = "handler"
     handler: HandlerUrl
+    unknown: Literal["dead-letter", "skip", "retry"] = "dead-letter"
     handler_timeout: Duration = _seconds(30)
     connect_timeout: Duration = _seconds(5)
     max_attempts: int = Field(default=20, ge=1)
@@ -143,6 +146,12 @@ class SubscriptionSettings(Section):
     backoff_max: Duration = _seconds(60)
     envelope: Envelope = "handler"
     signing_secret: SecretStr | None = Field(default=None, min_length=1)
+
+    @property
+    def python_module(self) -> str | None:
+        """The module of a Python handler, None when the handler is a service."""
+        scheme, _, module = self.handler.partition(":")
+        return module if scheme == "python" else None
 
     def consumer_spec(self) -> ConsumerSpec:
         """Return what the broker must hold."""
@@ -231,7 +240,7 @@ class Settings(Section):
         return list(dict.fromkeys([*declared, replace(RELAY_ADVISORIES, replicas=copies)]))
 
     def consumers(self, context: str | None = None) -> list[ConsumerSpec]:
-        """Return the durable consumers of one context, or of all, each with the one that reads its advisories.
+        """Return the durable consumers of one context, or of all.
 
         They are one for each subscription, one for each of those that reads its advisories, and one for the dead
         letters of each context with subscriptions. Raises UnknownContext.

@@ -24,7 +24,7 @@ def check(settings: Settings) -> list[Problem]:
     """Return all problems of settings whose values are well-formed one by one."""
     problems: list[Problem] = []
     for context in settings.contexts.values():
-        for rule in (_template, _stream_limits, _back_off, _filters, _handler_time, _dead_letters):
+        for rule in (_template, _stream_limits, _back_off, _filters, _handler_time, _handler_kind, _dead_letters):
             problems += rule(context)
     for over_all in (_databases, _streams, _durables, _filters_reach):
         problems += over_all(settings)
@@ -116,13 +116,23 @@ def _filters(context: ContextSettings) -> Problems:
 
 def _handler_time(context: ContextSettings) -> Problems:
     for subscription in context.subscriptions.values():
-        if subscription.handler_timeout >= subscription.ack_wait:
+        if subscription.settle == "handler" and subscription.handler_timeout >= subscription.ack_wait:
             limit = format_duration(subscription.ack_wait)
             yield Problem(
                 _sub(subscription, "handler_timeout"),
                 f"must be shorter than ack_wait ({limit})",
                 "else JetStream delivers again while the handler still works",
             )
+
+
+def _handler_kind(context: ContextSettings) -> Problems:
+    """Refuse keys that would be without effect: they speak of the other kind of handler."""
+    for subscription in context.subscriptions.values():
+        python = subscription.python_module is not None
+        for key in ("connect_timeout", "signing_secret") if python else ("unknown",):
+            if key in subscription.model_fields_set:
+                other = "an http:// handler" if python else "a python: handler"
+                yield Problem(_sub(subscription, key), f"is only for {other}")
 
 
 def _dead_letters(context: ContextSettings) -> Problems:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import timedelta
+from keyword import iskeyword
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -33,6 +34,7 @@ _SIZE = re.compile(r"([0-9]+) ?(B|[KMGT]i?B)", re.IGNORECASE)
 
 #: Names of contexts and subscriptions: subject tokens, variables and parts of broker names.
 CONTEXT_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _BROKER_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -148,6 +150,11 @@ def _redis_url(secret: SecretStr) -> SecretStr:
 
 
 def _handler_url(value: str) -> str:
+    scheme, _, module = value.partition(":")
+    if scheme == "python":
+        if not _MODULE.fullmatch(module) or any(map(iskeyword, module.split("."))):
+            raise ValueError(f"{module[:80]!r} is not the name of a module; write python:myapp.handlers")
+        return value
     _check_url(value, ("http", "https"))
     if "@" in urlsplit(value).netloc:
         raise ValueError("must hold no user or password; handlers check signed requests, see signing_secret")

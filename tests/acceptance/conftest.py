@@ -25,7 +25,7 @@ def start_fleet(server_directory: Path, handler: HandlerService) -> Iterator[Cal
     with ExitStack() as stack:
 
         def start(**options: Any) -> Fleet:
-            return stack.enter_context(Fleet(server_directory, handler=handler.url, **options))
+            return stack.enter_context(Fleet(server_directory, **{"handler": handler.url, **options}))
 
         yield start
 

@@ -42,6 +42,7 @@ filter_subject = "vibespro.event.>"
 ack_wait = "{ack_wait}"
 max_deliver = 20
 max_ack_pending = {max_ack_pending}
+settle = "{settle}"
 handler = "{handler}"
 handler_timeout = "{handler_timeout}"
 max_attempts = {max_attempts}
@@ -68,6 +69,7 @@ class Fleet:
     max_ack_pending: int = 50
     handler_timeout: str = "10s"
     max_attempts: int = 20
+    settle: str = "handler"
     postgres_settings: dict[str, str] = field(default_factory=dict)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 

@@ -95,6 +95,7 @@ class Subscription:
     context: str = field(default_factory=lambda: f"down{next(_numbers)}x{uuid4().hex[:6]}")
     facts: list[Fact] = field(default_factory=list)
     enqueued: list[UUID] = field(default_factory=list)
+    settle: str = "handler"
 
     @property
     def stream(self) -> str:
@@ -111,7 +112,12 @@ class Subscription:
 
     def pull(self, envelope: str = "handler", batch_size: int = 50, **parts: Any) -> PullMessages:
         config = PullConfig(
-            context=self.context, subscription=SUBSCRIPTION, envelope=envelope, batch_size=batch_size
+            context=self.context,
+            subscription=SUBSCRIPTION,
+            envelope=envelope,
+            batch_size=batch_size,
+            ack_on_receipt=self.settle == "inbox",
+            max_due=parts.get("max_due", 2_000),
         )
         return PullMessages(
             config,
@@ -126,7 +132,11 @@ class Subscription:
     ) -> ProcessInboxMessage:
         policy = RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=timedelta(seconds=10)))
         config = ProcessConfig(
-            context=self.context, subscription=SUBSCRIPTION, envelope=envelope, policy=policy
+            context=self.context,
+            subscription=SUBSCRIPTION,
+            envelope=envelope,
+            policy=policy,
+            acked=self.settle == "inbox",
         )
         publisher = parts.get("publisher", self.publisher)
         return ProcessInboxMessage(
@@ -150,6 +160,7 @@ class Subscription:
             reader,
             self.pull(),
             self.facts.append,
+            on_receipt=self.settle == "inbox",
         )
 
     # --- what happens to it ---

@@ -119,7 +119,8 @@ def test_a_template_of_ones_own(load: Load) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ('settle = "inbox"', "should be 'handler'"),
+        ('settle = "later"', "should be 'handler' or 'inbox'"),
+        ('unknown = "skip"', "unknown: is only for a python: handler"),
         ('handler_timeout = "120s"', r"handler_timeout: must be shorter than ack_wait \(2m\)"),
         ('backoff_max = "0.5s"', "backoff_initial: must not be longer than backoff_max"),
         ("max_deliver = 0", "at least 1, or -1"),
@@ -143,6 +144,10 @@ def test_values_of_subscriptions(load: Load, line: str, expected: str) -> None:
         ("RELAY_CONTEXTS__SEA__DATABASE_URL", "mysql://db/sea", "must start with postgresql://"),
         (f"{SUB_ENV}__HANDLER", "ftp://handler/handle", "must start with http:// or https://"),
         (f"{SUB_ENV}__HANDLER", "http:///handle", "names no host"),
+        (f"{SUB_ENV}__HANDLER", "python:1st", "is not the name of a module; write python:myapp.handlers"),
+        (f"{SUB_ENV}__HANDLER", "python:my-app", "'my-app' is not the name of a module"),
+        (f"{SUB_ENV}__HANDLER", "python:myapp.import", "is not the name of a module"),
+        (f"{SUB_ENV}__HANDLER", "python://myapp", "is not the name of a module"),
         (f"{SUB_ENV}__HANDLER", "http://me:pw@host/handle", "must hold no user or password"),
         ("RELAY_NATS_URLL", "x", "unknown key"),
         ("RELAY_CONTEXTS__SEE__DATABASE_URL", "postgresql://db/see", "no context is called see"),

@@ -117,11 +117,21 @@ class PostgresInboxAdapter:
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
         return await self._range("missing_messages", subscription, stream, after, upto)
 
-    async def finished(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[str]:
-        return await self._range("finished_messages", subscription, stream, after, upto)
+    async def finished(
+        self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
+    ) -> Sequence[str]:
+        return await self._range("finished_messages", subscription, stream, after, upto, on_receipt=on_receipt)
 
-    async def _range(self, name: str, subscription: str, stream: str, after: int, upto: int) -> list[Any]:
-        parameters = {"subscription": subscription, "stream": stream, "after": after, "upto": upto}
+    async def due(self, subscription: str, limit: int) -> int:
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement("due_messages"), {"subscription": subscription, "limit": limit})
+            row = await cursor.fetchone()
+        return int(row[0]) if row else 0
+
+    async def _range(
+        self, name: str, subscription: str, stream: str, after: int, upto: int, **more: bool
+    ) -> list[Any]:
+        parameters = {"subscription": subscription, "stream": stream, "after": after, "upto": upto, **more}
         async with connection(self._pool) as conn:
             cursor = await conn.execute(statement(name), parameters)
             return [value for (value,) in await cursor.fetchall()]

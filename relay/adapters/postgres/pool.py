@@ -15,7 +15,7 @@ Connection: TypeAlias = psycopg.AsyncConnection[Any]
 Pool: TypeAlias = AsyncConnectionPool[Connection]
 
 #: A dead peer is noticed within about ten seconds instead of the operating system's two hours.
-_CONNECTION: Final[dict[str, Any]] = {
+CONNECTION: Final[dict[str, Any]] = {
     "autocommit": True,
     "connect_timeout": 3,
     "keepalives_idle": 5,
@@ -29,7 +29,7 @@ def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
     """A pool that connects on demand. Open it with ``await pool.open()`` inside the event loop."""
     return AsyncConnectionPool(
         url,
-        kwargs={**_CONNECTION, "application_name": application_name},
+        kwargs={**CONNECTION, "application_name": application_name},
         min_size=1,
         max_size=max_size,
         timeout=3,

@@ -1,0 +1,223 @@
+"""Python handlers: plain functions, registered for the events they handle (building blocks §2.3).
+
+    @handles("vibe_created", version=2)
+    def count(vibe: VibeCreated, session: Session) -> None:
+        session.add(...)        # commits together with the inbox row: once in effect
+
+    @upcasts("vibe_created", from_version=1)
+    def add_tags(payload: dict[str, Any]) -> dict[str, Any]:
+        return {**payload, "tags": []}
+
+The first parameter is the payload: a pydantic model, anything else that pydantic validates, or the
+`IncomingEvent`. Further ones are injected by their type: `IncomingEvent`, `MessageContext`, and of the
+inbox transaction SQLAlchemy's ``Session`` or a ``psycopg.Connection`` (``AsyncSession`` or
+``psycopg.AsyncConnection`` in an async function).
+
+A handler that returns has processed its event. `Poison` and `DomainError` make a dead letter,
+`AlreadyProcessed` undoes what it wrote and counts as processed, anything else is tried again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
+from consumer.signatures import IncomingEvent, Inject, MessageContext, Signature, read, read_upcaster
+from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, InvalidSubject, Poison
+from relay.domain.subject import check_token, check_version
+
+__all__ = [
+    "AlreadyProcessed",
+    "DomainError",
+    "Handler",
+    "IncomingEvent",
+    "Inject",
+    "MessageContext",
+    "Poison",
+    "Registry",
+    "Route",
+    "handles",
+    "load",
+    "upcasts",
+]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Upcaster = Callable[[Any], Any]
+_FIELDS_SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A registered function and how to call it."""
+
+    function: Callable[..., Any]
+    signature: Signature
+
+    def argument(self, event: IncomingEvent) -> Any:
+        """The first argument. Raises Poison, naming the fields of the payload that do not fit."""
+        if self.signature.payload is None:
+            return event
+        try:
+            # As JSON, so that a strict model takes the text of a UUID or a time.
+            return self.signature.payload.validate_json(to_json(event.payload))
+        except ValidationError as error:
+            raise Poison(_misfits(error, event)) from None
+        except PydanticSerializationError as error:
+            raise Poison(f"the payload is not JSON: {error}", field="payload") from None
+
+    def call(self, argument: Any, injected: Mapping[Inject, Any]) -> Any:
+        """Call the function; of an async one this is the coroutine."""
+        named = {name: injected[kind] for name, kind in self.signature.others.items()}
+        return self.function(**{self.signature.first: argument}, **named)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How an event comes to its handler: which is for ``version``, reached over ``upcasters``."""
+
+    handler: Handler
+    version: int
+    upcasters: tuple[Upcaster, ...]
+
+    def upcast(self, event: IncomingEvent) -> IncomingEvent:
+        """The event in the handler's version. An upcaster's errors count as the handler's."""
+        if not self.upcasters:
+            return event
+        payload = event.payload
+        for upcaster in self.upcasters:
+            payload = upcaster(payload)
+        return replace(event, event_version=self.version, payload=payload)
+
+
+@dataclass
+class Registry:
+    """The handlers and upcasters of one module, each for one version of one event type."""
+
+    name: str = "this module"
+    handlers: dict[tuple[str, int], Handler] = field(default_factory=dict)
+    upcasters: dict[tuple[str, int], Upcaster] = field(default_factory=dict)
+
+    def handles(self, event_type: str, *, version: int = 1) -> Callable[[Function], Function]:
+        """See `handles`."""
+        key = _key(event_type, version)
+
+        def register(function: Function) -> Function:
+            _put(self.handlers, key, Handler(function, read(function)), "handled by")
+            return function
+
+        return register
+
+    def upcasts(self, event_type: str, *, from_version: int) -> Callable[[Function], Function]:
+        """See `upcasts`."""
+        key = _key(event_type, from_version)
+
+        def register(function: Function) -> Function:
+            read_upcaster(function)
+            _put(self.upcasters, key, function, "upcast by")
+            return function
+
+        return register
+
+    def include(self, other: Registry) -> None:
+        """Take over another registry's functions. Raises InvalidHandler when both have one for the same event."""
+        for key, handler in other.handlers.items():
+            _put(self.handlers, key, handler, "handled by")
+        for key, upcaster in other.upcasters.items():
+            _put(self.upcasters, key, upcaster, "upcast by")
+
+    def find(self, event_type: str, version: int) -> Route | None:
+        """The handler for just this version; without one, the newest that the upcasters lead to."""
+        if handler := self.handlers.get((event_type, version)):
+            return Route(handler, version, ())
+        found, passed = None, []
+        while upcaster := self.upcasters.get((event_type, version)):
+            passed.append(upcaster)
+            version += 1
+            if handler := self.handlers.get((event_type, version)):
+                found = Route(handler, version, tuple(passed))
+        return found
+
+    def known(self) -> str:
+        """What is handled here, for a message."""
+        return ", ".join(f"{event_type} v{version}" for event_type, version in sorted(self.handlers)) or "nothing"
+
+
+_modules: Final[dict[str, Registry]] = {}
+
+
+def handles(event_type: str, *, version: int = 1) -> Callable[[Function], Function]:
+    """Register a function for an event type in one version; it may be stacked. See the module's docstring.
+
+    Raises InvalidHandler when the function cannot be called as declared, or the event has a handler in
+    the same module; InvalidSubject when no event can be called that.
+    """
+    return lambda function: _of(function).handles(event_type, version=version)(function)
+
+
+def upcasts(event_type: str, *, from_version: int) -> Callable[[Function], Function]:
+    """Register a function that turns a payload of ``from_version`` into one of the next version.
+
+    It is used where a version has no handler of its own. Raises InvalidHandler and InvalidSubject.
+    """
+    return lambda function: _of(function).upcasts(event_type, from_version=from_version)(function)
+
+
+def load(module: str) -> Registry:
+    """Import a module and return what it, and what it imports of its own submodules, has registered.
+
+    Raises InvalidHandler when the module is missing or registers nothing. An error inside the module
+    is raised as it is.
+    """
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise InvalidHandler(
+            f"there is no module {module!r}", field="handler", hint="is it on PYTHONPATH?"
+        ) from None
+    merged = Registry(module)
+    for part in _parts(module):
+        merged.include(part)
+    if not merged.handlers:
+        raise InvalidHandler(f"{module} registers no handler", field="handler", hint="decorate with @handles(...)")
+    return merged
+
+
+def _parts(module: str) -> Iterator[Registry]:
+    for name, registry in _modules.items():
+        if f"{name}.".startswith(f"{module}."):
+            yield registry
+
+
+def _of(function: Callable[..., Any]) -> Registry:
+    name = getattr(function, "__module__", None) or "__main__"
+    return _modules.setdefault(name, Registry(name))
+
+
+def _key(event_type: str, version: int) -> tuple[str, int]:
+    try:
+        return check_token(event_type, "event_type"), check_version(version)
+    except InvalidSubject as error:
+        raise InvalidHandler(error.message, field=error.field) from None
+
+
+def _put(table: dict[tuple[str, int], Any], key: tuple[str, int], value: Any, verb: str) -> None:
+    if key in table:
+        taken = inspect.unwrap(getattr(table[key], "function", table[key]))
+        raise InvalidHandler(f"{key[0]} v{key[1]} is {verb} {taken.__module__}.{taken.__qualname__} already")
+    table[key] = value
+
+
+def _misfits(error: ValidationError, event: IncomingEvent) -> str:
+    """Which fields do not fit and why, without what they hold."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    fields = [f"{'.'.join(map(str, ('payload', *item['loc'])))}: {item['msg']}" for item in found[:_FIELDS_SHOWN]]
+    more = f" (and {len(found) - _FIELDS_SHOWN} more)" if len(found) > _FIELDS_SHOWN else ""
+    return f"{event.event_type} v{event.event_version} does not fit its handler: {'; '.join(fields)}{more}"

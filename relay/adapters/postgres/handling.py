@@ -1,0 +1,144 @@
+"""The transaction of a Python handler: its writes and ``processed_at`` commit together, or not at all.
+
+psycopg's own transaction block is the outermost, and SQLAlchemy rides on it: inside the block psycopg
+refuses a commit, so a handler cannot commit its half alone. A session works in a savepoint of its own;
+its commit and rollback act on that savepoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from relay.adapters.postgres.pool import CONNECTION
+from relay.adapters.postgres.sql import statement
+from relay.domain.errors import ClaimLost
+
+_DIALECT: Final = "postgresql+psycopg://"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The inbox row that a transaction settles, and the token that entitles it to."""
+
+    message_id: UUID
+    token: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What a function in a thread may write through; both are one transaction."""
+
+    session: Session
+    connection: psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncTransaction:
+    """What a coroutine may write through; both are one transaction."""
+
+    session: AsyncSession
+    connection: psycopg.AsyncConnection[Any]
+
+
+class HandlerTransactions:
+    """Transactions on a context's database, at most ``size`` at once of either kind.
+
+    ``limit``: for how long a transaction may idle, and a statement take. A worker that is paused in a
+    handler holds the locks of its rows no longer than that.
+    """
+
+    def __init__(self, url: str, *, limit: timedelta, size: int, application_name: str) -> None:
+        self._url = url
+        self._limit = str(max(1, int(limit / timedelta(milliseconds=1))))
+        self._connection = {**CONNECTION, "autocommit": False, "application_name": application_name}
+        self._pool: dict[str, Any] = {
+            "pool_size": size,
+            "max_overflow": 0,
+            "pool_timeout": limit.total_seconds(),
+            "pool_pre_ping": True,
+            # What a handler writes is nobody else's to read.
+            "hide_parameters": True,
+        }
+
+    @cached_property
+    def _engine(self) -> Engine:
+        def connect() -> psycopg.Connection[Any]:
+            return psycopg.connect(self._url, **self._connection)
+
+        return create_engine(_DIALECT, creator=connect, **self._pool)
+
+    @cached_property
+    def _async_engine(self) -> AsyncEngine:
+        async def connect() -> psycopg.AsyncConnection[Any]:
+            return await psycopg.AsyncConnection.connect(self._url, **self._connection)
+
+        return create_async_engine(_DIALECT, async_creator=connect, **self._pool)
+
+    @contextmanager
+    def settle(self, claim: Claim) -> Iterator[Transaction]:
+        """Run the block in a transaction that marks the claimed row as processed when it commits.
+
+        Raises ClaimLost, and rolls back, when the claim is not ours at the end. Who stops waiting for a thread
+        needs do no more than settle the row in another way: that ends the claim.
+        """
+        with self._engine.connect() as outer, outer.begin():
+            driver = _driver(outer)
+            with driver.transaction(), psycopg.Cursor(driver) as cursor:
+                cursor.execute(statement("begin_handling"), {"limit": self._limit})
+                with Session(outer, join_transaction_mode="create_savepoint") as session:
+                    yield Transaction(session, driver)
+                    session.commit()
+                cursor.execute(statement("mark_processed"), _parameters(claim))
+                _check(cursor.rowcount)
+
+    @asynccontextmanager
+    async def settle_async(self, claim: Claim) -> AsyncIterator[AsyncTransaction]:
+        """Do the same for a coroutine. Who gives up cancels it."""
+        async with self._async_engine.connect() as outer, outer.begin():
+            driver = await _async_driver(outer)
+            async with driver.transaction(), psycopg.AsyncCursor(driver) as cursor:
+                await cursor.execute(statement("begin_handling"), {"limit": self._limit})
+                async with AsyncSession(outer, join_transaction_mode="create_savepoint") as session:
+                    yield AsyncTransaction(session, driver)
+                    await session.commit()
+                await cursor.execute(statement("mark_processed"), _parameters(claim))
+                _check(cursor.rowcount)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if "_engine" in self.__dict__:
+            self._engine.dispose()
+        if "_async_engine" in self.__dict__:
+            await self._async_engine.dispose()
+
+
+def _driver(connection: Connection) -> psycopg.Connection[Any]:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver
+
+
+async def _async_driver(connection: AsyncConnection) -> psycopg.AsyncConnection[Any]:
+    driver = (await connection.get_raw_connection()).driver_connection
+    assert isinstance(driver, psycopg.AsyncConnection)
+    return driver
+
+
+def _parameters(claim: Claim) -> dict[str, Any]:
+    return {"message_id": claim.message_id, "token": claim.token}
+
+
+def _check(rowcount: int) -> None:
+    if rowcount != 1:
+        raise ClaimLost("another worker holds the message by now; what was written is rolled back")

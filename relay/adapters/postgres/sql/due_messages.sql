@@ -1,0 +1,11 @@
+-- How many rows of a subscription could be handled now or are being handled, counted up to a limit. Rows
+-- that wait for their next attempt have their enqueued_at in the future.
+SELECT count(*)
+FROM (
+    SELECT 1
+    FROM inbox_messages
+    WHERE processed_at IS NULL
+      AND dead_lettered_at IS NULL
+      AND enqueued_at <= now()
+      AND subscription = %(subscription)s
+    LIMIT %(limit)s) AS due

@@ -1,0 +1,112 @@
+"""Python handlers in real workers: what they write happens once, whatever is killed and when."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay import Event, Outbox
+from tests.acceptance import python_effects
+from tests.acceptance.fleet import Fleet, wait_for
+
+HANDLER = "python:tests.acceptance.python_effects"
+
+
+@pytest.fixture
+def python_fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
+    fleet = start_fleet(handler=HANDLER)
+    fleet.query("sea", python_effects.TABLE)
+    return fleet
+
+
+def commit(fleet: Fleet, *payloads: dict[str, Any]) -> list[str]:
+    """Commit events, odd numbers in version 2; returns their ids."""
+    events = [
+        Event(
+            event_type="vibe_created",
+            event_version=1 + payload["n"] % 2,
+            aggregate_type="vibe",
+            aggregate_id=f"v{payload['n'] % 20}",
+            payload=payload,
+        )
+        for payload in payloads
+    ]
+    with psycopg.connect(fleet.urls["vibespro"]) as connection:
+        return [str(id) for id in Outbox("vibespro").add_many(connection, events)]
+
+
+def processed(fleet: Fleet) -> int:
+    return int(fleet.query("sea", "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL")[0][0])
+
+
+def effects(fleet: Fleet) -> Counter[str]:
+    return Counter(str(id) for (id,) in fleet.query("sea", "SELECT message_id FROM effects"))
+
+
+def followed(fleet: Fleet) -> Counter[str]:
+    """How many events each message has led to."""
+    return Counter(str(id) for (id,) in fleet.query("sea", "SELECT causation_id FROM outbox_events"))
+
+
+def test_every_effect_happens_once_though_a_worker_is_killed_in_the_middle(python_fleet: Fleet) -> None:
+    fleet = python_fleet
+    fleet.scheduler()
+    workers = [fleet.worker(), fleet.worker()]
+    ids = commit(fleet, *({"n": n} for n in range(300)))
+    wait_for("some are processed", lambda: processed(fleet) > 40)
+    fleet.kill(workers[0])
+    wait_for("all are processed", lambda: processed(fleet) == len(ids))
+    once = Counter(dict.fromkeys(ids, 1))
+    assert effects(fleet) == once
+    assert followed(fleet) == once
+    wait_for("all are acknowledged", lambda: fleet.ack_pending() == 0)
+
+
+def test_a_worker_that_dies_between_the_effect_and_its_commit_leaves_none(python_fleet: Fleet) -> None:
+    fleet = python_fleet
+    fleet.scheduler()
+    fleet.worker()
+    [message_id] = commit(fleet, {"n": 0, "crash": True})
+    wait_for("the first attempt has begun", lambda: fleet.inbox(message_id).get("attempts") == 1)
+    fleet.worker()
+    wait_for("it is processed", lambda: processed(fleet) == 1)
+    assert fleet.query("sea", "SELECT message_id::text, attempt FROM effects") == [(message_id, 2)]
+    assert followed(fleet) == {message_id: 1}
+
+
+def test_poison_becomes_a_dead_letter_and_its_effect_is_undone(python_fleet: Fleet) -> None:
+    fleet = python_fleet
+    fleet.scheduler()
+    fleet.worker()
+    [bad] = commit(fleet, {"n": 0, "poison": True})
+    [unfit] = commit(fleet, {"n": 0, "crash": "maybe not"})
+    [good] = commit(fleet, {"n": 1})
+    wait_for("all are finished", lambda: processed(fleet) == 1 and dead(fleet) == 2)
+    assert fleet.inbox(bad)["last_error"] == "Poison: not this one"
+    assert "payload.crash: " in fleet.inbox(unfit)["last_error"]
+    assert effects(fleet) == {good: 1}
+
+
+def dead(fleet: Fleet) -> int:
+    return int(fleet.query("sea", "SELECT count(*) FROM inbox_messages WHERE dead_lettered_at IS NOT NULL")[0][0])
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("tests.acceptance.nothing_here", "there is no module 'tests.acceptance.nothing_here'"),
+        ("tests.acceptance.produce", "tests.acceptance.produce registers no handler"),
+    ],
+)
+def test_a_worker_does_not_start_with_a_handler_it_cannot_use(
+    start_fleet: Callable[..., Fleet], module: str, expected: str
+) -> None:
+    fleet = start_fleet(handler=f"python:{module}")
+    worker: subprocess.Popen[bytes] = fleet.worker()
+    assert worker.wait(30) != 0
+    assert f"INVALID_HANDLER [handler]: {expected}" in fleet.log("worker")

@@ -1,0 +1,148 @@
+"""What tests of Python handlers share: functions of each kind that write an effect, and what calls them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from pydantic import BaseModel
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from consumer.handlers import MessageContext, Registry
+from consumer.inprocess import PythonEventHandler, Unknown
+from relay.adapters.postgres.handling import HandlerTransactions
+from tests.integration.consuming import Subscription
+
+WRITE = "INSERT INTO effects (message_id, xid) VALUES ('{}', pg_current_xact_id()::text)"
+
+
+class Vibe(BaseModel):
+    title: str
+
+
+Then = Callable[[Any], Any]
+"""What a handler does after it has written its effect; it gets the session or connection."""
+
+
+def sync_session(then: Then) -> Callable[..., Any]:
+    def handle(vibe: Vibe, session: Session, context: MessageContext) -> None:
+        session.execute(text(WRITE.format(context.message_id)))
+        then(session)
+
+    return handle
+
+
+def sync_psycopg(then: Then) -> Callable[..., Any]:
+    def handle(vibe: Vibe, connection: psycopg.Connection[Any], context: MessageContext) -> None:
+        connection.execute(WRITE.format(context.message_id))
+        then(connection)
+
+    return handle
+
+
+def async_session(then: Then) -> Callable[..., Any]:
+    async def handle(vibe: Vibe, session: AsyncSession, context: MessageContext) -> None:
+        await session.execute(text(WRITE.format(context.message_id)))
+        await _awaited(then(session))
+
+    return handle
+
+
+def async_psycopg(then: Then) -> Callable[..., Any]:
+    async def handle(vibe: Vibe, connection: psycopg.AsyncConnection[Any], context: MessageContext) -> None:
+        await connection.execute(WRITE.format(context.message_id))
+        await _awaited(then(connection))
+
+    return handle
+
+
+async def _awaited(result: Any) -> None:
+    if isinstance(result, Awaitable):
+        await result
+
+
+KINDS = {kind.__name__: kind for kind in (sync_session, sync_psycopg, async_session, async_psycopg)}
+
+
+def nothing(_target: Any) -> None:
+    """Return, and have it committed."""
+
+
+class Handling:
+    """Messages of one subscription and the effects of their handlers."""
+
+    def __init__(self, sub: Subscription) -> None:
+        self.sub = sub
+        self._made: list[PythonEventHandler] = []
+
+    def handler(
+        self, *functions: Callable[..., Any], timeout: float = 10, unknown: Unknown = "dead-letter", **routes: Any
+    ) -> PythonEventHandler:
+        """Serve functions as handlers of ``vibe_created`` 1, 2, …"""
+        registry = routes.get("registry") or Registry("tests")
+        for version, function in enumerate(functions, 1):
+            registry.handles("vibe_created", version=version)(function)
+        limit = timedelta(seconds=timeout)
+        transactions = HandlerTransactions(
+            self.sub.url, limit=routes.get("limit", limit), size=4, application_name="handling"
+        )
+        self._made.append(PythonEventHandler(registry, transactions, timeout=limit, unknown=unknown))
+        return self._made[-1]
+
+    async def close(self) -> None:
+        for handler in self._made:
+            await handler.close()
+
+    async def received(self, payload: Any = None, *, version: int = 1, **fields: Any) -> UUID:
+        """Put a message into the inbox; returns its id."""
+        content = {
+            "event_type": "vibe_created",
+            "event_version": version,
+            "payload": {"title": "Hello"} if payload is None else payload,
+            **fields,
+        }
+        message_id = await self.sub.send(json.dumps(content).encode())
+        await self.sub.pull().accept(await self.sub.fetch())
+        return message_id
+
+    async def effects(self) -> list[dict[str, Any]]:
+        return await self.sub.query("SELECT message_id, xid FROM effects")
+
+    async def state(self, message_id: UUID) -> str:
+        row = await self.sub.row(message_id)
+        return "processed" if row["processed_at"] else "dead" if row["dead_lettered_at"] else "open"
+
+    async def steal(self, message_id: UUID) -> dict[str, Any]:
+        """Have another worker claim the message; returns the row as that one has it."""
+        await self.sub.query(
+            "UPDATE inbox_messages SET claimed_until = now() - interval '1 second' WHERE message_id = %s",
+            message_id,
+        )
+        assert await self.sub.inbox.claim(message_id, timedelta(seconds=30)) is not None
+        return await self.sub.row(message_id)
+
+    async def again(self, message_id: UUID, handler: PythonEventHandler) -> None:
+        """Process once more, whatever back-off or claim there is."""
+        await self.sub.query(
+            "UPDATE inbox_messages SET next_attempt_at = NULL, claimed_until = now() - interval '1 second' "
+            "WHERE message_id = %s",
+            message_id,
+        )
+        await self.sub.process(handler).process(message_id)
+
+
+@asynccontextmanager
+async def handling(sub: Subscription) -> AsyncIterator[Handling]:
+    await sub.query("CREATE TABLE effects (message_id uuid, xid text)")
+    handling = Handling(sub)
+    try:
+        yield handling
+    finally:
+        await handling.close()
