@@ -51,10 +51,13 @@ class Abort(Exception):
 
 
 def write(kind: str, url: str, names: list[str], pause: Callable[[], None]) -> None:
-    """Write events of the key ``vibe:v1`` by one kind of producer, pause after the first, commit after the last."""
+    """Write events of one key by one kind of producer, pause after the first, commit after the last."""
 
     def write_all(add: Callable[[str], object]) -> None:
         add(names[0])
+        go_on(add)
+
+    def go_on(add: Callable[[str], object]) -> None:
         pause()
         for name in names[1:]:
             add(name)
@@ -73,8 +76,9 @@ def write(kind: str, url: str, names: list[str], pause: Callable[[], None]) -> N
             write_all(by_outbox(sa_connection))
     else:
         with Session(engine_of(url)) as session, session.begin():
-            # After our own listener, which writes; so these are written at once.
-            listen.listen(session, "before_commit", lambda session: write_all(by_outbox(session)))
+            OUTBOX.add(session, event("v1", event_type=names[0]))
+            # This comes after our own listener, which writes; so the rest is written at once.
+            listen.listen(session, "before_commit", lambda session: go_on(by_outbox(session)))
 
 
 def engine_of(url: str) -> Engine:

@@ -29,7 +29,9 @@ async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subsc
 
 
 async def due_now(sub: Subscription) -> None:
-    await sub.query("UPDATE inbox_messages SET next_attempt_at = now(), claimed_until = now() - interval '1 second'")
+    """The pause is over, and so is the lease of a worker that died."""
+    past = "now() - interval '1 second'"
+    await sub.query(f"UPDATE inbox_messages SET next_attempt_at = {past}, claimed_until = {past}")
 
 
 async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription) -> None:

@@ -12,9 +12,8 @@ from consumer import recover as recover_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.devstack import NatsServer
 from relay.domain.facts import DeliveriesRecovered
-from relay.domain.policies import Ack
 from relay.ports import ConsumerState
-from tests.integration.consuming import Handler, Subscription, claimed, inbox_row, subscribed
+from tests.integration.consuming import Handler, Subscription, subscribed
 from tests.integration.publishing import eventually
 
 pytestmark = pytest.mark.anyio

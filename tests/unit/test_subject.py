@@ -23,7 +23,7 @@ tokens = st.text(ALPHABET, min_size=1, max_size=64)
 versions = st.integers(min_value=1, max_value=999_999_999)
 
 BAD_TOKENS = [
-    "", "x" * 65, "a.b", ".", "*", ">", "a*", "a b", " a", "a ", "a\n", "a\r\n", "\t", "a\x00", "é", "ａ", "٣",
+    "", "x" * 65, "a.b", ".", "*", ">", "a*", "a b", " a", "a ", "a\n", "a\r\n", "\t", "a\x00", "é", "\uff41", "٣",
     "a/b", "a:b", "$JS", "{a}", "\ud800", None, 1, b"a", ["a"],
 ]  # fmt: skip
 
