@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import dramatiq
@@ -26,6 +26,8 @@ from relay.domain.topology import advisory_consumer
 
 #: A pull job makes room for another of its kind now and then, so that no worker keeps it for ever.
 _TURN: Final = 60.0
+#: Nothing wakes a pull job when its server is back, so it looks again soon: recovery within ten seconds.
+_PULL_RETRIES: Final[dict[str, Any]] = {**OUTAGE_RETRIES, "max_backoff": 5_000}
 _SWEEP_LIMIT: Final = 1_000
 _MAX_BATCH: Final = 300
 
@@ -80,7 +82,7 @@ def _enqueue(context: str, subscription: str) -> Callable[[Sequence[UUID]], Awai
     return enqueue
 
 
-@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **OUTAGE_RETRIES)
+@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **_PULL_RETRIES)
 async def pull_messages(context: str, subscription: str, token: str) -> None:
     """Pull one subscription into the inbox until the turn is over, then queue the next turn."""
     loop = asyncio.get_running_loop()

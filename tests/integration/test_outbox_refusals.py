@@ -44,6 +44,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"event_type": ""}, "INVALID_OUTBOX", "event_type"),
     ({"event_version": 0}, "INVALID_SUBJECT", "event_version"),
     ({"payload": "x" * 1_048_576}, "PAYLOAD_TOO_LARGE", "payload"),
+    ({"payload": [1e-300] * 10_000}, "PAYLOAD_TOO_LARGE", "payload"),  # as PostgreSQL writes it
     ({"payload": {"n": math.nan}}, "INVALID_PAYLOAD", "payload.n"),
     ({"payload": [1, -math.inf]}, "INVALID_PAYLOAD", "payload[1]"),
     ({"payload": {"text": "a\x00b"}}, "INVALID_PAYLOAD", "payload.text"),

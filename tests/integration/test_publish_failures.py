@@ -25,6 +25,7 @@ POISON: list[tuple[dict[str, Any], str]] = [
     ({"event_type": "bad name"}, "INVALID_SUBJECT"),
     ({"event_type": "x" * 5_000}, "INVALID_SUBJECT"),
     ({"event_type": "vibe.*"}, "INVALID_SUBJECT"),
+    ({"event_type": 'bad"name', "topic": "nowhere.at.all"}, "INVALID_SUBJECT"),
     ({"event_version": 0}, "INVALID_SUBJECT"),
     ({"topic": "vibespro." + "x" * 5_000}, "INVALID_SUBJECT"),
     ({"topic": ""}, "INVALID_SUBJECT"),

@@ -37,13 +37,13 @@ async def a_second_later(sub: Subscription) -> None:
 
 
 async def test_messages_swallowed_by_a_dead_worker_are_recovered_and_acknowledged(sub: Subscription) -> None:
-    sent = [await sub.send(Actor_Id="ann") for _ in range(3)]
+    sent = [await sub.send(Actor_Id="Grüße") for _ in range(3)]
     await sub.lose(3)
     assert await sub.recover().run(sub.stream) == 3
     assert sub.enqueued == sent
     assert sub.facts[-1] == DeliveriesRecovered(context=sub.context, subscription="from_upstream", count=3)
     row = await sub.row(sent[1])
-    assert (row["stream_seq"], row["headers"]["Actor-Id"], row["event_type"]) == (2, "ann", "vibe_created")
+    assert (row["stream_seq"], row["headers"]["Actor-Id"], row["event_type"]) == (2, "Grüße", "vibe_created")
     assert await sub.unacked() == 3
     for message_id in sent:
         await sub.process(Handler()).process(message_id)

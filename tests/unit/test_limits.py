@@ -23,7 +23,7 @@ from relay.domain.limits import (
     nests_deeper,
 )
 
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=100, deadline=None)
 
 
 def nested(depth: int, innermost: Any = 1) -> Any:
