@@ -106,8 +106,14 @@ async def handle_message(context: str, subscription: str, message_id: str) -> No
 
 @dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
 async def sweep_inbox(context: str, subscription: str, token: str) -> None:
-    """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died."""
+    """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died.
+
+    Not while the queue is long: what waits in it looks lost, and with handlers that hang it would grow for
+    ever and stand in the way when they are back.
+    """
     async with chore(f"sweep_inbox:{context}:{subscription}", token):
+        if await asyncio.to_thread(broker.backlog, HANDLE_QUEUE) >= _SWEEP_LIMIT:
+            return
         ids = await application.context(context).inbox.overdue(subscription, _SWEEP_LIMIT)
         if ids:
             await _enqueue(context, subscription)(ids)

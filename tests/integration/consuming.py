@@ -85,6 +85,16 @@ class Handler:
         )
 
 
+class Lossy(NatsJetStreamConsumer):
+    """A connection that is cut behind each acknowledgement."""
+
+    async def ack(self, replies: Sequence[str]) -> None:
+        """Into the void."""
+
+    async def terminate(self, replies: Sequence[str], reason: str) -> None:
+        """Into the void."""
+
+
 @dataclass
 class Subscription:
     """A subscription on servers shared with other tests. Use `subscribed`."""
@@ -153,6 +163,9 @@ class Subscription:
             self.pull(),
             self.facts.append,
         )
+
+    def lossy(self) -> Lossy:
+        return Lossy(self.nats, stream=self.stream, durable="down")
 
     # --- what happens to it ---
 

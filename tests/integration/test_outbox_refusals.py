@@ -56,6 +56,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"payload": {"n": 2**63}}, "INVALID_PAYLOAD", "payload.n"),
     ({"payload": {"at": NAIVE}}, "INVALID_PAYLOAD", "payload.at"),
     ({"payload": {1: 2}}, "INVALID_PAYLOAD", "payload"),
+    ({"headers": None}, "INVALID_HEADER", "headers"),
     ({"headers": {"Nats-Rollup": "all"}}, "INVALID_HEADER", "headers.Nats-Rollup"),
     ({"headers": {"nats-msg-id": "1"}}, "INVALID_HEADER", "headers.nats-msg-id"),
     ({"headers": {"A B": "1"}}, "INVALID_HEADER", "headers"),
