@@ -93,6 +93,12 @@ def test_a_header_value_that_could_end_the_line_or_be_misread_is_refused(value: 
     assert raised.value.field == "headers.X-Name"
 
 
+@pytest.mark.parametrize("headers", [None, [("a", "b")], "a"])
+def test_headers_are_names_with_values(headers: Any) -> None:
+    with pytest.raises(InvalidHeader, match="mapping"):
+        check_headers(headers)
+
+
 def test_there_are_at_most_32_headers() -> None:
     with pytest.raises(InvalidHeader, match="33 headers"):
         check_headers({f"h{number}": "v" for number in range(33)})
@@ -207,7 +213,7 @@ def test_a_bad_payload_is_an_invalid_event() -> None:
         "9223372036854775807",
         "-9223372036854775808",
         "0." + "0" * 299 + "1",
-        "[1234567890123456789, 0.12345678901234567890123]",
+        "[1234567890123456789, 0.12345678901234567890123, 12345678901234567890.5]",
         '"99999999999999999999999999"',
         '{"a\\"99999999999999999999999999": "\\\\"}',
         '"' + "[" * 1_500 + '"',
