@@ -1,6 +1,5 @@
 # Needs make and Python 3.11+; everything else goes into .venv.
 PYTHON ?= python3
-PYTEST_ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -18,8 +17,14 @@ demo: $(READY) ## watch events flow from a transaction to a handler (under a min
 dev: $(READY) ## run servers, workers, scheduler and the sample handler until Ctrl-C
 	$(BIN)/relay dev
 
-test: $(READY) ## run the tests on real servers: make test PYTEST_ARGS='-n 2 -m unit'
+test: $(READY) ## run the tests on real servers; a part of them: make test PYTEST_ARGS='tests/unit -k subject'
+ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+else
+	$(BIN)/python -m pytest -q -n 2 tests/unit tests/integration
+# Whole fleets, one after the other: how soon one recovers is part of what is tested.
+	$(BIN)/python -m pytest -q tests/acceptance
+endif
 
 lint: $(READY) ## check style, types and who imports whom
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import dramatiq
@@ -32,6 +32,8 @@ from relay.domain.topology import advisory_consumer
 
 #: A pull job makes room for another of its kind now and then, so that no worker keeps it for ever.
 _TURN: Final = 60.0
+#: Nothing wakes a pull job when its server is back, so it looks again soon: recovery within ten seconds.
+_PULL_RETRIES: Final[dict[str, Any]] = {**OUTAGE_RETRIES, "max_backoff": 5_000}
 _SWEEP_LIMIT: Final = 1_000
 #: The same where JetStream sets no bound to what waits (`settle = "inbox"`).
 _SWEEP_LIMIT_ON_RECEIPT: Final = 5_000
@@ -95,7 +97,7 @@ def _enqueue(context: str, subscription: str) -> Callable[[Sequence[UUID]], Awai
     return enqueue
 
 
-@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **OUTAGE_RETRIES)
+@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **_PULL_RETRIES)
 async def pull_messages(context: str, subscription: str, token: str) -> None:
     """Pull one subscription into the inbox until the turn is over, then queue the next turn."""
     loop = asyncio.get_running_loop()
@@ -119,9 +121,15 @@ async def handle_message(context: str, subscription: str, message_id: str) -> No
 
 @dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
 async def sweep_inbox(context: str, subscription: str, token: str) -> None:
-    """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died."""
+    """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died.
+
+    Not while the queue is long: what waits in it looks lost, and with handlers that hang it would grow for
+    ever and stand in the way when they are back.
+    """
     async with chore(f"sweep_inbox:{context}:{subscription}", token):
         limit = _SWEEP_LIMIT_ON_RECEIPT if _on_receipt(context, subscription) else _SWEEP_LIMIT
+        if await asyncio.to_thread(broker.backlog, HANDLE_QUEUE) >= limit:
+            return
         ids = await application.context(context).inbox.overdue(subscription, limit)
         if ids:
             await _enqueue(context, subscription)(ids)

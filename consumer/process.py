@@ -11,7 +11,7 @@ from uuid import UUID
 
 from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
 from relay.domain.envelope import handler_request
-from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, Outage
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry, RetryPolicy, decide
 from relay.ports import (
@@ -80,6 +80,11 @@ class ProcessInboxMessage:
 
     async def _ask(self, claim: ClaimedMessage) -> Ack | DeadLetter | Retry:
         row = claim.row
+        try:
+            body = handler_request(self._config.envelope, row.subject, row.headers, row.body)
+        except MalformedMessage as error:
+            # It was read when it came: the subscription's envelope has been changed since.
+            return DeadLetter(str(error), DeadLetterClass.POISON)
         request = HandlerRequest(
             message_id=row.message_id,
             subject=row.subject,
@@ -87,7 +92,7 @@ class ProcessInboxMessage:
             event_version=row.event_version or 1,
             correlation_id=row.correlation_id,
             attempt=claim.attempts,
-            body=handler_request(self._config.envelope, row.subject, row.headers, row.body),
+            body=body,
             headers=row.headers,
             token=claim.token,
         )

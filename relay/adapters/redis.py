@@ -62,6 +62,13 @@ class RelayBroker(RedisBroker):
         except redis.exceptions.RedisError as error:
             raise QueueUnreachable(f"Redis is not reachable: {error}") from error
 
+    def backlog(self, queue_name: str) -> int:
+        """How many messages of a queue wait for a worker. Raises QueueUnreachable."""
+        try:
+            return int(self.client.llen(f"{self.namespace}:{queue_name}"))
+        except redis.exceptions.RedisError as error:
+            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+
 
 class _BlockingConsumer(_RedisConsumer):
     """Waits on the queue's list instead of sleeping: an idle worker starts a job within milliseconds.

@@ -55,6 +55,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
     Names starting with ``Nats-`` steer the server, so they are never a caller's to set.
     Raises InvalidHeader, naming the header.
     """
+    if not isinstance(headers, Mapping):
+        raise InvalidHeader("must be a mapping of names to values", field="headers")
     if len(headers) > MAX_HEADERS:
         raise InvalidHeader(f"{len(headers)} headers, the limit is {MAX_HEADERS}", field="headers")
     total = 0

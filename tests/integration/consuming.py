@@ -1,8 +1,7 @@
-"""What tests of consuming share: one subscription on real servers, with a stream, a DLQ and a durable of its own."""
+"""What tests of consuming share: a subscription on real servers, with stream, DLQ and durable of its own."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -32,6 +31,7 @@ from relay.domain.facts import Fact
 from relay.domain.model import HandlerResult
 from relay.domain.policies import RetryPolicy
 from relay.ports import ClaimedMessage, Delivery, HandlerRequest, InboxRow
+from tests.integration.publishing import eventually
 
 SUBSCRIPTION = "from_upstream"
 LEASE = timedelta(seconds=30)
@@ -85,6 +85,16 @@ class Handler:
         )
 
 
+class Lossy(NatsJetStreamConsumer):
+    """A connection that is cut behind each acknowledgement."""
+
+    async def ack(self, replies: Sequence[str]) -> None:
+        """Into the void."""
+
+    async def terminate(self, replies: Sequence[str], reason: str) -> None:
+        """Into the void."""
+
+
 @dataclass
 class Subscription:
     """A subscription on servers shared with other tests. Use `subscribed`."""
@@ -100,6 +110,10 @@ class Subscription:
     @property
     def stream(self) -> str:
         return self.name.upper()
+
+    @property
+    def dlq(self) -> str:
+        return f"{self.context.upper()}_DLQ"
 
     @property
     def subject(self) -> str:
@@ -163,6 +177,9 @@ class Subscription:
             on_receipt=self.settle == "inbox",
         )
 
+    def lossy(self) -> Lossy:
+        return Lossy(self.nats, stream=self.stream, durable="down")
+
     # --- what happens to it ---
 
     async def create_durable(self, **settings: Any) -> None:
@@ -170,15 +187,17 @@ class Subscription:
         await self.js.add_consumer(self.stream, ConsumerConfig(durable_name="down", **config))
 
     async def create_dlq(self) -> None:
-        await self.js.add_stream(StreamConfig(name=f"{self.context.upper()}_DLQ", subjects=[f"{self.context}.dlq.>"]))
+        await self.js.add_stream(StreamConfig(name=self.dlq, subjects=[f"{self.context}.dlq.>"]))
 
     async def send(self, body: bytes | None = None, subject: str | None = None, **headers: str) -> UUID:
         """Publish a message to the stream; an underscore in a header's name stands for a hyphen."""
         message_id = uuid4()
         if body is None:
-            content = {"message_id": str(message_id), "event_type": "vibe_created", "event_version": 1, "payload": {}}
+            content: dict[str, Any] = {"event_type": "vibe_created", "event_version": 1, "payload": {}}
+            content |= {"message_id": str(message_id), "subject": subject or self.subject}
             body = json.dumps(content).encode()
-        named = {"Nats-Msg-Id": str(message_id)} | {name.replace("_", "-"): value for name, value in headers.items()}
+        own = {name.replace("_", "-"): value for name, value in headers.items()}
+        named = {"Nats-Msg-Id": str(message_id)} | own
         await self.js.publish(subject or self.subject, body, headers=named)
         return message_id
 
@@ -221,18 +240,17 @@ class Subscription:
 
     async def acked(self) -> None:
         """Wait until JetStream has seen every delivered message acknowledged."""
-        async with asyncio.timeout(10):
-            while await self.unacked():
-                await asyncio.sleep(0.02)
+
+        async def none_left() -> bool:
+            return await self.unacked() == 0
+
+        await eventually("all are acknowledged", none_left)
 
     async def dead_letters(self) -> list[dict[str, Any]]:
         """The dead letters' bodies in order, headers under ``_headers``, subject under ``_subject``."""
-        stream = f"{self.context.upper()}_DLQ"
-        last = (await self.js.stream_info(stream)).state.last_seq
-        letters = [await self.js.get_msg(stream, seq) for seq in range(1, last + 1)]
-        return [
-            {**json.loads(letter.data), "_headers": letter.headers, "_subject": letter.subject} for letter in letters
-        ]
+        last = (await self.js.stream_info(self.dlq)).state.last_seq
+        letters = [await self.js.get_msg(self.dlq, seq) for seq in range(1, last + 1)]
+        return [{**json.loads(it.data), "_headers": it.headers, "_subject": it.subject} for it in letters]
 
 
 @asynccontextmanager

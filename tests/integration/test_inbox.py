@@ -102,15 +102,16 @@ async def test_a_message_twice_in_one_batch_becomes_one_row_with_the_later_reply
     assert stored(database_url, first)["ack_subject"] == "reply.again"
 
 
-async def test_a_known_message_keeps_its_state_and_gets_the_new_reply_subject(
+async def test_a_known_message_keeps_its_state_and_gets_the_new_reply_subject_and_place(
     inbox: PostgresInboxAdapter, database_url: str
 ) -> None:
     row = inbox_row(1, headers={"Actor-Id": "ann"})
     await inbox.insert([row])
     await inbox.record_error(await claimed(inbox, row), Retry(timedelta(minutes=1), "boom"))
     before = stored(database_url, row)
-    await inbox.insert([replace(row, ack_subject="reply.again", body=b"other", headers={}, event_type="other")])
-    assert stored(database_url, row) == before | {"ack_subject": "reply.again"}
+    again = replace(row, ack_subject="reply.again", stream_seq=9, body=b"other", headers={}, event_type="other")
+    await inbox.insert([again])
+    assert stored(database_url, row) == before | {"ack_subject": "reply.again", "stream_seq": 9}
     await inbox.insert([replace(row, ack_subject="")])
     assert stored(database_url, row)["ack_subject"] == "reply.again"
 

@@ -44,6 +44,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"event_type": ""}, "INVALID_OUTBOX", "event_type"),
     ({"event_version": 0}, "INVALID_SUBJECT", "event_version"),
     ({"payload": "x" * 1_048_576}, "PAYLOAD_TOO_LARGE", "payload"),
+    ({"payload": [1e-300] * 10_000}, "PAYLOAD_TOO_LARGE", "payload"),  # as PostgreSQL writes it
     ({"payload": {"n": math.nan}}, "INVALID_PAYLOAD", "payload.n"),
     ({"payload": [1, -math.inf]}, "INVALID_PAYLOAD", "payload[1]"),
     ({"payload": {"text": "a\x00b"}}, "INVALID_PAYLOAD", "payload.text"),
@@ -55,6 +56,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"payload": {"n": 2**63}}, "INVALID_PAYLOAD", "payload.n"),
     ({"payload": {"at": NAIVE}}, "INVALID_PAYLOAD", "payload.at"),
     ({"payload": {1: 2}}, "INVALID_PAYLOAD", "payload"),
+    ({"headers": None}, "INVALID_HEADER", "headers"),
     ({"headers": {"Nats-Rollup": "all"}}, "INVALID_HEADER", "headers.Nats-Rollup"),
     ({"headers": {"nats-msg-id": "1"}}, "INVALID_HEADER", "headers.nats-msg-id"),
     ({"headers": {"A B": "1"}}, "INVALID_HEADER", "headers"),

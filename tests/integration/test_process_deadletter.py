@@ -29,7 +29,9 @@ async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subsc
 
 
 async def due_now(sub: Subscription) -> None:
-    await sub.query("UPDATE inbox_messages SET next_attempt_at = now(), claimed_until = now() - interval '1 second'")
+    """The pause is over, and so is the lease of a worker that died."""
+    past = "now() - interval '1 second'"
+    await sub.query(f"UPDATE inbox_messages SET next_attempt_at = {past}, claimed_until = {past}")
 
 
 async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription) -> None:
@@ -219,3 +221,15 @@ async def test_dead_letters_of_several_messages_at_once_are_one_each(sub: Subscr
     await asyncio.gather(*map(command.process, ids))
     letters: list[Any] = await sub.dead_letters()
     assert {letter["message_id"] for letter in letters} == {str(id) for id in ids}
+
+
+async def test_a_message_that_waited_for_another_envelope_is_dead_and_not_stuck(sub: Subscription) -> None:
+    """The subscription's envelope was changed while the message waited in the inbox."""
+    message_id = await sub.received()
+    handler = Handler.answering(200)
+    await sub.process(handler, envelope="message-envelope").process(message_id)
+    assert handler.requests == []
+    [letter] = await sub.dead_letters()
+    assert letter["class"] == "poison"
+    assert "schema_version" in letter["reason"]
+    assert (await sub.row(message_id))["dead_lettered_at"] is not None

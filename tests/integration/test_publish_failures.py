@@ -25,6 +25,7 @@ POISON: list[tuple[dict[str, Any], str]] = [
     ({"event_type": "bad name"}, "INVALID_SUBJECT"),
     ({"event_type": "x" * 5_000}, "INVALID_SUBJECT"),
     ({"event_type": "vibe.*"}, "INVALID_SUBJECT"),
+    ({"event_type": 'bad"name', "topic": "nowhere.at.all"}, "INVALID_SUBJECT"),
     ({"event_version": 0}, "INVALID_SUBJECT"),
     ({"topic": "vibespro." + "x" * 5_000}, "INVALID_SUBJECT"),
     ({"topic": ""}, "INVALID_SUBJECT"),
@@ -166,6 +167,9 @@ async def test_a_dead_event_lets_its_key_go_on_or_blocks_it_as_configured(relay:
     await drain_until_dead(relay, command, dead)
     await command.drain(ALL)
     assert await relay.ids() == ([str(free)] if blocks else [str(free), str(held)])
+    if blocks:
+        with pytest.raises(NotPublishable, match="earlier one of its key"):
+            await command.publish(held)
     query(relay.url, "UPDATE outbox_events SET event_type = 'mended' WHERE id = %s", dead)
     await command.publish(dead)
     await command.drain(ALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections import defaultdict
@@ -11,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from nats.aio.client import Client
 
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.migrations import upgrade
@@ -139,6 +141,29 @@ async def test_a_broker_that_restarts_again_and_again_costs_no_attempt(
     await converged(fragile)
 
 
+async def test_what_a_batch_gave_up_on_does_not_leave_after_a_reconnect(
+    database_url: str, own_nats: NatsServer
+) -> None:
+    async with Relay(database_url, own_nats.url) as relay:
+        await relay.create_stream()
+        client = await relay.nats.client()
+        own_nats.pause()
+        for batch in range(2):  # the first fills the sockets, the second does not get out of the client
+            messages = [
+                Message(f"{batch}.{number}", f"{relay.context}.event.x", b"x" * 500_000, {})
+                for number in range(40)
+            ]
+            outcomes = await relay.publisher.publish_all(messages)
+            assert {type(outcome) for outcome in outcomes.values()} == {OutcomeUnknown}
+        assert client.pending_data_size > 0
+        own_nats.kill()
+        own_nats.start()
+        await eventually("it is connected again", lambda: client.stats["reconnects"] and client.is_connected)
+        last = Message("last", f"{relay.context}.event.x", b"{}", {"Nats-Msg-Id": "last"})
+        assert isinstance((await relay.publisher.publish_all([last]))["last"], Published)
+        assert await relay.ids() == ["last"]
+
+
 async def test_one_event_asked_for_by_its_id_waits_for_the_broker_too(
     fragile: Relay, own_nats: NatsServer
 ) -> None:
@@ -153,21 +178,44 @@ async def test_one_event_asked_for_by_its_id_waits_for_the_broker_too(
 
 async def test_nothing_leaves_after_the_time_of_the_claim_is_up(relay: Relay) -> None:
     await relay.create_stream()
-    publisher = NatsJetStreamPublisher(relay.nats, ack_timeout=timedelta(milliseconds=50))
+    publisher = NatsJetStreamPublisher(relay.nats, ack_timeout=timedelta(milliseconds=300))
+    # Connected beforehand, as that would take of the time, and how long it takes is another matter.
+    await publisher.publish(f"{relay.context}.event.first.v1", b"{}", {"Nats-Msg-Id": "first"})
     subject = f"{relay.context}.event.vibe_created.v1"
     messages = [
-        Message(str(number), subject, b"{}", {"Nats-Msg-Id": str(number)}, "one key") for number in range(5_000)
+        Message(str(number), subject, b"{}", {"Nats-Msg-Id": str(number)}, "one key") for number in range(20_000)
     ]
     outcomes = list((await publisher.publish_all(messages)).values())
     await (await relay.nats.client()).flush()
     published = sum(isinstance(outcome, Published) for outcome in outcomes)
     unknown = sum(isinstance(outcome, OutcomeUnknown) for outcome in outcomes)
-    assert published < 4_000
+    assert published < 19_000
     assert unknown <= 1
     assert [type(outcome) for outcome in outcomes[published + unknown :]] == [NotSent] * (
-        5_000 - published - unknown
+        20_000 - published - unknown
     )
-    assert published <= len(await relay.ids()) <= published + unknown
+    stored = (await relay.admin(lambda js: js.stream_info(relay.stream))).state.messages - 1
+    assert published <= stored <= published + unknown
+
+
+async def test_waiting_for_the_connection_spends_the_time_of_the_claim_too(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    relay.add(event())
+    connect = relay.nats.client
+
+    async def late() -> Client:
+        await asyncio.sleep(2.1)  # a batch has twice the acknowledgement's time-out
+        return await connect()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(relay.nats, "client", late)
+        with pytest.raises(BrokerUnreachable):
+            await relay.command().drain(ALL)
+    nothing_spent(relay)
+    assert await relay.ids() == []
+    await converged(relay)
 
 
 # --- the database ---
@@ -233,25 +281,22 @@ async def test_a_database_that_restarts_meanwhile_is_an_outage(
         await converged(relay)
 
 
-async def test_a_database_that_may_only_be_read_is_an_outage(relay: Relay) -> None:
+@pytest.mark.parametrize(
+    ("sql", "error"),
+    [
+        ("SET TRANSACTION READ ONLY", DatabaseUnreachable),  # after a failover
+        ("SELECT no_such_column FROM outbox_events", psycopg.errors.UndefinedColumn),
+    ],
+)
+async def test_a_database_that_may_only_be_read_is_an_outage_and_a_mistake_is_none(
+    relay: Relay, sql: str, error: type[Exception]
+) -> None:
     await relay.create_stream()
     relay.add(event())
 
-    async def fail_over(claim: Any) -> None:
-        await claim.conn.execute("SET TRANSACTION READ ONLY")
+    async def fault(claim: Any) -> None:
+        await claim.conn.execute(sql)
 
-    with pytest.raises(DatabaseUnreachable):
-        await relay.command(claimed=fail_over).drain(ALL)
-    await converged(relay)
-
-
-async def test_an_error_that_is_no_outage_is_not_called_one(relay: Relay) -> None:
-    await relay.create_stream()
-    relay.add(event())
-
-    async def mistake(claim: Any) -> None:
-        await claim.conn.execute("SELECT no_such_column FROM outbox_events")
-
-    with pytest.raises(psycopg.errors.UndefinedColumn):
-        await relay.command(claimed=mistake).drain(ALL)
+    with pytest.raises(error):
+        await relay.command(claimed=fault).drain(ALL)
     await converged(relay)

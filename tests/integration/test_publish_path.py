@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from relay import Event
@@ -259,3 +260,14 @@ async def test_publishing_one_event_waits_for_the_drain_that_holds_its_lane(rela
     assert "published" in await attempt
     assert await relay.ids() == [str(first), str(second)]
     not_twice(relay)
+
+
+async def test_an_event_that_somebody_has_locked_holds_its_key_back_and_no_other(relay: Relay) -> None:
+    await relay.create_stream()
+    head, follower, other = relay.add(event("v1"), event("v1"), event("v2"))
+    async with await psycopg.AsyncConnection.connect(relay.url) as operator:
+        await operator.execute("SELECT 1 FROM outbox_events WHERE id = %s FOR UPDATE", [head])
+        await relay.command().drain(ALL)
+        assert await relay.ids() == [str(other)]
+    await relay.command().drain(ALL)
+    assert await relay.ids() == [str(other), str(head), str(follower)]

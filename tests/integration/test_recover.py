@@ -12,9 +12,8 @@ from consumer import recover as recover_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.devstack import NatsServer
 from relay.domain.facts import DeliveriesRecovered
-from relay.domain.policies import Ack
 from relay.ports import ConsumerState
-from tests.integration.consuming import Handler, Subscription, claimed, inbox_row, subscribed
+from tests.integration.consuming import Handler, Subscription, subscribed
 from tests.integration.publishing import eventually
 
 pytestmark = pytest.mark.anyio
@@ -38,13 +37,13 @@ async def a_second_later(sub: Subscription) -> None:
 
 
 async def test_messages_swallowed_by_a_dead_worker_are_recovered_and_acknowledged(sub: Subscription) -> None:
-    sent = [await sub.send(Actor_Id="ann") for _ in range(3)]
+    sent = [await sub.send(Actor_Id="Grüße") for _ in range(3)]
     await sub.lose(3)
     assert await sub.recover().run(sub.stream) == 3
     assert sub.enqueued == sent
     assert sub.facts[-1] == DeliveriesRecovered(context=sub.context, subscription="from_upstream", count=3)
     row = await sub.row(sent[1])
-    assert (row["stream_seq"], row["headers"]["Actor-Id"], row["event_type"]) == (2, "ann", "vibe_created")
+    assert (row["stream_seq"], row["headers"]["Actor-Id"], row["event_type"]) == (2, "Grüße", "vibe_created")
     assert await sub.unacked() == 3
     for message_id in sent:
         await sub.process(Handler()).process(message_id)
@@ -96,6 +95,19 @@ async def test_a_message_that_has_left_the_stream_meanwhile_is_passed_over(sub: 
     assert sub.enqueued == [kept]
 
 
+async def test_a_neighbour_that_did_arrive_keeps_its_reply_subject(sub: Subscription) -> None:
+    await sub.send()
+    await sub.lose()
+    arrived = await sub.received()
+    lost = await sub.send()
+    await sub.lose()
+    await sub.js.delete_msg(sub.stream, 1)
+    before = await sub.row(arrived)
+    assert await sub.recover().run(sub.stream) == 1
+    assert sub.enqueued == [arrived, lost]
+    assert await sub.row(arrived) == before
+
+
 async def test_what_was_not_delivered_yet_is_left_to_the_pull_job(sub: Subscription) -> None:
     lost = await sub.send()
     await sub.lose()
@@ -145,15 +157,9 @@ async def test_a_message_delivered_between_the_two_looks_is_not_suspect(sub: Sub
 
 async def test_an_acknowledgement_that_was_lost_is_sent_again(sub: Subscription) -> None:
     """nats-server killed right after an ack brings the message back as pending; so does a cut connection."""
-
-    class Lossy(NatsJetStreamConsumer):
-        async def ack(self, replies: Any) -> None:
-            """Into the void."""
-
     processed, dead = await sub.received(), await sub.received()
-    lossy = Lossy(sub.nats, stream=sub.stream, durable="down")
-    await sub.process(Handler(), consumer=lossy).process(processed)
-    await sub.process(Handler.answering(422), consumer=lossy).process(dead)
+    await sub.process(Handler(), consumer=sub.lossy()).process(processed)
+    await sub.process(Handler.answering(422), consumer=sub.lossy()).process(dead)
     waiting = await sub.received()
     assert await sub.recover().run(sub.stream) == 0
     assert await sub.unacked() == 3  # their acknowledgements may still be on their way

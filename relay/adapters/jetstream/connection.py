@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-import nats
+import nats.errors
 from nats.aio.client import Client
 
 from relay.domain.errors import BrokerUnreachable
@@ -76,10 +76,15 @@ class NatsConnection:
             await asyncio.sleep(_RESTART_DELAY)
 
     async def _connect(self, closed: asyncio.Event) -> Client:
+        client = Client()
+
         async def on_closed() -> None:
             closed.set()
 
         async def on_disconnected() -> None:
+            # What nats-py could not write yet, it would write after the reconnect: see pending_size.
+            client._pending.clear()  # noqa: SLF001
+            client._pending_data_size = 0  # noqa: SLF001
             self._note_down()
 
         async def on_reconnected() -> None:
@@ -88,10 +93,10 @@ class NatsConnection:
         async def on_error(error: Exception) -> None:
             self._last_error = str(error) or type(error).__name__
 
-        return await nats.connect(
+        await client.connect(
             servers=[server.strip() for server in self._url.split(",")],
             connect_timeout=2,
-            reconnect_time_wait=0.25,
+            reconnect_time_wait=0.25,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,
             ping_interval=3,
             max_outstanding_pings=2,
@@ -104,6 +109,7 @@ class NatsConnection:
             error_cb=on_error,
             **self._options,
         )
+        return client
 
     def _note_up(self) -> None:
         self._up.set()

@@ -99,8 +99,12 @@ class NatsJetStreamPublisher:
 
     async def publish_all(self, messages: Sequence[Message]) -> Mapping[str, PublishOutcome]:
         """Publish a batch; see the port."""
+        # From here on, as waiting for the connection spends the time of the claim, too.
+        deadline = time.monotonic() + 2 * self._ack_timeout
         client = await self._ready()
-        batch = _Batch(messages, time.monotonic() + 2 * self._ack_timeout)
+        batch = _Batch(messages, deadline)
+        if batch.expired:
+            raise BrokerUnreachable("NATS was reached too late for this batch")
         try:
             for chain in chains(messages, lambda message: message.key):
                 await self._send(client, batch, chain[0], chain[1:])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from email.header import decode_header
+from typing import Any
+
 import nats.errors
 import nats.js.errors
 
@@ -33,8 +36,15 @@ class StreamReader:
         return Delivery(
             subject=message.subject or "",
             reply=f"$JS.ACK.{self._stream}.{self._durable}.1.{found}.{found}.0.0",
-            headers={name: str(value) for name, value in (message.headers or {}).items()},
+            headers={name: _text(value) for name, value in (message.headers or {}).items()},
             body=message.data or b"",
             stream=self._stream,
             stream_seq=found,
         )
+
+
+def _text(value: Any) -> str:
+    """A header's text. nats-py reads a stored message as e-mail and leaves what is not ASCII undecoded."""
+    if isinstance(value, str):
+        return value
+    return b"".join(part for part, _ in decode_header(value)).decode("utf-8", "replace")

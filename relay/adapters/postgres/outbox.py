@@ -80,7 +80,9 @@ class PostgresOutboxAdapter:
     async def _find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
         async with _claim(self._pool) as claim:
             await claim.conn.execute(statement("lock_lane_of_event"), {"id": event_id})
-            cursor = await claim.conn.execute(statement("claim_event"), {"id": event_id})
+            cursor = await claim.conn.execute(
+                statement("claim_event"), {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
+            )
             claim.rows = [OutboxRow(*row) for row in await cursor.fetchall()]
             yield claim
 

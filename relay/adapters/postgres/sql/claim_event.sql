@@ -1,4 +1,5 @@
--- Claim one unpublished event for CMD-050, unless an earlier event of its key is still unpublished.
+-- Claim one unpublished event for CMD-050, unless an earlier event of its key is still unpublished; a dead
+-- one counts only under dead_head = 'block'.
 SELECT seq, id::text, aggregate_type, aggregate_id, event_type, event_version, payload::text,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, partition_key, topic, headers::text,
@@ -12,7 +13,7 @@ WHERE e.id = %(id)s
       WHERE earlier.partition_key = e.partition_key
         AND earlier.seq < e.seq
         AND earlier.published_at IS NULL
-        AND earlier.dead_at IS NULL
+        AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)
         AND (earlier.generation = 0 OR e.generation > 0)
         AND (earlier.available_at IS NULL OR earlier.publish_attempts > 0)))
 FOR UPDATE

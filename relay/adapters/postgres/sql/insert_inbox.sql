@@ -1,5 +1,6 @@
 -- Insert a batch of received messages. A known id is not inserted again: only the reply subject of the
--- latest delivery is noted, and the caller learns whether the message is finished.
+-- latest delivery and its place are noted, and the caller learns whether the message is finished. The two
+-- go together: of a message that is in the stream twice, recovering acknowledges the place the row lacks.
 INSERT INTO inbox_messages AS known (
     message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
     event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
@@ -17,7 +18,9 @@ FROM unnest(
                  event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
                  reason, kind)
 ON CONFLICT (message_id) DO UPDATE
-    SET ack_subject = coalesce(nullif(excluded.ack_subject, ''), known.ack_subject)
+    SET ack_subject = coalesce(nullif(excluded.ack_subject, ''), known.ack_subject),
+        stream = excluded.stream,
+        stream_seq = excluded.stream_seq
 RETURNING message_id,
           (xmax = 0) AS new,
           (processed_at IS NOT NULL OR dead_lettered_at IS NOT NULL) AS done

@@ -1,0 +1,157 @@
+"""The scheduler's ticks on real servers: one job outstanding per duty, hints at once, outages waited out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from relay.devstack import PostgresServer, ValkeyServer
+from relay.domain.facts import OutageSeen
+from scheduler import jobs as jobs_module
+from tests.integration.publishing import eventually, query
+from tests.integration.scheduling import Scheduler, scheduling
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def scheduler(tmp_path: Path, database_url: str, valkey: ValkeyServer) -> AsyncIterator[Scheduler]:
+    async with scheduling(tmp_path, database_url, valkey.url) as scheduler:
+        yield scheduler
+
+
+# --- publishing ---
+
+
+async def test_while_nothing_is_due_nothing_is_enqueued_and_hints_are_welcome(scheduler: Scheduler) -> None:
+    assert not scheduler.sleeping()
+    await scheduler.tick()
+    assert scheduler.sent() == []
+    assert scheduler.sleeping()
+
+
+async def test_what_is_due_brings_one_job_per_shard_and_no_other_until_it_has_ended(
+    scheduler: Scheduler,
+) -> None:
+    scheduler.produce()
+    for _ in range(5):
+        await scheduler.tick()
+    assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 1)]
+    first = next(message for message in scheduler.messages() if message.args[1] == 0)
+    await scheduler.application.gates.close("publish:sea:0", first.args[2])
+    for _ in range(5):
+        await scheduler.tick()
+    assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 0), ("sea", 1)]
+
+
+async def test_events_that_are_dead_or_delayed_are_not_due(scheduler: Scheduler) -> None:
+    scheduler.produce(2)
+    with psycopg.connect(scheduler.database_url) as connection:
+        connection.execute("UPDATE outbox_events SET dead_at = now() WHERE aggregate_id = 'v0'")
+        connection.execute("UPDATE outbox_events SET available_at = now() + interval '1 h' WHERE dead_at IS NULL")
+    await scheduler.tick()
+    assert scheduler.sent() == []
+    query(scheduler.database_url, "UPDATE outbox_events SET available_at = now() WHERE dead_at IS NULL")
+    await scheduler.tick()
+    assert len(scheduler.sent()) == 2
+
+
+async def test_a_hint_runs_the_tick_at_once(scheduler: Scheduler) -> None:
+    """The next poll would come in an hour."""
+    await scheduler.tick()
+    await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
+    assert scheduler.sent() == []
+    scheduler.produce()
+    await eventually("the jobs are sent", lambda: len(scheduler.sent()) == 2, seconds=20)
+
+
+async def test_under_load_no_transaction_pays_for_a_hint(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "_MANY", 10)
+    monkeypatch.setattr(jobs_module, "_AWAKE", 0.1)
+    await scheduler.tick()
+    assert scheduler.sleeping()
+    scheduler.produce(10)
+    await scheduler.tick()
+    assert not scheduler.sleeping()
+    with psycopg.connect(scheduler.database_url, autocommit=True) as listener:
+        listener.execute("LISTEN relay_outbox")
+        scheduler.produce()
+        assert list(listener.notifies(timeout=0.3, stop_after=1)) == []
+        query(scheduler.database_url, "UPDATE outbox_events SET published_at = now()")
+
+        async def calm() -> bool:
+            await scheduler.tick()
+            return scheduler.sleeping()
+
+        await eventually("it sleeps again", calm)
+        scheduler.produce()
+        assert len(list(listener.notifies(timeout=10, stop_after=1))) == 1
+
+
+# --- outages ---
+
+
+async def test_after_an_outage_of_the_database_the_outstanding_jobs_are_replaced(
+    tmp_path: Path, own_postgres: PostgresServer, valkey: ValkeyServer
+) -> None:
+    """They may sit in a back-off of a minute."""
+    from relay.adapters.postgres.migrations import upgrade
+
+    url = own_postgres.create_database("sea")
+    await asyncio.to_thread(upgrade, url)
+    async with scheduling(tmp_path, url, valkey.url) as scheduler:
+        scheduler.produce()
+        await scheduler.tick()
+        before = {message.args[2] for message in scheduler.messages()}
+        await asyncio.to_thread(own_postgres.stop, "immediate")
+        await scheduler.tick()
+        assert {fact.server for fact in scheduler.facts if isinstance(fact, OutageSeen)} == {"postgresql"}
+        await asyncio.to_thread(own_postgres.start)
+
+        async def replaced() -> bool:
+            await scheduler.tick()
+            return len(scheduler.sent()) > 2
+
+        await eventually("the jobs are sent again", replaced)
+        assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 0), ("sea", 1), ("sea", 1)]
+        await scheduler.tick()
+        assert len(scheduler.sent()) == 4
+        latest = [message.args[1:] for message in scheduler.messages() if message.args[2] not in before]
+        for shard, token in latest:
+            async with scheduler.application.gates.hold(f"publish:sea:{shard}", token) as ours:
+                assert ours
+
+
+async def test_without_redis_a_tick_says_so_and_goes_on(tmp_path: Path, database_url: str) -> None:
+    async with scheduling(tmp_path, database_url, "redis://127.0.0.1:9/0") as scheduler:
+        scheduler.produce()
+        for name in scheduler.table:
+            await scheduler.tick(name)
+        servers = {fact.server for fact in scheduler.facts if isinstance(fact, OutageSeen)}
+        assert servers == {"redis"}
+
+
+# --- the other duties ---
+
+
+async def test_every_duty_of_a_subscription_has_one_job_outstanding(scheduler: Scheduler) -> None:
+    for _ in range(3):
+        for name in scheduler.table:
+            await scheduler.tick(name)
+    assert scheduler.sent("relay-pull") == [("sea", "from_up")]
+    upkeep = {message.actor_name: message.args[:-1] for message in scheduler.messages("relay-upkeep")}
+    names = ["keep_in_progress", "recover_deliveries", "rescue_exhausted", "sweep_inbox"]
+    assert upkeep == dict.fromkeys(names, ("sea", "from_up"))
+    assert len(scheduler.messages("relay-upkeep")) == 4
+
+
+async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(scheduler: Scheduler) -> None:
+    every = {name: job.every.total_seconds() for name, job in scheduler.table.items()}
+    assert every["keep_in_progress:sea:from_up"] == 25
+    assert every["publish:sea"] == 3600
