@@ -85,7 +85,7 @@ class HttpEventHandler:
             if 200 <= response.status_code < 300:
                 await _skip(response)
                 return HandlerResult.from_status(response.status_code)
-            return HandlerResult.from_status(response.status_code, await _detail(response))
+            return HandlerResult.from_status(response.status_code, await read_detail(response))
 
 
 async def _skip(response: httpx2.Response) -> None:
@@ -107,7 +107,7 @@ async def _body(response: httpx2.Response) -> bytes:
     return body[:_MAX_ANSWER]
 
 
-async def _detail(response: httpx2.Response) -> str:
+async def read_detail(response: httpx2.Response) -> str:
     """The reason a handler gave, from a JSON body's ``detail`` or ``reason`` or the text itself."""
     text = (await _body(response)).decode("utf-8", "replace").strip()
     try:
