@@ -156,6 +156,7 @@ async def test_messages_in_front_of_a_refusal_are_not_dropped(sub: Subscription)
     await sub.send()
     await sub.consumer.fetch(10, timedelta(seconds=2))
     await sub.send()
+    await eventually("the message has arrived", lambda: sub.consumer._arrived.qsize() == 1)
     refusal = {"Status": "409", "Description": "Leadership Change"}
     request = f"{sub.consumer._inbox}.{sub.consumer._request}"
     await (await sub.nats.client()).publish(request, b"", headers=refusal)

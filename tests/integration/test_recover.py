@@ -96,12 +96,11 @@ async def test_a_message_that_has_left_the_stream_meanwhile_is_passed_over(sub: 
 
 
 async def test_a_neighbour_that_did_arrive_keeps_its_reply_subject(sub: Subscription) -> None:
-    await sub.send()
-    await sub.lose()
+    """The first sequence without a row belongs to another filter; the consumer's next message is no lost one."""
+    await sub.send(subject=f"{sub.name}.other.thing.v1")
     arrived = await sub.received()
     lost = await sub.send()
     await sub.lose()
-    await sub.js.delete_msg(sub.stream, 1)
     before = await sub.row(arrived)
     assert await sub.recover().run(sub.stream) == 1
     assert sub.enqueued == [arrived, lost]
