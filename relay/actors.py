@@ -53,8 +53,12 @@ async def _start() -> None:
 
 
 def _drain_all() -> None:
-    """The broker is back, or this worker is new: publish at once, whatever back-off a job is in."""
+    """The broker is back, or this worker is new: publish at once, whatever back-off a job is in.
+
+    And see whether it came back with all it had: a server that was restored is a server that was away.
+    """
     for name, context in settings.contexts.items():
+        spawn(_send_reconcile(name))
         for shard in range(context.publish.shards):
             spawn(_send_publish(name, shard))
 
@@ -63,6 +67,16 @@ async def _send_publish(context: str, shard: int) -> None:
     try:
         token = await application.gates.open(f"publish:{context}:{shard}", force=True)
         await asyncio.to_thread(broker.enqueue_many, [job(PUBLISH_QUEUE, "publish_shard", context, shard, token)])
+    except Outage as error:
+        application.facts(OutageSeen(context=context, server="redis", error=error.message))
+
+
+async def _send_reconcile(context: str) -> None:
+    try:
+        token = await application.gates.open(f"reconcile_stream:{context}")
+        if token is not None:
+            message = job(UPKEEP_QUEUE, "reconcile_stream", context, 0, token)
+            await asyncio.to_thread(broker.enqueue_many, [message])
     except Outage as error:
         application.facts(OutageSeen(context=context, server="redis", error=error.message))
 
@@ -129,6 +143,13 @@ async def publish_shard(context: str, shard: int, token: str) -> None:
             await application.context(context).publish.drain(
                 Shard(shard, count), go_on=lambda: not application.stopping
             )
+
+
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def reconcile_stream(context: str, turn: int, token: str) -> None:
+    """Compare the PubAck ledger with the stream; what the stream lost is published again."""
+    async with chore(f"reconcile_stream:{context}", token):
+        await application.context(context).reconcile.tick(turn)
 
 
 for _module in settings.actor_modules:

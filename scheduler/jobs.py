@@ -7,6 +7,7 @@ piling up behind each other while no worker is free.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,7 @@ _UPKEEP: Final = {
     "rescue_exhausted": timedelta(seconds=10),
 }
 _RECORD: Final = timedelta(seconds=2)
+_RECONCILE: Final = timedelta(seconds=30)
 #: From so many events waiting, or hints between two ticks, the outbox is under load and hints are no use.
 _MANY: Final = 100
 _MANY_HINTS: Final = 20
@@ -50,6 +52,8 @@ def jobs(application: Application, broker: RelayBroker) -> Iterator[Job]:
     for context, settings in application.settings.contexts.items():
         publish = PublishTick(application, context, send)
         yield Job(f"publish:{context}", settings.publish.poll_interval, publish.tick)
+        duty = f"reconcile_stream:{context}"
+        yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_stream", context))
         if settings.subscriptions:
             duty = f"record_dead_letters:{context}"
             record = partial(send.job, duty, UPKEEP_QUEUE, "record_dead_letters", context)
@@ -57,6 +61,8 @@ def jobs(application: Application, broker: RelayBroker) -> Iterator[Job]:
         for name, subscription in settings.subscriptions.items():
             pull = partial(send.job, f"pull:{context}:{name}", PULL_QUEUE, "pull_messages", context, name)
             yield Job(f"pull:{context}:{name}", _PULL, pull)
+            duty = f"reconcile_inbox:{context}:{name}"
+            yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_inbox", context, name))
             upkeep = {**_UPKEEP, "keep_in_progress": subscription.ack_wait / 4}
             for actor, every in upkeep.items():
                 duty = f"{actor}:{context}:{name}"
@@ -83,6 +89,11 @@ class _Sender:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
             return False
         return token is not None
+
+    async def turn(self, duty: str, actor: str, context: str, *args: str) -> bool:
+        """Enqueue an audit: which page is its turn goes by the clock, so that no process has to remember it."""
+        turn = int(time.time() / _RECONCILE.total_seconds())
+        return await self.job(duty, UPKEEP_QUEUE, actor, context, *args, turn)
 
 
 class PublishTick:

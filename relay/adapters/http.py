@@ -74,10 +74,10 @@ class HttpEventHandler:
         async with self._client.stream("POST", self._url, content=request.body, headers=headers) as response:
             if 200 <= response.status_code < 300:
                 return HandlerResult.from_status(response.status_code)
-            return HandlerResult.from_status(response.status_code, await _detail(response))
+            return HandlerResult.from_status(response.status_code, await read_detail(response))
 
 
-async def _detail(response: httpx2.Response) -> str:
+async def read_detail(response: httpx2.Response) -> str:
     """The reason a handler gave, from a JSON body's ``detail`` or ``reason`` or the text itself."""
     body = b""
     async for chunk in response.aiter_bytes():

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from relay.cli import backlog, config, db, demo, dev, dlq, health, outbox, streams
+from relay.cli import backlog, config, db, demo, dev, dlq, handler, health, outbox, reconcile, streams
 from relay.domain.errors import RelayError
 
 app = typer.Typer(
@@ -22,8 +22,10 @@ app.command("dev")(dev.dev)
 app.command("health")(health.health)
 app.command("config")(config.show)
 app.command("backlog")(backlog.backlog)
+app.command("reconcile")(reconcile.reconcile)
 app.add_typer(db.app, name="db")
 app.add_typer(streams.app, name="streams")
+app.add_typer(handler.app, name="handler")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(outbox.app, name="outbox")
 

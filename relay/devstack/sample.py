@@ -70,10 +70,10 @@ class Message(BaseModel):
     subject: str
     event_type: str
     event_version: int
-    occurred_at: datetime
+    occurred_at: datetime | None = None
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
-    payload: Any
+    payload: dict[str, Any]
 
 
 def decide(payload: object, call: int) -> int:

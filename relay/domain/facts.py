@@ -149,6 +149,28 @@ class DeliveryExhausted(Fact):
     stream_seq: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLossFound(Fact):
+    """A stream does not hold what its PubAcks promised: ``tail`` events at its end, ``middle`` before it. Alert.
+
+    ``ids`` are the first of them. ``repaired``: they are unpublished again, and will leave once more.
+    """
+
+    stream: str
+    tail: int
+    middle: int
+    ids: Sequence[UUID]
+    repaired: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxGapFilled(Fact):
+    """Messages that JetStream was done with were missing from the inbox, and were read from the stream. Alert."""
+
+    subscription: str
+    count: int
+
+
 class FactSink(Protocol):
     """Where facts go. Must not raise and must not block."""
 

@@ -18,6 +18,7 @@ from relay.domain.facts import (
     DeliveryExhausted,
     EventDied,
     Fact,
+    InboxGapFilled,
     IncidentRecorded,
     MessageDeadLettered,
     MessageProcessed,
@@ -26,10 +27,13 @@ from relay.domain.facts import (
     OutageSeen,
     OutboxEventsPublished,
     PublishFailed,
+    StreamLossFound,
 )
 
 _LEVELS: Final[dict[type[Fact], int]] = {
     EventDied: logging.ERROR,
+    StreamLossFound: logging.ERROR,
+    InboxGapFilled: logging.ERROR,
     IncidentRecorded: logging.ERROR,
     MessageDeadLettered: logging.ERROR,
     AlertFailed: logging.WARNING,

@@ -1,0 +1,116 @@
+"""StreamAuditor: what a stream holds, read without its payloads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+from uuid import uuid4
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from relay.adapters.jetstream.connection import NatsConnection
+from relay.commands.reconcile import Stored, StreamState
+from relay.domain.envelope import MSG_ID
+from relay.domain.errors import BrokerUnreachable
+
+_BATCH: Final = 500
+#: How long the server may be silent within a batch, in seconds.
+_SILENCE: Final = 5.0
+#: A consumer that an audit left behind when it died is removed by the server after this time, in seconds.
+_FORGOTTEN: Final = 30.0
+
+
+class NatsStreamAuditor:
+    """Reads ranges through a short-lived consumer that sends headers only.
+
+    Needs leave to publish to ``$JS.API.STREAM.INFO``, ``CONSUMER.CREATE``, ``CONSUMER.DELETE`` and
+    ``CONSUMER.MSG.NEXT`` of the stream.
+    """
+
+    def __init__(self, connection: NatsConnection) -> None:
+        self._connection = connection
+
+    async def state(self, stream: str) -> StreamState | None:
+        """See the port."""
+        client = await self._connection.client()
+        try:
+            info = await client.jetstream().stream_info(stream)
+        except nats.js.errors.NotFoundError:
+            return None
+        except (nats.errors.Error, OSError) as error:
+            raise BrokerUnreachable(f"cannot ask for stream {stream}: {error}") from error
+        return StreamState(
+            first_seq=info.state.first_seq,
+            last_seq=info.state.last_seq,
+            created=info.created,
+            max_age=timedelta(seconds=info.config.max_age) if info.config.max_age else None,
+            duplicate_window=timedelta(seconds=info.config.duplicate_window or 0),
+        )
+
+    async def stored(
+        self, stream: str, first: int, last: int, filter_subject: str | None = None
+    ) -> Sequence[Stored]:
+        """See the port."""
+        client = await self._connection.client()
+        try:
+            return await _scan(client, stream, first, last, filter_subject)
+        except nats.js.errors.NotFoundError:
+            return []
+        except (nats.errors.Error, OSError) as error:
+            raise BrokerUnreachable(
+                f"cannot read stream {stream}: {str(error) or type(error).__name__}"
+            ) from error
+
+
+async def _scan(client: Client, stream: str, first: int, last: int, filter_subject: str | None) -> list[Stored]:
+    js = client.jetstream()
+    name = f"relay_audit_{uuid4().hex}"
+    config = ConsumerConfig(
+        name=name,
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=max(first, 1),
+        ack_policy=AckPolicy.NONE,
+        filter_subject=filter_subject,
+        headers_only=True,
+        mem_storage=True,
+        num_replicas=1,
+        inactive_threshold=_FORGOTTEN,
+    )
+    await js.add_consumer(stream, config)
+    try:
+        return await _read(client, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", last)
+    finally:
+        await js.delete_consumer(stream, name)
+
+
+async def _read(client: Client, subject: str, last: int) -> list[Stored]:
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    request = json.dumps({"batch": _BATCH, "no_wait": True}).encode()
+    found: list[Stored] = []
+    try:
+        while True:
+            await client.publish(subject, request, reply=inbox)
+            for _ in range(_BATCH):
+                message = await subscription.next_msg(timeout=_SILENCE)
+                if not message.reply:  # a status: there are no more
+                    return found
+                stored, left = _stored(message)
+                if stored.seq <= last:
+                    found.append(stored)
+                if stored.seq >= last or left == 0:
+                    return found
+    finally:
+        await subscription.unsubscribe()
+
+
+def _stored(message: Msg) -> tuple[Stored, int]:
+    metadata = message.metadata
+    msg_id = (message.headers or {}).get(MSG_ID)
+    return Stored(metadata.sequence.stream, msg_id, metadata.timestamp), metadata.num_pending

@@ -1,0 +1,73 @@
+"""The PubAck ledger in outbox_events, and the inbox by message id: what reconciliation compares with streams."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from relay.adapters.postgres.pool import Pool, connection
+from relay.adapters.postgres.sql import statement
+from relay.commands.reconcile import LedgerEntry, Losses, StreamState
+
+
+class PostgresLedger:
+    """PublishLedger and ReceivedMessages on one context's database."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def streams(self) -> Sequence[str]:
+        return [name for (name,) in await self._all("ledger_streams")]
+
+    async def highest(self, stream: str) -> tuple[int, datetime]:
+        [(seq, at)] = await self._all("ledger_highest", stream=stream)
+        return seq, at
+
+    async def beyond(self, stream: str, state: StreamState, before: datetime, *, republish: bool) -> Losses:
+        [(count, ids)] = await self._all(
+            "republish_beyond" if republish else "ledger_beyond",
+            stream=stream,
+            last_seq=state.last_seq,
+            before=before,
+            max_age=state.max_age,
+            window=state.duplicate_window,
+        )
+        return Losses(count, tuple(ids or ()))
+
+    async def page(
+        self, stream: str, state: StreamState, first: int, last: int, before: datetime, limit: int
+    ) -> Sequence[LedgerEntry]:
+        rows = await self._all(
+            "ledger_page",
+            stream=stream,
+            first=first,
+            last=last,
+            before=before,
+            max_age=state.max_age,
+            limit=limit,
+        )
+        return [LedgerEntry(id, seq) for id, seq in rows]
+
+    async def reused(self, stream: str, state: StreamState, limit: int) -> tuple[int, int] | None:
+        [(first, last)] = await self._all("ledger_reused", stream=stream, max_age=state.max_age, limit=limit)
+        return None if first is None else (first, last)
+
+    async def republish(self, stream: str, state: StreamState, lost: Sequence[LedgerEntry]) -> Losses:
+        [(count, ids)] = await self._all(
+            "republish_events",
+            stream=stream,
+            ids=[entry.id for entry in lost],
+            seqs=[entry.seq for entry in lost],
+            window=state.duplicate_window,
+        )
+        return Losses(count, tuple(ids or ()))
+
+    async def known(self, ids: Collection[UUID]) -> set[UUID]:
+        return {id for (id,) in await self._all("known_messages", ids=list(ids))}
+
+    async def _all(self, name: str, **parameters: Any) -> list[Any]:
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement(name), parameters)
+            return await cursor.fetchall()

@@ -1,0 +1,82 @@
+"""HttpProbe: speaks to a handler as `HttpEventHandler` does, and worse, to see what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Final
+from uuid import UUID
+
+import httpx2
+
+from relay.adapters.http import read_detail, sign
+from relay.commands.check_handler import Answer, Signature
+
+_OLD: Final = timedelta(hours=1)
+#: When a handler has begun with a request, in seconds.
+_BEGUN: Final = 0.1
+
+
+class HttpProbe:
+    """Calls ``POST url``. ``timeout`` is what the relay grants one call (``handler_timeout``)."""
+
+    def __init__(self, url: str, *, timeout: timedelta, secret: str | None = None) -> None:
+        self._url = url
+        self._timeout = timeout.total_seconds()
+        self._secret = secret
+        self._client = httpx2.AsyncClient(timeout=self._timeout, trust_env=False, follow_redirects=False)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def send(self, message_id: UUID, body: bytes, signature: Signature = Signature.GOOD) -> Answer:
+        """See HandlerProbe."""
+        headers = self._headers(message_id, body, signature)
+        try:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._client.stream("POST", self._url, content=body, headers=headers) as response,
+            ):
+                return Answer(response.status_code, await read_detail(response))
+        except (TimeoutError, httpx2.TimeoutException):
+            return Answer(None, f"no answer within {self._timeout:g} s")
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            return Answer(None, f"{type(error).__name__}: {error}")
+
+    async def give_up(self, message_id: UUID, body: bytes) -> None:
+        """See HandlerProbe. By hand: a client library would tell us, and not the handler, that time is up."""
+        url = httpx2.URL(self._url)
+        headers = self._headers(message_id, body, Signature.GOOD) | {
+            "host": url.netloc.decode(),
+            "content-length": str(len(body)),
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        try:
+            async with asyncio.timeout(self._timeout):
+                reader, writer = await asyncio.open_connection(
+                    url.host, url.port or (443 if url.scheme == "https" else 80), ssl=url.scheme == "https" or None
+                )
+                writer.write(f"POST {url.raw_path.decode()} HTTP/1.1\r\n{head}\r\n".encode() + body)
+                await writer.drain()
+                # Closed at once, the request might not even reach the handler.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), _BEGUN)
+                writer.close()
+                await writer.wait_closed()
+        except OSError:
+            return
+
+    def _headers(self, message_id: UUID, body: bytes, signature: Signature) -> dict[str, str]:
+        headers = {
+            "content-type": "application/json",
+            "idempotency-key": str(message_id),
+            "relay-attempt": "1",
+        }
+        if self._secret is None or signature is Signature.MISSING:
+            return headers
+        key = "not the secret" if signature is Signature.WRONG else self._secret
+        age = _OLD.total_seconds() if signature is Signature.OLD else 0
+        return headers | sign(key, str(message_id), int(time.time() - age), body)

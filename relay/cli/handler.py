@@ -1,0 +1,109 @@
+"""`relay handler check`: whether a handler service keeps the contract of SDS-047 §12."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from relay.commands.check_handler import Outcome, Sample, check_handler, plain
+from relay.domain.errors import ConfigurationError
+from relay.domain.subject import check_token
+
+app = typer.Typer(help="Try a handler service.", no_args_is_help=True)
+
+_EVENT: Final = re.compile(r"(?P<name>.+?)(?:\.v(?P<version>[1-9][0-9]{0,8}))?")
+
+
+@app.callback()
+def _handler() -> None:
+    """Keep `check` a command of its own, though it is the only one."""
+
+
+@app.command()
+def check(
+    url: Annotated[str, typer.Argument(help="Where the handler answers, http://127.0.0.1:8000/handle say.")],
+    event_type: Annotated[
+        str, typer.Option("--event-type", help="An event it handles: vibe_created or vibe_created.v2.")
+    ] = "relay_check",
+    payload: Annotated[
+        Path | None, typer.Option(help="A file with a payload that is valid for it; {} if not given.")
+    ] = None,
+    bad_payload: Annotated[
+        Path | None, typer.Option(help="A file with one that is not; a list instead of an object if not given.")
+    ] = None,
+    secret: Annotated[
+        str | None, typer.Option(envvar="HANDLER_SECRET", help="The signing_secret; unsigned if not given.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer: the handler_timeout.")] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Send a handler every case of the contract and report what it answered. Status 1 if one case fails.
+
+    Good messages are among them and take effect: try a test deployment, not the one that customers use.
+    """
+    sample = _sample(event_type, payload, bad_payload)
+    outcomes = asyncio.run(_run(_checked(url), sample, timedelta(seconds=timeout), secret))
+    if as_json:
+        print(json.dumps(plain(outcomes), indent=2))
+    else:
+        _print(outcomes)
+    if not all(outcome.passed for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+async def _run(url: str, sample: Sample, patience: timedelta, secret: str | None) -> Sequence[Outcome]:
+    from relay.adapters.probe import HttpProbe
+
+    probe = HttpProbe(url, timeout=patience, secret=secret)
+    try:
+        return await check_handler(probe, sample, signed=secret is not None)
+    finally:
+        await probe.close()
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError("is not an http:// or https:// address", field="URL")
+    return url
+
+
+def _sample(event_type: str, payload: Path | None, bad_payload: Path | None) -> Sample:
+    match = _EVENT.fullmatch(event_type)
+    name = check_token(match["name"] if match else event_type, "--event-type")
+    return Sample(
+        event_type=name,
+        event_version=int(match["version"] or 1) if match else 1,
+        payload={} if payload is None else _read(payload, "--payload"),
+        bad_payload=None if bad_payload is None else _read(bad_payload, "--bad-payload"),
+    )
+
+
+def _read(path: Path, option: str) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"cannot be read: {error.strerror}", field=option) from error
+    except ValueError as error:
+        raise ConfigurationError(f"is not JSON: {error}", field=option) from error
+
+
+def _print(outcomes: Sequence[Outcome]) -> None:
+    table = Table("", "case", "expected", "answered", box=None, pad_edge=False)
+    for outcome in outcomes:
+        mark = Text("pass", "green") if outcome.passed else Text("FAIL", "bold red")
+        table.add_row(mark, outcome.case, outcome.expected, Text(outcome.answered))
+    Console().print(table)
+    failed = sum(not outcome.passed for outcome in outcomes)
+    print(f"{failed} of {len(outcomes)} cases failed." if failed else f"All {len(outcomes)} cases passed.")

@@ -1,0 +1,123 @@
+"""`relay reconcile`: whether the streams hold what they acknowledged, and the inboxes what was delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from relay.bootstrap import UPKEEP_QUEUE, Application, job
+from relay.cli.contexts import ContextOption, JsonOption
+from relay.commands.missing import InboxReport
+from relay.commands.reconcile import StreamReport
+from relay.domain.errors import Outage, UnknownContext
+from relay.settings import load_settings
+
+
+def reconcile(
+    context: ContextOption = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Publish again what is lost, take up what is missing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare every published event with its stream, and every stream with the inboxes that it feeds.
+
+    The scheduler does this bit by bit, with repair. Status 1 if something is missing and not repaired.
+    """
+    settings = load_settings()
+    if context is not None and context not in settings.contexts:
+        raise UnknownContext(
+            f"no context is called {context[:80]!r}", hint=f"known: {', '.join(settings.contexts)}"
+        )
+    names = [context] if context else list(settings.contexts)
+    streams, inboxes, complete = asyncio.run(_compare(Application(settings, role="cli"), names, repair=repair))
+    if as_json:
+        reports = {"streams": [_plain(one) for one in streams], "inboxes": [_plain(one) for one in inboxes]}
+        print(json.dumps({"repair": repair, **reports}, indent=2, default=str))
+    else:
+        _print(streams, inboxes, repair=repair)
+    missing = any(one.lost or not one.exists for one in streams) or any(one.missing for one in inboxes)
+    if not complete or (missing and not repair):
+        raise typer.Exit(1)
+
+
+async def _compare(
+    application: Application, names: list[str], *, repair: bool
+) -> tuple[list[StreamReport], list[InboxReport], bool]:
+    streams: list[StreamReport] = []
+    inboxes: list[InboxReport] = []
+    complete = True
+    await application.start()
+    try:
+        for name in names:
+            try:
+                await _one(application, name, streams, inboxes, repair=repair)
+            except Outage as error:
+                complete = False
+                print(f"error {error.code}: context {name}: {error.message}", file=sys.stderr)
+    finally:
+        await application.stop()
+    return streams, inboxes, complete
+
+
+async def _one(
+    application: Application,
+    name: str,
+    streams: list[StreamReport],
+    inboxes: list[InboxReport],
+    *,
+    repair: bool,
+) -> None:
+    streams += await application.context(name).reconcile.everything(repair=repair)
+    for subscription in application.context(name).settings.subscriptions:
+        found = await application.find_missing(name, subscription).run()
+        inboxes.append(found)
+        if found.missing and repair:
+            await _send(application, name, subscription)
+
+
+async def _send(application: Application, context: str, subscription: str) -> None:
+    """Have the fleet take the messages up: it knows how they are read and handled."""
+    from relay.adapters.redis import create_broker
+
+    settings = application.settings
+    token = await application.gates.open(f"reconcile_inbox:{context}:{subscription}", force=True)
+    broker = create_broker(
+        settings.redis_url.get_secret_value(), namespace=settings.redis_namespace, middleware=[]
+    )
+    message = job(UPKEEP_QUEUE, "reconcile_inbox", context, subscription, None, token)
+    await asyncio.to_thread(broker.enqueue_many, [message])
+
+
+def _plain(report: StreamReport | InboxReport) -> dict[str, Any]:
+    return asdict(report)
+
+
+def _print(streams: list[StreamReport], inboxes: list[InboxReport], *, repair: bool) -> None:
+    table = Table("context", "compared", box=None, pad_edge=False)
+    for heading in ("checked", "lost"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for found in streams:
+        table.add_row(found.context, found.stream, str(found.checked), str(found.lost), _said(found))
+    for inbox in inboxes:
+        what = f"{inbox.stream} → inbox of {inbox.subscription}"
+        done = "a job for the fleet takes them up" if repair and inbox.missing else ""
+        table.add_row(inbox.context, what, str(inbox.checked), str(len(inbox.missing)), done)
+    Console().print(table)
+
+
+def _said(found: StreamReport) -> str:
+    if not found.exists:
+        return "the stream is missing; run: relay streams ensure"
+    if not found.lost:
+        return ""
+    where = f"{found.tail.count} at the end, {found.middle.count} before it"
+    return f"{where}; published again" if found.repaired else f"{where}; mend with --repair"

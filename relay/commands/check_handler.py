@@ -1,0 +1,254 @@
+"""The cases of the handler contract (SDS-047 §12), put to a handler that runs, in whatever language.
+
+Each case sends one or a few requests and judges the statuses. The good ones take effect: point this at a
+test deployment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, Final, Protocol
+from uuid import UUID, uuid4
+
+#: How often, and how far apart in seconds, a call that was given up is repeated before it counts as failed.
+_REPEATS: Final = 20
+_PAUSE: Final = 0.25
+
+
+class Signature(Enum):
+    """How a request is signed, when a secret is known."""
+
+    GOOD = "good"
+    WRONG = "wrong"
+    MISSING = "missing"
+    OLD = "old"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back: a status, or None and why there is none."""
+
+    status: int | None
+    detail: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether it says that the handler has done it (any 2xx, as the relay reads it)."""
+        return self.status is not None and 200 <= self.status < 300
+
+    def __str__(self) -> str:
+        detail = "".join(char if char.isprintable() else " " for char in self.detail[:200])
+        if self.status is None:
+            return detail
+        return f"{self.status} {detail}".rstrip() if self.status >= 400 else str(self.status)
+
+
+class HandlerProbe(Protocol):
+    """Speaks to one handler as the relay does."""
+
+    async def send(self, message_id: UUID, body: bytes, signature: Signature = Signature.GOOD) -> Answer:
+        """Send a request and wait for the answer, as long as the relay would. Never raises."""
+
+    async def give_up(self, message_id: UUID, body: bytes) -> None:
+        """Send a whole request and close the connection without waiting for the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A message that the handler takes: its type and a payload that is valid for it.
+
+    ``bad_payload`` is one that is not; the default is a JSON value of another type.
+    """
+
+    event_type: str = "relay_check"
+    event_version: int = 1
+    payload: Any = field(default_factory=dict)
+    bad_payload: Any = None
+
+    def body(self, message_id: UUID, /, **fields: Any) -> bytes:
+        """The request; ``fields`` replace its own, those that are ... are left out."""
+        subject = f"check.event.{self.event_type}.v{self.event_version}"
+        request = {
+            "message_id": str(message_id),
+            "subject": subject,
+            "event_type": self.event_type,
+            "event_version": self.event_version,
+            "occurred_at": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            "correlation_id": str(uuid4()),
+            "causation_id": str(uuid4()),
+            "payload": self.payload,
+        }
+        return json.dumps({key: value for key, value in (request | fields).items() if value is not ...}).encode()
+
+    @property
+    def wrong(self) -> Any:
+        """A payload that the handler must refuse."""
+        if self.bad_payload is not None:
+            return self.bad_payload
+        return ["relay handler check"] if not isinstance(self.payload, list) else "relay handler check"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One case: whether the handler passed it, what was expected and what came."""
+
+    case: str
+    passed: bool
+    expected: str
+    answered: str
+
+
+Run = Callable[[HandlerProbe, Sample], Awaitable[tuple[bool, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One rule of the contract. ``signed``: only where a secret is known."""
+
+    name: str
+    expected: str
+    run: Run
+    signed: bool = False
+
+
+async def check_handler(probe: HandlerProbe, sample: Sample, *, signed: bool) -> Sequence[Outcome]:
+    """Put every case to the handler, one after the other; those of signatures only if it has a secret."""
+    outcomes = []
+    for case in CASES:
+        if signed or not case.signed:
+            passed, answered = await case.run(probe, sample)
+            outcomes.append(Outcome(case.name, passed, case.expected, answered))
+    return outcomes
+
+
+# --- the cases ---
+
+
+async def _good(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    message_id = uuid4()
+    answer = await probe.send(message_id, sample.body(message_id))
+    return answer.done, str(answer)
+
+
+async def _nulls(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    message_id = uuid4()
+    nulls = {"occurred_at": None, "correlation_id": None, "causation_id": None}
+    answer = await probe.send(message_id, sample.body(message_id, **nulls))
+    return answer.done, str(answer)
+
+
+async def _more_fields(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    message_id = uuid4()
+    answer = await probe.send(message_id, sample.body(message_id, field_of_a_later_version=1))
+    return answer.done, str(answer)
+
+
+async def _repeated(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    message_id = uuid4()
+    body = sample.body(message_id)
+    first, second = await probe.send(message_id, body), await probe.send(message_id, body)
+    return first.done and second.status == 409, f"{first}, then {second}"
+
+
+async def _at_once(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    message_id = uuid4()
+    body = sample.body(message_id)
+    answers = await asyncio.gather(*(probe.send(message_id, body) for _ in range(4)))
+    last = await probe.send(message_id, body)
+    others = [answer for answer in answers if not answer.done]
+    fine = all(answer.status is not None and (answer.status == 409 or answer.status >= 500) for answer in others)
+    return len(others) == 3 and fine and last.status == 409, f"{', '.join(map(str, answers))}, then {last}"
+
+
+async def _given_up(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    """A caller whose time is up repeats: until then the handler may be at it, say 5xx, but never 4xx."""
+    message_id = uuid4()
+    body = sample.body(message_id)
+    await probe.give_up(message_id, body)
+    answers: list[Answer] = []
+    for _ in range(_REPEATS):
+        answers.append(await probe.send(message_id, body))
+        status = answers[-1].status
+        if status is None or status < 500:
+            break
+        await asyncio.sleep(_PAUSE)
+    told = ", ".join(map(str, answers[-3:]))
+    return answers[-1].done or answers[-1].status == 409, told
+
+
+def _poison(**fields: Any) -> Run:
+    async def run(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+        message_id = uuid4()
+        answer = await probe.send(message_id, sample.body(message_id, **fields))
+        return answer.status == 422, str(answer)
+
+    return run
+
+
+async def _malformed(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    message_id = uuid4()
+    answer = await probe.send(message_id, sample.body(message_id)[:-1])
+    return answer.status == 422, str(answer)
+
+
+async def _wrong_payload(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    return await _poison(payload=sample.wrong)(probe, sample)
+
+
+async def _unknown_type(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    message_id = uuid4()
+    answer = await probe.send(message_id, sample.body(message_id, event_type="relay_check_unknown_event"))
+    return answer.done or answer.status in (409, 422), str(answer)
+
+
+def _signature(signature: Signature) -> Run:
+    async def run(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+        """Refused, and not noted as done either: well signed it must still take effect."""
+        message_id = uuid4()
+        body = sample.body(message_id)
+        refused, good = await probe.send(message_id, body, signature), await probe.send(message_id, body)
+        return refused.status == 401 and good.done, f"{refused}, well signed {good}"
+
+    return run
+
+
+_REFUSED: Final = "401, and 200 when well signed"
+CASES: Final[Sequence[Case]] = (
+    Case("good", "200 in time", _good),
+    Case("optional fields null", "200: events may lack time, correlation and causation", _nulls),
+    Case("unknown field", "200: the contract may grow", _more_fields),
+    Case("repeated", "200, then 409", _repeated),
+    Case("four at once", "one 200, the others 409 or 5xx, then 409", _at_once),
+    Case("caller gives up", "200 or 409 when repeated, 5xx before that at most", _given_up),
+    Case("malformed JSON", "422", _malformed),
+    Case("missing message_id", "422", _poison(message_id=...)),
+    Case("missing event_type", "422", _poison(event_type=...)),
+    Case("missing payload", "422", _poison(payload=...)),
+    Case("message_id is no UUID", "422", _poison(message_id="7")),
+    Case("wrong payload", "422", _wrong_payload),
+    Case("unknown event type", "422, or 200 if every event is taken", _unknown_type),
+    Case("signature wrong", _REFUSED, _signature(Signature.WRONG), signed=True),
+    Case("signature missing", _REFUSED, _signature(Signature.MISSING), signed=True),
+    Case("signature old", _REFUSED, _signature(Signature.OLD), signed=True),
+)
+
+
+def plain(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
+    """The report as JSON holds it."""
+    return {
+        "passed": all(outcome.passed for outcome in outcomes),
+        "cases": [
+            {
+                "case": outcome.case,
+                "passed": outcome.passed,
+                "expected": outcome.expected,
+                "answered": outcome.answered,
+            }
+            for outcome in outcomes
+        ],
+    }

@@ -1,0 +1,239 @@
+"""Reconcile: compare what PubAcks promised with what streams hold (DESIGN §9, reliability §1).
+
+JetStream can lose messages it has acknowledged: a store restored from a backup, a disk that lied, a
+stream deleted and made anew. The outbox still has them. After a loss the stream gives the same
+sequences out again, so an event is recognised by the id at its place, never by the place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final, Protocol
+from uuid import UUID
+
+from relay.domain.errors import MalformedMessage
+from relay.domain.facts import FactSink, StreamLossFound
+from relay.domain.model import NatsMsgId
+
+PAGE: Final = 1_000
+#: How many of the latest ledger entries are searched for sequences that were given out twice.
+RECENT: Final = 100_000
+#: A cluster may answer from a leader that is behind: a loss is believed when it is seen twice.
+CONFIRM: Final = timedelta(seconds=1)
+_IDS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """A stream as it is now. ``max_age`` None: messages stay for ever."""
+
+    first_seq: int
+    last_seq: int
+    created: datetime | None
+    max_age: timedelta | None
+    duplicate_window: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message in the stream: its place, its Nats-Msg-Id, and when it was stored."""
+
+    seq: int
+    msg_id: str | None
+    at: datetime
+
+    @property
+    def event_id(self) -> UUID | None:
+        """The event it carries, whatever its generation; None if the id is not one of ours."""
+        try:
+            return None if self.msg_id is None else NatsMsgId.parse(self.msg_id).event_id
+        except MalformedMessage:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """An event and the sequence its PubAck named."""
+
+    id: UUID
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """How many events are lost, and the first of them."""
+
+    count: int = 0
+    ids: Sequence[UUID] = ()
+
+    def __add__(self, other: Losses) -> Losses:
+        """Both together."""
+        return Losses(self.count + other.count, (*self.ids, *other.ids)[:_IDS])
+
+
+class StreamAuditor(Protocol):
+    """What a stream holds. Both raise BrokerUnreachable."""
+
+    async def state(self, stream: str) -> StreamState | None:
+        """None when there is no such stream."""
+
+    async def stored(
+        self, stream: str, first: int, last: int, filter_subject: str | None = None
+    ) -> Sequence[Stored]:
+        """The messages from ``first`` to ``last``, both included, in order, payloads left out."""
+
+
+class PublishLedger(Protocol):
+    """The PubAcks of one context. All raise DatabaseUnreachable.
+
+    ``before`` leaves out what was published after the stream was looked at; events older than the
+    stream's ``max_age`` are left out as well.
+    """
+
+    async def streams(self) -> Sequence[str]:
+        """The streams that events were published to."""
+
+    async def highest(self, stream: str) -> tuple[int, datetime]:
+        """The highest sequence noted, 0 if none, and the database's time at which it was read."""
+
+    async def beyond(self, stream: str, state: StreamState, before: datetime, *, republish: bool) -> Losses:
+        """The events noted beyond the stream's last message; ``republish`` sets them back, in one step."""
+
+    async def page(
+        self, stream: str, state: StreamState, first: int, last: int, before: datetime, limit: int
+    ) -> Sequence[LedgerEntry]:
+        """Up to ``limit`` entries from ``first`` to ``last``, both included, in order of their sequence."""
+
+    async def reused(self, stream: str, state: StreamState, limit: int) -> tuple[int, int] | None:
+        """First and last sequence that two events claim, among the ``limit`` highest."""
+
+    async def republish(self, stream: str, state: StreamState, lost: Sequence[LedgerEntry]) -> Losses:
+        """Set events back to unpublished, unless their entry has changed meanwhile; returns those it did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamReport:
+    """What came of comparing one stream. ``repaired``: the lost events are unpublished again and will leave."""
+
+    context: str
+    stream: str
+    exists: bool = True
+    checked: int = 0
+    tail: Losses = Losses()
+    middle: Losses = Losses()
+    repaired: bool = False
+
+    @property
+    def lost(self) -> int:
+        """How many events the stream has lost."""
+        return self.tail.count + self.middle.count
+
+
+class ReconcileStream:
+    """The publisher's side: the ledger against the streams. Repeatable; two at once do no harm."""
+
+    def __init__(self, context: str, ledger: PublishLedger, auditor: StreamAuditor, facts: FactSink) -> None:
+        self._context = context
+        self._ledger = ledger
+        self._auditor = auditor
+        self._facts = facts
+        self._created: dict[str, datetime | None] = {}
+
+    async def tick(self, turn: int) -> Sequence[StreamReport]:
+        """The scheduled look, with repair: the tail, what is suspect, the latest page, and page ``turn``."""
+        return [await self._stream(stream, repair=True, turn=turn) for stream in await self._ledger.streams()]
+
+    async def everything(self, *, repair: bool) -> Sequence[StreamReport]:
+        """Compare all that the streams should hold. Raises BrokerUnreachable and DatabaseUnreachable."""
+        return [await self._stream(stream, repair=repair) for stream in await self._ledger.streams()]
+
+    async def _stream(self, stream: str, *, repair: bool, turn: int | None = None) -> StreamReport:
+        # The ledger first: what it knows now, the stream must know a moment later.
+        highest, before = await self._ledger.highest(stream)
+        state = await self._auditor.state(stream)
+        report = StreamReport(context=self._context, stream=stream, repaired=repair)
+        if state is None:
+            return replace(report, exists=False, repaired=False)
+        if highest > state.last_seq:
+            state = await self._confirmed(stream, state)
+            report = replace(report, tail=await self._ledger.beyond(stream, state, before, republish=repair))
+        for first, last in await self._ranges(stream, state, turn):
+            checked, lost = await self._audit(stream, state, first, last, before, repair=repair)
+            report = replace(report, checked=report.checked + checked, middle=report.middle + lost)
+        self._tell(report)
+        return report
+
+    async def _confirmed(self, stream: str, state: StreamState) -> StreamState:
+        await asyncio.sleep(CONFIRM.total_seconds())
+        again = await self._auditor.state(stream)
+        return state if again is None else replace(again, last_seq=max(again.last_seq, state.last_seq))
+
+    async def _ranges(self, stream: str, state: StreamState, turn: int | None) -> Sequence[tuple[int, int]]:
+        """What to read: all of it, or a turn's share and whatever looks wrong."""
+        first, last = state.first_seq, state.last_seq
+        known = self._created.setdefault(stream, state.created)
+        self._created[stream] = state.created
+        if turn is None or known != state.created:
+            return [(first, last)]
+        ranges = windows(first, last, turn)
+        reused = await self._ledger.reused(stream, state, RECENT)
+        return ranges if reused is None else [(max(reused[0], first), min(reused[1], last)), *ranges]
+
+    async def _audit(
+        self, stream: str, state: StreamState, first: int, last: int, before: datetime, *, repair: bool
+    ) -> tuple[int, Losses]:
+        checked, lost = 0, Losses()
+        while entries := _whole(await self._ledger.page(stream, state, first, last, before, PAGE)):
+            missing = await self._missing(stream, entries)
+            if missing and repair:
+                lost += await self._ledger.republish(stream, state, missing)
+            else:
+                lost += Losses(len(missing), tuple(entry.id for entry in missing[:_IDS]))
+            checked += len(entries)
+            first = entries[-1].seq + 1
+        return checked, lost
+
+    async def _missing(self, stream: str, entries: Sequence[LedgerEntry]) -> Sequence[LedgerEntry]:
+        stored = await self._auditor.stored(stream, entries[0].seq, entries[-1].seq)
+        held = {message.seq: message.event_id for message in stored}
+        missing = [entry for entry in entries if held.get(entry.seq) != entry.id]
+        if not missing:
+            return []
+        # What expired while we read is gone by right.
+        state = await self._auditor.state(stream)
+        return [entry for entry in missing if state is not None and entry.seq >= state.first_seq]
+
+    def _tell(self, report: StreamReport) -> None:
+        if report.lost:
+            self._facts(
+                StreamLossFound(
+                    context=self._context,
+                    stream=report.stream,
+                    tail=report.tail.count,
+                    middle=report.middle.count,
+                    ids=[*report.tail.ids, *report.middle.ids][:_IDS],
+                    repaired=report.repaired,
+                )
+            )
+
+
+def _whole(page: Sequence[LedgerEntry]) -> Sequence[LedgerEntry]:
+    """The page without its last sequence if it is full: two events may claim it, and one be on the next page."""
+    if len(page) < PAGE:
+        return page
+    return [entry for entry in page if entry.seq < page[-1].seq] or page
+
+
+def windows(first: int, last: int, turn: int) -> Sequence[tuple[int, int]]:
+    """Another page each turn, so that all have theirs, and the latest one."""
+    if last < first:
+        return []
+    latest = max(first, last - PAGE + 1)
+    count = -(-(latest - first) // PAGE)
+    if not count:
+        return [(latest, last)]
+    begin = first + turn % count * PAGE
+    return [(begin, min(begin + PAGE, latest) - 1), (latest, last)]

@@ -1,0 +1,120 @@
+"""The request of SDS-047 §12: read it, or say why not. No web framework, no database."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from relay.adapters.http import sign
+from relay.domain.errors import ConfigurationError
+
+#: A signature is good for this long, to either side of the clock (Standard Webhooks).
+TOLERANCE: Final = timedelta(minutes=5)
+_REASON: Final = 500
+
+
+class Refused(Exception):
+    """A request that is answered without asking the handler: ``status``, and the reason in words."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason[:_REASON]
+
+
+class Call(BaseModel):
+    """The body of ``POST /handle``. Unknown fields are ignored, so that the contract may grow."""
+
+    model_config = ConfigDict(frozen=True)
+
+    message_id: UUID
+    subject: str
+    event_type: str
+    event_version: int = Field(ge=1)
+    occurred_at: datetime | None = None
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+    payload: Any
+
+
+class Payloads:
+    """The payload types a handler understands, by ``name.vN``; ``*`` stands for every other event."""
+
+    def __init__(self, types: Mapping[str, Any]) -> None:
+        if not types:
+            raise ConfigurationError(
+                "no event is named", field="payloads", hint='{"vibe_created.v1": VibeCreated}'
+            )
+        for name in types:
+            _check_name(name)
+        self._readers: dict[str, Any] = {
+            name: create_model("Payload", payload=(kind, ...)) for name, kind in types.items()
+        }
+
+    def read(self, body: bytes) -> tuple[Call, Any]:
+        """The call and its payload as the declared type. Raises Refused (422), naming the field at fault."""
+        try:
+            call = Call.model_validate_json(body)
+        except ValidationError as error:
+            raise Refused(422, _explain(error)) from None
+        name = f"{call.event_type}.v{call.event_version}"
+        reader = self._readers.get(name) or self._readers.get("*")
+        if reader is None:
+            raise Refused(422, f"event_type: {name[:100]} is not handled here")
+        try:
+            return call, reader.model_validate_json(body).payload
+        except ValidationError as error:
+            raise Refused(422, _explain(error)) from None
+
+
+class Signatures:
+    """Verifies Standard Webhooks signatures. ``secret`` may hold several keys, separated by spaces."""
+
+    def __init__(self, secret: str, tolerance: timedelta = TOLERANCE) -> None:
+        if not secret.split():
+            raise ConfigurationError("is empty", field="secret")
+        try:
+            sign(secret, "", 0, b"")
+        except ValueError as error:
+            raise ConfigurationError(
+                f"a key that starts with whsec_ is not base64: {error}", field="secret"
+            ) from None
+        self._secret = secret
+        self._tolerance = tolerance.total_seconds()
+
+    def verify(self, headers: Mapping[str, str], body: bytes) -> str:
+        """The message id that was signed. Raises Refused (401). Compares in constant time."""
+        given = {name: headers.get(f"webhook-{name}", "") for name in ("id", "timestamp", "signature")}
+        if not all(given.values()):
+            raise Refused(401, "the request is not signed")
+        timestamp = given["timestamp"]
+        if not (timestamp.isascii() and timestamp.isdecimal() and len(timestamp) < 12):
+            raise Refused(401, "webhook-timestamp is not a number of seconds")
+        if abs(time.time() - int(timestamp)) > self._tolerance:
+            raise Refused(401, "webhook-timestamp is too old or too new")
+        expected = sign(self._secret, given["id"], int(timestamp), body)["webhook-signature"].split()
+        supplied = given["signature"].split()[:10]
+        # Every pair is compared, whatever matched before: time tells nothing of the keys.
+        if not sum(hmac.compare_digest(a.encode(), b.encode()) for a in expected for b in supplied):
+            raise Refused(401, "the signature does not match")
+        return given["id"]
+
+
+def _check_name(name: str) -> None:
+    event, _, version = name.rpartition(".v")
+    if name != "*" and not (event and version.isdecimal() and int(version) > 0):
+        raise ConfigurationError(
+            f"{name[:80]!r} is not the name of an event", field="payloads", hint="write it as vibe_created.v1"
+        )
+
+
+def _explain(error: ValidationError) -> str:
+    """What is wrong and where, without the values: they are somebody's data."""
+    found = error.errors(include_input=False, include_url=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in found[:3])

@@ -1,0 +1,235 @@
+"""HandlerEndpoint: validate, verify, deduplicate, call, commit; and say by the status what came of it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast, overload
+from uuid import UUID
+
+import anyio
+from sqlalchemy import Engine, MetaData, Table
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from relay.adapters.postgres.processed import KEEP, Claim, processed_events_table
+from relay.bus import RequestContext
+from relay.domain.errors import AlreadyProcessed, DomainError, MissingExtraError
+from relay.domain.limits import check_key
+from relay.handler.contract import TOLERANCE, Call, Payloads, Refused, Signatures
+from relay.handler.transaction import (
+    AsyncTransaction,
+    SyncTransaction,
+    Transaction,
+    is_outage,
+    prune_engine,
+    waiting_room,
+)
+
+AnySession = TypeVar("AnySession", bound=Session | AsyncSession)
+Payload = TypeVar("Payload")
+
+#: Twice nats-server's default limit of a message.
+MAX_BODY: Final = 2 * 1024**2
+
+_log = logging.getLogger("relay.handler")
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Generic[Payload, AnySession]):
+    """One message: the ``call`` of the contract, its ``payload`` as the declared type, the session to write to.
+
+    What is written through ``session`` commits together with the note that the message is done. Events for
+    ``Outbox.add`` go through it as well, with correlation and causation filled in.
+    """
+
+    call: Call
+    payload: Payload
+    session: AnySession
+
+    @property
+    def message_id(self) -> UUID:
+        """The event's id: the key for effects outside of the database."""
+        return self.call.message_id
+
+
+class Options(TypedDict, total=False):
+    """What `HandlerEndpoint` takes besides: see there. ``tolerance``: how far the clocks may differ."""
+
+    secret: str | None
+    tolerance: timedelta
+    table: Table | None
+    max_body: int
+
+
+@dataclass(slots=True)
+class _Attempt(Generic[AnySession]):
+    received: Received[Any, AnySession]
+    keep: bool = True
+
+    def settle(self, status: int | None) -> None:
+        """What answers with an error has not taken effect: keep nothing of it."""
+        self.keep = (status or 200) < 400
+
+
+class HandlerEndpoint(Generic[AnySession]):
+    """The contract of SDS-047 §12 for one handler of a service.
+
+    ``name`` tells this handler's dedupe rows from those of others in the same database, so it must not
+    change. ``payloads``: the type of each event's payload by ``name.vN``, ``*`` for every other event.
+    ``secret``: the subscription's ``signing_secret``, several separated by spaces; None accepts unsigned
+    requests. ``table``: from `processed_events_table`, if the service keeps it in metadata of its own.
+    ``max_body``: bytes, 2 MiB by default.
+
+    Answers: 200 done · 409 done before · 401 not signed, or not well · 422 with the reason for what can
+    never work: bad requests, unknown events, `Poison` · 503 database away, deadlock, or the message is
+    being handled right now · 500 anything else that is raised. Raises ConfigurationError and InvalidKey.
+    """
+
+    @overload
+    def __init__(
+        self: HandlerEndpoint[Session],
+        name: str,
+        engine: Engine,
+        payloads: Mapping[str, Any],
+        **options: Unpack[Options],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: HandlerEndpoint[AsyncSession],
+        name: str,
+        engine: AsyncEngine,
+        payloads: Mapping[str, Any],
+        **options: Unpack[Options],
+    ) -> None: ...
+    def __init__(
+        self, name: str, engine: Engine | AsyncEngine, payloads: Mapping[str, Any], **options: Unpack[Options]
+    ) -> None:
+        self._name = check_key(name, "name")
+        self._engine = engine
+        self._payloads = Payloads(payloads)
+        secret, table = options.get("secret"), options.get("table")
+        self._signatures = None if secret is None else Signatures(secret, options.get("tolerance", TOLERANCE))
+        self._table = processed_events_table(MetaData()) if table is None else table
+        self._max_body = options.get("max_body", MAX_BODY)
+        self._waiting: anyio.CapacityLimiter | None = None
+
+    def dependency(self) -> Any:
+        """The dependency for FastAPI: ``event: Annotated[Received[P, S], endpoint.dependency()]``.
+
+        Commits after the endpoint has returned and before the answer leaves. Say no by raising: a
+        ``JSONResponse(status_code=503)`` that is returned cannot be seen from here, and would be committed.
+        Raises MissingExtraError.
+        """
+        try:
+            from fastapi import Depends  # noqa: PLC0415 - optional
+        except ImportError as error:
+            raise MissingExtraError("fastapi is not installed", hint="pip install fastapi") from error
+        return Depends(self._depend, scope="function")
+
+    def route(
+        self, function: Callable[[Received[Any, AnySession]], Any]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint for Starlette: ``Route("/handle", endpoint.route(handle), methods=["POST"])``.
+
+        ``function`` may be a coroutine or run in a thread. It returns None or a Response; one with an error
+        status is rolled back.
+        """
+
+        async def handle(request: Request) -> Response:
+            async with self._attempt(request) as attempt:
+                if inspect.iscoroutinefunction(function):
+                    answer = await function(attempt.received)
+                else:
+                    answer = await run_in_threadpool(function, attempt.received)
+                response = answer if isinstance(answer, Response) else Response()
+                attempt.settle(response.status_code)
+            return response
+
+        return handle
+
+    @asynccontextmanager
+    async def receive(self, request: Request) -> AsyncIterator[Received[Any, AnySession]]:
+        """The same as a block, for other frameworks on Starlette: commits at its end. Raises HTTPException."""
+        async with self._attempt(request) as attempt:
+            yield attempt.received
+
+    async def prune(self, keep: timedelta = KEEP) -> int:
+        """Forget messages handled longer than ``keep`` ago, of all handlers; returns how many."""
+        return await prune_engine(self._engine, self._table, keep)
+
+    async def _depend(self, request: Request, response: Response) -> AsyncIterator[Received[Any, AnySession]]:
+        async with self._attempt(request) as attempt:
+            yield attempt.received
+            attempt.settle(response.status_code)
+
+    @asynccontextmanager
+    async def _attempt(self, request: Request) -> AsyncIterator[_Attempt[AnySession]]:
+        """Turn whatever is raised inside into the status that tells the relay what to do."""
+        try:
+            call, payload = self._read(request.headers, await self._body(request))
+            async with self._transaction(call, payload) as attempt:
+                yield attempt
+        except Refused as refused:
+            raise HTTPException(refused.status, refused.reason) from None
+        except DomainError as error:
+            raise HTTPException(422, error.message[:500]) from error
+        except AlreadyProcessed as error:
+            raise HTTPException(409, error.message[:500]) from error
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            _log.warning("%s is not available: %s", self._name, type(error).__name__)
+            raise HTTPException(503, f"not available: {type(error).__name__}") from error
+
+    @asynccontextmanager
+    async def _transaction(self, call: Call, payload: Any) -> AsyncIterator[_Attempt[AnySession]]:
+        transaction = self._open()
+        try:
+            _check(await transaction.begin(self._table, self._name, call.message_id))
+            attempt = _Attempt(Received(call, payload, transaction.session))
+            request = RequestContext(correlation_id=call.correlation_id, causation_id=call.message_id)
+            with request.use():
+                yield attempt
+            if attempt.keep:
+                await transaction.commit()
+        finally:
+            await transaction.roll_back()
+
+    def _open(self) -> Transaction[AnySession]:
+        if isinstance(self._engine, AsyncEngine):
+            return cast("Transaction[AnySession]", AsyncTransaction(self._engine))
+        self._waiting = self._waiting or waiting_room()
+        return cast("Transaction[AnySession]", SyncTransaction(self._engine, self._waiting))
+
+    async def _body(self, request: Request) -> bytes:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._max_body:
+                raise Refused(422, f"the body is longer than {self._max_body} bytes")
+        return body
+
+    def _read(self, headers: Mapping[str, str], body: bytes) -> tuple[Call, Any]:
+        """Signature first: nothing of an unsigned request is looked at."""
+        signed = self._signatures and self._signatures.verify(headers, body)
+        call, payload = self._payloads.read(body)
+        if signed and signed != str(call.message_id):
+            raise Refused(422, "message_id: is not the id that was signed")
+        return call, payload
+
+
+def _check(claim: Claim) -> None:
+    match claim:
+        case Claim.REPEATED:
+            raise Refused(409, "this message was processed before")
+        case Claim.BUSY:
+            raise Refused(503, "another call is processing this message now")

@@ -1,0 +1,176 @@
+"""`relay reconcile` as an operator types it, and what the scheduler sends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+
+from relay import Event, Outbox
+from relay.bootstrap import Application
+from relay.cli import main
+from relay.commands import reconcile as reconcile_module
+from relay.devstack import NatsServer, ValkeyServer
+from relay.domain.ordering import Shard
+from relay.settings import load_settings
+from scheduler.jobs import jobs
+from tests.integration.publishing import query
+
+Cli = Callable[..., tuple[int, str, str]]
+EVENT = Event(event_type="vibe_created", aggregate_type="vibe", aggregate_id="1", payload={})
+_PUBLISHED = "SELECT count(*) AS n FROM outbox_events WHERE published_at IS NOT NULL"
+
+
+@pytest.fixture
+def context(
+    database_url: str,
+    nats_server: NatsServer,
+    valkey: ValkeyServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """A context that consumes its own events, with three of them published; answer its name."""
+    name = f"rec{database_url.rpartition('_')[2]}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NATS_URL", nats_server.url)
+    monkeypatch.setenv("REDIS_URL", valkey.url)
+    monkeypatch.setenv("RELAY_REDIS_NAMESPACE", name)
+    monkeypatch.setattr(reconcile_module, "CONFIRM", timedelta())
+    (tmp_path / "relay.toml").write_text(
+        f"""\
+[contexts.{name}]
+database_url = "{database_url}"
+[contexts.{name}.stream]
+max_bytes = "10MB"
+[contexts.{name}.dlq]
+max_bytes = "10MB"
+[contexts.{name}.subscriptions.own]
+stream = "{name.upper()}_EVENTS"
+filter_subject = "{name}.event.>"
+handler = "http://127.0.0.1:8000/handle"
+"""
+    )
+    return name
+
+
+@pytest.fixture
+def cli(context: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["relay", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        printed = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, printed.out, printed.err
+
+    assert run("streams", "ensure")[0] == 0
+    with_application(context, lambda app: publish(app, context))
+    return run
+
+
+def with_application(context: str, work: Callable[[Application], Any]) -> Any:
+    async def run() -> Any:
+        application = Application(load_settings())
+        await application.start()
+        try:
+            return await work(application)
+        finally:
+            await application.stop()
+
+    return asyncio.run(run())
+
+
+async def publish(application: Application, context: str) -> None:
+    parts = application.context(context)
+    with psycopg.connect(parts.settings.database_url.get_secret_value()) as connection:
+        Outbox(context).add_many(connection, [EVENT] * 3)
+    assert await parts.publish.drain(Shard(0, 1)) == 3
+
+
+async def delete(application: Application, context: str) -> None:
+    client = await application.nats.client()
+    await client.jetstream().delete_msg(f"{context.upper()}_EVENTS", 2)
+
+
+async def acknowledge(application: Application, context: str) -> None:
+    """As a consumer whose inbox rows a failover took away."""
+    consumer = application.consumer(context, "own")
+    deliveries = []
+    while len(deliveries) < 2:
+        deliveries += await consumer.fetch(10, timedelta(seconds=1))
+    await consumer.ack([delivery.reply for delivery in deliveries])
+    await consumer.finish()
+
+
+def test_where_all_is_well_the_status_is_zero(cli: Cli, context: str) -> None:
+    status, output, _ = cli("reconcile", "--json")
+    report = json.loads(output)
+    assert (status, report["repair"]) == (0, False)
+    [stream], [inbox] = report["streams"], report["inboxes"]
+    assert (stream["context"], stream["stream"], stream["checked"]) == (context, f"{context.upper()}_EVENTS", 3)
+    assert (stream["tail"], stream["middle"]) == ({"count": 0, "ids": []},) * 2
+    assert (inbox["subscription"], inbox["checked"], inbox["missing"]) == ("own", 0, [])
+    assert cli("reconcile")[0] == 0
+
+
+def test_a_loss_is_status_one_until_it_is_repaired(cli: Cli, context: str, database_url: str) -> None:
+    with_application(context, lambda app: delete(app, context))
+    status, output, _ = cli("reconcile", "--context", context)
+    assert (status, "mend with --repair" in output) == (1, True)
+    assert query(database_url, _PUBLISHED)[0]["n"] == 3
+    status, output, _ = cli("reconcile", "--repair", "--json")
+    [stream] = json.loads(output)["streams"]
+    assert (status, stream["middle"]["count"], stream["repaired"]) == (0, 1, True)
+    assert query(database_url, _PUBLISHED)[0]["n"] == 2
+    assert cli("reconcile")[0] == 0
+
+
+def test_what_the_inbox_lacks_is_handed_to_the_fleet(cli: Cli, context: str, valkey: ValkeyServer) -> None:
+    with_application(context, lambda app: delete(app, context))
+    with_application(context, lambda app: acknowledge(app, context))
+    status, output, _ = cli("reconcile", "--json")
+    assert (status, json.loads(output)["inboxes"][0]["missing"]) == (1, [1, 3])
+    assert queued(valkey, context) == []
+    assert cli("reconcile", "--repair")[0] == 0
+    [(actor, arguments)] = queued(valkey, context)
+    assert (actor, arguments[:3]) == ("reconcile_inbox", [context, "own", None])
+
+
+def queued(valkey: ValkeyServer, namespace: str) -> list[tuple[str, list[Any]]]:
+    with redis.Redis.from_url(valkey.url) as client:
+        messages = client.hvals(f"{namespace}:relay-upkeep.msgs")
+    return [(message["actor_name"], message["args"]) for message in map(json.loads, messages)]
+
+
+def test_a_server_that_is_away_is_said_in_one_line(
+    cli: Cli, context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NATS_URL", "nats://127.0.0.1:1")
+    status, _, error = cli("reconcile")
+    assert (status, f"error BROKER_UNREACHABLE: context {context}:" in error) == (1, True)
+    assert cli("reconcile", "--context", "nowhere")[0] == 1
+
+
+def test_the_scheduler_audits_streams_and_inboxes_every_half_minute(context: str) -> None:
+    sent: list[tuple[Any, ...]] = []
+
+    class Broker:
+        def enqueue_many(self, messages: list[Any]) -> None:
+            sent.extend((message.actor_name, *message.args[:-2]) for message in messages)
+
+    async def tick(application: Application) -> None:
+        table = [job for job in jobs(application, Broker()) if job.name.startswith("reconcile")]
+        assert {job.every for job in table} == {timedelta(seconds=30)}
+        for job in table:
+            await job.tick()
+
+    with_application(context, tick)
+    assert sent == [("reconcile_stream", context), ("reconcile_inbox", context, "own")]

@@ -1,0 +1,218 @@
+"""`relay handler check`: a good handler passes every case, and each case fails for a handler with its fault."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import uvicorn
+
+from relay.adapters.http import sign
+from relay.cli import main
+from relay.commands import check_handler
+from relay.commands.check_handler import CASES
+from relay.devstack import sample
+from relay.devstack.ports import free_port
+
+SECRET = "one two"
+Check = Callable[..., tuple[int, str, str]]
+
+
+class Handler:
+    """A handler written against the contract and nothing of ours, as in another language; ``fault`` spoils it."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+        self.done: set[str] = set()
+        self.busy: set[str] = set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        status = await self.answer(headers, body)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"reason": "because"}'})
+
+    async def answer(self, headers: dict[str, str], body: bytes) -> int:
+        if not self.signed(headers, body):
+            return 401
+        try:
+            request = json.loads(body)
+        except ValueError:
+            return 400 if self.fault == "malformed JSON" else 422
+        if refusal := self.refuses(request):
+            return refusal
+        return await self.take(request["message_id"], abandoned="user-agent" not in headers)
+
+    def signed(self, headers: dict[str, str], body: bytes) -> bool:
+        given = headers.get("webhook-signature")
+        if given is None:
+            return self.fault == "signature missing"
+        stamp = int(headers["webhook-timestamp"])
+        if abs(time.time() - stamp) > 300 and self.fault != "signature old":
+            return False
+        if self.fault == "signature wrong":
+            return True
+        good = sign(SECRET, headers["webhook-id"], stamp, body)["webhook-signature"]
+        return hmac.compare_digest(good, given)
+
+    def refuses(self, request: dict[str, Any]) -> int:
+        for name in ("message_id", "event_type", "payload"):
+            if name not in request:
+                return 500 if self.fault == f"missing {name}" else 422
+        try:
+            UUID(request["message_id"])
+        except ValueError:
+            return 400 if "no UUID" in self.fault else 422
+        if not isinstance(request["payload"], dict):
+            return 500 if self.fault == "wrong payload" else 422
+        if request["event_type"] == "relay_check_unknown_event":
+            return 404 if self.fault == "unknown event type" else 422
+        if self.fault == "optional fields null" and request["occurred_at"] is None:
+            return 422
+        return 422 if self.fault == "unknown field" and "field_of_a_later_version" in request else 0
+
+    async def take(self, message_id: str, *, abandoned: bool) -> int:
+        if message_id in self.done:
+            return 200 if self.fault == "repeated" else 409
+        if message_id in self.busy and self.fault != "four at once":
+            return 503
+        self.busy.add(message_id)
+        if self.fault == "caller gives up" and abandoned:
+            return 500  # and busy for ever
+        await asyncio.sleep(1 if self.fault == "good" else 0.02)
+        if self.fault == "never":
+            await asyncio.sleep(60)
+        self.done.add(message_id)
+        return 200
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    end = time.monotonic() + 15
+    while not server.started:
+        assert time.monotonic() < end
+        threading.Event().wait(0.01)
+    yield f"http://127.0.0.1:{port}/handle"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    monkeypatch.setattr(check_handler, "_PAUSE", 0.01)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["relay", "handler", "check", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        printed = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, printed.out, printed.err
+
+    return run
+
+
+def failed(output: str) -> list[str]:
+    return [case["case"] for case in json.loads(output)["cases"] if not case["passed"]]
+
+
+def test_a_good_handler_passes_every_case(check: Check) -> None:
+    with serving(Handler()) as url:
+        status, output, _ = check(url, "--secret", SECRET, "--json")
+    assert (status, failed(output), json.loads(output)["passed"]) == (0, [], True)
+    assert [case["case"] for case in json.loads(output)["cases"]] == [case.name for case in CASES]
+
+
+@pytest.mark.parametrize("fault", [case.name for case in CASES if case.name not in ("good", "repeated")])
+def test_each_case_fails_for_a_handler_with_its_fault_and_only_that_one(check: Check, fault: str) -> None:
+    with serving(Handler(fault)) as url:
+        status, output, _ = check(url, "--secret", SECRET, "--json")
+    assert (status, failed(output)) == (1, [fault])
+
+
+def test_a_handler_that_takes_repeats_fails_wherever_something_is_repeated(check: Check) -> None:
+    with serving(Handler("repeated")) as url:
+        _, output, _ = check(url, "--secret", SECRET, "--json")
+    assert failed(output) == ["repeated", "four at once"]
+
+
+@pytest.mark.parametrize("fault", ["good", "never"])
+def test_a_slow_handler_fails_what_must_be_done_in_time(check: Check, fault: str) -> None:
+    with serving(Handler(fault)) as url:
+        _, output, _ = check(url, "--secret", SECRET, "--json", "--timeout", "0.2")
+    assert {"good", "repeated"} <= set(failed(output))
+    assert "malformed JSON" not in failed(output)
+    assert json.loads(output)["cases"][0]["answered"] == "no answer within 0.2 s"
+
+
+def test_a_handler_that_is_not_there_fails_everything(check: Check) -> None:
+    status, output, _ = check(f"http://127.0.0.1:{free_port()}/handle", "--json")
+    assert (status, len(failed(output))) == (1, len([case for case in CASES if not case.signed]))
+    assert "ConnectError" in json.loads(output)["cases"][0]["answered"]
+
+
+def test_people_get_a_table_and_the_handlers_reason(check: Check) -> None:
+    with serving(Handler("wrong payload")) as url:
+        status, output, _ = check(url, "--secret", SECRET)
+    assert (status, "FAIL" in output, "1 of 16 cases failed." in output) == (1, True, True)
+    assert "500 because" in output
+    with serving(Handler()) as url:
+        assert "All 16 cases passed." in check(url, "--secret", SECRET)[1]
+
+
+def test_event_and_payload_are_what_the_user_says(check: Check, tmp_path: Path) -> None:
+    seen = []
+
+    class Picky(Handler):
+        def refuses(self, request: dict[str, Any]) -> int:
+            seen.append((request.get("event_type"), request.get("event_version"), request.get("payload")))
+            return super().refuses(request)
+
+    (tmp_path / "good.json").write_text('{"title": "x"}')
+    (tmp_path / "bad.json").write_text('["no"]')
+    files = ["--payload", str(tmp_path / "good.json"), "--bad-payload", str(tmp_path / "bad.json")]
+    with serving(Picky()) as url:
+        assert check(url, "--event-type", "vibe_created.v2", *files, "--secret", SECRET)[0] == 0
+    assert seen[0] == ("vibe_created", 2, {"title": "x"})
+    assert ("vibe_created", 2, ["no"]) in seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ftp://x/handle"], "URL: is not an http"),
+        (["http://x", "--event-type", "a b"], "INVALID_SUBJECT"),
+        (["http://x", "--payload", "/nowhere.json"], "--payload: cannot be read"),
+        (["http://x", "--payload", __file__], "--payload: is not JSON"),
+    ],
+)
+def test_wrong_arguments_get_one_line(check: Check, arguments: list[str], message: str) -> None:
+    status, _, error = check(*arguments)
+    assert (status, message in error) == (1, True), error
+
+
+def test_the_sample_handler_keeps_the_contract(check: Check, database_url: str) -> None:
+    with serving(sample.create_app(database_url)) as url:
+        status, output, _ = check(url, "--json")
+    assert (status, failed(output)) == (0, [])
