@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 from uuid import UUID
@@ -14,6 +15,8 @@ from relay.adapters.http import read_detail, sign
 from relay.commands.check_handler import Answer, Signature
 
 _OLD: Final = timedelta(hours=1)
+#: When a handler has begun with a request, in seconds.
+_BEGUN: Final = 0.1
 
 
 class HttpProbe:
@@ -53,11 +56,14 @@ class HttpProbe:
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         try:
             async with asyncio.timeout(self._timeout):
-                _, writer = await asyncio.open_connection(
+                reader, writer = await asyncio.open_connection(
                     url.host, url.port or (443 if url.scheme == "https" else 80), ssl=url.scheme == "https" or None
                 )
                 writer.write(f"POST {url.raw_path.decode()} HTTP/1.1\r\n{head}\r\n".encode() + body)
                 await writer.drain()
+                # Closed at once, the request might not even reach the handler.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), _BEGUN)
                 writer.close()
                 await writer.wait_closed()
         except OSError:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx2
 import psycopg
 import pytest
 from fastapi import HTTPException
@@ -234,7 +236,7 @@ async def test_a_pool_without_a_free_connection_is_503(url: str) -> None:
             assert (await first).status_code == 200
 
 
-@pytest.mark.parametrize("state", ["40P01", "40001", "55P03", "53300", "57P01"])
+@pytest.mark.parametrize("state", ["40P01", "40001", "55P03", "53300", "57P01", "25006"])
 async def test_what_postgresql_says_will_pass_is_503(plain: Service, state: str) -> None:
     async def fail(event: Any) -> None:
         await event.session.execute(text(f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{state}'; END $$"))
@@ -336,6 +338,22 @@ def test_a_bad_declaration_is_refused_at_start(arguments: dict[str, Any], error:
 async def test_an_engine_in_autocommit_mode_is_refused(url: str) -> None:
     async with serving("async", url, engine={"isolation_level": "AUTOCOMMIT"}) as service:
         assert await service.statuses(call()) == [500]
+
+
+async def test_the_example_of_the_documentation_works(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", url)
+    query(url, "CREATE TABLE vibe_index (title text)")
+    guide = Path(__file__).parents[2] / "docs" / "how-to" / "http-handlers.md"
+    module: dict[str, Any] = {"__name__": "myservice"}
+    exec(guide.read_text().split("```python\n")[1].split("```")[0], module)
+    transport = httpx2.ASGITransport(app=module["app"])
+    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+        request = call()
+        poison = call(payload={"title": " "})
+        answers = [await client.post("/handle", json=body) for body in (request, request, poison)]
+    assert [answer.status_code for answer in answers] == [200, 409, 422]
+    assert query(url, "SELECT title FROM vibe_index") == [{"title": "First light"}]
+    await module["engine"].dispose()
 
 
 async def test_old_rows_are_pruned_and_younger_ones_kept(url: str) -> None:
