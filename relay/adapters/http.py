@@ -88,8 +88,17 @@ class HttpEventHandler:
             return HandlerResult.from_status(response.status_code, await read_detail(response))
 
 
-async def read_detail(response: httpx2.Response) -> str:
-    """The reason a handler gave, from a JSON body's ``detail`` or ``reason`` or the text itself."""
+async def _skip(response: httpx2.Response) -> None:
+    """Read past a body that nobody needs, or the connection could not be used again.
+
+    The handler has said that it is done, so what comes of the rest changes nothing.
+    """
+    with suppress(TimeoutError, httpx2.HTTPError):
+        async with asyncio.timeout(_SKIP):
+            await _body(response)
+
+
+async def _body(response: httpx2.Response) -> bytes:
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk

@@ -91,5 +91,7 @@ def request(**values: Any) -> HandlerRequest:
         "correlation_id": None,
         "attempt": 3,
         "body": BODY,
+        "headers": {},
+        "token": UUID(int=7),
     }
     return HandlerRequest(**{**defaults, **values})

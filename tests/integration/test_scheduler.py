@@ -148,9 +148,17 @@ async def test_every_duty_of_a_subscription_has_one_job_outstanding(scheduler: S
             await scheduler.tick(name)
     assert scheduler.sent("relay-pull") == [("sea", "from_up")]
     upkeep = {message.actor_name: message.args[:-1] for message in scheduler.messages("relay-upkeep")}
-    names = ["keep_in_progress", "recover_deliveries", "rescue_exhausted", "sweep_inbox"]
-    assert upkeep == dict.fromkeys(names, ("sea", "from_up"))
-    assert len(scheduler.messages("relay-upkeep")) == 4
+    window = upkeep["reconcile_stream"][-1]
+    assert upkeep == {
+        "keep_in_progress": ("sea", "from_up"),
+        "recover_deliveries": ("sea", "from_up"),
+        "rescue_exhausted": ("sea", "from_up"),
+        "sweep_inbox": ("sea", "from_up"),
+        "record_dead_letters": ("sea",),
+        "reconcile_stream": ("sea", window),
+        "reconcile_inbox": ("sea", "from_up", window),
+    }
+    assert len(scheduler.messages("relay-upkeep")) == 7
 
 
 async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(scheduler: Scheduler) -> None:
