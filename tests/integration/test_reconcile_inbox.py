@@ -126,8 +126,8 @@ async def test_an_unreadable_message_is_known_by_its_place(sub: Subscription) ->
     for row in await sub.rows():
         await sub.process(Handler()).process(row["message_id"])
     await sub.acked()
-    assert (await find(sub).run()).checked == 2
-    assert await reconcile(sub).run() == 0
+    report = await find(sub).run()
+    assert (report.checked, list(report.missing)) == (2, [])
 
 
 async def test_what_the_inbox_may_have_forgotten_is_not_asked_after(sub: Subscription) -> None:
@@ -147,7 +147,8 @@ async def test_every_page_is_compared(sub: Subscription, monkeypatch: pytest.Mon
 
 async def test_a_message_that_has_left_the_stream_meanwhile_is_passed_over(sub: Subscription) -> None:
     ids = await handled(sub, 3)
-    await lose_rows(sub, *ids)
+    await lose_rows(sub, ids[0])
+    facts = len(sub.facts)
 
     class Gone(StreamReader):
         async def next(self, seq: int) -> Any:
@@ -155,5 +156,5 @@ async def test_a_message_that_has_left_the_stream_meanwhile_is_passed_over(sub: 
 
     reader = Gone(sub.nats, stream=sub.stream, durable="down", filter_subject=f"{sub.name}.event.>")
     audit = ReconcileInbox(sub.context, SUBSCRIPTION, find(sub), reader, sub.pull(), sub.facts.append)
-    assert await audit.run() == 2
-    assert sorted(row["message_id"] for row in await sub.rows()) == sorted(ids[1:])
+    assert await audit.run() == 0
+    assert len(sub.facts) == facts  # its neighbour was not accepted in its place

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from nats.js.api import StreamConfig
 
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
-from relay.commands.reconcile import PAGE, LedgerEntry, windows
+from relay.commands.reconcile import PAGE, LedgerEntry, Stored, windows
 from relay.domain.facts import StreamLossFound
 from tests.integration.publishing import Relay, event, outbox_rows, query
 from tests.integration.reconciling import command, delete, foreign, only, publish, recreate
@@ -20,7 +23,8 @@ async def untouched(relay: Relay, *, turns: int = 3) -> None:
     audit = command(relay)
     for turn in range(turns):
         assert only(await audit.tick(turn)).lost == 0
-    assert only(await audit.everything(repair=True)).lost == 0
+    for repair in (False, True):
+        assert only(await audit.everything(repair=repair)).lost == 0
     assert outbox_rows(relay.url) == before
     assert not [fact for fact in relay.facts if isinstance(fact, StreamLossFound)]
 
@@ -50,6 +54,19 @@ async def test_what_the_stream_let_go_by_right_stays_gone(relay: Relay) -> None:
     await untouched(relay)
 
 
+async def test_what_expires_while_we_read_is_not_lost(relay: Relay) -> None:
+    await relay.create_stream()
+    await publish(relay, 3)
+
+    class Purging(NatsStreamAuditor):
+        async def stored(self, *arguments: Any) -> Sequence[Stored]:
+            await relay.admin(lambda js: js.purge_stream(relay.stream))
+            return await super().stored(*arguments)
+
+    report = only(await command(relay, Purging(relay.nats)).everything(repair=False))
+    assert (report.checked, report.lost) == (3, 0)
+
+
 async def test_an_event_whose_ack_said_duplicate_is_held(relay: Relay) -> None:
     await relay.create_stream()
     await publish(relay, 1)
@@ -77,6 +94,10 @@ async def test_an_entry_that_changed_meanwhile_is_left_alone(relay: Relay) -> No
     assert (await ledger.republish("OTHER", state, [LedgerEntry(id, 1)])).count == 0
     counts = [(await ledger.republish(relay.stream, state, [LedgerEntry(id, 1)])).count for _ in range(2)]
     assert counts == [1, 0]
+    await relay.drained()
+    seq = outbox_rows(relay.url)[0]["published_seq"]
+    query(relay.url, "UPDATE outbox_events SET published_at = NULL")  # a replay, under way
+    assert (await ledger.republish(relay.stream, state, [LedgerEntry(id, seq)])).count == 0
 
 
 async def test_events_in_several_streams_are_looked_for_where_they_went(relay: Relay) -> None:
