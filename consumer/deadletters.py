@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from relay.domain.errors import AlertRefused
 from relay.domain.facts import AlertFailed, FactSink, IncidentRecorded
 from relay.domain.incidents import Letter, RecordedIncident, read_letter
+from relay.failpoints import reach
 from relay.ports import Delivery, JetStreamConsumer
 
 _WAIT: Final = timedelta(milliseconds=200)
@@ -57,6 +58,7 @@ class RecordDeadLetters:
         """Record a batch, state the fact of each new incident, acknowledge."""
         letters = [read_letter(found.subject, found.body, found.stream, found.stream_seq) for found in deliveries]
         recorded = await self._incidents.record(letters)
+        reach("after_incident_commit")
         for incident in recorded:
             self._facts(
                 IncidentRecorded(

@@ -14,6 +14,7 @@ from relay.domain.envelope import handler_request
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry, RetryPolicy, decide
+from relay.failpoints import reach
 from relay.ports import (
     ClaimedMessage,
     EventHandler,
@@ -68,6 +69,7 @@ class ProcessInboxMessage:
         claim = await self._inbox.claim(message_id, _LEASE)
         if claim is None:
             return None
+        reach("after_message_claim")
         disposition = claim.row.condemned or await self._ask(claim)
         match disposition:
             case Ack():
@@ -101,6 +103,7 @@ class ProcessInboxMessage:
             result = await self._handler.handle(request)
         finally:
             keeper.cancel()
+        reach("after_handler_before_mark")
         return decide(result, claim.attempts, self._config.policy, random.random())  # noqa: S311
 
     async def _keep(self, claim: ClaimedMessage) -> None:
@@ -117,6 +120,7 @@ class ProcessInboxMessage:
         """Processed, then acknowledged: in this order, so that a crash between the two loses nothing."""
         if not disposition.settled and not await self._inbox.mark_processed(claim, disposition):
             return
+        reach("after_commit_before_ack")
         self._facts(
             MessageProcessed(
                 context=self._config.context,
@@ -149,11 +153,13 @@ class ProcessInboxMessage:
         """POL-047-006. The verdict is recorded first, so that an outage now does not ask the handler again."""
         if claim.row.condemned is None and not await self._inbox.condemn(claim, disposition):
             return None
+        reach("after_condemn")
         try:
             await self._dead_letters.route(_failed(claim), disposition)
         except Outage:
             await self._inbox.release(claim, _DEAD_LETTER_PAUSE)
             return _DEAD_LETTER_PAUSE
+        reach("before_dlq_commit")
         if await self._inbox.mark_dead_lettered(claim):
             await self._ack(claim, disposition)
         return None

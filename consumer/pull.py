@@ -14,6 +14,7 @@ from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen
 from relay.domain.model import stand_in_id
 from relay.domain.policies import DeadLetter, DeadLetterClass
+from relay.failpoints import reach
 from relay.ports import Delivery, InboxRepository, InboxRow, Inserted, JetStreamConsumer
 
 _WAIT: Final = timedelta(seconds=2)
@@ -93,6 +94,7 @@ class PullMessages:
 
     async def accept(self, deliveries: Sequence[Delivery]) -> int:
         """Put a batch into the inbox; returns how many messages were new to it."""
+        reach("after_fetch_before_insert")
         rows = [self._row(delivery) for delivery in deliveries]
         inserted = await self._insert(rows)
         settled = self._settled(rows, inserted)
@@ -121,6 +123,7 @@ class PullMessages:
     async def _hand_over(self, ids: Sequence[UUID]) -> None:
         try:
             await self._enqueue(ids)
+            reach("after_enqueue")
         except Outage as error:
             # The rows are committed: the sweep enqueues them once Redis is back.
             self._facts(OutageSeen(context=self._config.context, server="redis", error=error.message))
@@ -130,13 +133,16 @@ class PullMessages:
         replies = [row.ack_subject for row in rows]
         for _ in range(_INSERT_ATTEMPTS):
             try:
-                return list(await self._inbox.insert(rows))
+                inserted = await self._inbox.insert(rows)
+                reach("after_inbox_insert")
             except MalformedMessage as error:
                 return await self._insert_apart(rows, error)
             except DatabaseUnreachable as error:
                 self._facts(OutageSeen(context=self._config.context, server="postgresql", error=error.message))
                 await self._consumer.in_progress(replies)
                 await asyncio.sleep(_INSERT_PAUSE)
+            else:
+                return list(inserted)
         await self._consumer.nak(replies, _NAK_DELAY)
         raise DatabaseUnreachable("the inbox did not take a batch; it was given back to the stream")
 

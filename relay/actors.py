@@ -16,6 +16,7 @@ import dramatiq
 from dramatiq.errors import Retry
 from dramatiq.middleware import Retries
 
+from relay import failpoints
 from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, Application, job
@@ -27,6 +28,7 @@ from relay.telemetry.logs import LogFacts, configure
 
 settings = load_settings()
 configure(settings.log_level, settings.log_format)
+failpoints.enable(settings.failpoints)
 application = Application(settings, role="worker")
 application.facts.listen(LogFacts())
 

@@ -27,6 +27,7 @@ from relay.domain.policies import (
     after_publish_failure,
 )
 from relay.domain.subject import check_subject, check_token, check_version, event_subject
+from relay.failpoints import reach
 from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
 
 
@@ -72,6 +73,8 @@ class PublishOutboxEvents:
         while True:
             async with self._outbox.find_unpublished(shard, self._config.batch_size) as claim:
                 settled = await self._publish(claim)
+            if settled.subjects:
+                reach("after_publish_commit")
             self._report(settled)
             total += sum(isinstance(outcome, Published) for outcome in settled.outcomes.values())
             _raise_on_outage(settled.outcomes.values())
@@ -102,10 +105,14 @@ class PublishOutboxEvents:
         """Publish the claimed rows and settle them inside the claim."""
         messages, outcomes = self._prepare(claim.rows)
         if messages:
+            reach("after_claim")
             outcomes |= await self._publisher.publish_all(messages)
+            reach("after_publish_before_mark")
         failures = self._failures(claim.rows, outcomes)
         await claim.mark_published({id: out for id, out in outcomes.items() if isinstance(out, Published)})
         await claim.increment_attempts(failures)
+        if messages:
+            reach("after_mark_before_commit")
         return _Settled(claim.rows, {message.id: message.subject for message in messages}, outcomes, failures)
 
     def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:

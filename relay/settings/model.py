@@ -7,7 +7,16 @@ from datetime import timedelta
 from importlib.machinery import PathFinder
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    DirectoryPath,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    model_validator,
+)
 
 from relay.domain.errors import UnknownContext
 from relay.domain.subject import DEFAULT_TEMPLATE
@@ -217,7 +226,10 @@ class ContextSettings(Section):
 
 
 class Settings(Section):
-    """The whole configuration. Built by `load_settings`; a value of its own in tests."""
+    """The whole configuration. Built by `load_settings`; a value of its own in tests.
+
+    ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`; no service sets it.
+    """
 
     nats_url: NatsUrl = SecretStr("nats://localhost:4222")
     redis_url: RedisUrl = SecretStr("redis://localhost:6379/0")
@@ -225,6 +237,7 @@ class Settings(Section):
     actor_modules: Modules = Field(default_factory=installed_actor_modules)
     log_level: LogLevel = "INFO"
     log_format: Literal["auto", "console", "json"] = "auto"
+    failpoints: DirectoryPath | None = None
     contexts: dict[str, ContextSettings] = {}
 
     #: Where each value comes from, by key path; what is not listed is a default.

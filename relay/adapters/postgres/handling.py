@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from relay.adapters.postgres.pool import CONNECTION
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost
+from relay.failpoints import reach
 
 _DIALECT: Final = "postgresql+psycopg://"
 
@@ -101,6 +102,7 @@ class HandlerTransactions:
                     session.commit()
                 cursor.execute(statement("mark_processed"), _parameters(claim))
                 _check(cursor.rowcount)
+                reach("after_mark_before_handler_commit")
 
     @asynccontextmanager
     async def settle_async(self, claim: Claim) -> AsyncIterator[AsyncTransaction]:
@@ -114,6 +116,7 @@ class HandlerTransactions:
                     await session.commit()
                 await cursor.execute(statement("mark_processed"), _parameters(claim))
                 _check(cursor.rowcount)
+                reach("after_mark_before_handler_commit")
 
     async def close(self) -> None:
         """Close the connections."""

@@ -1,0 +1,85 @@
+"""Named points of the delivery paths at which a test may kill, pause or cut the process (DESIGN §9, promise 7).
+
+Off unless ``RELAY_FAILPOINTS`` names a directory; passing a point then costs one comparison. A test arms a
+point by a file of its name there that holds an action. The first process to pass the point takes the file
+away and acts, so an action happens once however many processes pass, and the file's new name tells the test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, Outage
+
+#: Every point, and the outage that a reply lost there looks like.
+POINTS: Final[dict[str, type[Outage]]] = {
+    "after_claim": DatabaseUnreachable,
+    "after_publish_before_mark": BrokerUnreachable,
+    "after_mark_before_commit": DatabaseUnreachable,
+    "after_publish_commit": DatabaseUnreachable,
+    "after_fetch_before_insert": BrokerUnreachable,
+    "after_inbox_insert": DatabaseUnreachable,
+    "after_enqueue": BrokerUnreachable,
+    "after_message_claim": DatabaseUnreachable,
+    "after_handler_before_mark": DatabaseUnreachable,
+    "after_mark_before_handler_commit": DatabaseUnreachable,
+    "after_commit_before_ack": BrokerUnreachable,
+    "after_condemn": DatabaseUnreachable,
+    "before_dlq_commit": DatabaseUnreachable,
+    "after_incident_commit": DatabaseUnreachable,
+}
+_TAKEN: Final = ".reached"
+
+
+class Action(Enum):
+    """What happens at a point: SIGKILL, SIGSTOP until a SIGCONT, or an outage although all went well."""
+
+    KILL = "kill"
+    PAUSE = "pause"
+    LOST_REPLY = "lost-reply"
+
+
+_directory: Path | None = None
+
+
+def enable(directory: Path | None) -> None:
+    """Look for armed points in ``directory``; None turns failpoints off."""
+    global _directory  # noqa: PLW0603 - process-wide by nature
+    _directory = directory
+
+
+def arm(directory: Path, point: str, action: Action) -> None:
+    """Have the next process that passes ``point`` do ``action``. Raises ValueError for an unknown point."""
+    if point not in POINTS:
+        raise ValueError(f"no failpoint is called {point!r}; known: {', '.join(POINTS)}")
+    draft = directory / f"{point}.draft"
+    draft.write_text(action.value)
+    draft.replace(directory / point)
+
+
+def reached(directory: Path, point: str) -> int | None:
+    """The process that passed an armed point, None while nobody has."""
+    taken = next(directory.glob(f"{point}{_TAKEN}.*"), None)
+    return None if taken is None else int(taken.suffix[1:])
+
+
+def reach(point: str) -> None:
+    """Pass a point. Raises the point's outage when a test has armed it with a lost reply."""
+    if _directory is None:
+        return
+    mine = _directory / f"{point}{_TAKEN}.{os.getpid()}"
+    try:
+        (_directory / point).rename(mine)
+    except FileNotFoundError:
+        return
+    match Action(mine.read_text()):
+        case Action.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Action.PAUSE:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case Action.LOST_REPLY:
+            raise POINTS[point](f"failpoint {point}: the reply was lost")
