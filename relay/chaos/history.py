@@ -1,0 +1,222 @@
+"""What happened in a run, as records that outlive every process: one JSON object a line, only ever appended.
+
+Each writing process has a file of its own, so a process that is killed tears at most the last line of one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+
+class Outcome(StrEnum):
+    """What a producer knows of its transaction. UNKNOWN is settled at the end from the business table."""
+
+    OK = "ok"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Source(StrEnum):
+    """The subscription that an event is for; also its event type."""
+
+    HTTP = "http"
+    """A service answers, and keeps its effect in its own transaction. ``settle = "handler"``."""
+    PYTHON = "python"
+    """A Python handler in the inbox transaction. ``settle = "inbox"``."""
+    ORDERED = "ordered"
+    """The same with ``order = "key"`` and ``failed_head = "skip"``."""
+
+
+class Plan(StrEnum):
+    """What the handler is going to answer; a function of the event's id and the seed."""
+
+    ACCEPT = "accept"
+    REPEAT = "repeat"
+    """409 without an effect, as if it were known."""
+    POISON = "poison"
+    """422: a dead letter of class deterministic, no effect."""
+    FLAKY = "flaky"
+    """503 some times, then 200."""
+    HANG = "hang"
+    """No answer to the first call, then 200."""
+    DROP = "drop"
+    """The effect is committed and the connection dropped before the answer, at the first call."""
+    NEVER = "never"
+    """503 for ever: a dead letter of class exhausted, no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """One event as its producer sees it. ``bad``: an outbox row that can never be published."""
+
+    id: str
+    source: Source
+    key: str
+    plan: Plan
+    bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One producer transaction: a business row for each event, and the events. ``at``: Unix time, as always."""
+
+    number: int
+    kind: str
+    """one | batch | rollback | bad"""
+    outcome: Outcome
+    events: Sequence[Produced]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, from its injection to the moment it was healed."""
+
+    number: int
+    kind: str
+    target: str
+    began: float
+    ended: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One handler call as the handler saw it, and its answer (ok | repeat | poison | error | hang | drop)."""
+
+    message_id: str
+    source: Source
+    answer: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The counts of a moment. None: the database did not answer."""
+
+    at: float
+    committed: int
+    published: int | None
+    handled: int | None
+    """Inbox rows processed or dead-lettered."""
+    outbox: int | None
+    """Events that wait to be published."""
+    inbox: int | None
+    """Messages that wait to be handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Business:
+    """A row of the business table at the end: the event is committed, the ``place``-th of its key."""
+
+    event_id: str
+    key: str
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxState:
+    """An outbox row at the end: published | dead | waiting."""
+
+    id: str
+    state: str
+    stream_seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message of the event stream at the end, in stream order. ``id`` is the event's, without a generation."""
+
+    seq: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class InboxState:
+    """An inbox row at the end: processed | dead-lettered | open."""
+
+    id: str
+    source: str
+    state: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A committed effect of a handler; ``place`` grows in the order in which effects were committed."""
+
+    message_id: str
+    source: Source
+    key: str
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A dead letter as recorded in the incidents table: poison | deterministic | exhausted."""
+
+    message_id: str
+    source: str
+    kind: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerEnd:
+    """What JetStream says of a durable consumer at the end."""
+
+    name: str
+    pending: int
+    ack_pending: int
+    ack_floor: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A tail that the stream lost by a fault: these events were in it. Their keys' order in the stream is void."""
+
+    fault: int
+    ids: Sequence[str]
+
+
+Record: TypeAlias = (
+    Operation
+    | Fault
+    | Call
+    | Sample
+    | Business
+    | OutboxState
+    | Stored
+    | InboxState
+    | Effect
+    | Incident
+    | ConsumerEnd
+    | Lost
+)
+
+
+class History:
+    """Appends records to a file; a line is written with one call, so records of several threads do not mix."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._lock = threading.Lock()
+
+    def write(self, *records: Record) -> None:
+        """Append records; they are the operating system's when this returns."""
+        lines = b"".join(
+            json.dumps({"record": type(record).__name__, **asdict(record)}).encode() + b"\n" for record in records
+        )
+        with self._lock:
+            self._file.write(lines)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
