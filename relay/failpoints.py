@@ -53,9 +53,14 @@ def enable(directory: Path | None) -> None:
 
 
 def arm(directory: Path, point: str, action: Action) -> None:
-    """Have the next process that passes ``point`` do ``action``. Raises ValueError for an unknown point."""
+    """Have the next process that passes ``point`` do ``action``; who passed before is forgotten.
+
+    Raises ValueError for an unknown point.
+    """
     if point not in POINTS:
         raise ValueError(f"no failpoint is called {point!r}; known: {', '.join(POINTS)}")
+    for taken in directory.glob(f"{point}{_TAKEN}.*"):
+        taken.unlink()
     draft = directory / f"{point}.draft"
     draft.write_text(action.value)
     draft.replace(directory / point)

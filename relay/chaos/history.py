@@ -175,7 +175,9 @@ class ConsumerEnd:
     pending: int
     ack_pending: int
     ack_floor: int
+    """Every message for it up to this stream sequence is acknowledged."""
     last_seq: int
+    """The last message of the stream that its filter takes; 0: none. A floor below it is a message given up."""
 
 
 @dataclass(frozen=True, slots=True)

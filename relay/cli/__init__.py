@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from relay.cli import backlog, config, db, demo, dev, dlq, handler, health, outbox, reconcile, streams
+from relay.cli import backlog, chaos, config, db, demo, dev, dlq, handler, health, outbox, reconcile, streams
 from relay.domain.errors import RelayError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("dev")(dev.dev)
+app.command("chaos")(chaos.chaos)
 app.command("health")(health.health)
 app.command("config")(config.show)
 app.command("backlog")(backlog.backlog)

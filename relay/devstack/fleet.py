@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import signal
 import subprocess
 import sys
@@ -15,17 +13,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import psutil
-
-from relay.devstack import configuration, prepare, processes
+from relay.devstack import configuration, leftovers, monitoring, prepare, processes
 from relay.devstack.configuration import Configuration
 from relay.devstack.errors import DevStackError, ServerFailed
 from relay.devstack.logs import LogConsole, last_lines
 from relay.devstack.ports import LOOPBACK, free_port
 from relay.devstack.stack import DevStack
 
-#: Tells our processes, and whatever they start, from all others: a fleet that was killed is found by it.
-_MARK: Final = "JETRELAY_FLEET"
 _READY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 20.0
 _LOG_LIMIT_BYTES: Final = 10_000_000
@@ -91,7 +85,7 @@ class Fleet:
         environment = {**configuration.base_environment(inherit=self.options.inherit), **self.options.environment}
         contexts = configuration.declared(self.options.config, environment).contexts
         self.stack.start()
-        _end_leftovers(self.stack.directory)
+        leftovers.end_leftovers(self.stack.directory)
         self.handlers = {
             name: f"http://{LOOPBACK}:{free_port()}/handle"
             for name, context in contexts.items()
@@ -163,8 +157,8 @@ class Fleet:
             "RELAY_LOG_FORMAT": "console",
             "PYTHONUNBUFFERED": "1",
             **self.configuration.environment,
-            _MARK: str(self.stack.directory),
         }
+        environment = leftovers.marked(environment, self.stack.directory)
         process = processes.spawn(command, log=log, directory=Path.cwd(), environment=environment)
         self._members.append(_Member(name, process, log))
 
@@ -190,47 +184,18 @@ class Fleet:
     def _not_ready(self) -> Iterator[str]:
         """Name who is missing: a handler must answer, processes be connected, each subscription be pulled."""
         for url in self.handlers.values():
-            if _get(url.replace("/handle", "/healthz")) is None:
+            if monitoring.get(url.replace("/handle", "/healthz")) is None:
                 yield f"the handler at {url}"
-        answer = _get(f"{self.stack.nats.monitor_url}/connz?limit=1024")
-        names = [connection.get("name") for connection in json.loads(answer or "{}").get("connections", [])]
-        if names.count("jetrelay-worker") < self.options.processes:
+        clients = monitoring.connected_clients(self.stack.nats.monitor_url)
+        if clients["jetrelay-worker"] < self.options.processes:
             yield "the worker"
-        if "jetrelay-scheduler" not in names:
+        if not clients["jetrelay-scheduler"]:
             yield "the scheduler"
-        pulled = _pulled_consumers(_get(f"{self.stack.nats.monitor_url}/jsz?streams=true&consumers=true"))
+        pulled = monitoring.pulled_consumers(self.stack.nats.monitor_url)
         for context in self.configuration.settings.contexts.values():
             for subscription in context.subscriptions.values():
                 if (subscription.stream, subscription.durable) not in pulled:
                     yield f"the subscription {subscription.name} of {context.name}"
-
-
-def _pulled_consumers(answer: bytes | None) -> set[tuple[str, str]]:
-    """Return stream and name of each consumer at which somebody waits for messages, or works on some."""
-    streams = [
-        stream
-        for account in json.loads(answer or "{}").get("account_details", ())
-        for stream in account.get("stream_detail", ())
-    ]
-    return {
-        (stream["name"], consumer["name"])
-        for stream in streams
-        for consumer in stream.get("consumer_detail", ())
-        if consumer.get("num_waiting") or consumer.get("num_ack_pending")
-    }
-
-
-def _get(url: str) -> bytes | None:
-    parts = urlsplit(url)
-    client = http.client.HTTPConnection(parts.hostname or LOOPBACK, parts.port, timeout=2)
-    try:
-        client.request("GET", f"{parts.path}?{parts.query}")
-        response = client.getresponse()
-        return response.read() if response.status == http.HTTPStatus.OK else None
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        client.close()
 
 
 def _end(process: subprocess.Popen[bytes], deadline: float) -> None:
@@ -239,15 +204,3 @@ def _end(process: subprocess.Popen[bytes], deadline: float) -> None:
     except subprocess.TimeoutExpired:
         processes.kill(process.pid)
         process.wait()
-
-
-def _end_leftovers(directory: Path) -> None:
-    """Kill what a fleet in this directory left behind when it was itself killed, descendants included."""
-    processes.kill_all([process for process in psutil.process_iter() if _is_ours(process, directory)])
-
-
-def _is_ours(process: psutil.Process, directory: Path) -> bool:
-    try:
-        return bool(process.environ().get(_MARK) == str(directory))
-    except (psutil.Error, OSError):  # ended meanwhile, or somebody else's
-        return False

@@ -43,3 +43,5 @@ def write(vibe: Vibe, session: Session, context: MessageContext) -> None:
 async def write_async(vibe: Vibe, session: AsyncSession, context: MessageContext) -> None:
     await session.execute(INSERT, {"message_id": context.message_id, "attempt": context.attempt})
     await OUTBOX.add(session, following(vibe.n))
+    if vibe.poison:
+        raise Poison("not this one")

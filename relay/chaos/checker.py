@@ -1,0 +1,89 @@
+"""The judge of a run: a judgement for every promise of DESIGN §9, from the records alone.
+
+The checker reads nothing and changes nothing. It does not trust the system under test: what was committed is
+what the business table says, and what happened is what the producers, the handlers and the servers recorded.
+A run that proves nothing, since nothing happened in it, is not a run that kept its promises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from relay.chaos.deployment import MAX_ATTEMPTS
+from relay.chaos.evidence import Evidence
+from relay.chaos.judgement import Figure, Judgement, conclude
+from relay.chaos.ledger import Ledger, open_ledger
+from relay.chaos.promises import (
+    bad_rows_contained,
+    dead_letters_accounted,
+    effects_once,
+    nothing_lost,
+    nothing_phantom,
+    nothing_stuck,
+    order_kept,
+)
+from relay.chaos.recovery import amplification, recovered
+
+
+def judge(
+    evidence: Evidence,
+    *,
+    drained: bool,
+    liveness: bool = False,
+    faults_expected: bool = True,
+    max_attempts: int = MAX_ATTEMPTS,
+) -> list[Judgement]:
+    """Judge every promise. ``drained``: the system came to rest in time after the last fault was healed.
+
+    ``liveness``: the faults never end, so what counts is that work goes on, not how soon it is resumed.
+    ``max_attempts``: a message with fewer may not be given up because its handler was away.
+    """
+    ledger = open_ledger(evidence, max_attempts)
+    final = [
+        nothing_lost(ledger),
+        nothing_phantom(ledger),
+        effects_once(ledger, amplification(evidence, ledger)),
+        order_kept(ledger),
+        dead_letters_accounted(ledger),
+        nothing_stuck(ledger, evidence.consumers, drained),
+    ]
+    bad = bad_rows_contained(ledger)
+    return [
+        _meaningful(evidence, ledger, faults_expected),
+        *final,
+        _under_faults(evidence, [*final, bad]),
+        recovered(evidence, liveness),
+        bad,
+    ]
+
+
+def _meaningful(evidence: Evidence, ledger: Ledger, faults_expected: bool) -> Judgement:
+    figures: dict[str, Figure] = {
+        "operations": len(evidence.operations),
+        "events committed": len(ledger.committed),
+        "effects": len(evidence.effects),
+        "faults": len(evidence.faults),
+        "samples": len(evidence.samples),
+    }
+    return conclude(0, "the run is meaningful", _gaps(evidence, ledger, faults_expected), figures)
+
+
+def _gaps(evidence: Evidence, ledger: Ledger, faults_expected: bool) -> Iterator[str]:
+    required = {
+        "no committed event is known": ledger.committed,
+        "no effect is known": evidence.effects,
+        "the counts were never sampled": evidence.samples,
+        "no consumer was asked at the end": evidence.consumers,
+    }
+    if faults_expected:
+        required["no fault was injected"] = evidence.faults
+    yield from (gap for gap, found in required.items() if not found)
+    yield from (f"business row {id} belongs to no recorded operation" for id in ledger.unmade)
+
+
+def _under_faults(evidence: Evidence, others: list[Judgement]) -> Judgement:
+    kinds = Counter(fault.kind for fault in evidence.faults)
+    figures: dict[str, Figure] = {"faults": len(evidence.faults), **dict(sorted(kinds.items()))}
+    broken = (f"promise {other.number} was broken: {other.name}" for other in others if not other.kept)
+    return conclude(7, "faults change none of this", broken, figures)

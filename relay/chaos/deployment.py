@@ -1,0 +1,116 @@
+"""What a chaos run deploys: contexts and subscriptions, and who reaches which server through which link.
+
+One context produces and another consumes with a subscription for each type of event (`history.Source`). Back-offs
+are short, so that a run of minutes sees many retries; attempts are plenty, so that no outage makes a dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from relay.chaos.history import Source
+from relay.devstack.ports import LOOPBACK
+from relay.settings.model import SubscriptionSettings
+
+PRODUCING: Final = "shop"
+CONSUMING: Final = "sea"
+#: The database of the handler service.
+CASES: Final = "cases"
+DATABASES: Final = (PRODUCING, CONSUMING, CASES)
+STREAM: Final = "SHOP_EVENTS"
+#: With the back-off below: more than a minute of failures, within which every fault is healed.
+MAX_ATTEMPTS: Final = 60
+
+#: Each link is "role-server": the connections that processes of one role make to one server.
+LINKS: Final = (
+    "worker-postgres",
+    "worker-nats",
+    "worker-valkey",
+    "worker-service",
+    "scheduler-postgres",
+    "scheduler-nats",
+    "scheduler-valkey",
+    "service-postgres",
+    "producer-postgres",
+)
+
+_HANDLER: Final = "python:relay.chaos.effects"
+_ORDERED: Final = {"order": '"key"', "failed_head": '"skip"'}
+#: Whether the subscription `ordered` asks for order, which not every version of the settings can.
+ORDERED: Final = _ORDERED.keys() <= SubscriptionSettings.model_fields.keys()
+
+_CONTEXTS: Final = f"""\
+[contexts.{PRODUCING}]
+[contexts.{PRODUCING}.stream]
+name = "{STREAM}"
+subjects = ["{PRODUCING}.event.>"]
+max_age = "unlimited"
+[contexts.{PRODUCING}.publish]
+max_attempts = 3
+backoff_initial = "200ms"
+backoff_max = "2s"
+
+[contexts.{CONSUMING}]
+"""
+# max_deliver is out of reach: faults decide how often a message comes, and its handler what becomes of it.
+_SUBSCRIPTION: Final = """
+[contexts.{context}.subscriptions.{name}]
+stream = "{stream}"
+filter_subject = "{subject}"
+settle = "{settle}"
+handler = "{handler}"
+handler_timeout = "3s"
+ack_wait = "30s"
+max_deliver = 1000
+max_ack_pending = 200
+max_attempts = {max_attempts}
+backoff_initial = "200ms"
+backoff_max = "1s"
+"""
+
+
+def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS) -> None:
+    """Write the relay.toml of the run; servers are named by the environment."""
+    path.write_text(_CONTEXTS + "".join(_subscription(source, service_url, max_attempts) for source in Source))
+
+
+def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
+    served = source is Source.HTTP
+    text = _SUBSCRIPTION.format(
+        context=CONSUMING,
+        name=source.value,
+        stream=STREAM,
+        max_attempts=max_attempts,
+        subject=f"{PRODUCING}.event.{source.value}.>",
+        settle="handler" if served else "inbox",
+        handler=service_url if served else _HANDLER,
+    )
+    if source is Source.ORDERED and ORDERED:
+        text += "".join(f"{key} = {value}\n" for key, value in _ORDERED.items())
+    return text
+
+
+def database_url(port: int, database: str) -> str:
+    """Return the address of a database, at the server or at a link to it."""
+    return f"postgresql://postgres@{LOOPBACK}:{port}/{database}"
+
+
+def service_url(port: int) -> str:
+    """Return where the handler service takes messages."""
+    return f"http://{LOOPBACK}:{port}/handle"
+
+
+def variables(config: Path, ports: Mapping[str, int]) -> dict[str, str]:
+    """Return what the settings read; ``ports``: of postgres, nats and valkey, or of links to them."""
+    databases = {
+        f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL": database_url(ports["postgres"], context)
+        for context in (PRODUCING, CONSUMING)
+    }
+    return {
+        **databases,
+        "RELAY_CONFIG": str(config),
+        "NATS_URL": f"nats://{LOOPBACK}:{ports['nats']}",
+        "REDIS_URL": f"redis://{LOOPBACK}:{ports['valkey']}/0",
+    }

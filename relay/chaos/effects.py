@@ -1,0 +1,90 @@
+"""The Python handlers of a run: ``handler = "python:relay.chaos.effects"``.
+
+One runs in a thread and one on the worker's loop, because jetrelay treats them differently. Each writes its effect
+in the transaction of the inbox row and then behaves as the plan says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from pydantic import BaseModel
+
+from consumer.handlers import AlreadyProcessed, MessageContext, Poison, handles
+from relay.chaos.history import Call, History, Source
+from relay.chaos.plan import Answer, answer_to
+from relay.chaos.tables import INSERT_EFFECT, READ_SETTINGS, HandlerSettings
+
+
+class Case(BaseModel):
+    """The payload of every event of a run."""
+
+    key: str
+
+
+class HandlerFailed(Exception):
+    """What a handler raises that is to be called again."""
+
+
+_known: Final[dict[str, HandlerSettings]] = {}
+_histories: Final[dict[str, History]] = {}
+_lock: Final = threading.Lock()
+
+
+@handles("python", version=1)
+def write(case: Case, connection: psycopg.Connection[Any], context: MessageContext) -> None:
+    """Write the effect in a thread. One that hangs outlives its time-out and then wants to commit."""
+    settings = _known.get(connection.info.dsn)
+    if settings is None:
+        settings = _keep(connection.info.dsn, connection.execute(READ_SETTINGS).fetchone())
+    connection.execute(INSERT_EFFECT, _effect(context, Source.PYTHON, case))
+    if _behave(settings, Source.PYTHON, context) is Answer.HANG:
+        time.sleep(settings.hang)
+
+
+@handles("ordered", version=1)
+async def write_in_order(case: Case, connection: psycopg.AsyncConnection[Any], context: MessageContext) -> None:
+    """Write the effect on the loop. One that hangs is cancelled."""
+    settings = _known.get(connection.info.dsn)
+    if settings is None:
+        settings = _keep(connection.info.dsn, await (await connection.execute(READ_SETTINGS)).fetchone())
+    await connection.execute(INSERT_EFFECT, _effect(context, Source.ORDERED, case))
+    if _behave(settings, Source.ORDERED, context) is Answer.HANG:
+        await asyncio.sleep(settings.hang)
+
+
+def _effect(context: MessageContext, source: Source, case: Case) -> dict[str, Any]:
+    return {"message_id": context.message_id, "source": source.value, "key": case.key}
+
+
+def _behave(settings: HandlerSettings, source: Source, context: MessageContext) -> Answer:
+    answer = answer_to(context.message_id, settings.seed, context.attempt)
+    if settings.history is not None:
+        _history(settings.history).write(Call(str(context.message_id), source, answer.value, time.time()))
+    match answer:
+        case Answer.REPEAT:
+            raise AlreadyProcessed("the plan says that this was done before")
+        case Answer.POISON:
+            raise Poison("the plan says that this cannot be handled")
+        case Answer.ERROR | Answer.DROP:
+            raise HandlerFailed("the plan says that this call fails")
+    return answer
+
+
+def _keep(dsn: str, row: Any) -> HandlerSettings:
+    """Remember the settings of a database: they do not change in a run."""
+    settings = _known[dsn] = HandlerSettings.of(row)
+    return settings
+
+
+def _history(directory: str) -> History:
+    with _lock:
+        if directory not in _histories:
+            _histories[directory] = History(Path(directory) / f"calls-{os.getpid()}.jsonl")
+        return _histories[directory]

@@ -1,0 +1,1 @@
+"""How faults are injected and healed: a context manager each, see `stage.Injection`."""

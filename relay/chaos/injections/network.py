@@ -1,0 +1,86 @@
+"""Faults of a link between processes and a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from relay.chaos.stage import Stage
+
+_DELAY_SECONDS: Final = 2.0
+#: Powers of ten: from the first byte of a handshake to a few kilobytes into an answer.
+_REPLY_BYTES: Final = (0.0, 3.6)
+
+
+@contextmanager
+def cut(stage: Stage, target: str) -> Iterator[None]:
+    """Connections are reset, new ones refused."""
+    link = stage.rig.links[target]
+    stage.note(f"{link.open} connections")
+    link.cut()
+    try:
+        yield
+    finally:
+        link.heal()
+
+
+@contextmanager
+def black_hole(stage: Stage, target: str) -> Iterator[None]:
+    """Nothing passes, nothing is refused; when healed, what was sent meanwhile arrives late."""
+    link = stage.rig.links[target]
+    stage.note(f"{link.open} connections")
+    link.black_hole()
+    try:
+        yield
+    finally:
+        link.heal()
+
+
+@contextmanager
+def forgotten(stage: Stage, target: str) -> Iterator[None]:
+    """Nothing passes, nothing is refused; when healed, every connection is reset and what was sent is gone."""
+    link = stage.rig.links[target]
+    stage.note(f"{link.open} connections")
+    link.black_hole()
+    try:
+        yield
+    finally:
+        link.reset()
+        link.heal()
+
+
+@contextmanager
+def deaf(stage: Stage, target: str) -> Iterator[None]:
+    """Requests arrive and are obeyed, replies come late."""
+    link = stage.rig.links[target]
+    stage.note(f"{link.open} connections")
+    link.black_hole(replies_only=True)
+    try:
+        yield
+    finally:
+        link.heal()
+
+
+@contextmanager
+def delayed(stage: Stage, target: str) -> Iterator[None]:
+    """Two seconds more in each direction."""
+    link = stage.rig.links[target]
+    link.delay(_DELAY_SECONDS)
+    try:
+        yield
+    finally:
+        link.heal()
+
+
+@contextmanager
+def replies_cut(stage: Stage, target: str) -> Iterator[None]:
+    """Each connection is reset within a reply, so many bytes into what the server says."""
+    link = stage.rig.links[target]
+    before, after = link.counters.reset, int(10 ** stage.random.uniform(*_REPLY_BYTES))
+    link.cut_replies(after)
+    try:
+        yield
+    finally:
+        link.heal()
+        stage.note(f"{link.counters.reset - before} connections after {after} bytes")

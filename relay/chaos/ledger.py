@@ -1,0 +1,139 @@
+"""The evidence of a run by event id: what was committed, what was not, and what became of each event."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from relay.chaos.evidence import Evidence
+from relay.chaos.history import Effect, InboxState, Incident, Operation, OutboxState, Outcome, Plan, Produced
+
+#: The kind of an operation that its producer means to roll back.
+ROLLBACK: Final = "rollback"
+
+Told = TypeVar("Told", Effect, Incident)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """One look-up per question that the promises ask. The business table decides what was committed."""
+
+    committed: dict[str, Produced] = field(default_factory=dict)
+    """Good events whose business row is there: the system owes each of them a delivery."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """Events of an operation that the database confirmed, without their business row, and the operation."""
+    undone: dict[str, int] = field(default_factory=dict)
+    """Events that were rolled back, and the operation."""
+    bad: list[str] = field(default_factory=list)
+    """Committed events that can never be published."""
+    torn: list[int] = field(default_factory=list)
+    """Operations of which the database kept a part."""
+    unmade: list[str] = field(default_factory=list)
+    """Business rows that no recorded operation wrote."""
+    rows: frozenset[str] = frozenset()
+    """Events with a business row."""
+    keys: dict[str, list[str]] = field(default_factory=dict)
+    """The committed events of each key in the order of their places."""
+    outbox: Mapping[str, OutboxState] = field(default_factory=dict)
+    inbox: Mapping[str, InboxState] = field(default_factory=dict)
+    ids: Mapping[int, str] = field(default_factory=dict)
+    """What the stream has under a sequence number."""
+    stored: Counter[str] = field(default_factory=Counter)
+    first: Mapping[str, int] = field(default_factory=dict)
+    """The position in the stream of an event's first occurrence."""
+    effects: Mapping[str, list[Effect]] = field(default_factory=dict)
+    incidents: Mapping[str, list[Incident]] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+    """Events that were in a lost tail of the stream."""
+    void: frozenset[str] = frozenset()
+    """Keys with an event in a lost tail: the stream cannot have kept their order."""
+    abandoned: frozenset[str] = frozenset()
+    """Good messages given up after all attempts, because their handler was away for so long."""
+
+    def expected(self) -> Iterator[str]:
+        """Ids that may appear downstream of the outbox; anything else there is a phantom."""
+        yield from self.committed
+        yield from self.missing
+        yield from self.bad
+        yield from self.unmade
+
+
+def open_ledger(evidence: Evidence, max_attempts: int) -> Ledger:
+    """Index the evidence."""
+    ledger = Ledger(
+        outbox={row.id: row for row in evidence.outbox},
+        inbox={row.id: row for row in evidence.inbox},
+        ids={message.seq: message.id for message in evidence.stream},
+        stored=Counter(message.id for message in evidence.stream),
+        effects=_by_message(evidence.effects),
+        incidents=_by_message(evidence.incidents),
+        lost=frozenset(id for tail in evidence.lost for id in tail.ids),
+    )
+    ledger.first = _first_positions(evidence)
+    _settle(ledger, evidence)
+    ledger.keys = _by_key(ledger, evidence)
+    ledger.void = frozenset(row.key for row in evidence.business if row.event_id in ledger.lost)
+    ledger.abandoned = _abandoned(ledger, evidence, max_attempts)
+    return ledger
+
+
+def _settle(ledger: Ledger, evidence: Evidence) -> None:
+    """Sort every event by what became of its transaction."""
+    ledger.rows = frozenset(row.event_id for row in evidence.business)
+    for operation in evidence.operations:
+        _settle_operation(ledger, operation)
+    known = {event.id for operation in evidence.operations for event in operation.events}
+    ledger.unmade = sorted(ledger.rows - known)
+
+
+def _settle_operation(ledger: Ledger, operation: Operation) -> None:
+    present = {event.id for event in operation.events} & ledger.rows
+    if 0 < len(present) < len(operation.events):
+        ledger.torn.append(operation.number)
+    for event in operation.events:
+        if event.id in present and operation.kind != ROLLBACK:
+            if event.bad:
+                ledger.bad.append(event.id)
+            else:
+                ledger.committed[event.id] = event
+        elif operation.outcome is Outcome.OK and operation.kind != ROLLBACK:
+            ledger.missing[event.id] = operation.number
+        else:
+            ledger.undone[event.id] = operation.number
+
+
+def _by_key(ledger: Ledger, evidence: Evidence) -> dict[str, list[str]]:
+    keys: defaultdict[str, list[str]] = defaultdict(list)
+    for row in sorted(evidence.business, key=lambda row: row.place):
+        if row.event_id in ledger.committed:
+            keys[row.key].append(row.event_id)
+    return dict(keys)
+
+
+def _first_positions(evidence: Evidence) -> dict[str, int]:
+    first: dict[str, int] = {}
+    for position, message in enumerate(evidence.stream):
+        first.setdefault(message.id, position)
+    return first
+
+
+def _abandoned(ledger: Ledger, evidence: Evidence, max_attempts: int) -> frozenset[str]:
+    """Only a fault keeps a handler away, and only an incident with all attempts spent shows that it was."""
+    return frozenset(
+        incident.message_id
+        for incident in evidence.incidents
+        if evidence.faults
+        and incident.kind == "exhausted"
+        and incident.attempts >= max_attempts
+        and (event := ledger.committed.get(incident.message_id)) is not None
+        and event.plan is not Plan.NEVER
+    )
+
+
+def _by_message(records: list[Told]) -> dict[str, list[Told]]:
+    result: defaultdict[str, list[Told]] = defaultdict(list)
+    for record in records:
+        result[record.message_id].append(record)
+    return dict(result)

@@ -1,0 +1,159 @@
+"""TCP proxies that fail on demand: what a network, a firewall or a dying host does to connections.
+
+All links share one thread with an event loop of its own; their methods may be called from any thread, and return
+once the change holds. Connections that are open when a mode changes meet the new mode at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Self, TypeVar
+
+from relay.chaos.passage import Conditions, Connection, Counters, Mode
+from relay.devstack.ports import LOOPBACK, free_port
+
+T = TypeVar("T")
+
+_CALL_SECONDS: Final = 10.0
+
+
+class Link:
+    """One way from a kind of client to one server. Made by `Proxy.link`."""
+
+    def __init__(self, name: str, target: int, call: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self.name, self.target = name, target
+        self.port = free_port()
+        self.counters = Counters()
+        self._call = call
+        self._conditions = Conditions()
+        self._connections: set[Connection] = set()
+        self._listener: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def mode(self) -> Mode:
+        """What happens to connections now."""
+        return self._conditions.mode
+
+    @property
+    def open(self) -> int:
+        """How many connections clients have open."""
+        return len(self._connections)
+
+    # --- modes ---
+
+    def heal(self) -> None:
+        """Pass everything on; what a black hole held back arrives now, late, as after a short partition."""
+        self._call(self._change(Conditions()))
+
+    def cut(self) -> None:
+        """Reset every connection and refuse new ones."""
+        self._call(self._cut())
+
+    def black_hole(self, *, replies_only: bool = False) -> None:
+        """Accept connections and data and pass nothing on, no end of a connection either.
+
+        ``replies_only``: requests arrive and are obeyed, and nobody hears of it.
+        """
+        self._call(self._change(Conditions(Mode.DEAF if replies_only else Mode.BLACK_HOLE)))
+
+    def delay(self, seconds: float) -> None:
+        """Let everything take ``seconds`` more in each direction."""
+        self._call(self._change(Conditions(Mode.DELAY, delay=seconds)))
+
+    def cut_replies(self, after: int) -> None:
+        """On each connection, open or new, pass ``after`` more bytes of what the server says, then reset it."""
+        self._call(self._change(Conditions(Mode.CUT_REPLY, allowance=after)))
+
+    def reset(self) -> None:
+        """Reset every connection and stay in the mode: what a firewall does that lost its state."""
+        self._call(self._reset())
+
+    def aim(self, target: int) -> None:
+        """Send new connections to another port."""
+        self.target = target
+
+    # --- within the loop ---
+
+    async def _open(self) -> None:
+        if self._listener is None:
+            self._listener = await asyncio.start_server(self._accept, LOOPBACK, self.port, backlog=512)
+
+    async def _change(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        for connection in self._connections:
+            connection.meet(conditions)
+        await self._open()
+
+    async def _cut(self) -> None:
+        self._conditions = Conditions(Mode.CUT)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        await self._reset()
+
+    async def _reset(self) -> None:
+        for connection in list(self._connections):
+            connection.reset()
+
+    async def _close(self) -> None:
+        await self._cut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.counters.accepted += 1
+        connection = Connection(reader, writer, self._conditions, self.counters)
+        if self.mode is Mode.CUT:  # accepted by the system just before the listener closed
+            connection.reset()
+            return
+        self._connections.add(connection)
+        try:
+            await connection.run(LOOPBACK, self.target)
+        finally:
+            self._connections.discard(connection)
+
+
+class Proxy:
+    """The thread in which links work. A context manager."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="chaos-proxy", daemon=True)
+        self._links: list[Link] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Reset all connections and end the thread; harmless when never started or already ended."""
+        if self._thread.is_alive():
+            for link in self._links:
+                self._call(link._close())  # noqa: SLF001 - a link is the proxy's own
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        if not self._loop.is_closed():
+            self._loop.close()
+
+    def link(self, name: str, target: int) -> Link:
+        """Open a link to a port of this machine, whether or not somebody listens there yet."""
+        link = Link(name, target, self._call)
+        self._links.append(link)
+        link.heal()
+        return link
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL_SECONDS)

@@ -1,0 +1,234 @@
+"""The system under test on one machine: servers, processes that are kept running, a proxy between any two.
+
+    with Rig(directory, workers=2, seed=7) as rig:      # servers, databases, streams, links
+        tables.prepare(rig.urls, 7, rig.history)             # tables of the run, before anybody needs them
+        rig.launch()                                    # processes; returns once all of them work
+        rig.links["worker-nats"].cut(); rig.processes["worker-1"].kill(); rig.postgres.restart()
+
+Links and databases: see `deployment`. Processes: ``worker-1``…, ``scheduler-1``…, ``service``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, Self
+
+import psycopg
+
+from relay.chaos import deployment
+from relay.chaos.proxy import Link, Proxy
+from relay.chaos.supervisor import Supervised, Supervisor
+from relay.devstack import DevStack, NatsServer, PostgresServer, ServerFailed, ValkeyServer, configuration, prepare
+from relay.devstack.leftovers import end_leftovers, marked
+from relay.devstack.logs import last_lines
+from relay.devstack.monitoring import connected_clients, get, pulled_consumers
+from relay.devstack.ports import free_port
+from relay.settings import Settings, load_settings
+
+_READY_SECONDS: Final = 90.0
+_PYTHON: Final = (sys.executable, "-m")
+#: How long a worker that is asked to end may finish its work; the supervisor kills it later than that.
+_PATIENCE_MS: Final = "8000"
+
+
+class Rig:
+    """Everything that a run needs, in a directory of its own. A context manager, used from one thread.
+
+    ``history``: the directory of the records (`history.History`). ``seed`` goes to the handler service.
+    ``max_attempts``: of the subscriptions. ``environment``: further variables of workers and schedulers.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        workers: int = 2,
+        schedulers: int = 2,
+        threads: int = 8,
+        seed: int = 0,
+        max_attempts: int = deployment.MAX_ATTEMPTS,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.directory = directory.absolute()
+        self.history = self.directory / "history"
+        self.seed = seed
+        self.stack = DevStack(self.directory / "servers")
+        self.proxy = Proxy()
+        self.links: dict[str, Link] = {}
+        self.processes: dict[str, Supervised] = {}
+        self._workers, self._schedulers, self._threads = workers, schedulers, threads
+        self._max_attempts = max_attempts
+        self._extra = dict(environment or {})
+        self._config = self.directory / "relay.toml"
+        self._service_port = 0
+        self._supervisor = Supervisor()
+
+    def __enter__(self) -> Self:
+        try:
+            self._start_servers()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # --- where things are ---
+
+    @property
+    def postgres(self) -> PostgresServer:
+        """The server of all three databases."""
+        return self.stack.postgres
+
+    @property
+    def nats(self) -> NatsServer:
+        """The server of the streams."""
+        return self.stack.nats
+
+    @property
+    def valkey(self) -> ValkeyServer:
+        """The server of the queue."""
+        return self.stack.valkey
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The databases by name, without a link between: for whoever watches and judges."""
+        return {name: self.postgres.url_of(name) for name in deployment.DATABASES}
+
+    @property
+    def producer_url(self) -> str:
+        """The database ``shop`` through the link of the producers: for whoever works under faults."""
+        return deployment.database_url(self.links["producer-postgres"].port, deployment.PRODUCING)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """An environment in which commands reach the servers without a link."""
+        ports = {server.name: server.port for server in self.stack.servers}
+        return self._environment(ports)
+
+    @property
+    def settings(self) -> Settings:
+        """The configuration, its servers reached without a link."""
+        return load_settings(self._config, self.environment)
+
+    def of_role(self, role: str) -> list[Supervised]:
+        """The processes of a role: worker, scheduler or service."""
+        return [process for process in self.processes.values() if process.role == role]
+
+    # --- verbs ---
+
+    def launch(self) -> None:
+        """Start all processes and keep them running; return once each is connected and every subscription pulled.
+
+        Raises ServerFailed after 90 s; the message ends with the log of who is missing.
+        """
+        self._add("service", "service", self._service_command(), configuration.base_environment(inherit=False))
+        for number in range(1, self._schedulers + 1):
+            self._add(f"scheduler-{number}", "scheduler", (*_PYTHON, "scheduler"), self._through("scheduler"))
+        for number in range(1, self._workers + 1):
+            self._add(f"worker-{number}", "worker", self._worker_command(), self._through("worker"))
+        for process in self.processes.values():
+            process.start()
+        self._supervisor.start(self.processes.values())
+        self.await_ready()
+
+    def await_ready(self, seconds: float = _READY_SECONDS) -> None:
+        """Wait until nothing is missing; raises ServerFailed after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while (missing := next(self.missing(), None)) is not None:
+            if time.monotonic() > deadline:
+                name, what = missing
+                log = self._log(name)
+                raise ServerFailed(f"{what} after {seconds:.0f} s; the last lines of {log}:\n{last_lines(log)}")
+            time.sleep(0.1)
+
+    def missing(self) -> Iterator[tuple[str, str]]:
+        """Name whose log to read and what is missing: a process that is not up, a subscription nobody pulls."""
+        for process in self.processes.values():
+            if process.wanted and not process.running:
+                yield process.name, f"{process.name} does not run"
+        if get(deployment.service_url(self._service_port).replace("/handle", "/healthz")) is None:
+            yield "service", "the handler service does not answer"
+        clients = connected_clients(self.nats.monitor_url)
+        for role in ("worker", "scheduler"):
+            wanted = [process for process in self.of_role(role) if process.wanted]
+            if clients[f"jetrelay-{role}"] < len(wanted):
+                yield wanted[0].name, f"a {role} is not connected"
+        pulled = pulled_consumers(self.nats.monitor_url)
+        for subscription in self.settings.contexts[deployment.CONSUMING].subscriptions.values():
+            if (subscription.stream, subscription.durable) not in pulled:
+                yield "worker-1", f"nobody pulls the subscription {subscription.name}"
+
+    def stop(self) -> None:
+        """Kill the processes, stop the servers; harmless at any time, any number of times."""
+        with contextlib.ExitStack() as last:
+            last.callback(self.stack.stop)
+            last.callback(self.proxy.stop)
+            last.callback(end_leftovers, self.directory)
+            last.callback(self._supervisor.stop)
+
+    # --- how ---
+
+    def _start_servers(self) -> None:
+        self.history.mkdir(parents=True, exist_ok=True)
+        (self.directory / "logs").mkdir(exist_ok=True)
+        self.stack.start()
+        end_leftovers(self.directory)
+        self._service_port = free_port()
+        self.proxy.start()
+        targets = {server.name: server.port for server in self.stack.servers} | {"service": self._service_port}
+        for name in deployment.LINKS:
+            self.links[name] = self.proxy.link(name, targets[name.partition("-")[2]])
+        service = deployment.service_url(self.links["worker-service"].port)
+        deployment.write_config(self._config, service, self._max_attempts)
+        prepare.prepare(self.stack, self.settings)
+        with contextlib.suppress(psycopg.errors.DuplicateDatabase):
+            self.postgres.create_database(deployment.CASES)
+        self._write_shell()
+
+    def _write_shell(self) -> None:
+        ports = {server.name: server.port for server in self.stack.servers}
+        ours = deployment.variables(self._config, ports)
+        configuration.Configuration(self.settings, self.environment, ours).write_shell(
+            self.directory / "environment"
+        )
+
+    def _environment(self, ports: dict[str, int]) -> dict[str, str]:
+        return {**configuration.base_environment(inherit=False), **deployment.variables(self._config, ports)}
+
+    def _through(self, role: str) -> dict[str, str]:
+        """Return the environment of a process that reaches every server through the links of its role."""
+        ports = {name: self.links[f"{role}-{name}"].port for name in ("postgres", "nats", "valkey")}
+        return {**self._environment(ports), **self._extra}
+
+    def _add(self, name: str, role: str, command: tuple[str, ...], environment: dict[str, str]) -> None:
+        environment = {"RELAY_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1", **environment}
+        self.processes[name] = Supervised(
+            name, role, command, marked(environment, self.directory), self._log(name)
+        )
+
+    def _worker_command(self) -> tuple[str, ...]:
+        size = ("--processes", "1", "--threads", str(self._threads))
+        return (*_PYTHON, "dramatiq", "relay.actors", *size, "--worker-shutdown-timeout", _PATIENCE_MS)
+
+    def _service_command(self) -> tuple[str, ...]:
+        """Return the command of the handler service; it answers ``/handle``, and ``/healthz`` with 200."""
+        database = deployment.database_url(self.links["service-postgres"].port, deployment.CASES)
+        where = ("--database", database, "--port", str(self._service_port))
+        return (
+            *_PYTHON,
+            "relay.chaos.service",
+            *where,
+            "--directory",
+            str(self.history),
+            "--seed",
+            str(self.seed),
+        )
+
+    def _log(self, name: str) -> Path:
+        return self.directory / "logs" / f"{name}.log"

@@ -1,0 +1,165 @@
+"""One run from beginning to end: rig, workload and faults; then rest, the final state, the verdict, the report."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from relay.chaos import tables
+from relay.chaos.checker import judge
+from relay.chaos.collect import collect, left, settle
+from relay.chaos.evidence import read
+from relay.chaos.history import Fault, History, Operation, Record, Sample
+from relay.chaos.judgement import Judgement
+from relay.chaos.nemesis import Nemesis
+from relay.chaos.report import Meta, render
+from relay.chaos.rig import Rig
+from relay.chaos.sampler import Sampler
+from relay.chaos.workload import Workload
+
+REPORT: Final = "report.html"
+#: A line about the counts for every so many samples, which are a second apart.
+_TELL_EVERY: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run is.
+
+    ``every`` and ``hold``: see `nemesis.Nemesis`. ``rate``: events per second at most. ``batch``: events of a large
+    transaction. ``max_attempts``: of a subscription. ``rest``: for how long the system may take to come to rest
+    after the last fault, in seconds. ``environment``: further variables of workers and schedulers.
+    """
+
+    directory: Path
+    seconds: float
+    seed: int
+    rate: float = 100.0
+    workers: int = 2
+    batch: int = 100
+    liveness: bool = False
+    every: tuple[float, float] = (3.0, 8.0)
+    hold: tuple[float, float] = (5.0, 30.0)
+    kinds: Collection[str] | None = None
+    max_attempts: int = 60
+    rest: float = 300.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a run, and the page that tells it."""
+
+    judgements: Sequence[Judgement]
+    report: Path
+
+    @property
+    def kept(self) -> bool:
+        """Every promise was kept, by a run that says something."""
+        return all(judgement.kept for judgement in self.judgements)
+
+
+def run(options: RunOptions, command: str, say: Callable[[str], object] = print) -> Verdict:
+    """Run and judge; ``command`` is what repeats it. Raises ServerFailed and StackBusy as a rig does.
+
+    Records, logs and report stay in the directory; the servers' data stays only if a promise was broken.
+    """
+    began = time.monotonic()
+    with Rig(
+        options.directory,
+        workers=options.workers,
+        seed=options.seed,
+        max_attempts=options.max_attempts,
+        environment=options.environment,
+    ) as rig:
+        tables.prepare(rig.urls, options.seed, rig.history)
+        rig.launch()
+        say(f"ready after {time.monotonic() - began:.0f} s; records and logs are in {rig.directory}")
+        with closing(_Told(rig.history / "run.jsonl", say)) as history:
+            _disturb(options, rig, history)
+            say("the last fault is healed; waiting for rest")
+            drained = settle(rig.urls, rig.nats.url, options.rest)
+            if not drained:
+                say(f"not at rest after {options.rest:.0f} s: {'; '.join(left(rig.urls, rig.nats.url))}")
+            history.sampler.stop()
+            collect(rig.urls, rig.nats.url, history)
+    return _judge(options, command, drained=drained)
+
+
+def _disturb(options: RunOptions, rig: Rig, history: _Told) -> None:
+    """Produce under faults until the time is over. The sampler goes on until the system is at rest."""
+    workload = Workload(rig.producer_url, history, options.seed, rate=options.rate, batch=options.batch)
+    history.sampler = Sampler(rig.urls, history, lambda: workload.committed)
+    history.sampler.start()
+    nemesis = Nemesis(
+        rig,
+        history,
+        options.seed,
+        every=options.every,
+        hold=options.hold,
+        kinds=options.kinds,
+        poison=workload.poison,
+    )
+    with workload:
+        until = time.monotonic() + options.seconds
+        (nemesis.run_liveness if options.liveness else nemesis.run)(until)
+
+
+def _judge(options: RunOptions, command: str, *, drained: bool) -> Verdict:
+    directory = options.directory.absolute()
+    evidence = read(directory / "history")
+    judgements = judge(evidence, drained=drained, liveness=options.liveness, max_attempts=options.max_attempts)
+    facts = {
+        "mode": "liveness" if options.liveness else "safety",
+        "seconds of faults": f"{options.seconds:.0f}",
+        "events per second at most": f"{options.rate:g}",
+        "workers": str(options.workers),
+    }
+    report = directory / REPORT
+    report.write_text(render(evidence, judgements, Meta(options.seed, command, facts)))
+    verdict = Verdict(judgements, report)
+    if verdict.kept:
+        shutil.rmtree(directory / "servers", ignore_errors=True)
+    return verdict
+
+
+class _Told(History):
+    """A history that tells of the faults as they end, and of the counts now and then."""
+
+    sampler: Sampler
+
+    def __init__(self, path: Path, say: Callable[[str], object]) -> None:
+        super().__init__(path)
+        self._say = say
+        self._samples = 0
+
+    def write(self, *records: Record) -> None:
+        """Append records; see `History`."""
+        super().write(*records)
+        for record in records:
+            match record:
+                case Fault():
+                    self._say(
+                        f"{record.kind} at {record.target}, {record.ended - record.began:.1f} s {record.note}"
+                    )
+                case Sample():
+                    self._count(record)
+                case Operation():
+                    continue
+
+    def _count(self, sample: Sample) -> None:
+        self._samples += 1
+        if self._samples % _TELL_EVERY == 0:
+            self._say(
+                f"{self._samples} s: committed {sample.committed}, published {_shown(sample.published)}, "
+                f"handled {_shown(sample.handled)}"
+            )
+
+
+def _shown(count: int | None) -> str:
+    return "unknown" if count is None else str(count)

@@ -1,0 +1,192 @@
+"""``python -m relay.chaos.service``: the handler service of a run, built on `relay.handler` as applications are.
+
+It answers ``POST /handle`` by the plan of the event and ``GET /healthz`` with 200. How often it was called about
+an event is counted in its database, so that a service that was killed knows which call is the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import uvicorn
+from pydantic import BaseModel
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from relay.chaos.history import Call, History, Source
+from relay.chaos.plan import Answer, answer_to
+from relay.chaos.tables import engine_url
+from relay.devstack.ports import LOOPBACK
+from relay.handler import AlreadyProcessed, HandlerEndpoint, Poison, Received
+
+_COUNT: Final = text("""
+INSERT INTO chaos_calls (message_id) VALUES (:message_id)
+ON CONFLICT (message_id) DO UPDATE SET calls = chaos_calls.calls + 1
+RETURNING calls
+""")
+_WRITE: Final = text("INSERT INTO chaos_effects (message_id, source, key) VALUES (:message_id, 'http', :key)")
+_ANSWERS: Final = {409: Answer.REPEAT, 422: Answer.POISON}
+#: For how long a call hangs whose caller does not hang up; it holds the message for as long.
+_HANG_SECONDS: Final = 20.0
+_CONNECTION: Final[dict[str, Any]] = {
+    "connect_timeout": 2,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    # What is left of a connection that broke unnoticed must not hold a message for ever.
+    "options": "-c idle_in_transaction_session_timeout=30000",
+}
+
+
+class Case(BaseModel):
+    """The payload of every event of a run."""
+
+    key: str
+
+
+class Service:
+    """The application: one handler on one database."""
+
+    def __init__(self, engine: AsyncEngine, history: History, seed: int) -> None:
+        self._engine, self._history, self._seed = engine, history, seed
+        self._endpoint = HandlerEndpoint("chaos", engine, {"http.v1": Case})
+
+    def app(self) -> Starlette:
+        """The routes."""
+        routes = [
+            Route("/handle", self._handle, methods=["POST"]),
+            Route("/healthz", lambda _: Response(), methods=["GET"]),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        await self._engine.dispose()
+
+    async def _handle(self, request: Request) -> Response:
+        message_id = (await request.json())["message_id"]
+        answer = Answer.ERROR
+        try:
+            async with self._endpoint.receive(request) as received:
+                planned = answer_to(message_id, self._seed, await self._count(message_id))
+                await self._write(received)
+                if planned is Answer.HANG:
+                    answer = planned
+                await _behave(planned, request)
+            answer = planned
+        except HTTPException as refused:
+            if answer is not Answer.HANG:
+                answer = _ANSWERS.get(refused.status_code, Answer.ERROR)
+            raise
+        finally:
+            self._history.write(Call(message_id, Source.HTTP, answer.value, time.time()))
+        if answer is Answer.DROP:
+            Connections.drop(request)
+        return Response()
+
+    async def _count(self, message_id: str) -> int:
+        """Count the call, in a transaction of its own: that a call failed does not undo that it was made."""
+        async with self._engine.begin() as connection:
+            calls: int = (await connection.execute(_COUNT, {"message_id": message_id})).scalar_one()
+            return calls
+
+    async def _write(self, received: Received[Case, AsyncSession]) -> None:
+        effect = {"message_id": received.message_id, "key": received.payload.key}
+        await received.session.execute(_WRITE, effect)
+
+
+async def _behave(answer: Answer, request: Request) -> None:
+    """What the handler does after its writes; what it raises undoes them."""
+    match answer:
+        case Answer.REPEAT:
+            raise AlreadyProcessed("the plan says that this was done before")
+        case Answer.POISON:
+            raise Poison("the plan says that this cannot be handled")
+        case Answer.HANG:
+            await _disconnected(request)
+            raise HTTPException(503, "the caller has given up")
+        case Answer.ERROR:
+            raise HTTPException(503, "the plan says that this call fails")
+
+
+async def _disconnected(request: Request) -> None:
+    """Wait until the caller has given up, or for as long as a call may hang."""
+    try:
+        async with asyncio.timeout(_HANG_SECONDS):
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+    except TimeoutError:
+        return
+
+
+class Connections(H11Protocol):
+    """The server's side of HTTP connections, which an application has no way to drop by itself."""
+
+    _open: ClassVar[dict[tuple[str, int] | None, asyncio.Transport]] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Note it by the address of the caller, which is all that a request tells of its connection."""
+        super().connection_made(transport)
+        self._open[self.client] = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._open.pop(self.client, None)
+        super().connection_lost(exc)
+
+    @classmethod
+    def drop(cls, request: Request) -> None:
+        """Break the connection of a request before a byte of the answer has left."""
+        client = request.client
+        transport = cls._open.get((client.host, client.port)) if client else None
+        if transport is not None:
+            transport.abort()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser(
+        prog="python -m relay.chaos.service", description="The handler service of a run."
+    )
+    parser.add_argument("--database", required=True, help="URL of the service's own database")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--directory", type=Path, required=True, help="where records of calls are written")
+    parser.add_argument("--seed", type=int, required=True)
+    options = parser.parse_args(arguments)
+    engine = create_async_engine(
+        engine_url(options.database),
+        connect_args=_CONNECTION,
+        pool_pre_ping=True,
+        pool_size=10,
+        max_overflow=10,
+        pool_timeout=2,
+    )
+    history = History(options.directory / f"calls-{os.getpid()}.jsonl")
+    uvicorn.run(
+        Service(engine, history, options.seed).app(),
+        host=LOOPBACK,
+        port=options.port,
+        http=Connections,
+        proxy_headers=False,
+        timeout_graceful_shutdown=2,
+        log_level="warning",
+    )
+
+
+if __name__ == "__main__":
+    main()

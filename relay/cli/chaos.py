@@ -1,0 +1,74 @@
+"""`relay chaos`: faults against the whole system on this machine, and a verdict."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from relay.chaos.run import RunOptions
+
+#: Runs up to this long get many short faults, so that there is something to see.
+_SHORT_MINUTES: Final = 5.0
+
+
+def chaos(
+    minutes: Annotated[float, typer.Option(min=0.2, help="For how long faults strike.")] = 2.0,
+    seed: Annotated[int | None, typer.Option(help="Repeats the faults and events of a run.")] = None,
+    liveness: Annotated[
+        bool,
+        typer.Option(
+            "--liveness",
+            help="One worker and one scheduler gone for good, Redis flushed every 5 s, nothing heals.",
+        ),
+    ] = False,
+    rate: Annotated[float, typer.Option(min=1, help="Events per second, at most.")] = 60.0,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    directory: Annotated[Path, typer.Option(help="Where runs leave records, logs and reports.")] = Path(
+        ".relay/chaos"
+    ),
+) -> None:
+    """Kill, pause, restart, flush, cut and delay everything there is, and check that no promise is broken.
+
+    Runs on servers of its own with a workload of its own; your configuration is not read. Ends with a report as
+    an HTML page. Status 0 only if every promise was kept.
+    """
+    from relay.cli.extra import require_extra
+
+    require_extra()
+    from relay.chaos.report import summary
+    from relay.chaos.run import run
+    from relay.devstack.interrupts import interruptible
+
+    seed = random.randrange(1_000_000) if seed is None else seed
+    options = _options(directory, minutes, seed, rate, workers, liveness=liveness)
+    command = f"relay chaos --minutes {minutes:g} --seed {seed} --rate {rate:g} --workers {workers}"
+    command += " --liveness" if liveness else ""
+    typer.echo(command)
+    with interruptible():
+        verdict = run(options, command, typer.echo)
+    typer.echo(f"\n{summary(verdict.judgements)}\n\nreport: {verdict.report}")
+    raise typer.Exit(0 if verdict.kept else 1)
+
+
+def _options(
+    directory: Path, minutes: float, seed: int, rate: float, workers: int, *, liveness: bool
+) -> RunOptions:
+    from relay.chaos.run import RunOptions
+
+    short = minutes <= _SHORT_MINUTES
+    return RunOptions(
+        directory=directory / f"{time.strftime('%Y%m%d-%H%M%S')}-seed-{seed}",
+        seconds=minutes * 60,
+        seed=seed,
+        rate=rate,
+        workers=workers,
+        liveness=liveness,
+        every=(0.5, 2.0) if short else (3.0, 12.0),
+        hold=(3.0, 6.0) if short else (5.0, 30.0),
+        max_attempts=25 if short else 60,
+    )

@@ -1,0 +1,136 @@
+"""Bugs for the judge to find. As an actor module, this plants the one that ``PLANTED_BUG`` names in its worker.
+
+Each takes away one thing that a promise of DESIGN §9 rests on. A bug that no longer fits the product raises when
+it is planted, so that none is ever found innocent because it was not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final, LiteralString
+from uuid import UUID
+from zlib import crc32
+
+from consumer.pull import PullMessages
+from consumer.reconcile import ReconcileInbox
+from relay.adapters.gate import Gates
+from relay.adapters.postgres import handling, inbox, outbox
+from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.sql import statement
+from relay.commands.deadletter import RouteToDeadLetter
+from relay.domain.policies import Published, Retry
+
+VARIABLE: Final = "PLANTED_BUG"
+_NEVER: Final = timedelta(days=3_650)
+
+
+def none() -> None:
+    """Plant nothing: what is found then is the test's own fault."""
+
+
+def ack_before_commit() -> None:
+    """JetStream forgets a batch before the inbox has it, and no audit compares the two afterwards."""
+    accept = PullMessages.accept
+
+    async def acknowledge_first(self: PullMessages, deliveries: Sequence[Any]) -> int:
+        await self._consumer.ack([delivery.reply for delivery in deliveries])
+        await self._consumer.state()  # answered after the acknowledgements are taken
+        return await accept(self, deliveries)
+
+    async def look_away(self: ReconcileInbox, turn: int | None = None) -> int:
+        return 0
+
+    _patch(PullMessages, "accept", acknowledge_first)
+    _patch(ReconcileInbox, "run", look_away)
+
+
+def skip_mark() -> None:
+    """Some events are published and not marked."""
+    mark = outbox._Claim.mark_published
+
+    async def mark_some(self: Any, acks: Mapping[str, Published]) -> None:
+        await mark(self, {id: ack for id, ack in acks.items() if crc32(id.encode()) % 5})
+
+    _patch(outbox._Claim, "mark_published", mark_some)
+
+
+def drop_one_retry() -> None:
+    """A message whose handler failed is never due again."""
+    record = PostgresInboxAdapter.record_error
+
+    async def record_for_ever(self: PostgresInboxAdapter, claim: Any, disposition: Retry) -> bool:
+        return await record(self, claim, replace(disposition, delay=_NEVER))
+
+    _patch(PostgresInboxAdapter, "record_error", record_for_ever)
+
+
+def publish_outside_lane_lock() -> None:
+    """Several jobs publish a shard at once, none holds its lanes, and rows are taken as they come."""
+    open_gate = Gates.open
+
+    async def open_always(self: Gates, duty: str, *, force: bool = False) -> str | None:
+        return await open_gate(self, duty, force=force or duty.startswith("publish:"))
+
+    _patch(Gates, "open", open_always)
+    _rewrite(outbox, "lock_lanes", "WHERE pg_try_advisory_xact_lock(1785882987, lane)", "")
+    _rewrite(outbox, "claim_outbox", "ORDER BY e.seq\n", "ORDER BY random()\n")
+    _rewrite(outbox, "claim_outbox", "ORDER BY seq", "ORDER BY random()")
+    _rewrite(outbox, "claim_outbox", "skipped.seq < claimed.seq", "false")
+
+
+def settle_twice() -> None:
+    """A message is queued twice, and neither claim nor token nor a look at the row keeps the two apart."""
+    hand_over = PullMessages._hand_over
+
+    async def hand_over_twice(self: PullMessages, ids: Sequence[UUID]) -> None:
+        await hand_over(self, [*ids, *ids])
+
+    _patch(PullMessages, "_hand_over", hand_over_twice)
+    _rewrite(inbox, "claim_message", "AND processed_at IS NULL", "")
+    _rewrite(inbox, "claim_message", "AND (claimed_until IS NULL OR claimed_until < now())", "")
+    for module in (inbox, handling):
+        _rewrite(module, "mark_processed", "AND claim_token = %(token)s AND processed_at IS NULL", "")
+
+
+def swallow_dead_letter() -> None:
+    """A message is dead-lettered and nobody is told."""
+
+    async def swallow(self: RouteToDeadLetter, message: Any, verdict: Any) -> None:
+        return
+
+    _patch(RouteToDeadLetter, "route", swallow)
+
+
+BUGS: Final[dict[str, Callable[[], None]]] = {
+    bug.__name__: bug
+    for bug in (
+        none,
+        ack_before_commit,
+        skip_mark,
+        drop_one_retry,
+        publish_outside_lane_lock,
+        settle_twice,
+        swallow_dead_letter,
+    )
+}
+
+
+def _patch(owner: type, name: str, function: Callable[..., Any]) -> None:
+    """Replace a method that must be there."""
+    assert callable(getattr(owner, name)), f"{owner.__name__}.{name} is gone: mend the bug"
+    setattr(owner, name, function)
+
+
+def _rewrite(module: Any, name: str, old: str, new: LiteralString) -> None:
+    """Have a module use a changed statement; what is changed must be there."""
+    before: Callable[[str], str] = module.statement
+    assert old in before(name), f"{name}.sql has changed: mend the bug"
+    module.statement = lambda asked: before(asked).replace(old, new) if asked == name else before(asked)
+
+
+if VARIABLE in os.environ:
+    assert outbox.statement is statement, "planted twice"
+    BUGS[os.environ[VARIABLE]]()

@@ -1,0 +1,494 @@
+"""Each kind of fault bites while it lasts and is gone afterwards: on a rig with real processes under load."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import psycopg
+import pytest
+import redis
+
+from relay.chaos import deployment, evidence, tables
+from relay.chaos.faults import FAULTS
+from relay.chaos.history import History
+from relay.chaos.injections import store
+from relay.chaos.nemesis import Nemesis
+from relay.chaos.passage import Mode
+from relay.chaos.rig import Rig
+from relay.chaos.stage import Stage
+from relay.chaos.workload import Workload
+from relay.commands.reconcile import Stored
+from relay.devstack.monitoring import connected_clients
+from relay.devstack.ports import LOOPBACK
+from tests.acceptance.fleet import wait_for
+
+SOON = 0.4
+tested: set[str] = set()
+
+
+@pytest.fixture(scope="module")
+def rig(server_root: Path) -> Iterator[Rig]:
+    with Rig(server_root / "rig", workers=2, seed=1) as rig:
+        tables.prepare(rig.urls, seed=1)
+        rig.launch()
+        history = History(rig.history / "workload.jsonl")
+        with Workload(rig.urls["shop"], history, seed=1, threads=2, rate=60, batch=20):
+            yield rig
+
+
+@pytest.fixture
+def history(rig: Rig) -> Iterator[History]:
+    path = rig.history / "nemesis.jsonl"
+    path.unlink(missing_ok=True)
+    history = History(path)
+    yield history
+    history.close()
+
+
+def records(rig: Rig) -> evidence.Evidence:
+    return evidence.read(rig.history)
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    """What the record of the injected fault tells."""
+    return []
+
+
+@pytest.fixture
+def inject(rig: Rig, history: History, notes: list[str]) -> Iterator[Callable[..., Callable[[], None]]]:
+    """Inject a fault; call what is returned to heal it."""
+    with ExitStack() as stack:
+
+        def inject(name: str, target: str | None = None, **options: Any) -> Callable[[], None]:
+            tested.add(name)
+            stage = Stage(rig, Random(1), history, 1, notes=notes, **options)
+            own = stack.enter_context(ExitStack())
+            own.enter_context(FAULTS[name].inject(stage, target or FAULTS[name].targets(rig)[0]))
+            return own.close
+
+        yield inject
+
+
+# --- processes ---
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it is there: what nobody has waited for yet is not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("role", ["worker", "scheduler", "service"])
+@pytest.mark.parametrize("how", ["kill", "term"])
+def test_an_ended_process_is_gone_and_has_a_successor(
+    rig: Rig, inject: Any, notes: list[str], role: str, how: str
+) -> None:
+    process = rig.of_role(role)[0]
+    before, starts = psutil.Process(process.pid), process.starts
+    children = before.children(recursive=True)
+    inject(f"{role}-{how}", process.name)()
+    assert not any(map(alive, (before, *children)))
+    assert process.pid != before.pid
+    assert process.starts == starts + 1
+    assert notes == []  # what was asked to end obeyed
+    rig.await_ready(30)
+
+
+@pytest.mark.parametrize("role", ["worker", "scheduler", "service"])
+def test_a_frozen_process_stands_still_with_all_its_children(rig: Rig, inject: Any, role: str) -> None:
+    process = rig.of_role(role)[0]
+    root = psutil.Process(process.pid)
+    tree = [root, *root.children(recursive=True)]
+    heal = inject(f"{role}-freeze", process.name)
+    assert {one.status() for one in tree} == {psutil.STATUS_STOPPED}
+    heal()
+    assert psutil.STATUS_STOPPED not in {one.status() for one in tree}
+    assert process.pid == root.pid
+
+
+def test_orphans_work_on_beside_the_successor_until_they_are_found(
+    rig: Rig, inject: Any, notes: list[str]
+) -> None:
+    process = rig.processes["worker-1"]
+    before = psutil.Process(process.pid)
+    children = before.children(recursive=True)
+    assert children
+    heal = inject("worker-orphans", "worker-1")
+    assert process.pid != before.pid
+    orphans = sum(map(alive, children))
+    assert orphans
+    heal()
+    assert not any(map(alive, children))
+    assert notes == [f"{orphans} orphans"]
+    rig.await_ready(30)
+
+
+# --- PostgreSQL ---
+
+
+def started_at(rig: Rig) -> Any:
+    with psycopg.connect(rig.urls["shop"]) as connection:
+        return connection.execute("SELECT pg_postmaster_start_time()").fetchone()
+
+
+@pytest.mark.parametrize("how", ["immediate", "restart", "kill"])
+def test_postgres_is_down_and_starts_anew(rig: Rig, inject: Any, how: str) -> None:
+    before = started_at(rig)
+    with psycopg.connect(rig.urls["shop"]) as connection:
+        heal = inject(f"postgres-{how}")
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(rig.urls["shop"], connect_timeout=2)
+        heal()
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    assert started_at(rig) != before
+    recovered = "database system was not properly shut down" in rig.postgres.log_path.read_text()
+    assert recovered or how == "restart"
+
+
+def test_a_frozen_postgres_does_not_answer(rig: Rig, inject: Any) -> None:
+    before = started_at(rig)
+    heal = inject("postgres-freeze")
+    with answering(lambda: started_at(rig)) as answer:
+        assert not answer.within(SOON)
+        heal()
+        assert answer.within(5)
+    assert started_at(rig) == before
+
+
+def test_every_backend_is_terminated(rig: Rig, inject: Any) -> None:
+    before = started_at(rig)
+    with psycopg.connect(rig.urls["sea"]) as connection:
+        inject("postgres-backends")()
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    assert started_at(rig) == before
+
+
+# --- nats-server ---
+
+
+def greets(rig: Rig) -> bool:
+    """nats-server speaks first."""
+    try:
+        with socket.create_connection((LOOPBACK, rig.nats.port), timeout=SOON) as connection:
+            return connection.recv(4) == b"INFO"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_nats_is_down_and_starts_anew(rig: Rig, inject: Any, how: str) -> None:
+    pid, last = rig.nats.pid, store.last_sequence(rig)
+    heal = inject(f"nats-{how}")
+    assert not greets(rig)
+    heal()
+    assert greets(rig)
+    assert rig.nats.pid != pid
+    assert store.last_sequence(rig) >= last
+
+
+def test_a_frozen_nats_does_not_answer(rig: Rig, inject: Any) -> None:
+    pid = rig.nats.pid
+    heal = inject("nats-freeze")
+    assert not greets(rig)
+    heal()
+    wait_for("nats answers", lambda: greets(rig), 5)
+    assert rig.nats.pid == pid
+
+
+@pytest.mark.parametrize("name", ["stream-tail-loss", "stream-restored"])
+def test_a_stream_loses_its_tail_and_the_fleet_brings_it_back(rig: Rig, inject: Any, name: str) -> None:
+    count = committed(rig)
+    wait_for("the fleet publishes", lambda: published(rig) > count + 30)
+    inject(name)()
+    [lost] = records(rig).lost
+    assert lost.ids
+    assert lost.fault == 1
+    assert {rig.links[link].mode for link in store.LINKS} == {Mode.PASS}
+    wait_for("what was lost is in the stream", lambda: set(lost.ids) <= held(rig, lost.ids), 30)
+
+
+def test_a_loss_is_told_exactly(rig: Rig, history: History) -> None:
+    """What the record names is what the stream does not hold once its store is the older one."""
+    stage = Stage(rig, Random(2), history, 1)
+    found: list[set[str]] = []
+    original = rig.links["worker-nats"].heal
+    rig.links["worker-nats"].heal = lambda: (found.append(held(rig, records(rig).lost[0].ids)), original())  # type: ignore[method-assign]
+    last = store.last_sequence(rig)
+    try:
+        with FAULTS["stream-tail-loss"].inject(stage, "nats"):
+            pass
+    finally:
+        del rig.links["worker-nats"].heal
+    assert found == [set()]  # before anybody could publish again
+    [lost] = records(rig).lost
+    assert int(stage.notes[0].split()[-1]) >= last - 1
+    assert len(lost.ids) == int(stage.notes[0].split()[0])
+
+
+def test_only_what_the_older_store_does_not_hold_was_lost(tmp_path: Path) -> None:
+    history = History(tmp_path / "nemesis.jsonl")
+    ids = [uuid4() for _ in range(3)]
+    tail = [Stored(seq, str(id), datetime.now(UTC)) for seq, id in enumerate(ids, start=8)]
+    store._record(Stage(None, Random(1), history, 5), [*tail, Stored(11, None, datetime.now(UTC))], 9)  # type: ignore[arg-type]
+    history.close()
+    assert [(lost.fault, list(lost.ids)) for lost in evidence.read(tmp_path).lost] == [(5, [str(ids[2])])]
+
+
+def committed(rig: Rig) -> int:
+    return count(rig, "SELECT count(*) FROM outbox_events")
+
+
+def published(rig: Rig) -> int:
+    return count(rig, "SELECT count(*) FROM outbox_events WHERE published_at IS NOT NULL")
+
+
+def count(rig: Rig, query: str) -> int:
+    with psycopg.connect(rig.urls["shop"]) as connection:
+        row = connection.execute(query).fetchone()  # type: ignore[arg-type]
+        return int(row[0]) if row else 0
+
+
+def held(rig: Rig, ids: Any) -> set[str]:
+    last = store.last_sequence(rig)
+    found = store._ask(rig, lambda auditor: auditor.stored(deployment.STREAM, 1, last))
+    return {str(message.event_id) for message in found} & set(ids)
+
+
+# --- Valkey ---
+
+
+def test_valkey_forgets_everything_when_flushed(rig: Rig, inject: Any) -> None:
+    with redis.Redis.from_url(rig.valkey.url) as client:
+        client.set("mine", 1)
+        inject("valkey-flush")()
+        assert client.get("mine") is None
+
+
+@pytest.mark.parametrize("how", ["kill", "restart"])
+def test_valkey_is_down_and_starts_empty(rig: Rig, inject: Any, how: str) -> None:
+    with redis.Redis.from_url(rig.valkey.url, retry=None) as client:
+        client.set("mine", 1)
+        heal = inject(f"valkey-{how}")
+        with pytest.raises(redis.ConnectionError):
+            client.get("mine")
+        heal()
+        assert client.get("mine") is None
+
+
+def test_a_frozen_valkey_does_not_answer(rig: Rig, inject: Any) -> None:
+    with redis.Redis.from_url(rig.valkey.url, socket_timeout=SOON, retry=None) as client:
+        client.set("mine", 1)
+        heal = inject("valkey-freeze")
+        with pytest.raises(redis.TimeoutError):
+            client.get("mine")
+        heal()
+        assert client.get("mine") == b"1"
+
+
+# --- links ---
+
+
+class answering:  # noqa: N801 - reads as the block it makes
+    """Ask in a thread, so that a test can tell an answer that is late from one that never comes."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self._thread = threading.Thread(target=self._run, args=[ask], daemon=True)
+
+    def __enter__(self) -> answering:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def within(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self, ask: Callable[[], Any]) -> None:
+        try:
+            self.result = ask()
+        except Exception as error:
+            self.result = error
+
+
+@pytest.fixture
+def through(rig: Rig) -> Iterator[psycopg.Connection[Any]]:
+    """A connection through a link that nobody else uses here."""
+    with psycopg.connect(rig.producer_url, autocommit=True) as connection:
+        yield connection
+
+
+LINK = "producer-postgres"
+
+
+def test_a_cut_link_breaks_connections_and_refuses_new_ones(rig: Rig, inject: Any, through: Any) -> None:
+    heal = inject("link-cut", LINK)
+    with pytest.raises(psycopg.OperationalError):
+        through.execute("SELECT 1")
+    with pytest.raises(psycopg.OperationalError, match="refused"):
+        psycopg.connect(rig.producer_url)
+    heal()
+    psycopg.connect(rig.producer_url).close()
+
+
+def test_a_black_hole_answers_late(inject: Any, through: Any) -> None:
+    heal = inject("link-black-hole", LINK)
+    with answering(lambda: through.execute("SELECT 7").fetchone()) as answer:
+        assert not answer.within(SOON)
+        heal()
+    assert answer.result == (7,)
+
+
+def test_a_black_hole_that_forgets_answers_never(rig: Rig, inject: Any, through: Any) -> None:
+    heal = inject("link-forgotten", LINK)
+    with answering(lambda: through.execute("SELECT 7").fetchone()) as answer:
+        assert not answer.within(SOON)
+        heal()
+    assert isinstance(answer.result, psycopg.OperationalError)
+    psycopg.connect(rig.producer_url).close()
+
+
+def test_a_deaf_link_lets_the_command_through(rig: Rig, inject: Any, through: Any) -> None:
+    heal = inject("link-deaf", LINK)
+    with answering(lambda: through.execute("CREATE TABLE heard ()")) as answer:
+        wait_for("the command is obeyed", lambda: count(rig, "SELECT count(to_regclass('heard'))"), 5)
+        assert not answer.within(SOON)
+        heal()
+    assert not isinstance(answer.result, Exception)
+
+
+def test_a_slow_link_takes_two_seconds_each_way(inject: Any, through: Any) -> None:
+    heal = inject("link-delay", LINK)
+    began = time.monotonic()
+    through.execute("SELECT 1")
+    assert time.monotonic() - began >= 4
+    heal()
+    began = time.monotonic()
+    through.execute("SELECT 1")
+    assert time.monotonic() - began < 2
+
+
+def test_replies_are_cut_in_the_middle(rig: Rig, inject: Any, through: Any) -> None:
+    heal = inject("link-cut-reply", LINK)
+    with pytest.raises(psycopg.OperationalError):
+        through.execute("SELECT repeat('x', 10000)")
+    heal()
+    psycopg.connect(rig.producer_url).close()
+
+
+def test_every_role_works_through_its_links_only(rig: Rig, inject: Any) -> None:
+    rig.await_ready(30)
+
+    def unused() -> list[str]:
+        return [name for name, link in rig.links.items() if not link.counters.requested]
+
+    wait_for("every link is used", lambda: not unused(), 20)
+    for role in ("worker", "scheduler"):
+        heal = inject("link-cut", f"{role}-nats")
+        wait_for(
+            "nobody came another way",
+            lambda r=role: not connected_clients(rig.nats.monitor_url)[f"jetrelay-{r}"],
+            5,
+        )
+        heal()
+    rig.await_ready(30)
+
+
+def test_poison_rows_are_the_workloads(inject: Any) -> None:
+    called: list[int] = []
+    inject("poison-rows", poison=lambda: called.append(1))()
+    assert called == [1]
+
+
+def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:
+    """Runs after all of the above; a part of them, or some in another process, tell nothing."""
+    assert len(FAULTS) >= 20
+    chosen = {item.name.partition("[")[0] for item in request.session.items if item.path == request.path}
+    everything = {name for name in globals() if name.startswith("test_")}
+    if chosen == everything and not hasattr(request.config, "workerinput"):
+        assert tested == FAULTS.keys()
+
+
+# --- the schedule ---
+
+
+def drawn(rig: Any, seed: int, count: int) -> list[tuple[str, str, int]]:
+    nemesis = Nemesis(rig, None, seed, poison=lambda: None)  # type: ignore[arg-type]
+    return [(strike.kind.name, strike.target, strike.seed) for _ in range(count) for strike in nemesis._draw()]
+
+
+def test_a_seed_is_a_schedule_that_covers_every_kind_before_it_repeats_one(rig: Rig) -> None:
+    first = drawn(rig, 3, 80)
+    assert first == drawn(rig, 3, 80) != drawn(rig, 4, 80)
+    kinds = [kind for kind, _, _ in first]
+    assert sorted(kinds[: len(FAULTS)]) == sorted(FAULTS)
+    assert sorted(kinds[len(FAULTS) : 2 * len(FAULTS)]) == sorted(FAULTS)
+
+
+def test_two_that_strike_together_do_not_meet(rig: Rig) -> None:
+    nemesis = Nemesis(rig, None, 5)  # type: ignore[arg-type]
+    pairs = [strikes for strikes in (nemesis._draw() for _ in range(500)) if len(strikes) == 2]
+    assert len(pairs) > 50
+    assert all(one.needs.isdisjoint(other.needs) for one, other in pairs)
+
+
+def test_a_run_records_its_faults_and_leaves_none(rig: Rig, history: History) -> None:
+    kinds = {"worker-freeze", "link-black-hole", "link-cut", "valkey-flush", "postgres-backends"}
+    nemesis = Nemesis(rig, history, 11, every=(0.1, 0.2), hold=(0.2, 1.0), kinds=kinds)
+    began = time.time()
+    nemesis.run(time.monotonic() + 4)
+    faults = records(rig).faults
+    assert len(faults) >= len(kinds)
+    assert {fault.kind for fault in faults} == kinds
+    assert sorted(fault.number for fault in faults) == list(range(1, len(faults) + 1))
+    assert all(began <= fault.began <= fault.ended for fault in faults)
+    assert {link.mode for link in rig.links.values()} == {Mode.PASS}
+    rig.await_ready(30)
+
+
+def test_a_fault_is_healed_early_when_the_time_is_over(rig: Rig, history: History) -> None:
+    nemesis = Nemesis(rig, history, 1, every=(0, 0), hold=(60, 60), kinds={"link-cut", "link-black-hole"})
+    nemesis.run(time.monotonic() + 0.5)
+    [fault, *more] = records(rig).faults
+    assert max(one.ended for one in (fault, *more)) - fault.began < 10
+    assert {link.mode for link in rig.links.values()} == {Mode.PASS}
+
+
+def test_what_goes_wrong_with_a_fault_is_recorded_and_raised(rig: Rig, history: History) -> None:
+    def broken() -> None:
+        raise RuntimeError("no rows today")
+
+    nemesis = Nemesis(rig, history, 1, every=(0, 0), kinds={"poison-rows"}, poison=broken)
+    with pytest.raises(RuntimeError):
+        nemesis.run(time.monotonic() + 5)
+    [fault] = records(rig).faults
+    assert "no rows today" in fault.note
+
+
+def test_liveness_mode_takes_two_away_for_good_and_work_goes_on(rig: Rig, history: History) -> None:
+    """The last test: the rig is poorer afterwards."""
+    nemesis = Nemesis(rig, history, 1)
+    nemesis.run_liveness(time.monotonic() + 6)
+    before = published(rig)
+    assert [len([p for p in rig.of_role(role) if p.running]) for role in ("worker", "scheduler")] == [1, 1]
+    assert {fault.kind for fault in records(rig).faults} == {"worker-gone", "scheduler-gone", "valkey-flush"}
+    wait_for("the fleet publishes", lambda: published(rig) > before + 20)
+    assert [process.running for process in rig.processes.values() if not process.wanted] == [False, False]

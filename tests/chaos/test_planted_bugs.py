@@ -1,0 +1,80 @@
+"""A judge that acquits everybody is worth nothing: each planted bug is found guilty, of the promise it breaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from relay.chaos.history import Source
+from relay.failpoints import Action, arm, reached
+from tests.acceptance.fleet import wait_for
+from tests.chaos.bugs import BUGS, VARIABLE
+from tests.chaos.crashing import PYTHON_HANDLER, CrashFleet, killed
+from tests.chaos.story import Story, broken
+
+#: Recovery takes ten seconds at most; what has not moved for so long is not coming.
+PATIENCE = 20.0
+
+
+@dataclass
+class BuggyFleet(CrashFleet):
+    """Workers that load the bugs before anything else."""
+
+    bug: str = "none"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        modules = "tests.chaos.bugs,consumer.actors"
+        return {**super().environment, "RELAY_ACTOR_MODULES": modules, VARIABLE: self.bug}
+
+
+def run(directory: Path, bug: str, fault: tuple[str, Action] | None = None) -> dict[int, tuple[str, ...]]:
+    """Commit events while the bug is there, with a fault if it needs one; returns the broken promises."""
+    points = directory / "points"
+    points.mkdir(parents=True)
+    story = Story(Source.PYTHON)
+    with BuggyFleet(directory, handler=PYTHON_HANDLER, failpoints=points, story=story, bug=bug) as fleet:
+        if fault is not None:
+            arm(points, *fault)
+        # Before anybody works, so that the first batch has several events of each key.
+        story.tell(fleet.urls["vibespro"])
+        fleet.begin()
+        if fault is not None:
+            wait_for("the fault has happened", lambda: reached(points, fault[0]))
+            if fault[1] is Action.KILL:
+                fleet.replace(killed(fleet))
+        story.tell(fleet.urls["vibespro"])
+        return broken(fleet, story, PATIENCE)
+
+
+#: The promise that each bug breaks, the sentence that says so, and the fault that brings it to light.
+GUILTY = {
+    "ack_before_commit": (1, "is in the stream and not in the inbox", ("after_fetch_before_insert", Action.KILL)),
+    "skip_mark": (6, "is waiting in the outbox", None),
+    "drop_one_retry": (6, "is open in the inbox", ("after_mark_before_handler_commit", Action.LOST_REPLY)),
+    "publish_outside_lane_lock": (4, "comes before it in the stream", None),
+    "settle_twice": (3, "has 2 effects, not 1", None),
+    "swallow_dead_letter": (5, "is dead-lettered and has no incident", None),
+}
+
+
+def test_every_bug_is_tried() -> None:
+    assert {"none", *GUILTY} == set(BUGS)
+
+
+@pytest.mark.parametrize("bug", GUILTY)
+def test_a_planted_bug_is_found_guilty_of_the_promise_it_breaks(server_directory: Path, bug: str) -> None:
+    promise, sentence, fault = GUILTY[bug]
+    found = run(server_directory, bug, fault)
+    assert sentence in "\n".join(found[promise]), found
+    # What is not the bug's doing is not laid at its door. A bug that stops an event on its way leaves it stuck.
+    assert found.keys() <= {promise, 6}, found
+
+
+@pytest.mark.parametrize("bug", ["skip_mark", "ack_before_commit", "drop_one_retry"])
+def test_the_same_run_without_the_bug_is_acquitted(server_directory: Path, bug: str) -> None:
+    """One of those that need no fault, and those that do."""
+    _, _, fault = GUILTY[bug]
+    assert run(server_directory, "none", fault) == {}

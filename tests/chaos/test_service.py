@@ -1,0 +1,173 @@
+"""The handler service answers by the plan, keeps each effect once, and outlives its database and its own end."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import httpx2
+import psycopg
+import pytest
+
+from relay.chaos.evidence import read
+from relay.chaos.history import Plan
+from relay.chaos.plan import Answer, effects_of, failures_of, plan_of
+from relay.chaos.tables import prepare
+from relay.devstack import PostgresServer
+from relay.devstack.configuration import base_environment
+from relay.devstack.ports import free_port
+from tests.acceptance.fleet import ROOT, wait_for
+
+SEED = 3
+
+
+@dataclass
+class Client:
+    """The service as the relay sees it."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def call(self, id: UUID, timeout: float = 5) -> int | str:
+        """The status, or the name of the error."""
+        body = {
+            "message_id": str(id),
+            "subject": "shop.event.http.v1",
+            "event_type": "http",
+            "event_version": 1,
+            "payload": {"key": "k"},
+        }
+        try:
+            url = f"http://127.0.0.1:{self.port}/handle"
+            return httpx2.post(url, json=body, timeout=timeout).status_code
+        except httpx2.HTTPError as error:
+            return type(error).__name__
+
+    def answers(self) -> bool:
+        with suppress(httpx2.HTTPError):
+            return httpx2.get(f"http://127.0.0.1:{self.port}/healthz").status_code == 200
+        return False
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    return prepared(database_url)
+
+
+def prepared(url: str) -> str:
+    prepare(dict.fromkeys(("shop", "sea", "cases"), url), SEED)
+    return url
+
+
+@contextmanager
+def running(url: str, directory: Path) -> Iterator[Client]:
+    port = free_port()
+    where = ["--database", url, "--port", str(port), "--directory", str(directory), "--seed", str(SEED)]
+    command = [sys.executable, "-m", "relay.chaos.service", *where]
+    with subprocess.Popen(command, cwd=ROOT, env=base_environment(inherit=False)) as process:
+        client = Client(port, process)
+        try:
+            wait_for("the service answers", client.answers)
+            yield client
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def service(url: str, tmp_path: Path) -> Iterator[Client]:
+    with running(url, tmp_path) as client:
+        yield client
+
+
+def first_of(plan: Plan) -> UUID:
+    chance = random.Random(2)
+    while True:
+        id = UUID(int=chance.getrandbits(128), version=4)
+        if plan_of(id, SEED) is plan:
+            return id
+
+
+def effects(url: str) -> Counter[UUID]:
+    with psycopg.connect(url) as connection:
+        return Counter(id for [id] in connection.execute("SELECT message_id FROM chaos_effects"))
+
+
+def test_each_plan_is_answered_as_it_says_and_has_its_effects(service: Client, url: str, tmp_path: Path) -> None:
+    failures = failures_of(first_of(Plan.FLAKY), SEED)
+    expected: dict[Plan, list[int | str]] = {
+        Plan.ACCEPT: [200, 409],
+        Plan.REPEAT: [409, 409],
+        Plan.POISON: [422, 422],
+        Plan.FLAKY: [503] * failures + [200, 409],
+        Plan.DROP: ["RemoteProtocolError", 409],
+        Plan.NEVER: [503] * 5,
+    }
+    for plan, statuses in expected.items():
+        assert [service.call(first_of(plan)) for _ in statuses] == statuses, plan
+        assert effects(url)[first_of(plan)] == effects_of(plan), plan
+    recorded = [(call.message_id, call.answer) for call in read(tmp_path).calls]
+    dropped = [answer for id, answer in recorded if id == str(first_of(Plan.DROP))]
+    assert dropped == [Answer.DROP, Answer.REPEAT]
+    assert len(recorded) == sum(map(len, expected.values()))
+
+
+def test_a_call_that_hangs_gives_the_message_free_when_its_caller_gives_up(service: Client, url: str) -> None:
+    hanging = first_of(Plan.HANG)
+    assert service.call(hanging, timeout=1) == "ReadTimeout"
+    assert not effects(url)
+    wait_for("the next call succeeds", lambda: service.call(hanging) == 200, 5)
+    assert effects(url) == {hanging: 1}
+
+
+def test_calls_at_once_have_one_effect(service: Client, url: str) -> None:
+    id = first_of(Plan.ACCEPT)
+    with ThreadPoolExecutor(8) as threads:
+        statuses = Counter(threads.map(service.call, [id] * 24))
+    assert statuses[200] == 1
+    assert statuses.keys() <= {200, 409, 503}
+    assert effects(url) == {id: 1}
+
+
+def test_a_killed_service_remembers_its_calls(url: str, tmp_path: Path) -> None:
+    id = first_of(Plan.FLAKY)
+    for _ in range(failures_of(id, SEED)):
+        with running(url, tmp_path) as service:
+            assert service.call(id) == 503
+    with running(url, tmp_path) as service:
+        assert service.call(id) == 200
+
+
+def test_a_restart_of_the_database_is_an_outage_that_passes(own_postgres: PostgresServer, tmp_path: Path) -> None:
+    url = prepared(own_postgres.create_database("cases"))
+    before, during = first_of(Plan.ACCEPT), first_of(Plan.DROP)
+    with running(url, tmp_path) as service:
+        assert service.call(before) == 200
+        own_postgres.stop("immediate")
+        assert service.call(during) == 503
+        own_postgres.start()
+        wait_for("the service works again", lambda: service.call(before) == 409, 10)
+    assert effects(url) == {before: 1}
+
+
+def test_sigterm_ends_it_though_a_call_hangs(service: Client, url: str) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(service.call, first_of(Plan.HANG), 30)
+        wait_for("the call is counted", lambda: counted(url))
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(15) in {0, -signal.SIGTERM}
+        assert isinstance(hanging.result(), str)
+    assert not effects(url)
+
+
+def counted(url: str) -> bool:
+    with psycopg.connect(url) as connection:
+        return bool(connection.execute("SELECT FROM chaos_calls").fetchall())

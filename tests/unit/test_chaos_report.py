@@ -1,0 +1,213 @@
+"""The report of a chaos run: complete, escaped, without anything from outside; and the table for the terminal."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from relay.chaos.chart import POINTS, clock, steps, timeline
+from relay.chaos.checker import judge
+from relay.chaos.evidence import Evidence
+from relay.chaos.history import Fault, Sample
+from relay.chaos.judgement import NAMED
+from relay.chaos.report import Meta, render, summary
+from tests.unit.chaos_support import BEGIN, busy, good_run
+
+META = Meta(42, "relay chaos run --seed 42", {"workers": "2"})
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects them with their text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += f" {data}"
+
+    def every(self, tag: str, style: str | None = None) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag and style in {None, attrs.get("class")}]
+
+
+def page_of(evidence: Evidence, **options: bool) -> Page:
+    return Page(render(evidence, judge(evidence, drained=True, **options), META))
+
+
+def broken_run() -> Evidence:
+    """Every event has its effect twice: more violations than are named, and one that carries markup."""
+    evidence = good_run()
+    evidence.effects *= 2
+    evidence.outbox[0] = replace(evidence.outbox[0], id="<script>alert(1)</script>")
+    return evidence
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def test_a_good_run_says_so_in_words() -> None:
+    page = page_of(good_run())
+    assert "Every promise was kept" in page.text
+    assert "22 events committed under 5 faults of 1 kind in 1:59" in page.text
+    assert page.text.count("✓ kept") == 10
+    assert "BROKEN" not in page.text
+
+
+def test_a_broken_run_names_the_promises_and_the_violations() -> None:
+    page = page_of(broken_run())
+    assert "Promises 1, 2, 3, 7 were broken" in page.text
+    assert page.text.count("✗ BROKEN") == 4
+    assert "message e0 (http, plan accept) has 2 effects, not 1" in page.text
+
+
+def test_one_broken_promise_is_in_the_singular() -> None:
+    evidence = good_run()
+    evidence.samples[33:103] = [replace(evidence.samples[33], at=BEGIN + at) for at in range(33, 103)]
+    assert "Promise 8 was broken" in page_of(evidence).text
+
+
+def test_a_run_without_evidence_proves_nothing() -> None:
+    page = page_of(Evidence())
+    assert "This run proves nothing" in page.text
+    assert "Nothing was sampled." in page.text
+    assert "No fault was injected." in page.text
+    assert page.every("div", "verdict bad")
+
+
+def test_a_run_that_nobody_judged_proves_nothing() -> None:
+    page = Page(render(good_run(), [], META))
+    assert "This run proves nothing" in page.text
+    assert page.every("div", "verdict bad")
+
+
+def test_violations_that_are_not_named_are_counted() -> None:
+    evidence = good_run()
+    evidence.outbox.clear()
+    judgements = judge(evidence, drained=True)
+    assert judgements[1].total == 21 > NAMED
+    assert "and 1 more" in Page(render(evidence, judgements, META)).text
+
+
+def test_the_page_needs_nothing_from_outside_and_runs_nothing() -> None:
+    page = render(good_run(), judge(good_run(), drained=True), META)
+    assert not re.search(r"https?://|url\(|@import|src=", page)
+    assert {"script", "link", "iframe", "img"}.isdisjoint(tag for tag, _ in Page(page).tags)
+
+
+def test_every_text_is_escaped() -> None:
+    evidence = broken_run()
+    evidence.faults = [Fault(0, "<b>kind", "<b>target", BEGIN + 10, BEGIN + 11, "<b>note")]
+    evidence.calls = [replace(call, answer="<b>answer") for call in evidence.calls]
+    evidence.operations = [replace(operation, kind="<b>op") for operation in evidence.operations]
+    judgements = [
+        replace(found, name="<b>name", figures={"<b>figure": "<b>value"})
+        for found in judge(evidence, drained=True)
+    ]
+    page = Page(render(evidence, judgements, Meta(42, "run <b>it & more", {"<b>fact": "<b>value"})))
+    assert page.every("b") == page.every("script") == []
+    for text in ("kind", "answer", "op", "name", "figure", "value", "it & more", "fact"):
+        assert f"<b>{text}" in page.text
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_the_page_says_how_to_repeat_the_run() -> None:
+    text = page_of(good_run()).text
+    assert "relay chaos run --seed 42" in text
+    assert re.search(r"workers\s+2", text)
+
+
+def test_the_page_reads_in_the_dark_and_on_a_phone() -> None:
+    page = render(good_run(), [], META)
+    assert "prefers-color-scheme: dark" in page
+    assert 'name="viewport" content="width=device-width' in page
+
+
+def test_faults_and_recoveries_are_listed_by_kind() -> None:
+    evidence = good_run()
+    evidence.faults[0] = replace(evidence.faults[0], kind="flush valkey")
+    text = re.sub(r"\s+", " ", page_of(evidence).text)
+    assert "flush valkey 1 1 1.0 s 1.0 s kill worker 4 4 1.0 s 1.0 s all 5 5" in text
+
+
+def test_the_workload_is_counted() -> None:
+    text = re.sub(r"\s+", " ", page_of(good_run()).text)
+    assert "Operations failed ok unknown bad 0 1 0 batch 2 3 2 one 0 0 1 rollback 1 0 0" in text
+    assert "Events by plan http ordered python accept 4 1 1" in text
+
+
+# --- the timeline -------------------------------------------------------------------------------
+
+
+def test_every_fault_is_a_bar_with_a_title_and_a_band_over_each_panel() -> None:
+    page = Page(timeline(good_run()))
+    assert len(page.every("rect", "bar")) == 5
+    assert len(page.every("rect", "band")) == 10
+    assert "3. kill worker, worker-1, at 1:10 for 3.0 s" in page.text
+
+
+def test_an_outage_of_the_database_is_a_gap_in_the_lines() -> None:
+    whole, torn = Evidence(samples=busy(BEGIN, 60)), Evidence(samples=busy(BEGIN, 60))
+    torn.samples[20:30] = [Sample(BEGIN + at, 0, None, None, None, None) for at in range(20, 30)]
+    assert len(Page(timeline(torn)).every("polyline")) == len(Page(timeline(whole)).every("polyline")) + 4
+
+
+def test_a_line_of_a_long_run_has_as_many_points_as_the_figure_shows() -> None:
+    lines = Page(timeline(Evidence(samples=busy(BEGIN, 90_000)))).every("polyline")
+    assert max(len((line["points"] or "").split()) for line in lines) <= POINTS
+
+
+def test_steady_work_is_drawn_at_its_rate() -> None:
+    page = Page(timeline(Evidence(samples=busy(BEGIN, 90_000))))
+    line = next(line for line in page.every("polyline", "one") if len((line["points"] or "").split()) > 2)
+    heights = {point.split(",")[1] for point in (line["points"] or "").split()}
+    # Ten events a second throughout, and ten is the highest step of the axis.
+    assert heights == {"66.0"}
+
+
+@pytest.mark.parametrize("most", [0, 0.3, 1, 7, 10, 99, 1001, 123_456])
+def test_steps_are_round_few_and_cover_the_highest_value(most: float) -> None:
+    found = steps(most, 4)
+    assert found[0] == 0
+    assert found[-1] >= most
+    assert 2 <= len(found) <= 6
+
+
+def test_a_time_is_shown_as_a_clock() -> None:
+    assert [clock(at) for at in (0, 75.9, 3600 + 62)] == ["0:00", "1:15", "1:01:02"]
+
+
+# --- the terminal -------------------------------------------------------------------------------
+
+
+def test_the_summary_has_the_verdict_first_and_a_line_for_each_judgement() -> None:
+    lines = summary(judge(good_run(), drained=True)).splitlines()
+    assert lines[0] == "Every promise was kept"
+    assert len(lines) == 11
+    assert lines[2].startswith("1  nothing committed is lost           kept    committed 21, published 21")
+
+
+def test_the_summary_lists_violations_under_their_promise() -> None:
+    lines = summary(judge(broken_run(), drained=True)).splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("3  "))
+    assert "BROKEN" in lines[place]
+    assert lines[place + 1] == "     - message e0 (http, plan accept) has 2 effects, not 1"
