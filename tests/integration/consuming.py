@@ -18,7 +18,7 @@ from psycopg.rows import dict_row
 
 from consumer.process import ProcessConfig, ProcessInboxMessage
 from consumer.pull import PullConfig, PullMessages
-from consumer.recover import RecoverDeliveries
+from consumer.recover import RecoverConfig, RecoverDeliveries
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
@@ -167,14 +167,13 @@ class Subscription:
             self.nats, stream=self.stream, durable="down", filter_subject=filter_subject or f"{self.name}.event.>"
         )
         return RecoverDeliveries(
-            self.context,
-            SUBSCRIPTION,
+            RecoverConfig(self.context, SUBSCRIPTION, on_receipt=self.settle == "inbox"),
             parts.get("inbox", self.inbox),
             parts.get("consumer", self.consumer),
             reader,
             self.pull(),
             self.facts.append,
-            on_receipt=self.settle == "inbox",
+            parts.get("watch"),
         )
 
     def lossy(self) -> Lossy:
