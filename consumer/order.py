@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
-from relay.domain.errors import BrokerUnreachable, Outage
+from relay.domain.errors import Outage
 from relay.domain.watermark import Watermark
 from relay.ports import ConsumerState, Delivery, InboxRow, JetStreamConsumer
 
@@ -102,7 +102,7 @@ class GoOn:
         try:
             if row.order_key is not None and (replies := await self._order.set_aside(row)):
                 await self._consumer.ack(replies)
-        except (BrokerUnreachable, Outage):
+        except Outage:
             # The next look at what JetStream holds open acknowledges it.
             return
 

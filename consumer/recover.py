@@ -72,7 +72,7 @@ class RecoverDeliveries:
         before = await (self._consumer.state() if self._watch is None else self._watch.look())
         if _all_acknowledged(before):
             await self._compared(before, before.delivered)
-        if before.pending == 0:
+        if self._is_done(before):
             return 0
         after, upto = await self._range(before)
         suspects = await self._inbox.missing(self._subscription, stream, after, upto)
@@ -80,7 +80,7 @@ class RecoverDeliveries:
             await self._compared(before, upto)
         await asyncio.sleep(PATIENCE.total_seconds())
         now = await self._consumer.state()
-        if now.pending == 0:
+        if self._is_done(now):
             return 0
         recovered = 0
         if suspects:
@@ -96,6 +96,10 @@ class RecoverDeliveries:
                 DeliveriesRecovered(context=self._context, subscription=self._subscription, count=recovered)
             )
         return recovered
+
+    def _is_done(self, state: ConsumerState) -> bool:
+        """Whether nothing is left to compare. Where order is kept, what was delivered too often is."""
+        return state.pending == 0 and (self._watch is None or _all_acknowledged(state))
 
     async def _range(self, state: ConsumerState) -> tuple[int, int]:
         """What to compare. Where order is kept, from the watermark on and a stretch at a time, none left out."""

@@ -249,6 +249,22 @@ async def test_the_watermark_follows_when_everything_is_acknowledged(sub: Subscr
     assert await mark(sub) == Watermark(1, 1)
 
 
+async def test_a_message_that_jetstream_gave_up_does_not_hold_the_watermark_for_ever(
+    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delivered once too often to workers that died, it is no longer pending, and the floor stays before it."""
+    monkeypatch.setattr(recover_module, "PATIENCE", timedelta(milliseconds=50))
+    async with subscribed(database_url, nats_server.url, max_deliver=1, ack_wait=1) as sub:
+        sub.keep_order()
+        [a1] = await send(sub, "a")
+        await sub.lose()
+        await asyncio.sleep(1.2)  # the ack wait: nothing tells when it is over, as nothing is delivered again
+        assert await sub.fetch() == []
+        await sub.acked()
+        await sub.recover().run(sub.stream)
+        assert await sweep(sub) == {a1}
+
+
 # --- other messages at the same place, and workers that die of a message ---
 
 
