@@ -15,10 +15,11 @@ from dramatiq.errors import Retry
 from consumer.deadletters import RecordDeadLetters, SendAlerts
 from consumer.handlers import load
 from consumer.inprocess import CALLS, PythonEventHandler
+from consumer.order import GoOn, WatchNumbers
 from consumer.process import ProcessConfig, ProcessInboxMessage
 from consumer.pull import PullConfig, PullMessages
 from consumer.reconcile import ReconcileInbox
-from consumer.recover import RecoverDeliveries
+from consumer.recover import RecoverConfig, RecoverDeliveries
 from consumer.rescue import RescueExhausted
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
@@ -38,11 +39,12 @@ _SWEEP_LIMIT: Final = 1_000
 #: The same where JetStream sets no bound to what waits (`settle = "inbox"`).
 _SWEEP_LIMIT_ON_RECEIPT: Final = 5_000
 _MAX_BATCH: Final = 300
+_PAGE: Final = 1_000
 
 
 @cache
 def _pull(context: str, subscription: str) -> PullMessages:
-    settings, parts = application.subscription(context, subscription), application.context(context)
+    settings = application.subscription(context, subscription)
     config = PullConfig(
         context=context,
         subscription=subscription,
@@ -52,11 +54,28 @@ def _pull(context: str, subscription: str) -> PullMessages:
     )
     return PullMessages(
         config,
-        parts.inbox,
+        application.inbox(context, subscription),
         application.consumer(context, subscription),
         _enqueue(context, subscription),
         application.facts,
+        application.order(context, subscription),
+        _watch(context, subscription),
     )
+
+
+@cache
+def _watch(context: str, subscription: str) -> WatchNumbers | None:
+    order, settings = application.order(context, subscription), application.subscription(context, subscription)
+    if order is None:
+        return None
+    return WatchNumbers(subscription, settings.stream, order, application.consumer(context, subscription))
+
+
+def _go_on(context: str, subscription: str) -> GoOn | None:
+    order = application.order(context, subscription)
+    if order is None:
+        return None
+    return GoOn(order, application.consumer(context, subscription), _enqueue(context, subscription))
 
 
 def _on_receipt(context: str, subscription: str) -> bool:
@@ -71,7 +90,7 @@ def _batch_size(max_ack_pending: int) -> int:
 
 @cache
 def _process(context: str, subscription: str) -> ProcessInboxMessage:
-    settings, parts = application.subscription(context, subscription), application.context(context)
+    settings = application.subscription(context, subscription)
     config = ProcessConfig(
         context=context,
         subscription=subscription,
@@ -81,11 +100,12 @@ def _process(context: str, subscription: str) -> ProcessInboxMessage:
     )
     return ProcessInboxMessage(
         config,
-        parts.inbox,
+        application.inbox(context, subscription),
         application.handler(context, subscription),
         application.consumer(context, subscription),
-        parts.dead_letters,
+        application.context(context).dead_letters,
         application.facts,
+        _go_on(context, subscription),
     )
 
 
@@ -130,7 +150,7 @@ async def sweep_inbox(context: str, subscription: str, token: str) -> None:
         limit = _SWEEP_LIMIT_ON_RECEIPT if _on_receipt(context, subscription) else _SWEEP_LIMIT
         if await asyncio.to_thread(broker.backlog, HANDLE_QUEUE) >= limit:
             return
-        ids = await application.context(context).inbox.overdue(subscription, limit)
+        ids = await application.inbox(context, subscription).overdue(subscription, limit)
         if ids:
             await _enqueue(context, subscription)(ids)
             application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
@@ -141,8 +161,9 @@ async def keep_in_progress(context: str, subscription: str, token: str) -> None:
     """Send +WPI for every message that waits or runs, so that JetStream does not deliver it again."""
     async with chore(f"keep_in_progress:{context}:{subscription}", token):
         if not _on_receipt(context, subscription):
-            replies = await application.context(context).inbox.waiting(subscription, _SWEEP_LIMIT)
-            await application.consumer(context, subscription).in_progress(replies)
+            consumer = application.consumer(context, subscription)
+            async for replies in application.inbox(context, subscription).waiting(subscription, _PAGE):
+                await consumer.in_progress(replies)
 
 
 @dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
@@ -220,15 +241,15 @@ def _rescue(context: str, subscription: str) -> RescueExhausted:
 
 @cache
 def _recover(context: str, subscription: str) -> RecoverDeliveries:
+    config = RecoverConfig(context, subscription, on_receipt=_on_receipt(context, subscription))
     return RecoverDeliveries(
-        context,
-        subscription,
-        application.context(context).inbox,
+        config,
+        application.inbox(context, subscription),
         application.consumer(context, subscription),
         _reader(context, subscription),
         _pull(context, subscription),
         application.facts,
-        on_receipt=_on_receipt(context, subscription),
+        _watch(context, subscription),
     )
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Final
 from uuid import UUID
 
+from consumer.order import GoOn
 from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
 from relay.domain.envelope import handler_request
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, MalformedMessage, Outage
@@ -53,6 +54,7 @@ class ProcessInboxMessage:
         consumer: JetStreamConsumer,
         dead_letters: RouteToDeadLetter,
         facts: FactSink,
+        go_on: GoOn | None = None,
     ) -> None:
         self._config = config
         self._inbox = inbox
@@ -60,13 +62,14 @@ class ProcessInboxMessage:
         self._consumer = consumer
         self._dead_letters = dead_letters
         self._facts = facts
+        self._go_on = go_on
 
     async def process(self, message_id: UUID) -> timedelta | None:
         """Process a message; returns after how long to try again, or None when there is nothing to do.
 
         Raises DatabaseUnreachable; the row then keeps its claim until the lease is over.
         """
-        claim = await self._inbox.claim(message_id, _LEASE)
+        claim = await self._inbox.claim(message_id, _LEASE, self._config.policy.max_attempts)
         if claim is None:
             return None
         reach("after_message_claim")
@@ -130,6 +133,8 @@ class ProcessInboxMessage:
                 attempts=claim.attempts,
             )
         )
+        if self._go_on is not None:
+            await self._go_on.after(claim.row)
         await self._ack(claim, disposition)
 
     async def _put_off(self, claim: ClaimedMessage, disposition: Retry, delay: timedelta) -> timedelta | None:
@@ -162,6 +167,8 @@ class ProcessInboxMessage:
         reach("before_dlq_commit")
         if await self._inbox.mark_dead_lettered(claim):
             await self._ack(claim, disposition)
+            if self._go_on is not None:
+                await self._go_on.after_death(claim.row)
         return None
 
     async def _ack(self, claim: ClaimedMessage, disposition: Ack | DeadLetter) -> None:

@@ -9,10 +9,12 @@ from datetime import timedelta
 from typing import Final
 from uuid import UUID
 
+from consumer.order import KeyOrder, WatchNumbers, fetch_in_order
 from relay.domain.envelope import decode
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen
 from relay.domain.model import stand_in_id
+from relay.domain.ordering import order_key, partition_key
 from relay.domain.policies import DeadLetter, DeadLetterClass
 from relay.failpoints import reach
 from relay.ports import Delivery, InboxRepository, InboxRow, Inserted, JetStreamConsumer
@@ -56,12 +58,16 @@ class PullMessages:
         consumer: JetStreamConsumer,
         enqueue: Callable[[Sequence[UUID]], Awaitable[None]],
         facts: FactSink,
+        order: KeyOrder | None = None,
+        watch: WatchNumbers | None = None,
     ) -> None:
         self._config = config
         self._inbox = inbox
         self._consumer = consumer
         self._enqueue = enqueue
         self._facts = facts
+        self._order = order
+        self._watch = watch
 
     async def run(self, go_on: Callable[[], bool]) -> int:
         """Pull until ``go_on`` says no; returns how many messages were new.
@@ -76,12 +82,16 @@ class PullMessages:
                 if await self._is_full():
                     await asyncio.sleep(_FULL_PAUSE)
                     continue
-                deliveries = await self._consumer.fetch(self._config.batch_size, _WAIT)
+                deliveries = await fetch_in_order(
+                    self._watch, lambda: self._consumer.fetch(self._config.batch_size, _WAIT)
+                )
                 if deliveries:
                     total += await self.accept(deliveries)
         finally:
             rest = await self._consumer.finish()
             if rest:
+                if self._watch is not None:
+                    await self._watch.after_fetch()
                 total += await self.accept(rest)
         return total
 
@@ -110,23 +120,33 @@ class PullMessages:
             )
         )
         if new:
-            await self._hand_over(new)
+            await self._hand_over(inserted)
         return len(new)
 
     def _settled(self, rows: Sequence[InboxRow], inserted: Sequence[Inserted]) -> list[str]:
         """Reply subjects of what JetStream may forget, now that the rows are committed."""
         if self._config.ack_on_receipt:
             return [row.ack_subject for row in rows]
-        done = {known.message_id for known in inserted if known.done}
+        done = {known.message_id for known in inserted if known.done or known.parked}
         return [row.ack_subject for row in rows if not done.isdisjoint(_ids(row))]
 
-    async def _hand_over(self, ids: Sequence[UUID]) -> None:
+    async def _hand_over(self, inserted: Sequence[Inserted]) -> None:
         try:
-            await self._enqueue(ids)
+            if ids := await self._runnable(inserted):
+                await self._enqueue(ids)
             reach("after_enqueue")
         except Outage as error:
-            # The rows are committed: the sweep enqueues them once Redis is back.
-            self._facts(OutageSeen(context=self._config.context, server="redis", error=error.message))
+            # The rows are committed: the sweep enqueues them once the server is back.
+            server = "postgresql" if isinstance(error, DatabaseUnreachable) else "redis"
+            self._facts(OutageSeen(context=self._config.context, server=server, error=error.message))
+
+    async def _runnable(self, inserted: Sequence[Inserted]) -> list[UUID]:
+        """The new messages that may run. What they waited for may have ended while they were on their way in."""
+        runnable = [known.message_id for known in inserted if known.new and known.runnable and not known.parked]
+        behind = [known.message_id for known in inserted if known.new and not known.runnable]
+        if behind and self._order is not None:
+            runnable += await self._order.promote(behind)
+        return runnable
 
     async def _insert(self, rows: Sequence[InboxRow]) -> list[Inserted]:
         """Insert a batch, patient with an outage; a batch that cannot be kept goes back to the stream."""
@@ -166,6 +186,8 @@ class PullMessages:
             ack_subject=delivery.reply,
             body=delivery.body,
             headers=delivery.headers,
+            order_key=self._order_key(delivery),
+            consumer_seq=delivery.consumer_seq,
         )
         try:
             event = decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
@@ -181,6 +203,15 @@ class PullMessages:
             correlation_id=event.correlation_id,
             causation_id=event.causation_id,
         )
+
+    def _order_key(self, delivery: Delivery) -> str | None:
+        """The key of a message whether it can be read or not: a dead head holds its key too."""
+        if self._order is None:
+            return None
+        try:
+            return order_key(partition_key(delivery.headers))
+        except MalformedMessage:
+            return None
 
 
 def _ids(row: InboxRow) -> tuple[UUID, UUID]:
@@ -201,5 +232,7 @@ def _condemned(row: InboxRow, error: MalformedMessage) -> InboxRow:
         ack_subject=row.ack_subject,
         body=row.body,
         headers={},
+        order_key=row.order_key,
+        consumer_seq=row.consumer_seq,
         condemned=row.condemned or DeadLetter(str(error), DeadLetterClass.POISON),
     )

@@ -8,8 +8,10 @@ own attempts decide.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final, Protocol
+from uuid import UUID
 
 from consumer.pull import PullMessages
 from relay.domain.facts import DeliveryExhausted, FactSink
@@ -24,6 +26,9 @@ class MessageReader(Protocol):
 
     async def next(self, seq: int) -> Delivery | None:
         """The consumer's first message at ``seq`` or after it."""
+
+    async def ids(self, first: int, last: int) -> Mapping[int, UUID | None]:
+        """The event that the consumer's messages carry, by their places; None where the id is not one of ours."""
 
 
 class RescueExhausted:

@@ -19,6 +19,7 @@ from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
+from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, create_pool
 from relay.adapters.postgres.source import pooled
@@ -105,6 +106,7 @@ class Application:
         self.handler_kinds: dict[str, HandlerFactory] = {"http": self._http, "https": self._http}
         self._handlers: dict[tuple[str, str], ServingHandler] = {}
         self._consumers: dict[tuple[str, str], NatsJetStreamConsumer] = {}
+        self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
 
     async def start(self) -> None:
         """Begin to connect. Returns at once, whether the servers are there or not."""
@@ -175,6 +177,20 @@ class Application:
                 self.nats, stream=spec.stream, durable=spec.durable
             )
         return self._consumers[context, name]
+
+    def inbox(self, context: str, name: str) -> PostgresInboxAdapter:
+        """The inbox as a subscription uses it. Raises UnknownContext."""
+        return self.order(context, name) or self.context(context).inbox
+
+    def order(self, context: str, name: str) -> OrderedInboxAdapter | None:
+        """The inbox of a subscription that asks for order; None for others. Raises UnknownContext."""
+        settings = self.subscription(context, name)
+        if settings.order == "none":
+            return None
+        if (context, name) not in self._ordered:
+            pool = self.context(context).pool
+            self._ordered[context, name] = OrderedInboxAdapter(pool, failed_head=settings.failed_head)
+        return self._ordered[context, name]
 
     def find_missing(self, context: str, name: str) -> FindMissing:
         """The comparison of a subscription's stream with its inbox."""

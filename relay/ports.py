@@ -6,16 +6,16 @@ the relay fast; the names and meanings are the spec's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
-from relay.domain.model import HandlerResult
+from relay.domain.model import Finished, HandlerResult
 from relay.domain.ordering import Shard
-from relay.domain.policies import Ack, DeadLetter, Published, PublishOutcome, Retry
+from relay.domain.policies import MANY, Ack, DeadLetter, Published, PublishOutcome, Retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,8 @@ class Delivery:
     body: bytes
     stream: str
     stream_seq: int
+    #: The number of the delivery, None for a message read from the stream.
+    consumer_seq: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +129,20 @@ class ConsumerState:
     """How far a durable consumer has come, in sequences of its stream.
 
     Everything up to ``floor`` is acknowledged, everything up to ``delivered`` was delivered at least once,
-    and ``pending`` messages in between await their acknowledgement.
+    and ``pending`` messages in between await their acknowledgement. ``consumer_seq`` counts deliveries.
     """
 
     floor: int
     delivered: int
     pending: int
+    consumer_seq: int = 0
 
 
 class JetStreamConsumer(Protocol):
     """PORT-047-004. Any process may acknowledge: the reply subject is all it takes."""
+
+    #: How often the connection was lost; what is fetched after a loss may be numbered anew.
+    losses: int
 
     async def state(self) -> ConsumerState:
         """Raises BrokerUnreachable."""
@@ -180,15 +186,23 @@ class InboxRow:
     causation_id: UUID | None = None
     #: Why it is dead on arrival: it could not be read.
     condemned: DeadLetter | None = None
+    #: The key in whose order it runs, None where no order is kept, and the number of its delivery.
+    order_key: str | None = None
+    consumer_seq: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What the inbox knew of a message: ``new``, or ``done`` (processed or dead-lettered) earlier."""
+    """What the inbox knew of a message: ``new``, or ``done`` (processed or dead-lettered) earlier.
+
+    ``parked`` with its key, or not ``runnable`` before another of its key: both only where order is kept.
+    """
 
     message_id: UUID
     new: bool
     done: bool
+    parked: bool = False
+    runnable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +225,11 @@ class InboxRepository(Protocol):
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         """Insert a batch in one statement; a known id is reported, never inserted twice (POL-047-003)."""
 
-    async def claim(self, message_id: UUID, lease: timedelta) -> ClaimedMessage | None:
-        """Take a due, unclaimed, unfinished row for ``lease`` and count the attempt; None if it is not."""
+    async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
+        """Take a due, unclaimed, unfinished row for ``lease`` and count the attempt; None if it is not.
+
+        A row whose attempts are spent comes back condemned: none of its workers lived to say so.
+        """
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         """Extend the claim to ``lease`` from now. False when it was lost."""
@@ -235,19 +252,16 @@ class InboxRepository(Protocol):
     async def overdue(self, subscription: str, limit: int) -> Sequence[UUID]:
         """Ids that should be in a queue and, by their age, are not; marks them as enqueued now."""
 
-    async def waiting(self, subscription: str, limit: int) -> Sequence[str]:
-        """Reply subjects of the unfinished rows, for +WPI."""
+    def waiting(self, subscription: str, page: int) -> AsyncIterator[Sequence[str]]:
+        """Reply subjects of all unfinished rows, a page at a time, for +WPI."""
 
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
         """The sequences of ``stream`` after ``after`` up to ``upto`` that are not in the inbox, in order."""
 
     async def finished(
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
-    ) -> Sequence[str]:
-        """Reply subjects of the finished rows in that range: their acknowledgement may be lost.
-
-        With ``on_receipt`` of all rows: their subscription acknowledges what the inbox holds.
-        """
+    ) -> Sequence[Finished]:
+        """The finished and parked rows in that range, with ``on_receipt`` all: their ack may be lost."""
 
     async def due(self, subscription: str, limit: int) -> int:
         """How many rows could be handled now, or are; counts up to ``limit``. Back-off is no part of it."""

@@ -14,7 +14,7 @@ from relay.chaos import tables
 from relay.chaos.checker import judge
 from relay.chaos.collect import collect, left, settle
 from relay.chaos.evidence import read
-from relay.chaos.history import Fault, History, Operation, Record, Sample
+from relay.chaos.history import Fault, History, Record, Sample
 from relay.chaos.judgement import Judgement
 from relay.chaos.nemesis import Nemesis
 from relay.chaos.report import Meta, render
@@ -31,8 +31,8 @@ _TELL_EVERY: Final = 10
 class RunOptions:
     """What a run is.
 
-    ``every`` and ``hold``: see `nemesis.Nemesis`. ``rate``: events per second at most. ``batch``: events of a large
-    transaction. ``max_attempts``: of a subscription. ``rest``: for how long the system may take to come to rest
+    ``every`` and ``hold``: see `nemesis.Nemesis`. ``rate``: events per second at most. ``batch``: events of a
+    large transaction. ``max_attempts``: of a subscription. ``rest``: for how long the system may take to come to rest
     after the last fault, in seconds. ``environment``: further variables of workers and schedulers.
     """
 
@@ -149,8 +149,6 @@ class _Told(History):
                     )
                 case Sample():
                     self._count(record)
-                case Operation():
-                    continue
 
     def _count(self, sample: Sample) -> None:
         self._samples += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -44,7 +44,7 @@ def chaos(
     from relay.chaos.run import run
     from relay.devstack.interrupts import interruptible
 
-    seed = random.randrange(1_000_000) if seed is None else seed
+    seed = secrets.randbelow(1_000_000) if seed is None else seed
     options = _options(directory, minutes, seed, rate, workers, liveness=liveness)
     command = f"relay chaos --minutes {minutes:g} --seed {seed} --rate {rate:g} --workers {workers}"
     command += " --liveness" if liveness else ""

@@ -18,16 +18,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 from uuid import UUID
 
 from relay.domain.errors import InvalidSubject, MalformedMessage
 from relay.domain.limits import MAX_DEPTH, nests_deeper
 from relay.domain.model import NatsMsgId
+from relay.domain.ordering import KEY, partition_key
 from relay.domain.subject import EventSubject, check_token, check_version
 
 MSG_ID: Final = "Nats-Msg-Id"
-KEY: Final = "Relay-Partition-Key"
 SCHEMA_VERSION: Final = "1.0"
 DEFAULT_ENVELOPE: Final = "handler"
 
@@ -158,7 +158,7 @@ def decode(envelope: str, subject: str, headers: Mapping[str, str], body: bytes)
             occurred_at=_time(fields.get("occurred_at")),
             correlation_id=_uuid(fields.get("correlation_id"), "correlation_id"),
             causation_id=_uuid(fields.get("causation_id"), "causation_id"),
-            partition_key=_partition_key(headers),
+            partition_key=partition_key(headers),
             payload=fields["payload"],
         )
     except KeyError as missing:
@@ -185,13 +185,6 @@ def handler_request(envelope: str, subject: str, headers: Mapping[str, str], bod
     return json.dumps(request).encode()
 
 
-def _partition_key(headers: Mapping[str, str]) -> str | None:
-    key = unquote(headers.get(KEY, ""))
-    if "\x00" in key or any("\ud800" <= char <= "\udfff" for char in key):
-        raise MalformedMessage("cannot be stored as text", field=KEY)
-    return key or None
-
-
 def _json(body: bytes) -> Any:
     try:
         content = json.loads(body, parse_constant=_finite, parse_float=_finite)
@@ -211,8 +204,12 @@ def _finite(text: str) -> float:
     return value
 
 
-def _decode_handler(_subject: str, _headers: Mapping[str, str], body: Any) -> dict[str, Any]:
-    return _object(body)
+def _decode_handler(_subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
+    fields, known = _object(body), NatsMsgId.parse(headers[MSG_ID]).event_id
+    # The inbox goes by the header and the handler by the body: both must mean one message.
+    if (named := _uuid(fields.get("message_id"), "message_id")) not in (None, known):
+        raise MalformedMessage(f"the body says {named}, the header {MSG_ID} says {known}", field="message_id")
+    return fields
 
 
 def _decode_message_envelope(_subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:

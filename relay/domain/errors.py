@@ -22,6 +22,7 @@
     ├── IncidentClosed          INCIDENT_CLOSED
     ├── UnreadableMessage       UNREADABLE_MESSAGE
     ├── NotRequeueable          NOT_REQUEUEABLE
+    ├── NotParked               NOT_PARKED
     ├── NotReplayable           NOT_REPLAYABLE
     ├── AlertRefused            ALERT_REFUSED
     ├── MissingExtraError       MISSING_EXTRA
@@ -192,6 +193,12 @@ class NotRequeueable(RelayError):
     """The inbox does not hold the message as dead by this incident."""
 
     code = "NOT_REQUEUEABLE"
+
+
+class NotParked(RelayError):
+    """No key of this name is set aside."""
+
+    code = "NOT_PARKED"
 
 
 class NotReplayable(RelayError):

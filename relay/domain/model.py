@@ -145,6 +145,15 @@ class InboxMessage:
             raise InvalidTimestamp("processed before it was received", field="processed_at")
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A message that JetStream may forget: acknowledge it by ``reply`` if it is still at ``stream_seq``."""
+
+    message_id: UUID
+    stream_seq: int
+    reply: str
+
+
 class Verdict(Enum):
     """What a handler said about a message (SDS-047 §12)."""
 

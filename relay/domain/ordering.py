@@ -1,4 +1,4 @@
-"""Order per key (DESIGN §5): lanes, shards and chains.
+"""Order per key (DESIGN §5, §6): lanes, shards and chains, and the keys of received messages.
 
 A key hashes to one of 64 fixed lanes. A publisher job owns a shard, a fixed set of lanes, and takes
 the lanes' locks before it claims, so two jobs never hold events of one key at the same time. Inside a
@@ -7,13 +7,23 @@ batch, the events of one key form a chain: each leaves only after the one before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
+from urllib.parse import unquote
+
+from relay.domain.errors import MalformedMessage
 
 LANES: Final = 64
 #: The partition key of events that opted out of ordering.
 UNORDERED: Final = ""
+#: The header that carries a message's partition key.
+KEY: Final = "Relay-Partition-Key"
+#: What becomes of the messages behind one that died: they wait for an operator, are set aside, or go on.
+FailedHead: TypeAlias = Literal["block", "park", "skip"]
+#: Longer keys do not fit into an index of PostgreSQL.
+_LONGEST: Final = 600
 
 Item = TypeVar("Item")
 
@@ -38,6 +48,21 @@ class Shard:
 def default_key(aggregate_type: str, aggregate_id: str) -> str:
     """The partition key of an event that names none: its aggregate."""
     return f"{aggregate_type}:{aggregate_id}"
+
+
+def partition_key(headers: Mapping[str, str]) -> str | None:
+    """The key that a message's producer gave it; None if it gave none. Raises MalformedMessage."""
+    key = unquote(headers.get(KEY, ""))
+    if "\x00" in key or any("\ud800" <= char <= "\udfff" for char in key):
+        raise MalformedMessage("cannot be stored as text", field=KEY)
+    return key or None
+
+
+def order_key(partition_key: str | None) -> str | None:
+    """The key in whose order a received message runs; None if it opted out. Keys of any length are told apart."""
+    if not partition_key or len(partition_key) <= _LONGEST:
+        return partition_key or None
+    return f"sha256:{hashlib.sha256(partition_key.encode()).hexdigest()}"
 
 
 def chains(items: Iterable[Item], key: Callable[[Item], str]) -> list[list[Item]]:

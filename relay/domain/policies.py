@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from relay.domain.backoff import Backoff
 from relay.domain.model import HandlerResult, Verdict
@@ -53,6 +53,16 @@ class RetryPolicy:
 
     max_attempts: int = 20
     backoff: Backoff = Backoff()
+
+
+#: More attempts than anybody means to make.
+MANY: Final = 2**31 - 1
+
+
+def unanswered(max_attempts: int) -> DeadLetter:
+    """The verdict over a message whose last attempt nobody lived to answer: its worker died, again and again."""
+    reason = f"exhausted: {max_attempts} attempts, the last one without an answer: its worker died or was cut off"
+    return DeadLetter(reason, DeadLetterClass.EXHAUSTED)
 
 
 def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: float) -> Disposition:

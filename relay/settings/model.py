@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from relay.domain.errors import UnknownContext
+from relay.domain.ordering import FailedHead
 from relay.domain.subject import DEFAULT_TEMPLATE
 from relay.domain.topology import (
     RELAY_ADVISORIES,
@@ -132,7 +133,8 @@ class SubscriptionSettings(Section):
     ``handler`` is a URL or ``python:`` and a module. ``handler_timeout`` is the total for one call;
     ``max_attempts`` counts handler calls, ``max_deliver`` JetStream's deliveries. ``settle``: JetStream gets its
     acknowledgement after the handler's answer, or once the inbox row is committed. ``unknown``: what becomes
-    of an event for which the Python module has no handler.
+    of an event for which the Python module has no handler. ``order``: "key" has the messages of one partition
+    key handled one after the other; ``failed_head``: what becomes of those behind a dead letter.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name", "context"})
@@ -148,6 +150,8 @@ class SubscriptionSettings(Section):
     settle: Literal["handler", "inbox"] = "handler"
     handler: HandlerUrl
     unknown: Literal["dead-letter", "skip", "retry"] = "dead-letter"
+    order: Literal["none", "key"] = "none"
+    failed_head: FailedHead = "block"
     handler_timeout: Duration = _seconds(30)
     connect_timeout: Duration = _seconds(5)
     max_attempts: int = Field(default=20, ge=1)

@@ -24,7 +24,16 @@ def check(settings: Settings) -> list[Problem]:
     """Return all problems of settings whose values are well-formed one by one."""
     problems: list[Problem] = []
     for context in settings.contexts.values():
-        for rule in (_template, _stream_limits, _back_off, _filters, _handler_time, _handler_kind, _dead_letters):
+        for rule in (
+            _template,
+            _stream_limits,
+            _back_off,
+            _filters,
+            _handler_time,
+            _handler_kind,
+            _order,
+            _dead_letters,
+        ):
             problems += rule(context)
     for over_all in (_databases, _streams, _durables, _filters_reach):
         problems += over_all(settings)
@@ -133,6 +142,16 @@ def _handler_kind(context: ContextSettings) -> Problems:
             if key in subscription.model_fields_set:
                 other = "an http:// handler" if python else "a python: handler"
                 yield Problem(_sub(subscription, key), f"is only for {other}")
+
+
+def _order(context: ContextSettings) -> Problems:
+    for subscription in context.subscriptions.values():
+        if subscription.order == "none" and "failed_head" in subscription.model_fields_set:
+            yield Problem(
+                _sub(subscription, "failed_head"),
+                "is only for ordered subscriptions",
+                'nothing waits behind a failed message here; add order = "key" or leave it out',
+            )
 
 
 def _dead_letters(context: ContextSettings) -> Problems:

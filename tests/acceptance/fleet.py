@@ -46,6 +46,7 @@ settle = "{settle}"
 handler = "{handler}"
 handler_timeout = "{handler_timeout}"
 max_attempts = {max_attempts}
+{more}
 """
 
 
@@ -70,6 +71,7 @@ class Fleet:
     handler_timeout: str = "10s"
     max_attempts: int = 20
     settle: str = "handler"
+    more: str = ""
     postgres_settings: dict[str, str] = field(default_factory=dict)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 

@@ -41,14 +41,11 @@ KINDS = {"one", "batch", "rollback", "bad"}
 @pytest.fixture(scope="module")
 def run(server_root: Path) -> Iterator[Evidence]:
     """Six seconds of work on real servers and processes, drained and collected."""
-    with pytest.MonkeyPatch.context() as patch:
-        # Who never succeeds is to be given up soon.
-        text = deployment._SUBSCRIPTION.replace("{max_attempts}", str(ATTEMPTS))
-        patch.setattr(deployment, "_SUBSCRIPTION", text)
-        with Rig(server_root / "workload", workers=1, schedulers=1, seed=SEED) as rig:
-            prepare(rig.urls, SEED, rig.history, hang=timedelta(seconds=4))
-            rig.launch()
-            yield work(rig)
+    # Who never succeeds is to be given up soon.
+    with Rig(server_root / "workload", workers=1, schedulers=1, seed=SEED, max_attempts=ATTEMPTS) as rig:
+        prepare(rig.urls, SEED, rig.history, hang=timedelta(seconds=4))
+        rig.launch()
+        yield work(rig)
 
 
 def work(rig: Rig) -> Evidence:

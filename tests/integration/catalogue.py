@@ -95,15 +95,20 @@ OUR_INBOX: dict[str, Column] = {
     "dead_letter_class": (TEXT, NULL, None),
     "dead_lettered_at": (TIME, NULL, None),
     "requeues": (INT, NOT_NULL, "0"),
+    "order_key": (TEXT, NULL, None),
+    "order_seq": (BIGINT, NULL, None),
+    "stepped_over": (BOOLEAN, NOT_NULL, "false"),
 }
 OUR_INBOX_CONSTRAINTS = {
     "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
 }
+_HOLDS = "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_over))"
 OUR_INBOX_INDEXES = {
     "idx_inbox_sweep": "(enqueued_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL))",
     "idx_inbox_correlation": "(correlation_id)",
     "idx_inbox_stream": "(stream, stream_seq)",
     "idx_inbox_dead_lettered": "(dead_lettered_at) WHERE (dead_lettered_at IS NOT NULL)",
+    "idx_inbox_order": f"(subscription, order_key, order_seq, message_id) WHERE {_HOLDS}",
 }
 DEAD_LETTERS: dict[str, Column] = {
     "id": (BIGINT, NOT_NULL, "by default as identity"),
@@ -152,6 +157,20 @@ AUDIT_LOG: dict[str, Column] = {
     "action": (TEXT, NOT_NULL, None),
     "ids": ("text[]", NOT_NULL, None),
     "note": (TEXT, NULL, None),
+}
+INBOX_WATERMARKS: dict[str, Column] = {
+    "subscription": (TEXT, NOT_NULL, None),
+    "stream": (TEXT, NOT_NULL, None),
+    "consumer_seq": (BIGINT, NULL, None),
+    "stream_seq": (BIGINT, NOT_NULL, "0"),
+    "ahead": (JSONB, NOT_NULL, "'[]'::jsonb"),
+}
+PARKED_KEYS: dict[str, Column] = {
+    "subscription": (TEXT, NOT_NULL, None),
+    "order_key": (TEXT, NOT_NULL, None),
+    "parked_at": (TIME, NOT_NULL, "now()"),
+    "message_id": (UUID, NOT_NULL, None),
+    "reason": (TEXT, NOT_NULL, None),
 }
 PROCESSED_EVENTS: dict[str, Column] = {
     "handler": (TEXT, NOT_NULL, None),

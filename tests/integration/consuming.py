@@ -16,19 +16,22 @@ import psycopg
 from nats.js.api import ConsumerConfig, StreamConfig
 from psycopg.rows import dict_row
 
+from consumer.order import GoOn, WatchNumbers
 from consumer.process import ProcessConfig, ProcessInboxMessage
 from consumer.pull import PullConfig, PullMessages
-from consumer.recover import RecoverDeliveries
+from consumer.recover import RecoverConfig, RecoverDeliveries
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain.backoff import Backoff
 from relay.domain.facts import Fact
 from relay.domain.model import HandlerResult
+from relay.domain.ordering import FailedHead
 from relay.domain.policies import RetryPolicy
 from relay.ports import ClaimedMessage, Delivery, HandlerRequest, InboxRow
 from tests.integration.publishing import eventually
@@ -106,6 +109,17 @@ class Subscription:
     facts: list[Fact] = field(default_factory=list)
     enqueued: list[UUID] = field(default_factory=list)
     settle: str = "handler"
+    order: OrderedInboxAdapter | None = None
+
+    def keep_order(self, failed_head: FailedHead = "block") -> Subscription:
+        """Become an ordered subscription."""
+        self.inbox = self.order = OrderedInboxAdapter(self.pool, failed_head=failed_head)
+        return self
+
+    def watch(self, **parts: Any) -> WatchNumbers | None:
+        if self.order is None:
+            return None
+        return WatchNumbers(SUBSCRIPTION, self.stream, self.order, parts.get("consumer", self.consumer))
 
     @property
     def stream(self) -> str:
@@ -139,6 +153,8 @@ class Subscription:
             parts.get("consumer", self.consumer),
             parts.get("enqueue", self.enqueue),
             self.facts.append,
+            self.order,
+            self.watch(**parts),
         )
 
     def process(
@@ -160,6 +176,7 @@ class Subscription:
             parts.get("consumer", self.consumer),
             RouteToDeadLetter(self.context, publisher, self.facts.append),
             self.facts.append,
+            self.order and GoOn(self.order, self.consumer, self.enqueue),
         )
 
     def recover(self, filter_subject: str | None = None, **parts: Any) -> RecoverDeliveries:
@@ -167,14 +184,13 @@ class Subscription:
             self.nats, stream=self.stream, durable="down", filter_subject=filter_subject or f"{self.name}.event.>"
         )
         return RecoverDeliveries(
-            self.context,
-            SUBSCRIPTION,
+            RecoverConfig(self.context, SUBSCRIPTION, on_receipt=self.settle == "inbox"),
             parts.get("inbox", self.inbox),
             parts.get("consumer", self.consumer),
             reader,
             self.pull(),
             self.facts.append,
-            on_receipt=self.settle == "inbox",
+            self.watch(**parts),
         )
 
     def lossy(self) -> Lossy:

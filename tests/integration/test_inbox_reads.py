@@ -12,6 +12,7 @@ import pytest
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.domain.errors import DatabaseUnreachable
+from relay.domain.model import Finished
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry
 from relay.ports import InboxRow
 from tests.integration.consuming import LEASE, SUBSCRIPTION, claimed, inbox_row
@@ -131,16 +132,23 @@ async def test_the_unfinished_rows_wait_whatever_their_state(
     rows = await settled(inbox)
     await inbox.insert([inbox_row(9, subscription="other")])
     replies = [rows[name].ack_subject for name in ("fresh", "running", "later", "condemned")]
-    assert sorted(await inbox.waiting(SUBSCRIPTION, 10)) == sorted(replies)
+    assert sorted(await waiting(inbox, 10)) == sorted(replies)
 
 
-async def test_of_many_waiting_rows_those_received_first_are_told(
+async def waiting(inbox: PostgresInboxAdapter, page: int) -> list[str]:
+    return [reply async for replies in inbox.waiting(SUBSCRIPTION, page) for reply in replies]
+
+
+async def test_of_many_waiting_rows_all_are_told_those_received_first_before_the_others(
     inbox: PostgresInboxAdapter, database_url: str
 ) -> None:
-    rows = [inbox_row(seq) for seq in range(1, 4)]
-    for row in rows:
+    rows = [inbox_row(seq) for seq in range(1, 8)]
+    for row in rows[:3]:
         await inbox.insert([row])
-    assert await inbox.waiting(SUBSCRIPTION, 2) == [row.ack_subject for row in rows[:2]]
+    await inbox.insert(rows[3:])  # in one transaction, so at one time: a page may end between them
+    told = await waiting(inbox, 2)
+    assert told[:3] == [row.ack_subject for row in rows[:3]]
+    assert sorted(told) == sorted(row.ack_subject for row in rows)
 
 
 # --- ranges of the stream ---
@@ -171,7 +179,7 @@ async def test_the_finished_are_known_by_their_reply_subjects_a_second_later(
     age(database_url, "received_at", "processed_at", "dead_lettered_at")
     processed, dead = rows["processed"], rows["dead"]
     assert (processed.stream_seq, dead.stream_seq) == (4, 5)
-    both = [processed.ack_subject, dead.ack_subject]
+    both = [Finished(row.message_id, row.stream_seq, row.ack_subject) for row in (processed, dead)]
     assert await inbox.finished(SUBSCRIPTION, "UP", 0, 6) == both
     assert await inbox.finished(SUBSCRIPTION, "UP", 3, 5) == both
     assert await inbox.finished(SUBSCRIPTION, "UP", 4, 5) == both[1:]

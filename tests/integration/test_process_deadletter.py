@@ -192,7 +192,7 @@ async def test_without_a_stream_for_them_dead_letters_wait_until_there_is_one(su
         assert not [fact for fact in sub.facts if isinstance(fact, MessageDeadLettered)]
         await due_now(sub)
     assert await sub.unacked() == 1
-    assert await sub.inbox.waiting("from_upstream", 10) == [row["ack_subject"]]
+    assert [replies async for replies in sub.inbox.waiting("from_upstream", 10)] == [[row["ack_subject"]]]
     await sub.create_dlq()
     assert await command.process(message_id) is None
     assert len(await sub.dead_letters()) == len(handler.requests) == 1

@@ -76,6 +76,17 @@ def test_processed_events_are_one_row_for_each_handler_and_message(conn: Connect
     assert catalogue.indexes(conn, "processed_events") == catalogue.PROCESSED_EVENTS_INDEXES
 
 
+def test_watermarks_and_parked_keys_are_as_designed(conn: Connection) -> None:
+    assert catalogue.columns(conn, "inbox_watermarks") == catalogue.INBOX_WATERMARKS
+    assert catalogue.constraints(conn, "inbox_watermarks") == {
+        "inbox_watermarks_pkey": "PRIMARY KEY (subscription, stream)"
+    }
+    assert catalogue.columns(conn, "parked_keys") == catalogue.PARKED_KEYS
+    assert catalogue.constraints(conn, "parked_keys") == {
+        "parked_keys_pkey": "PRIMARY KEY (subscription, order_key)"
+    }
+
+
 def test_busy_tables_are_vacuumed_early_and_keep_room_for_updates(conn: Connection) -> None:
     assert catalogue.storage(conn, "outbox_events") == catalogue.STORAGE
     assert catalogue.storage(conn, "inbox_messages") == catalogue.STORAGE
@@ -87,8 +98,8 @@ def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Conne
 
 def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
-    ours = ["audit_log", "dead_letters", "inbox_messages", "outbox_events", "processed_events"]
-    assert found == [*ours, "relay_alembic_version", "relay_wakeup"]
+    ours = ["audit_log", "dead_letters", "inbox_messages", "inbox_watermarks", "outbox_events", "parked_keys"]
+    assert found == [*ours, "processed_events", "relay_alembic_version", "relay_wakeup"]
 
 
 def test_sqlalchemy_sees_the_tables_as_they_are(conn: Connection, empty_database: str) -> None:

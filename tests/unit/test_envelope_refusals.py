@@ -51,6 +51,8 @@ BAD_BODIES = [
     ("handler", b"{", "body"),
     ("handler", b"[]", "body"),
     ("handler", b'{"payload": NaN}', "body"),
+    ("handler", changed("handler", message_id="550e8400-e29b-41d4-a716-446655440000"), "message_id"),
+    ("handler", changed("handler", message_id="not one"), "message_id"),
     ("handler", changed("handler", event_type=...), "event_type"),
     ("handler", changed("handler", event_type=["vibe"]), "event_type"),
     ("handler", changed("handler", event_version=...), "event_version"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.domain.ordering import LANES, UNORDERED, Shard, chains, default_key
+from relay.domain.ordering import LANES, UNORDERED, Shard, chains, default_key, order_key
 
 quick = settings(max_examples=100, deadline=None)
 
@@ -90,3 +90,12 @@ def test_the_shards_of_any_count_partition_the_64_lanes_exactly(count: int) -> N
 def test_a_shard_that_does_not_exist_is_refused(index: int, count: int) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         Shard(index, count)
+
+
+def test_a_received_key_is_its_own_order_unless_no_index_takes_it() -> None:
+    assert order_key("vibe:1") == "vibe:1"
+    assert order_key("") is order_key(None) is None
+    one, other = order_key("x" * 10_000), order_key("x" * 10_001)
+    assert one is not None
+    assert one != other
+    assert len(one) < 100

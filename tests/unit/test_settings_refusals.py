@@ -243,3 +243,18 @@ def test_files_that_cannot_be_read(load: Load, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff")
     assert "not UTF-8" in refusal(load, None, RELAY_CONFIG="bad.toml")
     assert "no context is declared" in refusal(load, "")
+
+
+def test_a_policy_for_failed_heads_needs_an_order(load: Load) -> None:
+    for line in ('failed_head = "park"', 'order = "none"\nfailed_head = "block"'):
+        text = refusal(load, BASE.replace("handler =", f"{line}\nhandler ="))
+        assert f"{SUB}.failed_head: is only for ordered subscriptions" in text
+        assert 'add order = "key" or leave it out' in text
+
+
+def test_an_order_is_by_key_or_none(load: Load) -> None:
+    assert f"{SUB}.order: should be 'none' or 'key'" in refusal(
+        load, BASE.replace("handler =", 'order = "subject"\nhandler =')
+    )
+    settings = load(BASE.replace("handler =", 'order = "key"\nhandler ='))
+    assert settings.contexts["sea"].subscriptions["from_vibespro"].failed_head == "block"

@@ -40,6 +40,7 @@ class NatsJetStreamConsumer:
         self._request = 0
         self._missing = 0
         self._patience = _SILENCE
+        self.losses = 0
         connection.on_down.append(self._on_down)
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
@@ -77,7 +78,8 @@ class NatsJetStreamConsumer:
             raise BrokerUnreachable(f"cannot ask for {self._durable}: {error}") from error
         floor = info.ack_floor.stream_seq if info.ack_floor else 0
         delivered = info.delivered.stream_seq if info.delivered else 0
-        return ConsumerState(floor, delivered, info.num_ack_pending or 0)
+        number = info.delivered.consumer_seq if info.delivered else 0
+        return ConsumerState(floor, delivered, info.num_ack_pending or 0, number)
 
     async def finish(self) -> Sequence[Delivery]:
         """End the open pull request and return what it still delivered.
@@ -159,6 +161,7 @@ class NatsJetStreamConsumer:
             body=msg.data,
             stream=metadata.stream,
             stream_seq=metadata.sequence.stream,
+            consumer_seq=metadata.sequence.consumer,
         )
 
     def _end_request(self, msg: Msg, status: str) -> None:
@@ -171,6 +174,7 @@ class NatsJetStreamConsumer:
 
     def _on_down(self) -> None:
         self._missing = 0
+        self.losses += 1
         # Wakes a waiting fetch; a message without headers and reply is read as nothing.
         self._arrived.put_nowait(_wake())
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from email.header import decode_header
 from typing import Any
+from uuid import UUID
 
 import nats.errors
 import nats.js.errors
 
+from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.domain.errors import BrokerUnreachable
 from relay.ports import Delivery
@@ -41,6 +44,11 @@ class StreamReader:
             stream=self._stream,
             stream_seq=found,
         )
+
+    async def ids(self, first: int, last: int) -> Mapping[int, UUID | None]:
+        """Which event is at which place, payloads left out. Raises BrokerUnreachable."""
+        stored = await NatsStreamAuditor(self._connection).stored(self._stream, first, last, self._filter)
+        return {message.seq: message.event_id for message in stored}
 
 
 def _text(value: Any) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.pool import Pool, connection, first_line
+from relay.adapters.postgres.pool import Connection, Pool, connection, first_line
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry
+from relay.domain.model import Finished
+from relay.domain.policies import MANY, Ack, DeadLetter, DeadLetterClass, Retry, unanswered
 from relay.ports import ClaimedMessage, InboxRow, Inserted
 
 _COLUMNS: Final = (
@@ -31,8 +33,11 @@ _COLUMNS: Final = (
     "partition_key",
     "correlation_id",
     "causation_id",
+    "order_key",
 )
 _ERROR_LIMIT: Final = 2_000
+_LOOK: Final = 60.0
+_BEGINNING: Final = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 
 
 class PostgresInboxAdapter:
@@ -41,35 +46,29 @@ class PostgresInboxAdapter:
     ``grace``: how long after a row should have been picked up the sweep takes it for lost.
     """
 
+    _claim = "claim_message"
+    _overdue = "overdue_messages"
+    _due = "due_messages"
+
     def __init__(self, pool: Pool, *, grace: timedelta = timedelta(seconds=5)) -> None:
         self._pool = pool
         self._grace = grace
+        self._looked: dict[str, float] = {}
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         """See the port. Raises MalformedMessage when PostgreSQL refuses a value of the batch."""
         if not rows:
             return []
-        # A statement may touch a row once: of a message that is in the batch twice, the later delivery counts.
-        rows = list({row.message_id: row for row in rows}.values())
-        columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
-        columns["headers"] = [json.dumps(dict(row.headers)) for row in rows]
-        columns["reason"] = [row.condemned and clean(row.condemned.reason) for row in rows]
-        columns["kind"] = [row.condemned and row.condemned.kind.value for row in rows]
         async with connection(self._pool) as conn:
-            try:
-                cursor = await conn.execute(statement("insert_inbox"), columns)
-            except psycopg.DataError as error:
-                # The driver's further lines quote the value.
-                raise MalformedMessage(f"the inbox cannot store it: {first_line(error)}") from error
-            return [Inserted(*row) for row in await cursor.fetchall()]
+            return await insert(conn, "insert_inbox", rows)
 
-    async def claim(self, message_id: UUID, lease: timedelta) -> ClaimedMessage | None:
-        token = uuid4()
+    async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
+        token, exhausted = uuid4(), unanswered(max_attempts).reason
+        parameters = {"message_id": message_id, "token": token, "lease": lease}
         async with connection(self._pool) as conn:
             cursor = conn.cursor(row_factory=dict_row)
-            await cursor.execute(
-                statement("claim_message"), {"message_id": message_id, "token": token, "lease": lease}
-            )
+            limits = {"max_attempts": max_attempts, "exhausted": exhausted}
+            await cursor.execute(statement(self._claim), parameters | limits)
             row = await cursor.fetchone()
         return None if row is None else _claimed(token, row)
 
@@ -100,31 +99,47 @@ class PostgresInboxAdapter:
             return cursor.rowcount == 1
 
     async def overdue(self, subscription: str, limit: int) -> Sequence[UUID]:
+        await self._forget_order(subscription)
         async with connection(self._pool) as conn:
             cursor = await conn.execute(
-                statement("overdue_messages"),
+                statement(self._overdue),
                 {"subscription": subscription, "limit": limit, "grace": self._grace},
             )
             return [message_id for (message_id,) in await cursor.fetchall()]
 
-    async def waiting(self, subscription: str, limit: int) -> Sequence[str]:
-        async with connection(self._pool) as conn:
-            cursor = await conn.execute(
-                statement("waiting_messages"), {"subscription": subscription, "limit": limit}
-            )
-            return [reply for (reply,) in await cursor.fetchall()]
+    async def waiting(self, subscription: str, page: int) -> AsyncIterator[Sequence[str]]:
+        at, id = _BEGINNING
+        while True:
+            parameters = {"subscription": subscription, "limit": page, "received_at": at, "message_id": id}
+            async with connection(self._pool) as conn:
+                cursor = await conn.execute(statement("waiting_messages"), parameters)
+                rows = await cursor.fetchall()
+            yield [reply for _, _, reply in rows]
+            if len(rows) < page:
+                return
+            at, id, _ = rows[-1]
 
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
-        return await self._range("missing_messages", subscription, stream, after, upto)
+        rows = await self._range("missing_messages", subscription, stream, after, upto)
+        return [seq for (seq,) in rows]
 
     async def finished(
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
-    ) -> Sequence[str]:
-        return await self._range("finished_messages", subscription, stream, after, upto, on_receipt=on_receipt)
+    ) -> Sequence[Finished]:
+        rows = await self._range("finished_messages", subscription, stream, after, upto, on_receipt=on_receipt)
+        return [Finished(*row) for row in rows]
+
+    async def _forget_order(self, subscription: str) -> None:
+        """Let run, looking once a minute, what an order that was given up since still holds back."""
+        now = time.monotonic()
+        if now >= self._looked.get(subscription, now):
+            async with connection(self._pool) as conn:
+                await conn.execute(statement("forget_order"), {"subscription": subscription})
+            self._looked[subscription] = now + _LOOK
 
     async def due(self, subscription: str, limit: int) -> int:
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("due_messages"), {"subscription": subscription, "limit": limit})
+            cursor = await conn.execute(statement(self._due), {"subscription": subscription, "limit": limit})
             row = await cursor.fetchone()
         return int(row[0]) if row else 0
 
@@ -134,11 +149,27 @@ class PostgresInboxAdapter:
         parameters = {"subscription": subscription, "stream": stream, "after": after, "upto": upto, **more}
         async with connection(self._pool) as conn:
             cursor = await conn.execute(statement(name), parameters)
-            return [value for (value,) in await cursor.fetchall()]
+            return await cursor.fetchall()
 
     async def ping(self) -> None:
         async with connection(self._pool) as conn:
             await conn.execute("SELECT 1")
+
+
+async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: Any) -> list[Inserted]:
+    """Insert a batch by the statement ``name``. Raises MalformedMessage when PostgreSQL refuses a value of it."""
+    # A statement may touch a row once: of a message that is in the batch twice, the later delivery counts.
+    rows = list({row.message_id: row for row in rows}.values())
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+    columns["headers"] = [json.dumps(dict(row.headers)) for row in rows]
+    columns["reason"] = [row.condemned and clean(row.condemned.reason) for row in rows]
+    columns["kind"] = [row.condemned and row.condemned.kind.value for row in rows]
+    try:
+        cursor = await conn.execute(statement(name), columns | more)
+    except psycopg.DataError as error:
+        # The driver's further lines quote the value.
+        raise MalformedMessage(f"the inbox cannot store it: {first_line(error)}") from error
+    return [Inserted(*row) for row in await cursor.fetchall()]
 
 
 def clean(text: str) -> str:

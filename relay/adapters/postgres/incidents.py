@@ -58,18 +58,27 @@ class _Alerts:
 
 
 @dataclass(slots=True)
-class _Change(Audit):
-    """The incidents of one operator's transaction."""
-
-    candidates: Sequence[Candidate]
+class IncidentWrites(Audit):
+    """What an operator's transaction does to incidents, and to the keys that their messages hold."""
 
     async def requeue(self, ids: Sequence[int]) -> Sequence[int]:
         cursor = await self.conn.execute(statement("requeue_messages"), {"ids": list(ids)})
         return [id for (id,) in await cursor.fetchall()]
 
     async def close(self, ids: Sequence[int], status: IncidentStatus, by: Operator) -> None:
+        """Whatever is decided, a key that stood still for the message goes on: with it, or without it."""
         parameters = {"ids": list(ids), "status": status.value, **self.who(by)}
         await self.conn.execute(statement("close_incidents"), parameters)
+        if status is not IncidentStatus.REQUEUED:
+            await self.conn.execute(statement("step_over_heads"), {"ids": list(ids)})
+        await self.conn.execute(statement("release_heads"), {"ids": list(ids)})
+
+
+@dataclass(slots=True)
+class _Change(IncidentWrites):
+    """The incidents of one operator's transaction."""
+
+    candidates: Sequence[Candidate]
 
 
 class PostgresIncidents:

@@ -120,6 +120,9 @@ inbox_messages: Final = Table(
     Column("dead_letter_class", Text),
     Column("dead_lettered_at", _TIME),
     Column("requeues", Integer, nullable=False, server_default=_ZERO),
+    Column("order_key", Text),
+    Column("order_seq", BigInteger),
+    Column("stepped_over", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint(  # POL-047-004
         "processed_at IS NULL OR processed_at >= received_at", name="chk_inbox_processed_after_received"
     ),
@@ -135,6 +138,36 @@ Index(
     "idx_inbox_dead_lettered",
     _inbox.dead_lettered_at,
     postgresql_where=_inbox.dead_lettered_at.is_not(None),
+)
+Index(
+    "idx_inbox_order",
+    _inbox.subscription,
+    _inbox.order_key,
+    _inbox.order_seq,
+    _inbox.message_id,
+    postgresql_where=_inbox.order_key.is_not(None) & _open & ~_inbox.stepped_over,
+)
+
+#: Up to where everything delivered is known to be in the inbox of an ordered subscription (DESIGN §6).
+inbox_watermarks: Final = Table(
+    "inbox_watermarks",
+    metadata,
+    Column("subscription", Text, primary_key=True),
+    Column("stream", Text, primary_key=True),
+    Column("consumer_seq", BigInteger),
+    Column("stream_seq", BigInteger, nullable=False, server_default=_ZERO),
+    Column("ahead", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
+)
+
+#: Keys that are set aside behind a dead letter (DESIGN §6).
+parked_keys: Final = Table(
+    "parked_keys",
+    metadata,
+    Column("subscription", Text, primary_key=True),
+    Column("order_key", Text, primary_key=True),
+    Column("parked_at", _TIME, nullable=False, server_default=_NOW),
+    Column("message_id", Uuid, nullable=False),
+    Column("reason", Text, nullable=False),
 )
 
 #: One row: whether the publisher sleeps and wants a NOTIFY (DESIGN §5, Wake).

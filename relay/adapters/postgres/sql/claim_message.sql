@@ -1,14 +1,19 @@
 -- Take one inbox row under a token and count the attempt. A condemned row (its dead letter is not
--- stored yet) is taken without counting: its handler is not called again.
+-- stored yet) is taken without counting: its handler is not called again. So is one whose attempts are
+-- spent although none was answered: it would kill the next worker too.
 UPDATE inbox_messages
 SET claim_token = %(token)s,
     claimed_until = now() + %(lease)s,
-    attempts = attempts + CASE WHEN dead_letter_reason IS NULL THEN 1 ELSE 0 END
+    attempts = attempts + CASE WHEN dead_letter_reason IS NULL AND attempts < %(max_attempts)s THEN 1 ELSE 0 END,
+    dead_letter_reason = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
+                              THEN %(exhausted)s ELSE dead_letter_reason END,
+    dead_letter_class = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
+                             THEN 'exhausted' ELSE dead_letter_class END
 WHERE message_id = %(message_id)s
   AND processed_at IS NULL
   AND dead_lettered_at IS NULL
   AND (claimed_until IS NULL OR claimed_until < now())
   AND (next_attempt_at IS NULL OR next_attempt_at <= now() + interval '50 milliseconds')
 RETURNING message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key,
           attempts, requeues, received_at, dead_letter_reason, dead_letter_class

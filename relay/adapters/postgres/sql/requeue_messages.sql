@@ -1,5 +1,6 @@
 -- Put messages back into the failing consumer's inbox: new attempts, and due for the next sweep. The stream
--- is not touched, so no other consumer sees them again.
+-- is not touched, so no other consumer sees them again. In an ordered subscription their place has not changed,
+-- so each is the head of its key.
 UPDATE inbox_messages AS i
 SET dead_lettered_at = NULL,
     dead_letter_reason = NULL,
@@ -10,7 +11,8 @@ SET dead_lettered_at = NULL,
     next_attempt_at = clock_timestamp(),
     enqueued_at = 'epoch',
     claim_token = NULL,
-    claimed_until = NULL
+    claimed_until = NULL,
+    stepped_over = false
 FROM dead_letters AS d
 WHERE d.id = ANY (%(ids)s::bigint[])
   AND i.message_id = d.message_id

@@ -1,0 +1,129 @@
+"""The inbox of an ordered subscription: of each key only the head runs (DESIGN §6).
+
+The index idx_inbox_order holds what holds its key; its first entry of a key is the head. A dead head stays
+in it, and so stops its key, until an operator decides, unless the policy is to step over it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+from uuid import UUID
+
+from relay.adapters.postgres.inbox import PostgresInboxAdapter, insert
+from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.sql import statement
+from relay.domain.ordering import FailedHead
+from relay.domain.watermark import Span, Watermark
+from relay.ports import ClaimedMessage, InboxRow, Inserted
+
+Change = Callable[[Watermark], Watermark]
+
+
+class OrderedInboxAdapter(PostgresInboxAdapter):
+    """The same contract, and what `consumer.order.KeyOrder` asks for.
+
+    The watermark moves in the transaction of the rows it speaks of, under its lock: who sees it moved sees
+    the rows too.
+    """
+
+    _claim = "claim_ordered"
+    _overdue = "overdue_ordered"
+    _due = "due_ordered"
+
+    def __init__(self, pool: Pool, *, failed_head: FailedHead = "block", **options: Any) -> None:
+        super().__init__(pool, **options)
+        self._failed_head = failed_head
+
+    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+        if not rows:
+            return []
+        place: dict[UUID, int] = {}
+        for row in rows:
+            place[row.message_id] = min(row.stream_seq, place.get(row.message_id, row.stream_seq))
+        numbered = [(row.consumer_seq, row.stream_seq) for row in rows if row.consumer_seq is not None]
+        async with connection(self._pool) as conn, conn.transaction():
+            mark = await _move(conn, rows[0].subscription, rows[0].stream, lambda mark: mark.received(numbered))
+            more = {"mark": mark.stream_seq, "order_seq": list(place.values())}
+            return await insert(conn, "insert_ordered", rows, **more)
+
+    async def _forget_order(self, subscription: str) -> None:
+        """It is not given up."""
+
+    async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
+        row = claim.row
+        parameters = {"message_id": row.message_id, "token": claim.token, "step_over": self._failed_head == "skip"}
+        parks = self._failed_head == "park" and row.order_key is not None
+        async with connection(self._pool) as conn, conn.transaction():
+            if parks:
+                # No batch may come in half: its messages are either set aside here or see that the key is parked.
+                await _locked(conn, row.subscription, row.stream)
+            cursor = await conn.execute(statement("mark_dead_lettered_ordered"), parameters)
+            if cursor.rowcount == 1 and parks:
+                await conn.execute(statement("park_key"), {"message_id": row.message_id})
+            return cursor.rowcount == 1
+
+    async def promote(self, ids: Sequence[UUID]) -> Sequence[UUID]:
+        """See KeyOrder."""
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement("promote_messages"), {"ids": list(ids)})
+            return [id for (id,) in await cursor.fetchall()]
+
+    async def next_of_key(self, row: InboxRow) -> UUID | None:
+        """See KeyOrder."""
+        found = await self._of_key("next_of_key", row)
+        return found[0] if found else None
+
+    async def set_aside(self, row: InboxRow) -> Sequence[str]:
+        """See KeyOrder."""
+        return await self._of_key("set_aside_messages", row) if self._failed_head == "park" else []
+
+    async def _of_key(self, name: str, row: InboxRow) -> list[Any]:
+        parameters = {"subscription": row.subscription, "order_key": row.order_key}
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement(name), parameters)
+            return [value for (value,) in await cursor.fetchall()]
+
+    async def watermark(self, subscription: str, stream: str) -> Watermark:
+        """See KeyOrder."""
+        async with connection(self._pool) as conn:
+            parameters = {"subscription": subscription, "stream": stream}
+            row = await (await conn.execute(statement("watermark"), parameters)).fetchone()
+        return Watermark() if row is None else _watermark(*row)
+
+    async def move(self, subscription: str, stream: str, change: Change) -> Watermark:
+        """See KeyOrder."""
+        async with connection(self._pool) as conn, conn.transaction():
+            return await _move(conn, subscription, stream, change)
+
+
+async def _move(conn: Connection, subscription: str, stream: str, change: Change) -> Watermark:
+    """Change the watermark under its lock."""
+    before = await _locked(conn, subscription, stream)
+    after = change(before)
+    if after != before:
+        parameters = {
+            "subscription": subscription,
+            "stream": stream,
+            "consumer_seq": after.consumer_seq,
+            "stream_seq": after.stream_seq,
+            "ahead": json.dumps([asdict(span) for span in after.ahead]),
+        }
+        await conn.execute(statement("set_watermark"), parameters)
+    return after
+
+
+async def _locked(conn: Connection, subscription: str, stream: str) -> Watermark:
+    parameters = {"subscription": subscription, "stream": stream}
+    cursor = await conn.execute(statement("lock_watermark"), parameters)
+    if (row := await cursor.fetchone()) is None:
+        await conn.execute(statement("make_watermark"), parameters)
+        row = await (await conn.execute(statement("lock_watermark"), parameters)).fetchone()
+        assert row is not None
+    return _watermark(*row)
+
+
+def _watermark(consumer_seq: int | None, stream_seq: int, ahead: list[dict[str, int]]) -> Watermark:
+    return Watermark(consumer_seq, stream_seq, tuple(Span(**span) for span in ahead))

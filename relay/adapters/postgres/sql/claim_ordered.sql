@@ -1,0 +1,37 @@
+-- As claim_message, for an ordered subscription: of a key only the head is taken, and only once nothing can
+-- come before it any more. The head is found by its place in the index; the rest of the key is not looked
+-- at, but for a message that was put back: the one that went on without it may still be running.
+UPDATE inbox_messages AS i
+SET claim_token = %(token)s,
+    claimed_until = now() + %(lease)s,
+    attempts = attempts + CASE WHEN dead_letter_reason IS NULL AND attempts < %(max_attempts)s THEN 1 ELSE 0 END,
+    dead_letter_reason = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
+                              THEN %(exhausted)s ELSE dead_letter_reason END,
+    dead_letter_class = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
+                             THEN 'exhausted' ELSE dead_letter_class END
+WHERE i.message_id = %(message_id)s
+  AND i.processed_at IS NULL
+  AND i.dead_lettered_at IS NULL
+  AND (i.claimed_until IS NULL OR i.claimed_until < now())
+  AND (i.next_attempt_at IS NULL OR i.next_attempt_at <= now() + interval '50 milliseconds')
+  AND (i.order_key IS NULL OR (
+      i.message_id = (
+          SELECT head.message_id FROM inbox_messages AS head
+          WHERE head.subscription = i.subscription AND head.order_key = i.order_key
+            AND head.order_key IS NOT NULL AND head.processed_at IS NULL AND NOT head.stepped_over
+          ORDER BY head.order_seq, head.message_id
+          LIMIT 1)
+      AND i.order_seq <= (
+          SELECT w.stream_seq FROM inbox_watermarks AS w
+          WHERE w.subscription = i.subscription AND w.stream = i.stream)
+      AND NOT EXISTS (
+          SELECT 1 FROM parked_keys AS p
+          WHERE p.subscription = i.subscription AND p.order_key = i.order_key)
+      AND (i.requeues = 0 OR NOT EXISTS (
+          SELECT 1 FROM inbox_messages AS running
+          WHERE running.subscription = i.subscription AND running.order_key = i.order_key
+            AND running.order_key IS NOT NULL AND running.processed_at IS NULL AND NOT running.stepped_over
+            AND running.message_id <> i.message_id AND running.claimed_until > now()))))
+RETURNING message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
+          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key,
+          attempts, requeues, received_at, dead_letter_reason, dead_letter_class

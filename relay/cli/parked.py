@@ -1,0 +1,67 @@
+"""`relay parked`: keys that an ordered subscription has set aside behind a dead letter (DESIGN §6)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+import typer
+
+from relay.adapters.postgres.parked import PostgresParkedKeys
+from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.cli.operating import (
+    ACTING,
+    Options,
+    ask,
+    chosen,
+    confirm,
+    one_context,
+    operator,
+    print_json,
+    print_table,
+    report,
+    with_options,
+)
+from relay.commands.parked import ReleaseParked
+from relay.domain.errors import TooMany
+
+app = typer.Typer(help="Keys set aside behind a dead letter: list, release.", no_args_is_help=True)
+
+_NAMES: Final = ("context", "subscription", "key", "since", "head", "waiting", "reason")
+_RELEASE: Final[Options] = {
+    "ids": (Annotated[list[str] | None, typer.Argument(help="Keys, by the names of `list`.")], None),
+    "everything": (Annotated[bool, typer.Option("--all", help="Every parked key of the context.")], False),
+    "subscription": (Annotated[str | None, typer.Option("--subscription", help="Of this subscription.")], None),
+    **ACTING,
+}
+
+
+@app.command("list")
+def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """List parked keys, the longest parked first. Status 1 if a database does not answer."""
+    found, complete = visit(context, lambda url: ask(url, lambda source: PostgresParkedKeys(source).list()))
+    rows = [{"context": name, **asdict(key)} for name, keys in found.items() for key in keys]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(list(_NAMES), [[row[name] for name in _NAMES] for row in rows])
+    else:
+        print("No parked keys.")
+    if not complete:
+        raise typer.Exit(1)
+
+
+@app.command()
+@with_options(_RELEASE)
+def release(*, options: dict[str, Any]) -> None:
+    """Let keys go on in their order: the message that died first, with new attempts, then those behind it."""
+    chosen(options, ["everything"])
+    name, url = one_context(options["context"], lambda found: bool(found.subscriptions))
+    by = operator(options["actor"], options["note"])
+    keys, subscription = options["ids"] or None, options["subscription"]
+    count = len(keys) if keys else len(ask(url, lambda source: PostgresParkedKeys(source).list()))
+    if count > options["limit"]:
+        raise TooMany(f"{count} keys and the limit is {options['limit']}", hint="name keys or raise --limit")
+    confirm(f"{count} keys of {name} will be released. Go on?", count, yes=options["yes"])
+    outcome = ask(url, lambda source: ReleaseParked(PostgresParkedKeys(source))(keys, subscription, by))
+    report(name, "released", outcome, as_json=options["as_json"])

@@ -1,0 +1,89 @@
+"""The statements of ordered subscriptions look at heads, however many messages wait behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from relay.adapters.postgres.sql import statement
+
+ROWS, KEYS = 100_000, 10
+FILL = f"""
+    INSERT INTO inbox_messages (message_id, subject, subscription, stream, stream_seq, ack_subject, body,
+                                event_type, event_version, order_key, order_seq, enqueued_at)
+    SELECT gen_random_uuid(), 's', 'sub', 'UP', n, '', '', 'e', 1, 'k' || n % {KEYS}, n, NULL
+    FROM generate_series(1, {ROWS}) AS n
+"""
+Node = dict[str, Any]
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(FILL)
+        connection.execute("INSERT INTO inbox_watermarks VALUES ('sub', 'UP', 1, 1000000)")
+        connection.execute("VACUUM ANALYZE inbox_messages")
+        yield connection
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.get("Plans", []):
+        yield from nodes(child)
+
+
+def looked_at(conn: psycopg.Connection[Any], name: str, **parameters: Any) -> float:
+    """Run a statement, roll it back; how many rows its busiest step has touched in all."""
+    with conn.transaction(force_rollback=True):
+        found = conn.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement(name)}".encode(), parameters).fetchone()
+    assert found is not None
+    return max(
+        node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+        for node in nodes(found[0][0]["Plan"])
+    )
+
+
+def at(conn: psycopg.Connection[Any], seq: int) -> UUID:
+    row = conn.execute("SELECT message_id FROM inbox_messages WHERE order_seq = %s", [seq]).fetchone()
+    assert row is not None
+    return UUID(str(row[0]))
+
+
+def test_nothing_looks_at_the_tail_of_a_key(conn: psycopg.Connection[Any]) -> None:
+    head, last = at(conn, 5), at(conn, ROWS)
+    claim = {"token": uuid4(), "lease": timedelta(seconds=8), "max_attempts": 20, "exhausted": "x"}
+    key = {"subscription": "sub", "order_key": "k5"}
+    assert looked_at(conn, "claim_ordered", message_id=head, **claim) <= 2
+    assert looked_at(conn, "claim_ordered", message_id=last, **claim) <= 2
+    assert looked_at(conn, "next_of_key", **key) <= 2
+    sweep = {"subscription": "sub", "limit": 1000, "grace": timedelta(seconds=5)}
+    assert looked_at(conn, "overdue_ordered", **sweep) <= 2 * KEYS
+    ids = [at(conn, seq) for seq in (1, 2, 50_000, 99_000)]
+    assert looked_at(conn, "promote_messages", ids=ids) <= 2 * len(ids)
+
+
+def test_a_batch_is_compared_with_heads_only(conn: psycopg.Connection[Any]) -> None:
+    count = 300
+    same: dict[str, Any] = dict.fromkeys(
+        ("occurred_at", "partition_key", "correlation_id", "causation_id", "reason", "kind"), [None] * count
+    )
+    texts = {name: ["x"] * count for name in ("subject", "ack_subject", "event_type")}
+    batch = {
+        **same,
+        **texts,
+        "message_id": [uuid4() for _ in range(count)],
+        "subscription": ["sub"] * count,
+        "stream": ["UP"] * count,
+        "stream_seq": [ROWS + n for n in range(count)],
+        "order_seq": [ROWS + n for n in range(count)],
+        "body": [b""] * count,
+        "headers": ["{}"] * count,
+        "event_version": [1] * count,
+        "order_key": [f"k{n % KEYS}" for n in range(count)],
+    }
+    assert looked_at(conn, "insert_ordered", mark=10**9, **batch) <= count
