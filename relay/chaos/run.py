@@ -32,8 +32,8 @@ class RunOptions:
     """What a run is.
 
     ``every`` and ``hold``: see `nemesis.Nemesis`. ``rate``: events per second at most. ``batch``: events of a
-    large transaction. ``max_attempts``: of a subscription. ``rest``: for how long the system may take to come to rest
-    after the last fault, in seconds. ``environment``: further variables of workers and schedulers.
+    large transaction. ``max_attempts``: of a subscription. ``rest``: for how long the system may take to come to
+    rest after the last fault, in seconds. ``environment``: further variables of workers and schedulers.
     """
 
     directory: Path
