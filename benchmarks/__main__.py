@@ -15,7 +15,7 @@ from pathlib import Path
 import nats
 import psycopg
 
-from benchmarks import reference
+from benchmarks.reference import textbook
 from relay import Event, Outbox
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
@@ -87,7 +87,7 @@ async def run(stack: DevStack, events: int, rounds: int) -> dict[str, float]:
     await client.jetstream().add_stream(name=STREAM, subjects=[SUBJECTS])
     await client.close()
     cases = {
-        "textbook loop": (reference.drain, events // 10, 200),
+        "textbook loop": (textbook.drain, events // 10, 200),
         "relay, 200 keys": (relay_drain, events, 200),
         "relay, 10 hot keys": (relay_drain, events, 10),
     }

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from relay.domain.model import Finished, HandlerResult
@@ -18,8 +18,7 @@ from relay.domain.ordering import Shard
 from relay.domain.policies import MANY, Ack, DeadLetter, Published, PublishOutcome, Retry
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxRow:
+class OutboxRow(NamedTuple):
     """A claimed event, as text wherever the publisher only passes it on."""
 
     seq: int
@@ -84,8 +83,7 @@ class OutboxRepository(Protocol):
         """Claim one event whatever its back-off, waiting for its lane; empty when there is none unpublished."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message ready for the wire. Messages of one non-empty ``key`` are sent one after the other."""
 
     id: str

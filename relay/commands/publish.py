@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from uuid import UUID
 
 from relay.domain.envelope import Outgoing, encode
@@ -134,7 +135,8 @@ class PublishOutboxEvents:
 
     def _message(self, row: OutboxRow) -> Message:
         """Check a row again, as any program may have inserted it, and give it its wire form."""
-        subject = self._subject(row)
+        config = self._config
+        subject = _subject(config.subject, config.context, row.event_type, row.event_version, row.topic)
         headers = _headers(row.headers)
         check_payload_text(row.payload)
         if not row.occurred_at:
@@ -151,17 +153,10 @@ class PublishOutboxEvents:
             headers=headers,
             partition_key=row.partition_key,
         )
-        body, wire_headers = encode(self._config.envelope, event, row.generation)
+        body, wire_headers = encode(config.envelope, event, row.generation)
         size = len(subject) + len(body) + sum(len(name) + len(value) + 4 for name, value in wire_headers.items())
         check_size(size, self._publisher.max_payload)
         return Message(row.id, subject, body, wire_headers, row.partition_key)
-
-    def _subject(self, row: OutboxRow) -> str:
-        check_token(row.event_type, "event_type")
-        check_version(row.event_version)
-        if row.topic is not None:
-            return check_subject(row.topic)
-        return event_subject(self._config.subject, self._config.context, row.event_type, row.event_version)
 
     def _failures(
         self, rows: Sequence[OutboxRow], outcomes: Mapping[str, PublishOutcome]
@@ -199,6 +194,16 @@ class PublishOutboxEvents:
                 self._facts(EventDied(context=context, outbox_id=id, error=error))
             else:
                 self._facts(PublishFailed(context=context, outbox_id=id, error=error, attempts=attempts[id]))
+
+
+@lru_cache(maxsize=4_096)
+def _subject(template: str, context: str, event_type: str, version: int, topic: str | None) -> str:
+    """Where an event goes. Remembered, as a context has few kinds of events; an error is not."""
+    check_token(event_type, "event_type")
+    check_version(version)
+    if topic is not None:
+        return check_subject(topic)
+    return event_subject(template, context, event_type, version)
 
 
 def _headers(text: str) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
@@ -32,8 +32,7 @@ SCHEMA_VERSION: Final = "1.0"
 DEFAULT_ENVELOPE: Final = "handler"
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """What encoding needs to know of an event; ids and times as text, straight from the database."""
 
     id: str
@@ -133,9 +132,10 @@ def encode(envelope: str, event: Outgoing, generation: int = 0) -> tuple[bytes, 
     body, own = _ENCODERS[envelope](event)
     own[MSG_ID] = event.id if generation == 0 else f"{event.id}.{generation}"
     own[KEY] = quote(event.partition_key, safe="/:@!$&'()*+,;=~") or None
-    taken = {name.lower() for name in own} if event.headers else set()
+    taken = {name.lower() for name in own} if event.headers else ()
     headers = {name: value for name, value in event.headers.items() if name.lower() not in taken}
-    return body.encode(), headers | {name: value for name, value in own.items() if value is not None}
+    headers.update((name, value) for name, value in own.items() if value is not None)
+    return body.encode(), headers
 
 
 # --- decoding -------------------------------------------------------------------------------------

@@ -1,45 +1,38 @@
 """NatsJetStreamPublisher: PORT-047-003, pipelined.
 
 A batch goes out without waiting, every message with a reply subject of its own below one inbox; a
-single subscription collects the PubAcks. That is twice as fast as one future per publish. Messages of
-one key are a chain: the next leaves when the PubAck of the one before it arrives.
+single subscription collects the PubAcks. Messages of one key are a chain: the next leaves when the PubAck
+of the one before it arrives.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 
-from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream import puback
+from relay.adapters.jetstream.connection import NatsConnection, RelayClient
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD
 from relay.domain.ordering import chains
-from relay.domain.policies import NoStream, NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
+from relay.domain.policies import NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
 from relay.ports import Message
 
-#: Errors of the server that lie in the message itself (nats-server error codes).
-_ROW_ERRORS: Final = {
-    10054: "message size exceeds the maximum of the stream",
-    10097: "header size exceeds the maximum",
-}
-#: Errors that pass: the stream is full and pushes back, or the server has no room or no leader now.
-_PASSING_ERRORS: Final = {10077, 10122, 10023, 10008, 10009, 10039, 10074, 10203}
+#: So many bytes may wait to be sent; a batch of large messages goes out in parts.
+_UNSENT: Final = 4_000_000
 
 
 class _Batch:
     """One pipelined batch: which message waits under which token, and what came of each."""
 
     def __init__(self, messages: Sequence[Message], deadline: float) -> None:
-        self.outcomes: dict[str, PublishOutcome] = {message.id: NotSent() for message in messages}
-        self.in_flight: dict[str, tuple[Message, list[Message]]] = {}
+        self.outcomes: dict[str, PublishOutcome] = dict.fromkeys((message.id for message in messages), NotSent())
+        self.in_flight: dict[bytes, tuple[Message, list[Message]]] = {}
         self.deadline = deadline
         self.acks = 0
         self.done = asyncio.Event()
@@ -84,10 +77,10 @@ class NatsJetStreamPublisher:
     def __init__(self, connection: NatsConnection, *, ack_timeout: timedelta = timedelta(seconds=2)) -> None:
         self._connection = connection
         self._ack_timeout = ack_timeout.total_seconds()
-        self._client: Client | None = None
+        self._client: RelayClient | None = None
         self._inbox = ""
         self._tokens = 0
-        self._waiting: dict[str, _Batch] = {}
+        self._waiting: dict[bytes, _Batch] = {}
         self._subscribing = asyncio.Lock()
         self.max_payload = DEFAULT_MAX_PAYLOAD
         connection.on_down.append(self._on_down)
@@ -107,7 +100,9 @@ class NatsJetStreamPublisher:
             raise BrokerUnreachable("NATS was reached too late for this batch")
         try:
             for chain in chains(messages, lambda message: message.key):
-                await self._send(client, batch, chain[0], chain[1:])
+                self._send(client, batch, chain[0], chain[1:])
+                if client.pending_data_size > _UNSENT:
+                    await asyncio.wait_for(client.written(), self._ack_timeout)
             await batch.answered(self._ack_timeout)
         except TimeoutError:
             batch.stop(f"no PubAck within {self._ack_timeout:g} s")
@@ -117,46 +112,49 @@ class NatsJetStreamPublisher:
             self._forget(batch)
         return batch.outcomes
 
-    async def _ready(self) -> Client:
+    async def _ready(self) -> RelayClient:
         client = await self._connection.client()
         async with self._subscribing:
             if client is not self._client:
                 self._inbox = client.new_inbox()
                 try:
-                    await client.subscribe(f"{self._inbox}.*", cb=self._on_ack)
+                    await client.listen(f"{self._inbox}.*", self._on_ack)
                 except (nats.errors.Error, OSError) as error:
                     raise BrokerUnreachable(f"NATS is not reachable: {error}") from error
                 self._client = client
         self.max_payload = client.max_payload
         return client
 
-    async def _send(self, client: Client, batch: _Batch, message: Message, rest: list[Message]) -> None:
+    def _send(self, client: RelayClient, batch: _Batch, message: Message, rest: list[Message]) -> None:
         if batch.expired:
             return
-        if _size(message) > client.max_payload:
+        self._tokens += 1
+        token, reply = b"%d" % self._tokens, f"{self._inbox}.{self._tokens}"
+        try:
+            command = puback.command(message.subject, reply, message.headers, message.body)
+        except ValueError as error:
+            batch.outcomes[message.id] = RowRejected(str(error))
+            return
+        if len(command) > client.max_payload and _size(message) > client.max_payload:
             # The caller checked against a limit that this server, or a configuration since, has lowered.
             batch.outcomes[message.id] = RowRejected(f"over the server's limit of {client.max_payload} bytes")
             return
-        self._tokens += 1
-        token = str(self._tokens)
+        client.write(command)
         batch.in_flight[token] = (message, rest)
         self._waiting[token] = batch
-        await client.publish(
-            message.subject, message.body, reply=f"{self._inbox}.{token}", headers=dict(message.headers)
-        )
 
-    async def _on_ack(self, msg: Msg) -> None:
-        token = msg.subject.rpartition(".")[2]
+    def _on_ack(self, subject: bytes, data: bytes, headers: bytes | None) -> None:
+        token = subject.rpartition(b".")[2]
         batch = self._waiting.pop(token, None)
         if batch is None or token not in batch.in_flight:
             return
         message, rest = batch.in_flight.pop(token)
         batch.acks += 1
-        outcome = _read(msg, message.subject)
+        outcome = puback.read(data, headers, message.subject)
         batch.outcomes[message.id] = outcome
         try:
             if rest and isinstance(outcome, Published) and self._client is not None:
-                await self._send(self._client, batch, rest[0], rest[1:])
+                self._send(self._client, batch, rest[0], rest[1:])
         except (nats.errors.Error, OSError) as error:
             batch.stop(f"connection lost: {str(error) or type(error).__name__}")
         if not batch.in_flight:
@@ -176,22 +174,3 @@ class NatsJetStreamPublisher:
 def _size(message: Message) -> int:
     """Bytes of headers and body on the wire, which is what the server limits."""
     return len(message.body) + sum(len(name) + len(value) + 4 for name, value in message.headers.items()) + 12
-
-
-def _read(msg: Msg, subject: str) -> PublishOutcome:
-    """Turn the answer to a publish into an outcome."""
-    if not msg.data and msg.headers and msg.headers.get("Status") == "503":
-        return NoStream(f"no stream takes the subject {subject}")
-    try:
-        answer: dict[str, Any] = json.loads(msg.data)
-    except ValueError:
-        return OutcomeUnknown("the answer is not a PubAck")
-    error = answer.get("error")
-    if error is None:
-        return Published(answer["stream"], answer["seq"], answer.get("duplicate", False))
-    code, text = error.get("err_code"), f"{error.get('description')} ({error.get('err_code')})"
-    if code in _ROW_ERRORS:
-        return RowRejected(text)
-    if code in _PASSING_ERRORS or error.get("code") == 503:
-        return OutcomeUnknown(text)
-    return NoStream(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -29,10 +29,10 @@ class _Claim:
             await self.conn.execute(
                 statement("mark_published"),
                 {
-                    "ids": list(acks),
-                    "streams": [ack.stream for ack in acks.values()],
-                    "seqs": [ack.seq for ack in acks.values()],
-                    "duplicates": [ack.duplicate for ack in acks.values()],
+                    "ids": _array(acks),
+                    "streams": _array(ack.stream for ack in acks.values()),
+                    "seqs": _array(str(ack.seq) for ack in acks.values()),
+                    "duplicates": _array("t" if ack.duplicate else "f" for ack in acks.values()),
                 },
             )
 
@@ -46,6 +46,14 @@ class _Claim:
                     "delays": [failure.delay for failure in failures],
                 },
             )
+
+
+def _array(elements: Iterable[str]) -> str:
+    """An array as PostgreSQL reads it, without the driver's search for what needs quotes.
+
+    For ids, numbers and names of streams only: nothing is quoted.
+    """
+    return f"{{{','.join(elements)}}}"
 
 
 class PostgresOutboxAdapter:
@@ -70,7 +78,7 @@ class PostgresOutboxAdapter:
                 statement("claim_outbox"),
                 {"lanes": claim.lanes, "limit": limit, "dead_head_blocks": self._dead_head_blocks},
             )
-            claim.rows = [OutboxRow(*row) for row in await cursor.fetchall()]
+            claim.rows = [OutboxRow._make(row) for row in await cursor.fetchall()]
             yield claim
 
     def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[_Claim]:
@@ -83,7 +91,7 @@ class PostgresOutboxAdapter:
             cursor = await claim.conn.execute(
                 statement("claim_event"), {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
             )
-            claim.rows = [OutboxRow(*row) for row in await cursor.fetchall()]
+            claim.rows = [OutboxRow._make(row) for row in await cursor.fetchall()]
             yield claim
 
 

@@ -1,4 +1,4 @@
-"""The textbook relay loop of the outbox pattern, to measure against: publish, wait, update, row by row."""
+"""(a) The textbook relay loop of the outbox pattern: publish, wait, update, row by row."""
 
 from __future__ import annotations
 
