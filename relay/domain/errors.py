@@ -26,6 +26,9 @@
     ├── AlertRefused            ALERT_REFUSED
     ├── MissingExtraError       MISSING_EXTRA
     ├── InvalidHandler          INVALID_HANDLER
+    ├── InvalidCommand          INVALID_COMMAND      (relay.bus, with INVALID_QUERY, NO_HANDLER,
+    │                                                 DUPLICATE_HANDLER, COMMIT_REFUSED, ENDLESS_EVENTS,
+    │                                                 NOTHING_FOUND beside it)
     ├── DomainError             DOMAIN_ERROR         (raised by handlers)
     │   └── Poison              POISON
     ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
