@@ -21,6 +21,7 @@ from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.deadletter import RouteToDeadLetter
@@ -38,6 +39,7 @@ PUBLISH_QUEUE: Final = "relay-publish"
 PULL_QUEUE: Final = "relay-pull"
 HANDLE_QUEUE: Final = "relay-handle"
 UPKEEP_QUEUE: Final = "relay-upkeep"
+CRON_QUEUE: Final = "relay-cron"
 
 _log = logging.getLogger("relay")
 
@@ -56,6 +58,7 @@ class Context:
     dead_letters: RouteToDeadLetter
     incidents: PostgresIncidents
     reconcile: ReconcileStream
+    schedule: PostgresSchedule
 
 
 class ServingHandler(EventHandler, Protocol):
@@ -219,6 +222,7 @@ class Application:
 
 
 def retry_policy(max_attempts: int, initial: timedelta, maximum: timedelta) -> RetryPolicy:
+            schedule=PostgresSchedule(pooled(pool)),
     """A retry policy from settings."""
     return RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=initial, maximum=maximum))
 

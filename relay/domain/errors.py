@@ -9,6 +9,9 @@
     │   ├── PayloadTooLarge     PAYLOAD_TOO_LARGE
     │   ├── InvalidHeader       INVALID_HEADER
     │   └── InvalidKey          INVALID_KEY
+    ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
+    │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
+    ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB beside it)
     ├── InvalidTimestamp        INVALID_TIMESTAMP
     ├── DuplicateMessage        DUPLICATE_MESSAGE
     ├── MalformedMessage        MALFORMED_MESSAGE

@@ -23,6 +23,8 @@ from relay.domain.facts import (
     Fact,
     InboxGapFilled,
     IncidentRecorded,
+    LeadLost,
+    LeadTaken,
     MessageDeadLettered,
     MessageProcessed,
     MessageRetried,
@@ -30,6 +32,10 @@ from relay.domain.facts import (
     OutageSeen,
     OutboxEventsPublished,
     PublishFailed,
+    ScheduledRunFailed,
+    ScheduledRunFinished,
+    ScheduledRunMissed,
+    ScheduledRunRetried,
     StreamLossFound,
 )
 
@@ -42,12 +48,21 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     AlertFailed: logging.WARNING,
     OutageSeen: logging.WARNING,
     PublishFailed: logging.WARNING,
+    ScheduledRunFailed: logging.ERROR,
+    TaskFailed: logging.ERROR,
     MessageRetried: logging.WARNING,
     DeliveryExhausted: logging.WARNING,
     DeliveriesRecovered: logging.WARNING,
     MessagesReEnqueued: logging.INFO,
+    LeadLost: logging.WARNING,
+    ScheduledRunMissed: logging.WARNING,
+    ScheduledRunRetried: logging.WARNING,
+    TaskRetried: logging.WARNING,
+    TaskUnhandled: logging.WARNING,
     OutboxEventsPublished: logging.DEBUG,
     MessageProcessed: logging.DEBUG,
+    LeadTaken: logging.INFO,
+    ScheduledRunFinished: logging.INFO,
 }
 
 
