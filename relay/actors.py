@@ -42,7 +42,7 @@ OUTAGE_RETRIES: Final[dict[str, Any]] = {"max_retries": None, "min_backoff": 1_0
 _background: set[asyncio.Task[None]] = set()
 
 
-def _budgets() -> dict[str, int]:
+def _budgets() -> dict[str, int | None]:
     """Threads of their own for the duties that wait long: every shard, every subscription, the sweeps."""
     contexts = settings.contexts.values()
     return {
@@ -129,12 +129,14 @@ def _server(error: Outage) -> str:
     return error.code.removesuffix("_UNREACHABLE").lower()
 
 
+#: Threads by queue, None for as many as ``--threads``; the modules loaded below may add theirs.
+budgets = _budgets()
 broker = create_broker(
     settings.redis_url.get_secret_value(),
     namespace=settings.redis_namespace,
     middleware=[
         Retries(),
-        WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=_budgets()),
+        WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets),
     ],
 )
 dramatiq.set_broker(broker)

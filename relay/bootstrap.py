@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeAlias
@@ -94,7 +94,8 @@ class Facts:
 class Application:
     """The adapters of one process, made from settings. Connects when started, inside the event loop.
 
-    ``handler_kinds``: who makes a handler, by the scheme of its address. Actor modules add theirs.
+    ``handler_kinds``: who makes a handler, by the scheme of its address; ``on_stop``: what else is to be closed.
+    Actor modules add theirs to both.
     """
 
     def __init__(self, settings: Settings, *, role: str = "relay") -> None:
@@ -106,6 +107,7 @@ class Application:
         self._role = role
         self._contexts: dict[str, Context] = {}
         self.handler_kinds: dict[str, HandlerFactory] = {"http": self._http, "https": self._http}
+        self.on_stop: list[Callable[[], Awaitable[None]]] = []
         self._handlers: dict[tuple[str, str], ServingHandler] = {}
         self._consumers: dict[tuple[str, str], NatsJetStreamConsumer] = {}
 
@@ -124,6 +126,8 @@ class Application:
         self.stopping = True
         for handler in self._handlers.values():
             await handler.close()
+        for close in self.on_stop:
+            await close()
         await self.nats.close()
         await self.gates.aclose()
         for context in self._contexts.values():

@@ -12,6 +12,8 @@
     ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
     │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
     ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB beside it)
+    ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
+    │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
     ├── InvalidTimestamp        INVALID_TIMESTAMP
     ├── DuplicateMessage        DUPLICATE_MESSAGE
     ├── MalformedMessage        MALFORMED_MESSAGE
@@ -243,7 +245,7 @@ class AlreadyProcessed(RelayError):
 
 
 class ClaimLost(RelayError):
-    """Another worker holds the message by now; what this one wrote is rolled back."""
+    """Another worker holds the row by now; what this one wrote is rolled back."""
 
     code = "CLAIM_LOST"
 

@@ -247,6 +247,11 @@ class Settings(Section):
     #: Where each value comes from, by key path; what is not listed is a default.
     _origins: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
 
+    @property
+    def user_modules(self) -> tuple[str, ...]:
+        """The actor modules that are not ours."""
+        return tuple(name for name in self.actor_modules if name not in _ACTOR_MODULES)
+
     def streams(self, context: str | None = None) -> list[StreamSpec]:
         """Return the streams of one context, or of all, and the stream of advisories, which all share.
 

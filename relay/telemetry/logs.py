@@ -37,6 +37,9 @@ from relay.domain.facts import (
     ScheduledRunMissed,
     ScheduledRunRetried,
     StreamLossFound,
+    TaskFailed,
+    TaskRetried,
+    TaskUnhandled,
 )
 
 _LEVELS: Final[dict[type[Fact], int]] = {
@@ -45,12 +48,15 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     InboxGapFilled: logging.ERROR,
     IncidentRecorded: logging.ERROR,
     MessageDeadLettered: logging.ERROR,
+    TaskFailed: logging.ERROR,
     AlertFailed: logging.WARNING,
     OutageSeen: logging.WARNING,
     PublishFailed: logging.WARNING,
     ScheduledRunFailed: logging.ERROR,
     TaskFailed: logging.ERROR,
     MessageRetried: logging.WARNING,
+    TaskRetried: logging.WARNING,
+    TaskUnhandled: logging.WARNING,
     DeliveryExhausted: logging.WARNING,
     DeliveriesRecovered: logging.WARNING,
     MessagesReEnqueued: logging.INFO,

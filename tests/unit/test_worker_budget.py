@@ -19,7 +19,7 @@ class Item:
 
     @property
     def message(self) -> SimpleNamespace:
-        return SimpleNamespace(queue_name=self.name)
+        return SimpleNamespace(queue_name=self.name, options={})
 
 
 def take(queue: BudgetedQueue) -> Item:
