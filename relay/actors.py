@@ -162,8 +162,6 @@ async def reconcile_stream(context: str, turn: int, token: str) -> None:
         await application.context(context).reconcile.tick(turn)
 
 
-for _module in settings.actor_modules:
-    importlib.import_module(_module)
 @dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
 async def prune(context: str, token: str) -> None:
     """Forget what nobody will ask for any more: processed events and runs of cron jobs after 30 days."""
@@ -181,6 +179,8 @@ async def run_cron(context: str, name: str, scheduled_for: str) -> None:
         application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
 
 
+for _module in settings.actor_modules:
+    importlib.import_module(_module)
 # A worker whose cron jobs cannot be placed does not start, as a scheduler does not.
 for _context in settings.contexts:
     registry.of(_context, settings.contexts)

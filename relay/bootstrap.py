@@ -222,11 +222,11 @@ class Application:
             dead_letters=RouteToDeadLetter(name, publisher, self.facts),
             incidents=PostgresIncidents(pooled(pool)),
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
+            schedule=PostgresSchedule(pooled(pool)),
         )
 
 
 def retry_policy(max_attempts: int, initial: timedelta, maximum: timedelta) -> RetryPolicy:
-            schedule=PostgresSchedule(pooled(pool)),
     """A retry policy from settings."""
     return RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=initial, maximum=maximum))
 

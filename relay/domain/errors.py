@@ -12,8 +12,6 @@
     ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
     │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
     ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB beside it)
-    ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
-    │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
     ├── InvalidTimestamp        INVALID_TIMESTAMP
     ├── DuplicateMessage        DUPLICATE_MESSAGE
     ├── MalformedMessage        MALFORMED_MESSAGE

@@ -278,63 +278,6 @@ class ScheduledRunFailed(ScheduledRunFact):
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TasksDelivered(Fact):
-    """Tasks went to a queue, which confirmed them; ``again``: the sweep found them lost."""
-
-    queue: str
-    count: int
-    again: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFact(Fact):
-    """Base of what is told of one task."""
-
-    task_id: UUID
-    task_type: str
-    correlation_id: UUID | None
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskCompleted(TaskFact):
-    """A handler dealt with a task."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRetried(TaskFact):
-    """A handler failed; the task is tried again after ``delay_seconds``."""
-
-    delay_seconds: float
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFailed(TaskFact):
-    """A task has failed for good and waits for an operator. Alert."""
-
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPutOff(Fact):
-    """A limit keeps a task waiting; no attempt is spent. ``waits_for``: turn, room."""
-
-    task_id: UUID
-    task_type: str
-    waits_for: str
-    delay_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskUnhandled(Fact):
-    """A worker got a task of a type that no module it has loaded registers. Nothing is lost; it waits."""
-
-    task_id: UUID
-    task_type: str
-
-
 class FactSink(Protocol):
     """Where facts go. Must not raise and must not block."""
 

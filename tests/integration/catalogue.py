@@ -227,6 +227,22 @@ TRIGGERS = {
 
 # --- reading the catalogue ---
 
+TASK_OUTBOX = (
+    *("id", "type", "payload", "queue", "priority", "status", "created_at", "available_at"),
+    *("correlation_id", "causation_id", "metadata", "concurrency_key", "seq", "attempts", "last_error"),
+    *("delivered_at", "enqueued_at", "next_attempt_at", "waits_for", "started_at"),
+    *("claim_token", "claimed_until", "finished_at"),
+)
+TASK_OUTBOX_INDEXES = {
+    "idx_task_correlation": "(correlation_id)",
+    "idx_task_due": "(queue, available_at) WHERE ((status = 'pending'::text) AND (available_at IS NOT NULL))",
+    "idx_task_failed": "(seq) WHERE (status = 'failed'::text)",
+    "idx_task_ready": "(queue, priority, seq) WHERE ((status = 'pending'::text) AND (available_at IS NULL))",
+    "idx_task_running": "(concurrency_key) WHERE (claim_token IS NOT NULL)",
+    "idx_task_sweep": "(queue, enqueued_at) WHERE (status = 'delivered'::text)",
+    "idx_task_waiting": "(concurrency_key, priority, seq) WHERE (waits_for = 'room'::text)",
+}
+
 _COLUMNS = """
     SELECT attname, format_type(atttypid, atttypmod), NOT attnotnull,
            CASE attidentity WHEN 'd' THEN 'by default as identity' WHEN 'a' THEN 'always as identity'

@@ -85,6 +85,13 @@ def test_the_scheduler_has_its_lease_its_jobs_and_their_runs(conn: Connection) -
     assert conn.execute("SELECT expires_at, term FROM scheduler_lease").fetchall() == [(None, 0)]
 
 
+def test_the_task_outbox_is_as_designed(conn: Connection) -> None:
+    assert list(catalogue.columns(conn, "task_outbox")) == list(catalogue.TASK_OUTBOX)
+    assert set(catalogue.constraints(conn, "task_outbox")) == {"chk_task_status", "chk_task_waits_for"}
+    assert catalogue.indexes(conn, "task_outbox") == catalogue.TASK_OUTBOX_INDEXES
+    assert catalogue.storage(conn, "task_outbox") == catalogue.STORAGE
+
+
 def test_busy_tables_are_vacuumed_early_and_keep_room_for_updates(conn: Connection) -> None:
     assert catalogue.storage(conn, "outbox_events") == catalogue.STORAGE
     assert catalogue.storage(conn, "inbox_messages") == catalogue.STORAGE
@@ -98,7 +105,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
     ours = ["audit_log", "dead_letters", "inbox_messages", "outbox_events", "processed_events"]
     scheduler = ["scheduled_jobs", "scheduled_runs", "scheduler_lease"]
-    assert found == [*ours, "relay_alembic_version", "relay_wakeup", *scheduler]
+    assert found == [*ours, "relay_alembic_version", "relay_wakeup", *scheduler, "task_outbox", "task_rates"]
 
 
 def test_sqlalchemy_sees_the_tables_as_they_are(conn: Connection, empty_database: str) -> None:

@@ -28,7 +28,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 from relay.adapters.postgres.processed import processed_events_table
-from relay.adapters.postgres.task_schema import task_tables
 from relay.adapters.postgres.scheduler_tables import add_scheduler_tables
 from relay.adapters.postgres.task_schema import task_tables
 
