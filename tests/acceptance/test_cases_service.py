@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from relay.devstack.ports import free_port
 from tests.acceptance.fleet import wait_for
 from tests.acceptance.started import ROOT, Started, shell_variables
 
+RELAY = ("-c", "from relay.cli import main; main()")
 EXAMPLE = ROOT / "examples" / "cases_service"
 
 
@@ -55,11 +58,10 @@ class Service:
                 ),
             )
 
-    def relay(self, *arguments: str) -> None:
-        """Run the command line tool as from another shell."""
-        command = [sys.executable, "-c", "from relay.cli import main; main()", *arguments]
+    def run(self, *arguments: str) -> None:
+        """Run Python as in another shell."""
         environment = {**os.environ, **self.variables, "PYTHONPATH": str(ROOT)}
-        subprocess.run(command, cwd=self.directory, env=environment, check=True, timeout=60)
+        subprocess.run([sys.executable, *arguments], cwd=self.directory, env=environment, check=True, timeout=60)
 
     def until(self, what: str, condition: Callable[[], object]) -> Any:
         def look() -> object:
@@ -183,7 +185,7 @@ def test_a_dead_letter_becomes_a_case(service: Service) -> None:
 def test_the_scheduler_closes_what_is_stale(service: Service) -> None:
     stale, fresh = service.open("dora"), service.open("dora")
     service.query("cases", "UPDATE cases SET opened_at = opened_at - interval '91 days' WHERE id = %s", stale)
-    service.relay("schedule", "run", "close_stale_cases", "--context", "cases")
+    service.run(*RELAY, "schedule", "run", "close_stale_cases", "--context", "cases")
 
     def reasons() -> dict[str, str | None]:
         cases = service.api.get("/cases", params={"account": "dora"}).json()
@@ -191,6 +193,26 @@ def test_the_scheduler_closes_what_is_stale(service: Service) -> None:
 
     service.until("it is closed", lambda: reasons()[str(stale)])
     assert reasons() == {str(stale): "nobody asked any more", str(fresh): None}
+
+
+def test_the_commands_of_its_readme_exist(service: Service) -> None:
+    service.open("ann")
+    [*_, block] = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    for command, *arguments in lines:
+        match command:
+            case "relay":
+                service.run(*RELAY, *arguments)
+            case "python":
+                service.run(*arguments)
+            case _:
+                assert command == "curl"
+    service.until(
+        "the cases of the account are closed",
+        lambda: all(
+            case["closed_because"] for case in service.api.get("/cases", params={"account": "ann"}).json()
+        ),
+    )
 
 
 def test_without_a_database_it_says_so(server_root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +27,7 @@ from relay.bus import (
     UnitOfWork,
 )
 from relay.bus.errors import CommitRefused, EndlessEvents
-from relay.domain.errors import ConfigurationError, DomainError
+from relay.domain.errors import ConfigurationError, DomainError, InvalidHandler
 from tests.integration.publishing import engine_url, outbox_rows, query
 
 Unit = UnitOfWork[Session]
@@ -389,6 +390,18 @@ def test_a_command_that_fails_in_a_session_leaves_the_rest_of_it(telling: Servic
 
 
 OUT = Outbox("sea")
+
+
+def test_a_handler_that_waits_needs_a_loop(telling: Service) -> None:
+    async def handle(_: Do, unit: Unit) -> None:
+        unit.save(Case.open("a"))
+        unit.session.flush()
+        await asyncio.sleep(0)
+
+    with pytest.raises(InvalidHandler, match="await dispatch_async"):
+        telling.do(handle)
+    assert telling.cases() == []
+    assert telling.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
 def test_units_without_a_scheduler_say_so(service: Service) -> None:
