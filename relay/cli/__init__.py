@@ -7,7 +7,21 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from relay.cli import backlog, config, db, demo, dev, dlq, handler, health, outbox, reconcile, schedule, streams
+from relay.cli import (
+    backlog,
+    config,
+    db,
+    demo,
+    dev,
+    dlq,
+    handler,
+    health,
+    outbox,
+    reconcile,
+    schedule,
+    streams,
+    tasks,
+)
 from relay.domain.errors import RelayError
 
 app = typer.Typer(
@@ -29,6 +43,7 @@ app.add_typer(handler.app, name="handler")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(tasks.app, name="tasks")
 
 
 @app.command("version")

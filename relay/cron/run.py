@@ -19,9 +19,9 @@ from relay.domain.errors import Outage, RelayError
 from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
 from relay.domain.schedule import ClaimedRun, RunState, UnknownJob, WaitingRun
 
-#: How often a claim is renewed, and how long recording the end is tried, in seconds: both well within the claim.
-_RENEW: Final = 10.0
-_SETTLE: Final = 25.0
+#: How often a claim is renewed, and how long recording the end is tried, in seconds.
+_RENEW: Final = 2.0
+_SETTLE: Final = 60.0
 _SETTLE_AGAIN: Final = 1.0
 
 
@@ -104,7 +104,7 @@ class RunCron:
     async def _settle(
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
     ) -> None:
-        """Record the end while the claim lasts: a run whose end is unknown is run again."""
+        """Record the end, through an outage if need be: a run whose end is unknown is run again."""
         loop = asyncio.get_running_loop()
         end = loop.time() + _SETTLE
         while True:

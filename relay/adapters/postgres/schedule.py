@@ -19,7 +19,7 @@ from relay.commands.operate import Operator
 from relay.domain.schedule import ClaimedRun, Due, JobRecord, JobView, Lead, RunState, Schedule, WaitingRun
 
 #: How long a worker holds a run without a sign of life.
-CLAIM: Final = timedelta(seconds=30)
+CLAIM: Final = timedelta(seconds=8)
 #: After this long a run that nobody took up is enqueued again: the queue may have lost it.
 _PATIENCE: Final = timedelta(seconds=10)
 _BITE: Final = 5_000
