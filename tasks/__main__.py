@@ -73,6 +73,7 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
         _log.info("tasks started: %d contexts, %d types", len(loops), len(registry.handlers))
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait([waiting, *loops], return_when=asyncio.FIRST_COMPLETED)
+        _log.info("tasks stopping")
         for worker, _ in started:
             worker.stop()
         await asyncio.gather(*loops)
