@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -15,11 +16,16 @@ from relay.adapters.postgres.units import SqlAlchemyUnits
 from relay.bus import Command, CommandBus, DomainEventBus, Failed, Ok, TransactionalCommandBus, UnitOfWork
 from relay.bus.errors import CommitRefused
 from relay.domain.errors import InvalidHandler
+from tasks import schedule, task
 from tests.integration.publishing import engine_url, outbox_rows, query
 from tests.integration.test_unit_of_work import Base, Case, Do, Opened, Taken
 
 pytestmark = pytest.mark.anyio
 Unit = UnitOfWork[AsyncSession]
+
+
+@task("greet_in_tests_of_units")
+def greet(name: str) -> None: ...
 
 
 class Open(Command[str]):
@@ -31,7 +37,7 @@ class Service:
         self.url = url
         self.engine: AsyncEngine = create_async_engine(engine_url(url))
         self.commands, self.events = CommandBus(), DomainEventBus()
-        self.units = SqlAlchemyUnits(self.engine, outbox=Outbox("sea"))
+        self.units = SqlAlchemyUnits(self.engine, outbox=Outbox("sea"), schedule=schedule)
         self.bus = TransactionalCommandBus(self.commands, self.units, self.events)
         self.commands.handles(Open)(self.open)
         self.events.on(Opened)(self.tell)
@@ -134,6 +140,19 @@ async def test_commands_in_tasks_of_their_own_have_transactions_of_their_own(ser
 
     await service.do(handle)
     assert sorted(service.published()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_task_is_written_with_the_rest_or_not_at_all(service: Service, fails: bool) -> None:
+    @service.events.on(Opened)
+    def plan(event: Opened, unit: Unit) -> None:
+        assert isinstance(unit.schedule(greet, event.name, delay=timedelta(hours=1)), UUID)
+        if fails:
+            raise Taken("no")
+
+    await service.bus.dispatch_async(Open(name="a"))
+    rows = query(service.url, "SELECT payload, causation_id IS NOT NULL AS caused FROM task_outbox")
+    assert rows == ([] if fails else [{"payload": "a", "caused": True}])
 
 
 async def test_a_cancelled_command_leaves_nothing_and_gives_its_connection_back(service: Service) -> None:
