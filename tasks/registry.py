@@ -121,12 +121,17 @@ class Registry:
     _watchers: list[Callable[[str], None]] = field(default_factory=list)
 
     def add(self, handler: TaskHandler) -> None:
-        """Register a handler. Raises InvalidHandler when its type has one already."""
+        """Register a handler. Raises InvalidHandler when its type has one already, or the function a type."""
         if handler.type in self.handlers:
             taken = self.handlers[handler.type].function.function
             raise InvalidHandler(f"{handler.type} is handled by {taken.__module__}.{taken.__qualname__} already")
+        function = handler.function.function
+        if function in self._types:
+            # To schedule it by the function would be ambiguous.
+            where = f"{function.__module__}.{function.__qualname__}"
+            raise InvalidHandler(f"handles {self._types[function]} already", field=where)
         self.handlers[handler.type] = handler
-        self._types[handler.function.function] = handler.type
+        self._types[function] = handler.type
         for watcher in self._watchers:
             watcher(handler.queue)
 

@@ -39,8 +39,14 @@ def work(job: Job, session: Session, context: TaskContext) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-plain = task("plain", backoff=("100ms", "1s"))(work)
-report = task("report", queue="reports", priority=90)(work)
+@task("plain", backoff=("100ms", "1s"))
+def plain(job: Job, session: Session, context: TaskContext) -> None:
+    work(job, session, context)
+
+
+@task("report", queue="reports", priority=90)
+def report(job: Job, session: Session, context: TaskContext) -> None:
+    work(job, session, context)
 
 
 @task("broken", max_retries=1, backoff=("100ms", "200ms"))

@@ -27,6 +27,10 @@ def send(mail: Mail) -> None:
     """Do nothing."""
 
 
+def send_all(mail: Mail) -> None:
+    """Do nothing."""
+
+
 def no_payload() -> None:
     """Do nothing."""
 
@@ -76,13 +80,15 @@ def test_a_type_has_one_handler_which_stays_a_plain_function() -> None:
         task("mail", into=registry)(send)
     with pytest.raises(UnknownTask):
         registry.named(no_payload)
+    with pytest.raises(InvalidHandler, match="handles mail already"):
+        task("letter", into=registry)(send)
 
 
 def test_who_watches_learns_of_queues_before_and_after() -> None:
     registry, queues = Registry(), list[str]()
     task("a", queue="one", into=registry)(send)
     registry.watch(queues.append)
-    task("b", queue="two", into=registry)(send)
+    task("b", queue="two", into=registry)(send_all)
     assert queues == ["one", "two"]
 
 
@@ -91,7 +97,7 @@ def test_the_key_of_a_concurrency_limit_is_of_its_type(key: Any) -> None:
     registry = Registry()
     task("mail", concurrency=1, concurrency_key=key, into=registry)(send)
     assert registry.named("mail").encode(Mail(to="bob")) == ('{"to": "bob"}', "mail:bob")
-    task("all", concurrency=1, into=registry)(send)
+    task("all", concurrency=1, into=registry)(send_all)
     assert registry.named("all").encode({}) == ("{}", "all")
 
 
