@@ -78,7 +78,6 @@ class Leader:
                 async with asyncio.timeout(TICK_LIMIT):
                     await self._tell()
                     await self._lease.release()
-            self._facts(LeadLost(context=self._context))
 
     async def _turn(self) -> None:
         try:
