@@ -14,6 +14,8 @@ from relay.domain.schedule import Lead
 
 #: A lease is renewed so many times in its life: two attempts may fail, and it is still kept.
 _RENEWALS: Final = 3.4
+#: However long the lease, it is looked at so often, in seconds: it may be given up, and operators ask for jobs.
+_LOOK: Final = 1.5
 #: How soon after the end of another's lease it is tried, in seconds.
 _AFTER: Final = 0.05
 
@@ -48,7 +50,7 @@ class Lease:
 
     async def take(self) -> Lead:
         """Take or renew the lease. Raises DatabaseUnreachable and SchemaMissing; it runs out by itself then."""
-        self.pause = self._ttl.total_seconds() / _RENEWALS
+        self.pause = min(_LOOK, self._ttl.total_seconds() / _RENEWALS)
         asked = time.monotonic()
         lead = await self._store.take(self._ttl)
         if lead.term is None:

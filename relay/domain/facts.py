@@ -237,7 +237,7 @@ class LeadTaken(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadLost(Fact):
-    """This scheduler leads a context no more: it could not renew its lease in time. One that stops says nothing."""
+    """This scheduler leads a context no more: it could not renew its lease. One that stops says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
