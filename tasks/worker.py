@@ -45,6 +45,7 @@ class TaskWorker:
         self._tasks = tasks
         self._facts = facts
         self._threads = threads
+        self._slots = asyncio.Semaphore(threads)
         self._queues = queues
         self._poll = poll
         self._deliver = DeliverTasks(context, tasks, self._room, self.put, facts)
@@ -56,15 +57,14 @@ class TaskWorker:
     async def run(self, run: RunTask) -> None:
         """Poll until `stop`. An outage is waited out."""
         self._run = run
-        swept = turn = 0
-        loop = asyncio.get_running_loop()
+        turn, swept, loop = 0, 0.0, asyncio.get_running_loop()
         while not self._stop.is_set():
             moved = 0
             try:
                 moved = await self._look(turn)
                 if loop.time() - swept > _SWEEP:
                     await self._deliver.sweep()
-                    swept = int(loop.time())
+                    swept = loop.time()
             except Outage as error:
                 self._facts(OutageSeen(context=self._context, server="postgresql", error=error.message))
             turn += 1
@@ -121,7 +121,9 @@ class TaskWorker:
 
     async def _attempt(self, task: TaskRef) -> None:
         try:
-            delay = await self._run.run(task.id, task.type)
+            # Retries come in their own time, whether there is a thread for them or not.
+            async with self._slots:
+                delay = await self._run.run(task.id, task.type)
         except Outage as error:
             # The row keeps its claim until the lease is over; the sweep brings it back.
             self._facts(OutageSeen(context=self._context, server="postgresql", error=error.message))

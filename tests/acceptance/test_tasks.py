@@ -80,10 +80,11 @@ def test_a_worker_killed_in_the_middle_of_a_task_leaves_no_effect_and_another_ru
     fleet.scheduler()
     worker = fleet.worker()
     [id] = commit(fleet, Job(crash=True))
-    wait_for("the first attempt has begun", lambda: fleet.query("sea", "SELECT attempts FROM task_outbox")[0][0])
+    wait_for("it took its worker along", lambda: worker.poll() is not None)
+    assert fleet.query("sea", "SELECT attempts FROM task_outbox") == [(1,)]
+    fleet.worker()
     wait_for("it is done", lambda: count(fleet, "completed") == 1)
     assert fleet.query("sea", "SELECT task_id, attempt FROM task_effects") == [(id, 2)]
-    fleet.kill(worker)
 
 
 def test_what_is_rolled_back_never_runs_and_what_is_delayed_waits(start_fleet: StartFleet) -> None:
@@ -151,8 +152,9 @@ _FINISHED = "SELECT attempts, status FROM task_outbox WHERE date_trunc('second',
 
 @pytest.fixture
 def without_redis(start_fleet: StartFleet) -> Fleet:
-    nowhere = {"REDIS_URL": "redis://127.0.0.1:1/0", "NATS_URL": "nats://127.0.0.1:1"}
-    return start(start_fleet, **nowhere)
+    fleet = start(start_fleet)
+    fleet.variables |= {"REDIS_URL": "redis://127.0.0.1:1/0", "NATS_URL": "nats://127.0.0.1:1"}
+    return fleet
 
 
 def test_tasks_run_in_process_and_a_stop_waits_for_those_under_way(without_redis: Fleet, tmp_path: Path) -> None:
