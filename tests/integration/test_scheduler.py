@@ -184,10 +184,11 @@ async def test_every_duty_of_a_subscription_has_one_job_outstanding(scheduler: S
         "sweep_inbox": ("sea", "from_up"),
         "record_dead_letters": ("sea",),
         "prune": ("sea",),
+        "sweep_tasks": ("sea",),
         "reconcile_stream": ("sea", window),
         "reconcile_inbox": ("sea", "from_up", window),
     }
-    assert len(scheduler.messages("relay-upkeep")) == 8
+    assert len(scheduler.messages("relay-upkeep")) == 9
 
 
 async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(scheduler: Scheduler) -> None:

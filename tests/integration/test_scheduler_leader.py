@@ -155,6 +155,7 @@ async def test_a_database_without_our_tables_is_waited_for(
     query(database_url, "ALTER TABLE scheduler_lease RENAME TO hidden")
     async with leading(database_url) as one:
         await eventually("it says what to do", lambda: "relay db upgrade" in caplog.text)
+        await asyncio.sleep(3 * one.lease.pause)
         query(database_url, "ALTER TABLE hidden RENAME TO scheduler_lease")
         await eventually("it leads", lambda: one.ticks["often"] > 1)
     assert caplog.text.count("relay db upgrade") == 1
