@@ -206,7 +206,7 @@ async def test_a_claim_is_renewed_while_the_handler_works(tasks: Tasks, monkeypa
     running = asyncio.create_task(tasks.run(id))
     first = await eventually("it is claimed", lambda: _claimed_until(tasks))
     await eventually("it is renewed twice over", lambda: _later(tasks, first + timedelta(milliseconds=800)))
-    assert await tasks.run(id) is None
+    assert await asyncio.wait_for(tasks.run(id), 20) is None
     go.set()
     await running
     assert (await tasks.row(id))["attempts"] == 1
