@@ -95,6 +95,7 @@ async def test_two_that_run_one_task_at_once_have_one_effect(tasks: Tasks) -> No
     [id] = tasks.schedule(Mail(n=1))
     await asyncio.gather(*(tasks.run(id) for _ in range(6)))
     assert await tasks.effects() == [id]
+    assert (await tasks.row(id))["attempts"] == 1
 
 
 async def test_a_task_that_was_processed_is_not_called_again_though_its_row_says_nothing(tasks: Tasks) -> None:
