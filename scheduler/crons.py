@@ -68,14 +68,18 @@ class CronTick:
         now = datetime.now(UTC)
         if self._next is not None and now < self._next and time.monotonic() < self._swept + _SWEEP:
             return
-        since = await self._runs.last_fired(self.jobs)
-        for name, last in since.items():
-            job = self.jobs[name]
-            if found := due(job.expression, last, now, job.misfire_grace):
-                await self._open(name, found)
+        opened = [await self._open(name, found) for name, found in await self._due(now)]
         await self._send(await self._runs.waiting())
-        self._next = min(filter(None, (self.next_run(name, now) for name in self.jobs)), default=None)
+        following = min(filter(None, (self.next_run(name, now) for name in self.jobs)), default=None)
+        # What could not be opened is another's to open, or ours still: look again at once.
+        self._next = following if all(opened) else None
         self._swept = time.monotonic()
+
+    async def _due(self, now: datetime) -> list[tuple[str, Due]]:
+        since = await self._runs.last_fired(self.jobs)
+        jobs = [(self.jobs[name], last) for name, last in since.items()]
+        looked = [(job.name, due(job.expression, last, now, job.misfire_grace)) for job, last in jobs]
+        return [(name, found) for name, found in looked if found is not None]
 
     async def run_now(self, name: str, requested_at: datetime) -> None:
         """Run a job once for an operator. Raises DatabaseUnreachable."""
@@ -86,8 +90,9 @@ class CronTick:
         """When a job fires next."""
         return self.jobs[name].expression.after(now)
 
-    async def _open(self, name: str, found: Due) -> None:
+    async def _open(self, name: str, found: Due) -> bool:
         state = await self._lead.open(name, found, uuid7())
         if state is RunState.MISSED:
             missed = ScheduledRunMissed(context=self._context, job=name, scheduled_for=found.scheduled_for)
             self._facts(missed)
+        return state is not None

@@ -275,3 +275,15 @@ async def test_a_run_that_nobody_takes_up_is_sent_again_though_not_at_once(datab
         query(database_url, "UPDATE scheduled_runs SET enqueued_at = now() - interval '11 s'")
         one.crons.forget()
         await eventually("it is sent again", lambda: len(one.sent) == 2)
+
+
+async def test_a_run_that_could_not_be_opened_is_looked_at_again_at_the_next_tick(database_url: str) -> None:
+    async with leading(database_url, job()) as one:
+        await eventually("it has looked", lambda: one.crons._next is not None)
+        query(database_url, "UPDATE scheduled_jobs SET registered_at = now() - interval '3 days'")
+        query(database_url, STEAL)
+        one.crons.forget()
+        await one.crons.tick()
+        assert (one.crons._next, one.sent) == (None, [])
+        query(database_url, RETURN)
+        await eventually("it is sent after all", lambda: len(one.sent) == 1)

@@ -123,6 +123,9 @@ def test_later_than_the_grace_a_run_is_missed() -> None:
     since, now = at("2026-01-01T03:00"), at("2026-01-03T02:00")
     assert due(DAILY, since, now, HOUR) == Due(at("2026-01-02T03:00"), missed=True)
     assert due(DAILY, at("2026-01-02T03:00"), now, HOUR) is None
+    assert due(DAILY, since, at("2026-01-02T03:00:30"), timedelta(seconds=10)) == Due(
+        at("2026-01-02T03:00"), missed=True
+    )
 
 
 @pytest.mark.parametrize("grace", [timedelta(seconds=10), timedelta(minutes=30), DAY, 7 * DAY])
