@@ -92,15 +92,14 @@ class TaskWorker:
 
     async def _look(self, turn: int) -> int:
         """Take due tasks, from another queue first each time, so that none starves the others."""
-        queues = [name for name in await self._tasks.pending_queues() if self._serves(name)]
+        queues = await self._tasks.pending_queues()
         first = turn % len(queues) if queues else 0
         return await self._deliver.once([*queues[first:], *queues[:first]])
 
     async def _room(self, queue: str) -> int:
-        return self._threads - len(self._running) if self._serves(queue) else 0
-
-    def _serves(self, queue: str) -> bool:
-        return self._queues is None or queue in self._queues
+        if self._queues is not None and queue not in self._queues:
+            return 0
+        return self._threads - len(self._running)
 
     async def _wait(self) -> None:
         """Until a task ends, if all threads are taken; else until the next poll."""

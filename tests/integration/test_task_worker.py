@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from relay.domain.facts import TasksDelivered
 from tasks import TaskContext
 from tasks.worker import TaskWorker
 from tests.integration.publishing import eventually
@@ -57,6 +58,7 @@ async def test_failed_attempts_are_repeated_in_process_until_one_succeeds(tasks:
     async with working(tasks):
         await until(tasks, "completed")
     assert (await tasks.row(id))["attempts"] == 3
+    assert [fact.again for fact in tasks.told(TasksDelivered)] == [False], "in its own time, not by the sweep"
 
 
 async def test_tasks_that_wait_for_room_are_run_by_the_one_that_ends(tasks: Tasks) -> None:
