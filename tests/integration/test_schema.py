@@ -87,7 +87,11 @@ def test_the_scheduler_has_its_lease_its_jobs_and_their_runs(conn: Connection) -
 
 def test_the_task_outbox_is_as_designed(conn: Connection) -> None:
     assert list(catalogue.columns(conn, "task_outbox")) == list(catalogue.TASK_OUTBOX)
-    assert set(catalogue.constraints(conn, "task_outbox")) == {"chk_task_status", "chk_task_waits_for", "task_outbox_pkey"}
+    assert set(catalogue.constraints(conn, "task_outbox")) == {
+        "chk_task_status",
+        "chk_task_waits_for",
+        "task_outbox_pkey",
+    }
     assert catalogue.indexes(conn, "task_outbox") == catalogue.TASK_OUTBOX_INDEXES
     assert catalogue.storage(conn, "task_outbox") == catalogue.STORAGE
 
