@@ -21,16 +21,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from consumer.signatures import IncomingEvent, Inject, MessageContext, Signature, read, read_upcaster
+from consumer.signatures import IncomingEvent, Inject, MessageContext, read, read_upcaster
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, InvalidSubject, Poison
 from relay.domain.subject import check_token, check_version
+from relay.handling.calls import Function as Registered
+from relay.handling.signatures import misfits
 
 __all__ = [
     "AlreadyProcessed",
@@ -49,15 +51,10 @@ __all__ = [
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Upcaster = Callable[[Any], Any]
-_FIELDS_SHOWN: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Handler:
+class Handler(Registered):
     """A registered function and how to call it."""
-
-    function: Callable[..., Any]
-    signature: Signature
 
     def argument(self, event: IncomingEvent) -> Any:
         """The first argument. Raises Poison, naming the fields of the payload that do not fit."""
@@ -67,14 +64,10 @@ class Handler:
             # As JSON, so that a strict model takes the text of a UUID or a time.
             return self.signature.payload.validate_json(to_json(event.payload))
         except ValidationError as error:
-            raise Poison(_misfits(error, event)) from None
+            fit = f"{event.event_type} v{event.event_version} does not fit its handler"
+            raise Poison(f"{fit}: {misfits(error)}") from None
         except PydanticSerializationError as error:
             raise Poison(f"the payload is not JSON: {error}", field="payload") from None
-
-    def call(self, argument: Any, injected: Mapping[Inject, Any]) -> Any:
-        """Call the function; of an async one this is the coroutine."""
-        named = {name: injected[kind] for name, kind in self.signature.others.items()}
-        return self.function(**{self.signature.first: argument}, **named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +206,3 @@ def _put(table: dict[tuple[str, int], Any], key: tuple[str, int], value: Any, ve
         taken = inspect.unwrap(getattr(table[key], "function", table[key]))
         raise InvalidHandler(f"{key[0]} v{key[1]} is {verb} {taken.__module__}.{taken.__qualname__} already")
     table[key] = value
-
-
-def _misfits(error: ValidationError, event: IncomingEvent) -> str:
-    """Which fields do not fit and why, without what they hold."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    fields = [f"{'.'.join(map(str, ('payload', *item['loc'])))}: {item['msg']}" for item in found[:_FIELDS_SHOWN]]
-    more = f" (and {len(found) - _FIELDS_SHOWN} more)" if len(found) > _FIELDS_SHOWN else ""
-    return f"{event.event_type} v{event.event_version} does not fit its handler: {'; '.join(fields)}{more}"

@@ -7,31 +7,20 @@ transaction, and is then, like a service, called at least once.
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import inspect
-import threading
-from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from sqlalchemy.exc import DBAPIError
-
-from consumer.handlers import Handler, Registry
+from consumer.handlers import Registry
 from consumer.signatures import IncomingEvent, Inject, MessageContext
-from relay.adapters.postgres.handling import Claim, HandlerTransactions
-from relay.adapters.postgres.pool import first_line
+from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.envelope import DEFAULT_ENVELOPE, MSG_ID, decode
-from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage, RelayError
 from relay.domain.model import HandlerResult, Verdict
+from relay.handling.calls import DETAIL, Call, Calls, answered
 from relay.ports import HandlerRequest
 
 #: How many calls of one subscription may run at once in a process, those that outlived their time-out included.
 CALLS: Final = 16
-_DETAIL: Final = 500
-_SETTLED: Final = HandlerResult(Verdict.PROCESSED, settled=True)
-_PROCESSED: Final = HandlerResult(Verdict.PROCESSED)
 
 Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
 
@@ -55,20 +44,11 @@ class PythonEventHandler:
         self._transactions = transactions
         self._timeout = timeout.total_seconds()
         self._unknown = unknown
-        self._slots = asyncio.Semaphore(CALLS)
+        self._calls = Calls(CALLS)
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """See the port. Whatever the function raises becomes an answer."""
-        clock = asyncio.timeout(self._timeout)
-        try:
-            async with clock:
-                return await self._handle(request)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if isinstance(error, TimeoutError) and clock.expired():
-                return HandlerResult.failed(f"time-out: no answer within {self._timeout:g} s")
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                raise
-            return answer(error)
+        return await answered(self._handle(request), self._timeout)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -87,23 +67,20 @@ class PythonEventHandler:
         )
         with RequestContext(correlation_id=context.correlation_id, causation_id=event.message_id).use():
             event = route.upcast(event)
-            call = _Call(
+            call = Call(
                 route.handler,
                 route.handler.argument(event),
                 {Inject.EVENT: event, Inject.CONTEXT: context},
-                Claim(request.message_id, request.token),
+                Settlement.of_message(request.message_id, request.token),
                 self._transactions,
             )
-            if route.handler.signature.is_async:
-                async with self._slots:
-                    return await call.run()
-            return await self._in_thread(call.run_in_thread)
+            return await self._calls.run(call)
 
     def _without_handler(self, event: IncomingEvent) -> HandlerResult:
         reason = (
             f"no handler for {event.event_type} v{event.event_version}: "
             f"{self._registry.name} handles {self._registry.known()}"
-        )[:_DETAIL]
+        )[:DETAIL]
         match self._unknown:
             case "dead-letter":
                 return HandlerResult(Verdict.POISON, reason)
@@ -111,99 +88,6 @@ class PythonEventHandler:
                 return HandlerResult(Verdict.PROCESSED, reason)
             case "retry":
                 return HandlerResult.failed(reason)
-
-    async def _in_thread(self, call: Callable[[], HandlerResult]) -> HandlerResult:
-        """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not.
-
-        A daemon, so that a function that hangs does not keep the process from stopping.
-        """
-        await self._slots.acquire()
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[HandlerResult] = loop.create_future()
-        around = contextvars.copy_context()
-
-        def finish(result: HandlerResult) -> None:
-            self._slots.release()
-            if not outcome.done():
-                outcome.set_result(result)
-
-        def run() -> None:
-            try:
-                result = around.run(call)
-            except BaseException as error:
-                result = answer(error)
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(finish, result)
-
-        try:
-            threading.Thread(target=run, name="jetrelay-handler", daemon=True).start()
-        except RuntimeError:
-            self._slots.release()
-            raise
-        return await outcome
-
-
-class _Call:
-    """One call of a handler with everything it asked for."""
-
-    def __init__(
-        self,
-        handler: Handler,
-        argument: Any,
-        injected: Mapping[Inject, Any],
-        claim: Claim,
-        transactions: HandlerTransactions,
-    ) -> None:
-        self._handler = handler
-        self._argument = argument
-        self._injected = injected
-        self._claim = claim
-        self._transactions = transactions
-
-    async def run(self) -> HandlerResult:
-        """Await a coroutine function."""
-        if not self._handler.signature.in_transaction:
-            await self._handler.call(self._argument, self._injected)
-            return _PROCESSED
-        async with self._transactions.settle_async(self._claim) as transaction:
-            own = {Inject.ASYNC_SESSION: transaction.session, Inject.ASYNC_CONNECTION: transaction.connection}
-            await self._handler.call(self._argument, {**self._injected, **own})
-        return _SETTLED
-
-    def run_in_thread(self) -> HandlerResult:
-        """Call a plain function."""
-        if not self._handler.signature.in_transaction:
-            self._call({})
-            return _PROCESSED
-        with self._transactions.settle(self._claim) as transaction:
-            self._call({Inject.SESSION: transaction.session, Inject.CONNECTION: transaction.connection})
-        return _SETTLED
-
-    def _call(self, own: Mapping[Inject, Any]) -> None:
-        result = self._handler.call(self._argument, {**self._injected, **own})
-        if inspect.iscoroutine(result):
-            result.close()
-            raise InvalidHandler(
-                "a plain function returned a coroutine, which nobody awaits; declare it async def"
-            )
-
-
-def answer(error: BaseException) -> HandlerResult:
-    """What an exception of a handler means (SDS-047 §12: 409, 422, and everything else)."""
-    if isinstance(error, AlreadyProcessed):
-        return HandlerResult(Verdict.ALREADY_PROCESSED, _describe(error))
-    if isinstance(error, DomainError | MalformedMessage):
-        return HandlerResult(Verdict.POISON, _describe(error))
-    return HandlerResult.failed(_describe(error))
-
-
-def _describe(error: BaseException) -> str:
-    """Type and message, in one bounded line. Of a database error the driver's first: further ones quote values."""
-    if isinstance(error, DBAPIError) and error.orig is not None:
-        error = error.orig
-    message = error.message if isinstance(error, RelayError) else first_line(error)
-    name = type(error).__name__
-    return (name if message in ("", name) else f"{name}: {message}")[:_DETAIL]
 
 
 def _read(request: HandlerRequest) -> IncomingEvent:
@@ -222,9 +106,3 @@ def _read(request: HandlerRequest) -> IncomingEvent:
         headers=request.headers,
         payload=read.payload,
     )
-
-
-def _is_cancelled() -> bool:
-    """Whether the caller has cancelled us; a CancelledError may also come out of the handler's own tasks."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -10,6 +10,7 @@ import asyncio
 import importlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Final
 
 import dramatiq
@@ -19,10 +20,13 @@ from dramatiq.middleware import Retries
 from relay import failpoints
 from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
-from relay.bootstrap import PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, Application, job
+from relay.bootstrap import CRON_QUEUE, PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, Application, job
+from relay.cron import registry
+from relay.cron.run import RunCron
 from relay.domain.errors import Outage
 from relay.domain.facts import OutageSeen
 from relay.domain.ordering import Shard
+from relay.domain.schedule import WaitingRun
 from relay.settings import load_settings
 from relay.telemetry.logs import LogFacts, configure
 
@@ -38,7 +42,7 @@ OUTAGE_RETRIES: Final[dict[str, Any]] = {"max_retries": None, "min_backoff": 1_0
 _background: set[asyncio.Task[None]] = set()
 
 
-def _budgets() -> dict[str, int]:
+def _budgets() -> dict[str, int | None]:
     """Threads of their own for the duties that wait long: every shard, every subscription, the sweeps."""
     contexts = settings.contexts.values()
     return {
@@ -46,6 +50,8 @@ def _budgets() -> dict[str, int]:
         PULL_QUEUE: max(1, sum(len(context.subscriptions) for context in contexts)),
         # Recovering waits two seconds when it suspects a loss.
         UPKEEP_QUEUE: 4,
+        # A command may take an hour; while it does, handlers keep their threads.
+        CRON_QUEUE: 2,
     }
 
 
@@ -123,12 +129,14 @@ def _server(error: Outage) -> str:
     return error.code.removesuffix("_UNREACHABLE").lower()
 
 
+#: Threads by queue, None for as many as ``--threads``; the modules loaded below may add theirs.
+budgets = _budgets()
 broker = create_broker(
     settings.redis_url.get_secret_value(),
     namespace=settings.redis_namespace,
     middleware=[
         Retries(),
-        WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=_budgets()),
+        WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets),
     ],
 )
 dramatiq.set_broker(broker)
@@ -154,5 +162,25 @@ async def reconcile_stream(context: str, turn: int, token: str) -> None:
         await application.context(context).reconcile.tick(turn)
 
 
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def prune(context: str, token: str) -> None:
+    """Forget what nobody will ask for any more: processed events and runs of cron jobs after 30 days."""
+    async with chore(f"prune:{context}", token):
+        await application.context(context).schedule.prune()
+
+
+@dramatiq.actor(queue_name=CRON_QUEUE, priority=10, max_retries=0)
+async def run_cron(context: str, name: str, scheduled_for: str) -> None:
+    """Run an application's cron job. The row owns the retries; a scheduler enqueues it again."""
+    run = WaitingRun(name, datetime.fromisoformat(scheduled_for))
+    try:
+        await RunCron(context, registry, application.context(context).schedule, application.facts).run(run)
+    except Outage as error:
+        application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
+
+
 for _module in settings.actor_modules:
     importlib.import_module(_module)
+# A worker whose cron jobs cannot be placed does not start, as a scheduler does not.
+for _context in settings.contexts:
+    registry.of(_context, settings.contexts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeAlias
@@ -22,6 +22,7 @@ from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.deadletter import RouteToDeadLetter
@@ -39,6 +40,7 @@ PUBLISH_QUEUE: Final = "relay-publish"
 PULL_QUEUE: Final = "relay-pull"
 HANDLE_QUEUE: Final = "relay-handle"
 UPKEEP_QUEUE: Final = "relay-upkeep"
+CRON_QUEUE: Final = "relay-cron"
 
 _log = logging.getLogger("relay")
 
@@ -57,6 +59,7 @@ class Context:
     dead_letters: RouteToDeadLetter
     incidents: PostgresIncidents
     reconcile: ReconcileStream
+    schedule: PostgresSchedule
 
 
 class ServingHandler(EventHandler, Protocol):
@@ -92,7 +95,8 @@ class Facts:
 class Application:
     """The adapters of one process, made from settings. Connects when started, inside the event loop.
 
-    ``handler_kinds``: who makes a handler, by the scheme of its address. Actor modules add theirs.
+    ``handler_kinds``: who makes a handler, by the scheme of its address; ``on_stop``: what else is to be closed.
+    Actor modules add theirs to both.
     """
 
     def __init__(self, settings: Settings, *, role: str = "relay") -> None:
@@ -104,6 +108,7 @@ class Application:
         self._role = role
         self._contexts: dict[str, Context] = {}
         self.handler_kinds: dict[str, HandlerFactory] = {"http": self._http, "https": self._http}
+        self.on_stop: list[Callable[[], Awaitable[None]]] = []
         self._handlers: dict[tuple[str, str], ServingHandler] = {}
         self._consumers: dict[tuple[str, str], NatsJetStreamConsumer] = {}
         self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
@@ -123,6 +128,8 @@ class Application:
         self.stopping = True
         for handler in self._handlers.values():
             await handler.close()
+        for close in self.on_stop:
+            await close()
         await self.nats.close()
         await self.gates.aclose()
         for context in self._contexts.values():
@@ -231,6 +238,7 @@ class Application:
             dead_letters=RouteToDeadLetter(name, publisher, self.facts),
             incidents=PostgresIncidents(pooled(pool)),
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
+            schedule=PostgresSchedule(pooled(pool)),
         )
 
 

@@ -9,45 +9,24 @@ with Session(engine) as session, session.begin():
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from typing import overload
 from uuid import UUID
 
-import psycopg
 from pydantic import BaseModel
-from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
 from uuid_utils.compat import uuid7
 
-from relay.adapters.postgres import enqueue, sessions
+from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, then, write
 from relay.bus import RequestContext
-from relay.domain.errors import InvalidKey, InvalidPayload, UnsupportedTarget
+from relay.domain.errors import InvalidKey, InvalidPayload
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD, WIRE_RESERVE, check_size, encode_payload
 from relay.domain.model import OutboxEvent
 from relay.domain.ordering import UNORDERED, default_key
 from relay.domain.subject import EventSubject, check_token
 from relay.events import AGGREGATE, Event, as_event
 
-SyncTarget: TypeAlias = "Session | scoped_session[Any] | Connection | psycopg.Connection[Any]"
-AsyncTarget: TypeAlias = (
-    "AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]"
-)
-Value = TypeVar("Value")
-
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
-
-
-class _Ready(Generic[Value]):
-    """An awaitable that has its value already, and may be left unawaited without harm."""
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-
-    def __await__(self) -> Generator[None, None, Value]:
-        yield from ()
-        return self.value
 
 
 class Outbox:
@@ -73,12 +52,7 @@ class Outbox:
         With an asynchronous target the result is to be awaited. Raises InvalidEvent and its kin, each
         with a code and the field at fault, UnsupportedTarget and NoTransaction.
         """
-        ids = self.add_many(target, [event])
-        if isinstance(ids, _Ready):
-            return _Ready(ids.value[0])
-        if isinstance(ids, Awaitable):
-            return _first(ids)
-        return ids[0]
+        return then(self.add_many(target, [event]), _only)
 
     @overload
     def add_many(self, target: SyncTarget, events: Iterable[Event | BaseModel]) -> Sequence[UUID]: ...
@@ -89,31 +63,8 @@ class Outbox:
     ) -> Sequence[UUID] | Awaitable[Sequence[UUID]]:
         """Record ``events``, in their order, in one statement. All are checked before any is written."""
         rows = [self._row(as_event(event)) for event in events]
-        ids = [row.id for row in rows]
-        if isinstance(target, scoped_session | async_scoped_session):
-            target = target()
-        match target:
-            case Session():
-                sessions.collect(target, rows)
-                return ids
-            case AsyncSession():
-                sessions.collect(target.sync_session, rows)
-                return _Ready(ids)
-            case Connection():
-                if rows:
-                    enqueue.insert_sqlalchemy(target, rows)
-                return ids
-            case psycopg.Connection():
-                if rows:
-                    enqueue.insert_psycopg(target, rows)
-                return ids
-            case AsyncConnection() | psycopg.AsyncConnection():
-                return _write_async(target, rows, ids)
-        raise UnsupportedTarget(
-            f"{type(target).__name__} is not a session or connection",
-            field="target",
-            hint="pass a SQLAlchemy Session, AsyncSession, Connection, AsyncConnection or a psycopg connection",
-        )
+        ids: Sequence[UUID] = [row.id for row in rows]
+        return write(target, rows, ids)
 
     def _row(self, event: Event) -> OutboxEvent:
         """Fill in what was not given and check everything."""
@@ -163,15 +114,5 @@ def _plain(payload: object) -> object:
         raise InvalidPayload(str(error), field="payload") from error
 
 
-async def _first(ids: Awaitable[Sequence[UUID]]) -> UUID:
-    return (await ids)[0]
-
-
-async def _write_async(
-    target: AsyncConnection | psycopg.AsyncConnection[Any], rows: Sequence[OutboxEvent], ids: Sequence[UUID]
-) -> Sequence[UUID]:
-    if rows and isinstance(target, AsyncConnection):
-        await enqueue.insert_sqlalchemy_async(target, rows)
-    elif rows and isinstance(target, psycopg.AsyncConnection):
-        await enqueue.insert_psycopg_async(target, rows)
-    return ids
+def _only(ids: Sequence[UUID]) -> UUID:
+    return ids[0]

@@ -5,23 +5,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
+import socket
 import sys
-from typing import Any, Final
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+from uuid import uuid4
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
-from apscheduler.triggers.interval import IntervalTrigger
 
-from relay.adapters.redis import create_broker
+from relay.adapters.postgres.schedule import PostgresLease
+from relay.adapters.postgres.source import pooled
+from relay.adapters.redis import RelayBroker, create_broker
 from relay.bootstrap import Application
+from relay.cron import Cron, load_crons
 from relay.domain.errors import RelayError
 from relay.settings import Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
-from scheduler.jobs import Job, jobs
-
-_TICK_LIMIT: Final = 5.0
+from scheduler.crons import EVERY, CronTick
+from scheduler.jobs import Job, Sender, jobs
+from scheduler.leader import Leader
+from scheduler.lease import Lease
 
 _log = logging.getLogger("relay.scheduler")
+
+#: Who holds a lease: this process, and no other that ever had its number.
+_HOLDER: Final = uuid4()
+_WHO: Final = f"{socket.gethostname()}:{os.getpid()}"
 
 
 def main() -> int:
@@ -34,71 +46,67 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         settings = load_settings()
+        crons = load_crons(settings.user_modules, settings.contexts)
     except RelayError as error:
         sys.stderr.write(f"error {error}\n")
         return 1
     configure(settings.log_level, settings.log_format)
-    asyncio.run(_list(settings) if arguments.list else run(settings))
+    asyncio.run(_list(settings, crons) if arguments.list else run(settings, crons))
     return 0
 
 
-async def _list(settings: Settings) -> None:
-    for entry in _table(settings)[1]:
-        sys.stdout.write(f"{entry.name:<50} every {entry.every.total_seconds():g} s\n")
+async def _list(settings: Settings, crons: dict[str, list[Cron]]) -> None:
+    application, broker = _parts(settings)
+    for context in settings.contexts:
+        for entry in jobs(application, broker, context):
+            sys.stdout.write(f"{entry.name:<50} every {entry.every.total_seconds():g} s\n")
+        for job in crons[context]:
+            sys.stdout.write(f"{job.name:<50} {job.expression}\n")
 
 
-async def run(settings: Settings) -> None:
-    """Start the application and the ticks; stop both cleanly on a signal."""
+async def run(settings: Settings, crons: dict[str, list[Cron]]) -> None:
+    """Start the application, and lead whatever context can be had; stop cleanly on a signal."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    application, table = _table(settings)
+    application, broker = _parts(settings)
     application.facts.listen(LogFacts())
     await application.start()
-    scheduler = AsyncIOScheduler()
-    running: set[asyncio.Task[Any]] = set()
-    for entry in table:
-        _add(scheduler, entry, running)
-    scheduler.start()
-    _log.info("scheduler started: %d jobs", len(table))
+    clock = AsyncIOScheduler(timezone="UTC")
+    clock.start()
+    leaders = list(_leaders(application, broker, clock, crons))
+    keepers = [asyncio.create_task(leader.run()) for leader in leaders]
+    _log.info("scheduler started: %d contexts, as %s", len(leaders), _WHO)
     await stop.wait()
+    for keeper in keepers:
+        keeper.cancel()
+    await asyncio.gather(*keepers, return_exceptions=True)
     # Ticks under way come to their end; a shutdown by itself would cancel them in the middle of a query.
-    scheduler.pause()
-    while running:
-        await asyncio.wait(running)
-    scheduler.shutdown(wait=False)
+    await asyncio.gather(*(leader.stop() for leader in leaders))
+    clock.shutdown(wait=False)
     await application.stop()
 
 
-def _table(settings: Settings) -> tuple[Application, list[Job]]:
-    application = Application(settings, role="scheduler")
+def _parts(settings: Settings) -> tuple[Application, RelayBroker]:
     broker = create_broker(
         settings.redis_url.get_secret_value(), namespace=settings.redis_namespace, middleware=[]
     )
-    return application, list(jobs(application, broker))
+    return Application(settings, role="scheduler"), broker
 
 
-def _add(scheduler: AsyncIOScheduler, entry: Job, running: set[asyncio.Task[Any]]) -> None:
-    async def tick() -> None:
-        if task := asyncio.current_task():
-            running.add(task)
-            task.add_done_callback(running.discard)
-        # A tick that hangs on a silent server would keep every later one from running.
-        try:
-            async with asyncio.timeout(_TICK_LIMIT):
-                await entry.tick()
-        except TimeoutError:
-            _log.warning("tick %s gave up after %g s", entry.name, _TICK_LIMIT)
-
-    # A late tick runs at once and stands for all that were missed; a tick that hangs is not joined by others.
-    scheduler.add_job(
-        tick,
-        IntervalTrigger(seconds=entry.every.total_seconds()),
-        id=entry.name,
-        misfire_grace_time=None,
-        coalesce=True,
-        max_instances=1,
-    )
+def _leaders(
+    application: Application, broker: RelayBroker, clock: AsyncIOScheduler, crons: dict[str, list[Cron]]
+) -> Iterator[Leader]:
+    send = Sender(application, broker)
+    for name in application.settings.contexts:
+        parts = application.context(name)
+        store = PostgresLease(pooled(parts.pool), _HOLDER, _WHO)
+        tick = CronTick(name, crons[name], store, parts.schedule, partial(send.runs, name), application.facts)
+        table = [*jobs(application, broker, name)]
+        if tick.jobs:
+            table.append(Job(f"crons:{name}", EVERY, tick.tick))
+        lease = Lease(store, application.settings.scheduler_lease)
+        yield Leader(name, table, tick, lease, parts.schedule, clock, application.facts, rest=parts.wakeup.close)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
+
+from dramatiq import Message
 
 from relay.adapters.redis import RelayBroker
-from relay.bootstrap import PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, Application, job
+from relay.bootstrap import CRON_QUEUE, PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, Application, job
 from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.facts import OutageSeen
+from relay.domain.schedule import WaitingRun
+from scheduler.task_ticks import task_ticks
 
 _PULL: Final = timedelta(milliseconds=500)
 _UPKEEP: Final = {
@@ -27,6 +31,9 @@ _UPKEEP: Final = {
 }
 _RECORD: Final = timedelta(seconds=2)
 _RECONCILE: Final = timedelta(seconds=30)
+_PRUNE: Final = timedelta(hours=1)
+#: A tick that takes longer is given up, in seconds.
+TICK_LIMIT: Final = 5.0
 #: From so many events waiting, or hints between two ticks, the outbox is under load and hints are no use.
 _MANY: Final = 100
 _MANY_HINTS: Final = 20
@@ -39,37 +46,44 @@ _LOOK_AGAIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One row of the table: what runs, how often, under which name."""
+    """One row of the table: what runs, how often, under which name.
+
+    ``on_lead`` is called when this process takes the lead: another has led until now.
+    """
 
     name: str
     every: timedelta
     tick: Callable[[], Awaitable[object]]
+    on_lead: Callable[[], None] | None = None
 
 
-def jobs(application: Application, broker: RelayBroker) -> Iterator[Job]:
-    """All built-in jobs of all contexts."""
-    send = _Sender(application, broker)
-    for context, settings in application.settings.contexts.items():
-        publish = PublishTick(application, context, send)
-        yield Job(f"publish:{context}", settings.publish.poll_interval, publish.tick)
-        duty = f"reconcile_stream:{context}"
-        yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_stream", context))
-        if settings.subscriptions:
-            duty = f"record_dead_letters:{context}"
-            record = partial(send.job, duty, UPKEEP_QUEUE, "record_dead_letters", context)
-            yield Job(duty, _RECORD, record)
-        for name, subscription in settings.subscriptions.items():
-            pull = partial(send.job, f"pull:{context}:{name}", PULL_QUEUE, "pull_messages", context, name)
-            yield Job(f"pull:{context}:{name}", _PULL, pull)
-            duty = f"reconcile_inbox:{context}:{name}"
-            yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_inbox", context, name))
-            upkeep = {**_UPKEEP, "keep_in_progress": subscription.ack_wait / 4}
-            for actor, every in upkeep.items():
-                duty = f"{actor}:{context}:{name}"
-                yield Job(duty, every, partial(send.job, duty, UPKEEP_QUEUE, actor, context, name))
+def jobs(application: Application, broker: RelayBroker, context: str) -> Iterator[Job]:
+    """All built-in jobs of a context."""
+    settings, send = application.context(context).settings, Sender(application, broker)
+    publish = PublishTick(application, context, send)
+    yield Job(f"publish:{context}", settings.publish.poll_interval, publish.tick, publish.take_over)
+    duty = f"reconcile_stream:{context}"
+    yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_stream", context))
+    duty = f"prune:{context}"
+    yield Job(duty, _PRUNE, partial(send.job, duty, UPKEEP_QUEUE, "prune", context))
+    for tick in task_ticks(application, send.job, context):
+        yield Job(*tick)
+    if settings.subscriptions:
+        duty = f"record_dead_letters:{context}"
+        record = partial(send.job, duty, UPKEEP_QUEUE, "record_dead_letters", context)
+        yield Job(duty, _RECORD, record)
+    for name, subscription in settings.subscriptions.items():
+        pull = partial(send.job, f"pull:{context}:{name}", PULL_QUEUE, "pull_messages", context, name)
+        yield Job(f"pull:{context}:{name}", _PULL, pull)
+        duty = f"reconcile_inbox:{context}:{name}"
+        yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_inbox", context, name))
+        upkeep = {**_UPKEEP, "keep_in_progress": subscription.ack_wait / 4}
+        for actor, every in upkeep.items():
+            duty = f"{actor}:{context}:{name}"
+            yield Job(duty, every, partial(send.job, duty, UPKEEP_QUEUE, actor, context, name))
 
 
-class _Sender:
+class Sender:
     """Enqueues jobs; an outage of Redis is stated once per tick and waited out."""
 
     def __init__(self, application: Application, broker: RelayBroker) -> None:
@@ -83,12 +97,23 @@ class _Sender:
         try:
             token = await self._application.gates.open(duty, force=force)
             if token is not None:
-                message = job(queue, actor, context, *args, token)
-                await asyncio.to_thread(self._broker.enqueue_many, [message])
+                await self._enqueue([job(queue, actor, context, *args, token)])
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
             return False
         return token is not None
+
+    async def runs(self, context: str, runs: Sequence[WaitingRun]) -> None:
+        """Enqueue runs of cron jobs. Their rows do what gates do for others."""
+        messages = [job(CRON_QUEUE, "run_cron", context, run.job, run.scheduled_for.isoformat()) for run in runs]
+        try:
+            if messages:
+                await self._enqueue(messages)
+        except Outage as error:
+            self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
+
+    async def _enqueue(self, messages: Sequence[Message[Any]]) -> None:
+        await asyncio.to_thread(self._broker.enqueue_many, messages)
 
     async def turn(self, duty: str, actor: str, context: str, *args: str) -> bool:
         """Enqueue an audit: which page is its turn goes by the clock, so that no process has to remember it."""
@@ -103,7 +128,7 @@ class PublishTick:
     at once. Under load the outbox is awake: no transaction pays for a hint, and polling is enough.
     """
 
-    def __init__(self, application: Application, context: str, send: _Sender) -> None:
+    def __init__(self, application: Application, context: str, send: Sender) -> None:
         self._parts = application.context(context)
         self._facts = application.facts
         self._send = send
@@ -113,6 +138,10 @@ class PublishTick:
         self._running = asyncio.Lock()
         self._hinted = False
         self._hearing: asyncio.Task[None] | None = None
+
+    def take_over(self) -> None:
+        """Another has led until now: what it enqueued may sit in a back-off that nobody would cut short."""
+        self._lost = True
 
     async def tick(self) -> None:
         """One poll. Never raises for an outage: the next tick comes anyway."""
@@ -130,6 +159,10 @@ class PublishTick:
                 self._lost = True
                 self._facts(OutageSeen(context=self._parts.name, server="postgresql", error=error.message))
                 return False
+            except asyncio.CancelledError:
+                # Given up: the database is silent, which is as bad.
+                self._lost = True
+                raise
             return due > 0 and not await self._publish()
 
     def _may_sleep(self, due: int) -> bool:
@@ -166,6 +199,16 @@ class PublishTick:
         while self._hinted:
             self._hinted = False
             for _ in range(_LOOKS):
-                if not await self._poll():
+                if not await self._poll_for_hint():
                     break
                 await asyncio.sleep(_LOOK_AGAIN)
+
+    async def _poll_for_hint(self) -> bool:
+        """Poll under the limit of a tick: one that hangs would keep the ticks themselves from polling."""
+        try:
+            async with asyncio.timeout(TICK_LIMIT):
+                return await self._poll()
+        except TimeoutError:
+            error = f"no answer within {TICK_LIMIT:g} s"
+            self._facts(OutageSeen(context=self._parts.name, server="postgresql", error=error))
+            return False

@@ -1,1 +1,12 @@
-"""Background tasks through the task outbox. A leaf package: it imports only ``relay``."""
+"""Background tasks, written in the transaction that wants them done. A leaf package: it imports only ``relay``.
+
+@task("send_welcome_email", queue="mail")
+def send_welcome_email(email: WelcomeEmail, session: Session) -> None: ...
+
+schedule(session, send_welcome_email, WelcomeEmail(user_id=user.id))
+"""
+
+from tasks.outbox import schedule
+from tasks.registry import TaskContext, task
+
+__all__ = ["TaskContext", "schedule", "task"]

@@ -9,6 +9,7 @@ long-running duty brings threads of its own.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import heapq
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,7 +28,8 @@ DEFAULT: Final = ""
 class BudgetedQueue(PriorityQueue[Any]):
     """A worker's queue of fetched messages that hands out at most ``budgets[queue]`` of a queue at once.
 
-    Within what the budgets allow, order is the stock worker's: priority, then age.
+    Within what the budgets allow, order is the stock worker's: priority, then age. A message may carry a
+    priority of its own.
     """
 
     def __init__(self, budgets: Mapping[str, int]) -> None:
@@ -40,7 +42,9 @@ class BudgetedQueue(PriorityQueue[Any]):
         self._heaps: dict[str, list[Any]] = {name: [] for name in self._budgets}
 
     def _put(self, item: Any) -> None:
-        name = item.message.queue_name
+        name, priority = item.message.queue_name, item.message.options.get("task_priority")
+        if priority is not None:
+            item = dataclasses.replace(item, priority=priority)
         heapq.heappush(self._heaps[name if name in self._heaps else DEFAULT], item)
 
     def _qsize(self) -> int:
@@ -69,7 +73,8 @@ class BudgetedQueue(PriorityQueue[Any]):
 class WorkerRuntime(AsyncIO):
     """Runs ``start`` on the event loop when a worker boots and ``stop`` when it shuts down.
 
-    ``budgets``: threads per queue name, on top of those of ``--threads``, which serve all other queues.
+    ``budgets``: threads per queue name, None for as many as ``--threads``, on top of those, which serve all
+    other queues. Read at boot; a worker with ``-Q`` takes on no threads for queues that it does not serve.
     ``quiesce`` is called, from another thread, when the shutdown begins: long jobs should end.
     """
 
@@ -79,7 +84,7 @@ class WorkerRuntime(AsyncIO):
         start: Callable[[], Awaitable[None]],
         quiesce: Callable[[], None],
         stop: Callable[[], Awaitable[None]],
-        budgets: Mapping[str, int],
+        budgets: Mapping[str, int | None],
     ) -> None:
         super().__init__()
         self._start, self._quiesce, self._stop = start, quiesce, stop
@@ -88,8 +93,13 @@ class WorkerRuntime(AsyncIO):
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         _use_uvloop()
         super().before_worker_boot(broker, worker)
-        worker.work_queue = BudgetedQueue({**self._budgets, DEFAULT: worker.worker_threads})
-        worker.worker_threads += sum(self._budgets.values())
+        budgets = {
+            name: worker.worker_threads if threads is None else threads
+            for name, threads in self._budgets.items()
+            if not worker.consumer_whitelist or name in worker.consumer_whitelist
+        }
+        worker.work_queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
+        worker.worker_threads += sum(budgets.values())
         _loop().run_coroutine(self._start())
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:

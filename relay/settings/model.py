@@ -232,6 +232,8 @@ class ContextSettings(Section):
 class Settings(Section):
     """The whole configuration. Built by `load_settings`; a value of its own in tests.
 
+    ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
+    ``task_window``: how many tasks of a queue wait in Redis; the others wait in the order of their priorities.
     ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`; no service sets it.
     """
 
@@ -241,11 +243,18 @@ class Settings(Section):
     actor_modules: Modules = Field(default_factory=installed_actor_modules)
     log_level: LogLevel = "INFO"
     log_format: Literal["auto", "console", "json"] = "auto"
+    scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
+    task_window: int = Field(default=200, ge=1, le=100_000)
     failpoints: DirectoryPath | None = None
     contexts: dict[str, ContextSettings] = {}
 
     #: Where each value comes from, by key path; what is not listed is a default.
     _origins: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def user_modules(self) -> tuple[str, ...]:
+        """The actor modules that are not ours."""
+        return tuple(name for name in self.actor_modules if name not in _ACTOR_MODULES)
 
     def streams(self, context: str | None = None) -> list[StreamSpec]:
         """Return the streams of one context, or of all, and the stream of advisories, which all share.

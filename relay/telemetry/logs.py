@@ -1,6 +1,7 @@
 """Log lines from facts: ids, sizes and reasons, never a payload.
 
-On a terminal the lines are for reading, elsewhere each is a JSON object.
+Every line written while a request is served, an event handled or a task run carries its correlation and causation
+id, whichever logger it comes from. On a terminal the lines are for reading, elsewhere each is a JSON object.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 import structlog
 
+from relay.bus import RequestContext
 from relay.domain.facts import (
     AlertFailed,
     DeliveriesRecovered,
@@ -20,6 +23,8 @@ from relay.domain.facts import (
     Fact,
     InboxGapFilled,
     IncidentRecorded,
+    LeadLost,
+    LeadTaken,
     MessageDeadLettered,
     MessageProcessed,
     MessageRetried,
@@ -27,7 +32,14 @@ from relay.domain.facts import (
     OutageSeen,
     OutboxEventsPublished,
     PublishFailed,
+    ScheduledRunFailed,
+    ScheduledRunFinished,
+    ScheduledRunMissed,
+    ScheduledRunRetried,
     StreamLossFound,
+    TaskFailed,
+    TaskRetried,
+    TaskUnhandled,
 )
 
 _LEVELS: Final[dict[type[Fact], int]] = {
@@ -36,12 +48,21 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     InboxGapFilled: logging.ERROR,
     IncidentRecorded: logging.ERROR,
     MessageDeadLettered: logging.ERROR,
+    ScheduledRunFailed: logging.ERROR,
+    TaskFailed: logging.ERROR,
     AlertFailed: logging.WARNING,
     OutageSeen: logging.WARNING,
     PublishFailed: logging.WARNING,
     MessageRetried: logging.WARNING,
+    LeadLost: logging.WARNING,
+    ScheduledRunMissed: logging.WARNING,
+    ScheduledRunRetried: logging.WARNING,
+    TaskRetried: logging.WARNING,
+    TaskUnhandled: logging.WARNING,
     DeliveryExhausted: logging.WARNING,
     DeliveriesRecovered: logging.WARNING,
+    LeadTaken: logging.INFO,
+    ScheduledRunFinished: logging.INFO,
     MessagesReEnqueued: logging.INFO,
     OutboxEventsPublished: logging.DEBUG,
     MessageProcessed: logging.DEBUG,
@@ -58,6 +79,7 @@ def configure(level: str, log_format: str) -> None:
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
+        add_correlation,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
@@ -77,6 +99,16 @@ def configure(level: str, log_format: str) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+def add_correlation(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Add the ids of the current request context; ids that the line names itself stay. A structlog processor."""
+    context = RequestContext.current()
+    for name in ("correlation_id", "causation_id"):
+        value = getattr(context, name)
+        if value is not None and line.get(name) is None:
+            line[name] = str(value)
+    return line
 
 
 class LogFacts:

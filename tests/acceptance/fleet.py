@@ -73,6 +73,7 @@ class Fleet:
     settle: str = "handler"
     more: str = ""
     postgres_settings: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -117,6 +118,7 @@ class Fleet:
             "RELAY_CONTEXTS__SEA__DATABASE_URL": self.urls["sea"],
             "NATS_URL": self.nats.url,
             "REDIS_URL": self.valkey.url,
+            **self.variables,
         }
 
     def relay(self, *arguments: str) -> str:
@@ -128,10 +130,16 @@ class Fleet:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def worker(self, processes: int = 1, threads: int = 8) -> subprocess.Popen[bytes]:
-        """Start ``dramatiq relay.actors``."""
+    def worker(
+        self, processes: int = 1, threads: int = 8, queues: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Start ``dramatiq relay.actors``, for all queues if none is named."""
         arguments = ["relay.actors", "--processes", str(processes), "--threads", str(threads)]
-        return self._start("worker", "-m", "dramatiq", *arguments)
+        return self._start("worker", "-m", "dramatiq", *arguments, *(["-Q", *queues] if queues else []))
+
+    def task_worker(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start ``python -m tasks``."""
+        return self._start("tasks", "-m", "tasks", *arguments)
 
     def scheduler(self) -> subprocess.Popen[bytes]:
         """Start ``python -m scheduler``."""

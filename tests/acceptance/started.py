@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -40,7 +41,8 @@ class Started:
     def __exit__(self, *_: object) -> None:
         family = self.family()
         for process in family:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # children end with their parent
+                process.kill()
         psutil.wait_procs(family, timeout=10)
         self.process.wait(10)
 

@@ -179,6 +179,56 @@ PROCESSED_EVENTS: dict[str, Column] = {
 }
 PROCESSED_EVENTS_CONSTRAINTS = {"processed_events_pkey": "PRIMARY KEY (handler, message_id)"}
 PROCESSED_EVENTS_INDEXES = {"idx_processed_events_age": "(processed_at)"}
+SCHEDULER_LEASE: dict[str, Column] = {
+    "id": (BOOLEAN, NOT_NULL, "true"),
+    "holder": (UUID, NULL, None),
+    "who": (TEXT, NULL, None),
+    "term": (BIGINT, NOT_NULL, "0"),
+    "acquired_at": (TIME, NULL, None),
+    "expires_at": (TIME, NULL, None),
+}
+SCHEDULED_JOBS: dict[str, Column] = {
+    "name": (TEXT, NOT_NULL, None),
+    "schedule": (TEXT, NOT_NULL, None),
+    "registered_at": (TIME, NOT_NULL, "now()"),
+    "last_run_at": (TIME, NULL, None),
+    "next_run_at": (TIME, NULL, None),
+    "error": (TEXT, NULL, None),
+    "requested_at": (TIME, NULL, None),
+    "removed_at": (TIME, NULL, None),
+}
+SCHEDULED_RUNS: dict[str, Column] = {
+    "id": (BIGINT, NOT_NULL, "by default as identity"),
+    "job": (TEXT, NOT_NULL, None),
+    "scheduled_for": (TIME, NOT_NULL, None),
+    "state": (TEXT, NOT_NULL, "'waiting'::text"),
+    "correlation_id": (UUID, NOT_NULL, None),
+    "opened_at": (TIME, NOT_NULL, "now()"),
+    "enqueued_at": (TIME, NULL, None),
+    "available_at": (TIME, NULL, None),
+    "attempts": (INT, NOT_NULL, "0"),
+    "who": (TEXT, NULL, None),
+    "started_at": (TIME, NULL, None),
+    "finished_at": (TIME, NULL, None),
+    "error": (TEXT, NULL, None),
+    "claim_token": (UUID, NULL, None),
+    "claimed_until": (TIME, NULL, None),
+}
+_RUN_STATES = ", ".join(
+    f"'{state}'::text" for state in ("waiting", "started", "finished", "failed", "skipped", "missed")
+)
+SCHEDULED_RUNS_CONSTRAINTS = {
+    "scheduled_runs_pkey": "PRIMARY KEY (id)",
+    "uq_scheduled_runs": "UNIQUE (job, scheduled_for)",
+    "chk_scheduled_runs_state": f"CHECK ((state = ANY (ARRAY[{_RUN_STATES}])))",
+}
+SCHEDULED_RUNS_INDEXES = {
+    "uq_scheduled_runs": "(job, scheduled_for)",
+    "uq_scheduled_runs_started": "(job) WHERE (state = 'started'::text)",
+    "idx_scheduled_runs_open": "(opened_at) WHERE (state = ANY (ARRAY['waiting'::text, 'started'::text]))",
+    "idx_scheduled_runs_age": "(opened_at)",
+    "idx_scheduled_runs_correlation": "(correlation_id)",
+}
 STORAGE = {
     "fillfactor": "80",
     "autovacuum_vacuum_scale_factor": "0.02",
@@ -195,6 +245,22 @@ TRIGGERS = {
 }
 
 # --- reading the catalogue ---
+
+TASK_OUTBOX = (
+    *("id", "type", "payload", "queue", "priority", "status", "created_at", "available_at"),
+    *("correlation_id", "causation_id", "metadata", "concurrency_key", "seq", "attempts", "last_error"),
+    *("delivered_at", "enqueued_at", "next_attempt_at", "waits_for", "started_at"),
+    *("claim_token", "claimed_until", "finished_at"),
+)
+TASK_OUTBOX_INDEXES = {
+    "idx_task_correlation": "(correlation_id)",
+    "idx_task_due": "(queue, available_at) WHERE ((status = 'pending'::text) AND (available_at IS NOT NULL))",
+    "idx_task_failed": "(seq) WHERE (status = 'failed'::text)",
+    "idx_task_ready": "(queue, priority, seq) WHERE ((status = 'pending'::text) AND (available_at IS NULL))",
+    "idx_task_running": "(concurrency_key) WHERE (claim_token IS NOT NULL)",
+    "idx_task_sweep": "(queue, enqueued_at) WHERE (status = 'delivered'::text)",
+    "idx_task_waiting": "(concurrency_key, priority, seq) WHERE (waits_for = 'room'::text)",
+}
 
 _COLUMNS = """
     SELECT attname, format_type(atttypid, atttypmod), NOT attnotnull,
@@ -269,6 +335,7 @@ def everything(conn: Connection) -> dict[str, Any]:
         "functions": conn.execute(_FUNCTIONS).fetchall(),
         "version": conn.execute("SELECT * FROM relay_alembic_version").fetchall(),
         "wakeup": conn.execute("SELECT * FROM relay_wakeup").fetchall(),
+        "lease": conn.execute("SELECT * FROM scheduler_lease").fetchall(),
         **{
             table: shape(conn, table) | {"storage": storage(conn, table), "triggers": triggers(conn, table)}
             for table in tables(conn)

@@ -88,7 +88,7 @@ async def scheduling(directory: Path, database_url: str, redis_url: str) -> Asyn
     parts.pool.timeout = 0.5
     await parts.pool.open()
     broker = create_broker(redis_url, namespace=application.settings.redis_namespace, middleware=[])
-    table = {job.name: job for job in jobs(application, broker)}
+    table = {job.name: job for job in jobs(application, broker, "sea")}
     scheduler = Scheduler(application, table, facts, database_url)
     due = parts.wakeup.due
 

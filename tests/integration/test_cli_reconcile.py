@@ -167,7 +167,7 @@ def test_the_scheduler_audits_streams_and_inboxes_every_half_minute(context: str
             sent.extend((message.actor_name, *message.args[:-2]) for message in messages)
 
     async def tick(application: Application) -> None:
-        table = [job for job in jobs(application, Broker()) if job.name.startswith("reconcile")]
+        table = [job for job in jobs(application, Broker(), context) if job.name.startswith("reconcile")]
         assert {job.every for job in table} == {timedelta(seconds=30)}
         for job in table:
             await job.tick()

@@ -19,7 +19,14 @@ from tests.integration import catalogue
 from tests.integration.catalogue import Connection
 from tests.integration.devstack_support import eventually
 
-ALL = ("0001_messaging", "0002_dead_letters", "0003_processed_events", "0004_ordered_subscriptions")
+ALL = (
+    "0001_messaging",
+    "0002_dead_letters",
+    "0003_processed_events",
+    "0004_ordered_subscriptions",
+    "0005_tasks",
+    "0006_scheduler",
+)
 HEAD = ALL[-1]
 DEADLINE = 20.0
 UPGRADE = "import sys; from relay.adapters.postgres.migrations import upgrade; upgrade(sys.argv[1])"

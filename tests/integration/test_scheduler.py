@@ -97,6 +97,34 @@ async def test_under_load_no_transaction_pays_for_a_hint(
 # --- outages ---
 
 
+async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next hint would come in an hour, and the tick waits for the poll that is under way."""
+    await scheduler.tick()
+    await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
+    monkeypatch.setattr(jobs_module, "TICK_LIMIT", 0.3)
+    with psycopg.connect(scheduler.database_url) as blocking:
+        blocking.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        query(scheduler.database_url, "NOTIFY relay_outbox")
+        await eventually("it gave up", lambda: any(isinstance(fact, OutageSeen) for fact in scheduler.facts))
+    scheduler.produce()
+    await scheduler.tick()
+    assert len(scheduler.sent()) == 2
+
+
+async def test_who_takes_the_lead_replaces_what_another_left_outstanding(scheduler: Scheduler) -> None:
+    """The job may sit in a back-off of a minute, from an outage that only the old leader saw."""
+    scheduler.produce()
+    await scheduler.tick()
+    assert len(scheduler.sent()) == 2
+    taken = scheduler.table["publish:sea"].on_lead
+    assert taken is not None
+    taken()
+    await scheduler.tick()
+    assert len(scheduler.sent()) == 4
+
+
 async def test_after_an_outage_of_the_database_the_outstanding_jobs_are_replaced(
     tmp_path: Path, own_postgres: PostgresServer, valkey: ValkeyServer
 ) -> None:
@@ -155,10 +183,12 @@ async def test_every_duty_of_a_subscription_has_one_job_outstanding(scheduler: S
         "rescue_exhausted": ("sea", "from_up"),
         "sweep_inbox": ("sea", "from_up"),
         "record_dead_letters": ("sea",),
+        "prune": ("sea",),
+        "sweep_tasks": ("sea",),
         "reconcile_stream": ("sea", window),
         "reconcile_inbox": ("sea", "from_up", window),
     }
-    assert len(scheduler.messages("relay-upkeep")) == 7
+    assert len(scheduler.messages("relay-upkeep")) == 9
 
 
 async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(scheduler: Scheduler) -> None:

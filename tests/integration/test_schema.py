@@ -87,6 +87,26 @@ def test_watermarks_and_parked_keys_are_as_designed(conn: Connection) -> None:
     }
 
 
+def test_the_scheduler_has_its_lease_its_jobs_and_their_runs(conn: Connection) -> None:
+    assert list(catalogue.columns(conn, "scheduler_lease").items()) == list(catalogue.SCHEDULER_LEASE.items())
+    assert list(catalogue.columns(conn, "scheduled_jobs").items()) == list(catalogue.SCHEDULED_JOBS.items())
+    assert list(catalogue.columns(conn, "scheduled_runs").items()) == list(catalogue.SCHEDULED_RUNS.items())
+    assert catalogue.constraints(conn, "scheduled_runs") == catalogue.SCHEDULED_RUNS_CONSTRAINTS
+    assert catalogue.indexes(conn, "scheduled_runs") == catalogue.SCHEDULED_RUNS_INDEXES
+    assert conn.execute("SELECT expires_at, term FROM scheduler_lease").fetchall() == [(None, 0)]
+
+
+def test_the_task_outbox_is_as_designed(conn: Connection) -> None:
+    assert list(catalogue.columns(conn, "task_outbox")) == list(catalogue.TASK_OUTBOX)
+    assert set(catalogue.constraints(conn, "task_outbox")) == {
+        "chk_task_status",
+        "chk_task_waits_for",
+        "task_outbox_pkey",
+    }
+    assert catalogue.indexes(conn, "task_outbox") == catalogue.TASK_OUTBOX_INDEXES
+    assert catalogue.storage(conn, "task_outbox") == catalogue.STORAGE
+
+
 def test_busy_tables_are_vacuumed_early_and_keep_room_for_updates(conn: Connection) -> None:
     assert catalogue.storage(conn, "outbox_events") == catalogue.STORAGE
     assert catalogue.storage(conn, "inbox_messages") == catalogue.STORAGE
@@ -99,7 +119,9 @@ def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Conne
 def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
     ours = ["audit_log", "dead_letters", "inbox_messages", "inbox_watermarks", "outbox_events", "parked_keys"]
-    assert found == [*ours, "processed_events", "relay_alembic_version", "relay_wakeup"]
+    scheduler = ["scheduled_jobs", "scheduled_runs", "scheduler_lease"]
+    more = ["processed_events", "relay_alembic_version", "relay_wakeup", *scheduler, "task_outbox", "task_rates"]
+    assert found == [*ours, *more]
 
 
 def test_sqlalchemy_sees_the_tables_as_they_are(conn: Connection, empty_database: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -108,7 +107,7 @@ def test_a_body_that_nests_too_deep_is_malformed_however_deep_the_reader_stands(
 @pytest.mark.parametrize("envelope", ENVELOPES)
 def test_a_payload_of_a_hundred_levels_is_still_read_and_requested(envelope: str) -> None:
     payload = "[" * 100 + "]" * 100
-    body, headers = encode(envelope, replace(EVENT, payload=payload))
+    body, headers = encode(envelope, EVENT._replace(payload=payload))
     assert f"{decode(envelope, SUBJECT, headers, body).payload}" == payload
     assert payload.encode() in handler_request(envelope, SUBJECT, headers, body)
 

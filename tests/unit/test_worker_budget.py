@@ -16,10 +16,13 @@ from relay.adapters.workers import DEFAULT, BudgetedQueue
 class Item:
     priority: int
     name: str = field(compare=False)
+    own: int | None = field(compare=False, default=None)
 
     @property
     def message(self) -> SimpleNamespace:
-        return SimpleNamespace(queue_name=self.name)
+        return SimpleNamespace(
+            queue_name=self.name, options={} if self.own is None else {"task_priority": self.own}
+        )
 
 
 def take(queue: BudgetedQueue) -> Item:
@@ -87,3 +90,10 @@ def test_within_the_budgets_the_lower_number_goes_first() -> None:
     queue.put(Item(1, "other"))
     queue.put(Item(3, "slow"))
     assert [take(queue).priority for _ in range(3)] == [1, 3, 5]
+
+
+def test_a_message_may_carry_a_priority_of_its_own() -> None:
+    queue = BudgetedQueue({"tasks": 8, DEFAULT: 8})
+    for own in (90, 10, 50):
+        queue.put(Item(50, "tasks", own))
+    assert [take(queue).own for _ in range(3)] == [10, 50, 90]

@@ -1,10 +1,10 @@
-"""Writing events through the caller's own transaction: one round trip for any number of events."""
+"""Writing events and tasks through the caller's own transaction: one round trip for any number of a kind."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import psycopg
 import psycopg.pq
@@ -15,6 +15,9 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 from relay.domain.model import OutboxEvent
 from relay.domain.ordering import UNORDERED
+from relay.domain.tasks import BackgroundTask
+
+Row: TypeAlias = OutboxEvent | BackgroundTask
 
 #: A transaction with more keys than this locks their lanes instead (DESIGN §5).
 MAX_KEY_LOCKS: Final = 200
@@ -43,34 +46,57 @@ def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, list[Any]]]:
     return statement("insert_outbox_lanes" if len(keys) > MAX_KEY_LOCKS else "insert_outbox"), parameters
 
 
-def insert_psycopg(connection: psycopg.Connection[Any], events: Sequence[OutboxEvent]) -> None:
+_TASK: Final = ("type", "payload", "queue", "priority", "available_at", "delay", "concurrency_key")
+
+
+def insert_tasks(tasks: Sequence[BackgroundTask]) -> tuple[str, dict[str, list[Any]]]:
+    """The statement that records ``tasks``, in pyformat style, and its parameters."""
+    parameters: dict[str, list[Any]] = {name: [getattr(task, name) for task in tasks] for name in _TASK}
+    for name in ("id", "correlation_id", "causation_id"):
+        values = [getattr(task, name) for task in tasks]
+        parameters[name] = [None if value is None else str(value) for value in values]
+    parameters["metadata"] = [json.dumps(dict(task.metadata)) for task in tasks]
+    return statement("insert_tasks"), parameters
+
+
+def _statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+    if events := [row for row in rows if isinstance(row, OutboxEvent)]:
+        yield insert(events)
+    if tasks := [row for row in rows if isinstance(row, BackgroundTask)]:
+        yield insert_tasks(tasks)
+
+
+def insert_psycopg(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
     """Insert through a psycopg connection. Raises NoTransaction."""
     check_psycopg(connection)
     # A plain cursor: the connection's own cursor class may want another style of parameters.
     with psycopg.Cursor(connection) as cursor:
-        cursor.execute(*insert(events))
+        for sql, parameters in _statements(rows):
+            cursor.execute(sql, parameters)
 
 
-async def insert_psycopg_async(connection: psycopg.AsyncConnection[Any], events: Sequence[OutboxEvent]) -> None:
+async def insert_psycopg_async(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> None:
     """Insert through an asynchronous psycopg connection. Raises NoTransaction."""
     check_psycopg(connection)
     async with psycopg.AsyncCursor(connection) as cursor:
-        await cursor.execute(*insert(events))
+        for sql, parameters in _statements(rows):
+            await cursor.execute(sql, parameters)
 
 
-def insert_sqlalchemy(connection: Connection, events: Sequence[OutboxEvent]) -> None:
+def insert_sqlalchemy(connection: Connection, rows: Sequence[Row]) -> None:
     """Insert through a SQLAlchemy connection. Raises NoTransaction, UnsupportedTarget."""
     _check_sqlalchemy(connection)
-    connection.exec_driver_sql(*insert(events))
+    for sql, parameters in _statements(rows):
+        connection.exec_driver_sql(sql, parameters)
 
 
-async def insert_sqlalchemy_async(connection: AsyncConnection, events: Sequence[OutboxEvent]) -> None:
+async def insert_sqlalchemy_async(connection: AsyncConnection, rows: Sequence[Row]) -> None:
     """Insert through an asynchronous SQLAlchemy connection. Raises NoTransaction, UnsupportedTarget."""
-    await connection.run_sync(insert_sqlalchemy, events)
+    await connection.run_sync(insert_sqlalchemy, rows)
 
 
 def check_psycopg(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Refuse a connection that would commit the event by itself."""
+    """Refuse a connection that would commit the row by itself."""
     idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     if connection.autocommit and idle:
         raise NoTransaction(

@@ -1,4 +1,4 @@
-"""The transaction of a Python handler: its writes and ``processed_at`` commit together, or not at all.
+"""The transaction of a Python function: its writes and the end of its row commit together, or not at all.
 
 psycopg's own transaction block is the outermost, and SQLAlchemy rides on it: inside the block psycopg
 refuses a commit, so a handler cannot commit its half alone. A session works in a savepoint of its own;
@@ -7,7 +7,7 @@ its commit and rollback act on that savepoint.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,11 +29,25 @@ _DIALECT: Final = "postgresql+psycopg://"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """The inbox row that a transaction settles, and the token that entitles it to."""
+class Settlement:
+    """The statement that ends the claimed row of a transaction, fenced by the token it carries.
 
-    message_id: UUID
-    token: UUID
+    ``limit``: for how long this transaction may idle, where it is not what the others get.
+    """
+
+    statement: str
+    parameters: Mapping[str, Any]
+    limit: timedelta | None = None
+
+    @classmethod
+    def of_message(cls, message_id: UUID, token: UUID) -> Settlement:
+        """Mark an inbox row as processed."""
+        return cls("mark_processed", {"message_id": message_id, "token": token})
+
+    @classmethod
+    def of_task(cls, task_id: UUID, token: UUID, limit: timedelta) -> Settlement:
+        """Mark a task as completed."""
+        return cls("complete_task", {"id": task_id, "token": token}, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,7 @@ class HandlerTransactions:
 
     def __init__(self, url: str, *, limit: timedelta, size: int, application_name: str) -> None:
         self._url = url
-        self._limit = str(max(1, int(limit / timedelta(milliseconds=1))))
+        self._limit = limit
         self._connection = {**CONNECTION, "autocommit": False, "application_name": application_name}
         self._pool: dict[str, Any] = {
             "pool_size": size,
@@ -87,8 +101,8 @@ class HandlerTransactions:
         return create_async_engine(_DIALECT, async_creator=connect, **self._pool)
 
     @contextmanager
-    def settle(self, claim: Claim) -> Iterator[Transaction]:
-        """Run the block in a transaction that marks the claimed row as processed when it commits.
+    def settle(self, settlement: Settlement) -> Iterator[Transaction]:
+        """Run the block in a transaction that ends the claimed row when it commits.
 
         Raises ClaimLost, and rolls back, when the claim is not ours at the end. Who stops waiting for a thread
         needs do no more than settle the row in another way: that ends the claim.
@@ -96,27 +110,31 @@ class HandlerTransactions:
         with self._engine.connect() as outer, outer.begin():
             driver = _driver(outer)
             with driver.transaction(), psycopg.Cursor(driver) as cursor:
-                cursor.execute(statement("begin_handling"), {"limit": self._limit})
+                cursor.execute(statement("begin_handling"), self._limits(settlement))
                 with Session(outer, join_transaction_mode="create_savepoint") as session:
                     yield Transaction(session, driver)
                     session.commit()
-                cursor.execute(statement("mark_processed"), _parameters(claim))
+                cursor.execute(statement(settlement.statement), settlement.parameters)
                 _check(cursor.rowcount)
                 reach("after_mark_before_handler_commit")
 
     @asynccontextmanager
-    async def settle_async(self, claim: Claim) -> AsyncIterator[AsyncTransaction]:
+    async def settle_async(self, settlement: Settlement) -> AsyncIterator[AsyncTransaction]:
         """Do the same for a coroutine. Who gives up cancels it."""
         async with self._async_engine.connect() as outer, outer.begin():
             driver = await _async_driver(outer)
             async with driver.transaction(), psycopg.AsyncCursor(driver) as cursor:
-                await cursor.execute(statement("begin_handling"), {"limit": self._limit})
+                await cursor.execute(statement("begin_handling"), self._limits(settlement))
                 async with AsyncSession(outer, join_transaction_mode="create_savepoint") as session:
                     yield AsyncTransaction(session, driver)
                     await session.commit()
-                await cursor.execute(statement("mark_processed"), _parameters(claim))
+                await cursor.execute(statement(settlement.statement), settlement.parameters)
                 _check(cursor.rowcount)
                 reach("after_mark_before_handler_commit")
+
+    def _limits(self, settlement: Settlement) -> dict[str, str]:
+        limit = settlement.limit or self._limit
+        return {"limit": str(max(1, int(limit / timedelta(milliseconds=1))))}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -138,10 +156,6 @@ async def _async_driver(connection: AsyncConnection) -> psycopg.AsyncConnection[
     return driver
 
 
-def _parameters(claim: Claim) -> dict[str, Any]:
-    return {"message_id": claim.message_id, "token": claim.token}
-
-
 def _check(rowcount: int) -> None:
     if rowcount != 1:
-        raise ClaimLost("another worker holds the message by now; what was written is rolled back")
+        raise ClaimLost("another worker holds the row by now; what was written is rolled back")

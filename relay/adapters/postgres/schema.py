@@ -28,6 +28,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 from relay.adapters.postgres.processed import processed_events_table
+from relay.adapters.postgres.scheduler_tables import add_scheduler_tables
+from relay.adapters.postgres.task_schema import task_tables
 
 metadata: Final = MetaData()
 
@@ -240,3 +242,9 @@ Index("idx_audit_log_at", audit_log.c.at)
 
 #: What handlers and tasks have dealt with, so that a repeat is recognised (DESIGN §4).
 processed_events: Final = processed_events_table(metadata)
+
+#: Background tasks, and where the rate limit of each type stands (DESIGN §8).
+task_outbox, task_rates = task_tables(metadata)
+
+#: The lease, the schedule and the runs of cron jobs (DESIGN §8).
+scheduler_lease, scheduled_jobs, scheduled_runs = add_scheduler_tables(metadata)

@@ -1,9 +1,9 @@
-"""Events added to a SQLAlchemy session wait in the session and are written when it commits.
+"""Events and tasks added to a SQLAlchemy session wait in the session and are written when it commits.
 
 Written at the last moment, all at once, they hold the locks of their keys for an instant only, and the
 locks of a whole transaction are taken in one sorted order, so that two transactions cannot deadlock
-over them. An event belongs to the innermost transaction it was added in: a released savepoint hands its
-events to the transaction around it, and whatever a transaction still has when it ends is forgotten.
+over them. A row belongs to the innermost transaction it was added in: a released savepoint hands its
+rows to the transaction around it, and whatever a transaction still has when it ends is forgotten.
 """
 
 from __future__ import annotations
@@ -16,38 +16,37 @@ from sqlalchemy import event as listen
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from relay.adapters.postgres.enqueue import check_driver, insert_sqlalchemy
+from relay.adapters.postgres.enqueue import Row, check_driver, insert_sqlalchemy
 from relay.domain.errors import NoTransaction, UnsupportedTarget
-from relay.domain.model import OutboxEvent
 
 _KEY: Final = "jetrelay_outbox"
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """The events of ``session`` that are not written yet, each batch with its transaction.
+    """The rows of ``session`` that are not written yet, each batch with its transaction.
 
     ``announced``: a savepoint is about to be released. ``written``: the commit is under way and has
-    written its events; what is added from now on, by listeners of the flush say, is written at once.
+    written its rows; what is added from now on, by listeners of the flush say, is written at once.
     """
 
     session: Session
-    batches: list[tuple[SessionTransaction, Sequence[OutboxEvent]]] = field(default_factory=list)
+    batches: list[tuple[SessionTransaction, Sequence[Row]]] = field(default_factory=list)
     announced: bool = False
     written: bool = False
 
 
-def collect(session: Session, events: Sequence[OutboxEvent]) -> None:
-    """Keep ``events`` in the session until it commits. Raises NoTransaction, UnsupportedTarget."""
-    if not events:
+def collect(session: Session, rows: Sequence[Row]) -> None:
+    """Keep ``rows`` in the session until it commits. Raises NoTransaction, UnsupportedTarget."""
+    if not rows:
         return
     _check_bind(session)
     transaction = _innermost(session)
     waiting = _watch(session)
     if waiting.written:
-        insert_sqlalchemy(session.connection(), events)
+        insert_sqlalchemy(session.connection(), rows)
     else:
-        waiting.batches.append((transaction, tuple(events)))
+        waiting.batches.append((transaction, tuple(rows)))
 
 
 def _check_bind(session: Session) -> None:
@@ -99,9 +98,9 @@ def _write(session: Session) -> None:
         return
     # Listeners of the flush may add events of their own, so the flush that a commit does anyway comes first.
     session.flush()
-    events = [event for _, batch in waiting.batches for event in batch]
-    if events:
-        insert_sqlalchemy(session.connection(), events)
+    rows = [row for _, batch in waiting.batches for row in batch]
+    if rows:
+        insert_sqlalchemy(session.connection(), rows)
     waiting.batches.clear()
     waiting.written = True
 

@@ -1,0 +1,19 @@
+-- Take one task under a token and count the attempt. A pending one may be on its way already, with the relay
+-- about to commit: that is waited for. Says whether its effect is there and only the row lacks it.
+UPDATE task_outbox AS task
+SET status = 'delivered',
+    delivered_at = coalesce(delivered_at, clock_timestamp()),
+    enqueued_at = coalesce(enqueued_at, clock_timestamp()),
+    started_at = clock_timestamp(),
+    claim_token = %(token)s,
+    claimed_until = clock_timestamp() + %(lease)s,
+    attempts = attempts + 1,
+    waits_for = NULL
+WHERE id = %(id)s
+  AND status IN ('pending', 'delivered')
+  AND (claimed_until IS NULL OR claimed_until < clock_timestamp())
+  AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp() + interval '50 milliseconds')
+  AND (available_at IS NULL OR available_at <= clock_timestamp() + interval '50 milliseconds')
+RETURNING claim_token, id, type, payload::text, attempts, correlation_id, causation_id, metadata, concurrency_key,
+          EXISTS (SELECT FROM processed_events
+                  WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed

@@ -1,0 +1,9 @@
+-- Look at a task that has a limit before it is claimed; a relay that is just delivering it is waited for.
+SELECT concurrency_key, waits_for
+FROM task_outbox
+WHERE id = %(id)s
+  AND status IN ('pending', 'delivered')
+  AND (claimed_until IS NULL OR claimed_until < clock_timestamp())
+  AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp() + interval '50 milliseconds')
+  AND (available_at IS NULL OR available_at <= clock_timestamp() + interval '50 milliseconds')
+FOR UPDATE

@@ -1,0 +1,189 @@
+"""Background tasks in task_outbox: delivered to a queue or taken by a worker, claimed, and ended.
+
+Claims are leases on the database's clock, every later write is fenced by the claim's token. Limits are
+decided in the transaction of the claim, so that they hold whatever becomes of Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from relay.adapters.postgres.inbox import clean
+from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.sql import statement
+from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, turn
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a type's tasks are held to. ``interval``: the least time between two starts."""
+
+    concurrency: int | None = None
+    interval: timedelta | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return self.concurrency is not None or self.interval is not None
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """Due tasks, locked until the queue has confirmed them."""
+
+    conn: Connection
+    tasks: Sequence[TaskRef]
+
+    async def mark_delivered(self) -> None:
+        await self.conn.execute(statement("mark_tasks_delivered"), {"ids": [task.id for task in self.tasks]})
+
+
+class PostgresTasks:
+    """The tasks of one context.
+
+    ``grace``: how long after a task should have begun the sweep takes it for lost. ``full_wait``: how soon a task
+    that finds too many of its key running looks again by itself; as a rule the one that ends wakes it.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        grace: timedelta = timedelta(seconds=5),
+        full_wait: timedelta = timedelta(seconds=8),
+    ) -> None:
+        self._pool = pool
+        self._grace = grace
+        self._full_wait = full_wait
+
+    # --- on the way to a queue ---
+
+    async def pending_queues(self) -> Sequence[str]:
+        """The queues for which tasks are due. Raises DatabaseUnreachable, as all of these do."""
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement("pending_task_queues"))
+            return [queue for (queue,) in await cursor.fetchall()]
+
+    def deliver(self, queue: str, limit: int) -> AbstractAsyncContextManager[_Delivery]:
+        """Lock up to ``limit`` due tasks of a queue until the block ends and commits; an exception frees them."""
+        return self._deliver(queue, limit)
+
+    @asynccontextmanager
+    async def _deliver(self, queue: str, limit: int) -> AsyncIterator[_Delivery]:
+        async with connection(self._pool) as conn, conn.transaction():
+            cursor = await conn.execute(statement("claim_pending_tasks"), {"queue": queue, "limit": limit})
+            yield _Delivery(conn, [TaskRef(*row) for row in await cursor.fetchall()])
+
+    async def overdue_queues(self) -> Sequence[str]:
+        """The queues that by the age of their tasks have lost some."""
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement("delivered_task_queues"), {"grace": self._grace})
+            return [queue for (queue,) in await cursor.fetchall()]
+
+    async def overdue(self, queue: str, limit: int) -> Sequence[TaskRef]:
+        """Tasks that should be in a queue and by their age are not; marks them as enqueued now."""
+        parameters = {"queue": queue, "limit": limit, "grace": self._grace}
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement("overdue_tasks"), parameters)
+            refs = [TaskRef(*row) for row in await cursor.fetchall()]
+        # UPDATE ... RETURNING keeps no order.
+        return sorted(refs, key=lambda ref: ref.priority)
+
+    # --- running ---
+
+    async def claim(
+        self, id: UUID, task_type: str, lease: timedelta, limits: Limits
+    ) -> ClaimedTask | PutOff | None:
+        """Take a due, unclaimed, unfinished task and count the attempt; None if it is not.
+
+        PutOff when a limit does not let it start, which is noted.
+        """
+        async with connection(self._pool) as conn:
+            if not limits:
+                return await _claim(conn, id, lease)
+            async with conn.transaction():
+                cursor = await conn.execute(statement("lock_task"), {"id": id})
+                if (row := await cursor.fetchone()) is None:
+                    return None
+                key, waits_for = row
+                held = await self._held(conn, key, limits) or await _turn(conn, task_type, limits, waits_for)
+                if held is None:
+                    return await _claim(conn, id, lease)
+                await _put_off(conn, id, held)
+                return held
+
+    async def _held(self, conn: Connection, key: str | None, limits: Limits) -> PutOff | None:
+        """Whether too many tasks of ``key`` run. The lock on the key is held until the claim commits."""
+        if key is None or limits.concurrency is None:
+            return None
+        await conn.execute(statement("lock_concurrency"), {"key": key})
+        cursor = await conn.execute(statement("running_tasks"), {"key": key})
+        row = await cursor.fetchone()
+        return PutOff(self._full_wait, "room") if row and row[0] >= limits.concurrency else None
+
+    async def put_off(self, id: UUID, reason: PutOff) -> None:
+        """Have a task wait without an attempt, unless it is claimed."""
+        async with connection(self._pool) as conn:
+            await _put_off(conn, id, reason)
+
+    async def renew(self, claim: ClaimedTask, lease: timedelta) -> bool:
+        """Extend the claim to ``lease`` from now. False when it was lost."""
+        return await self._settle("renew_task", claim, lease=lease)
+
+    async def complete(self, claim: ClaimedTask) -> bool:
+        """End the task. False when the claim was lost."""
+        return await self._settle("complete_task", claim)
+
+    async def record_error(self, claim: ClaimedTask, error: str, delay: timedelta) -> bool:
+        """Note the error, set the next attempt, release the claim. False when the claim was lost."""
+        return await self._settle("record_task_error", claim, error=clean(error), delay=delay)
+
+    async def fail(self, claim: ClaimedTask, error: str) -> bool:
+        """End the task as failed. False when the claim was lost."""
+        return await self._settle("fail_task", claim, error=clean(error))
+
+    async def next_of_key(self, key: str) -> Sequence[TaskRef]:
+        """The task that waits at the head of a key, due from now on; none or one.
+
+        Waits for a task of the key that is just being put off, which would otherwise be missed.
+        """
+        async with connection(self._pool) as conn, conn.transaction():
+            await conn.execute(statement("lock_concurrency"), {"key": key})
+            cursor = await conn.execute(statement("next_task_of_key"), {"key": key})
+            return [TaskRef(*row) for row in await cursor.fetchall()]
+
+    async def _settle(self, name: str, claim: ClaimedTask, **values: Any) -> bool:
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement(name), {"id": claim.id, "token": claim.token, **values})
+            return cursor.rowcount == 1
+
+
+async def _claim(conn: Connection, id: UUID, lease: timedelta) -> ClaimedTask | None:
+    cursor = await conn.execute(statement("claim_task"), {"id": id, "token": uuid4(), "lease": lease})
+    row = await cursor.fetchone()
+    return None if row is None else ClaimedTask(*row)
+
+
+async def _put_off(conn: Connection, id: UUID, reason: PutOff) -> None:
+    await conn.execute(statement("put_off_task"), {"id": id, "delay": reason.delay, "waits_for": reason.waits_for})
+
+
+async def _turn(conn: Connection, task_type: str, limits: Limits, waits_for: str | None) -> PutOff | None:
+    """Take the turn of the rate limit if there is one now, else have one promised."""
+    if limits.interval is None:
+        return None
+    cursor = await conn.execute(statement("lock_rate"), {"type": task_type})
+    row = await cursor.fetchone()
+    assert row is not None  # an upsert returns its row
+    promised = waits_for == "turn"
+    delay = turn(Rate(*row), limits.interval, promised=promised)
+    if delay <= timedelta(0):
+        await conn.execute(statement("take_turn"), {"type": task_type, "interval": limits.interval})
+        return None
+    if not promised:
+        await conn.execute(statement("promise_turn"), {"type": task_type, "delay": delay})
+    return PutOff(delay, "turn")

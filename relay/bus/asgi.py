@@ -1,0 +1,55 @@
+"""The request context of an HTTP request: ``X-Correlation-ID`` in, and out again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+from relay.bus.context import RequestContext
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEADER: Final = b"x-correlation-id"
+# Only the canonical form: UUID() would also take braces, URNs and missing hyphens.
+_UUID = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+class RequestContextMiddleware:
+    """An ASGI application around another, FastAPI or any: ``app = RequestContextMiddleware(FastAPI())``.
+
+    Each request runs in a context with the correlation id of its header, and the response names the id. An
+    id that is missing, given twice or not a UUID is replaced, so that no text of a caller gets into logs and
+    events. Around the whole application, not in its list of middleware, it covers its error handlers too.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; other scopes pass."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        context = _read(scope["headers"])
+
+        async def tell(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.accept"):
+                kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() != HEADER]
+                message["headers"] = [*kept, (HEADER, str(context.correlation_id).encode())]
+            await send(message)
+
+        with context.use():
+            await self._app(scope, receive, tell)
+
+
+def _read(headers: Iterable[tuple[bytes, bytes]]) -> RequestContext:
+    given = [value for name, value in headers if name.lower() == HEADER]
+    if len(given) == 1 and _UUID.fullmatch(given[0]):
+        return RequestContext(correlation_id=UUID(given[0].decode()))
+    return RequestContext.begin()

@@ -1,0 +1,76 @@
+"""Commands, queries and domain events: frozen pydantic models, so what was constructed is valid.
+
+    class OpenCase(Command[UUID]):          # its handler returns a UUID
+        title: Annotated[str, Field(min_length=1, max_length=200)]
+
+Rules beyond one field are pydantic's too: ``@model_validator(mode="after")``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from uuid_utils.compat import uuid7
+
+from relay.bus.errors import InvalidCommand, InvalidQuery
+
+Answer = TypeVar("Answer")
+
+_MODEL = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+_FIELDS_SHOWN = 3
+
+
+class Command(BaseModel, Generic[Answer]):
+    """The wish to change something; ``Answer`` is what its handler returns. Raises InvalidCommand."""
+
+    model_config = _MODEL
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidCommand(_describe(type(self), error), field=_field(error)) from None
+
+
+class Query(BaseModel, Generic[Answer]):
+    """A question that changes nothing; ``Answer`` is what is found. Raises InvalidQuery."""
+
+    model_config = _MODEL
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidQuery(_describe(type(self), error), field=_field(error)) from None
+
+
+class DomainEvent(BaseModel):
+    """Something that happened to an aggregate, told inside of the service, in the same transaction.
+
+    It carries no correlation: events that leave the service get it from the request context, and this
+    event's ``id`` as their causation (building blocks §4.2).
+    """
+
+    model_config = _MODEL
+
+    id: UUID = Field(default_factory=uuid7)
+    occurred_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+
+def _describe(model: type[BaseModel], error: ValidationError) -> str:
+    """Which fields are wrong and why, without what they hold."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    fields = [": ".join(filter(None, (_path(item["loc"]), item["msg"]))) for item in found[:_FIELDS_SHOWN]]
+    more = f" (and {len(found) - _FIELDS_SHOWN} more)" if len(found) > _FIELDS_SHOWN else ""
+    return f"{model.__name__} is not valid: {'; '.join(fields)}{more}"
+
+
+def _field(error: ValidationError) -> str | None:
+    return _path(error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]) or None
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, location))

@@ -1,0 +1,82 @@
+"""What a command or a query comes to, as values to match on.
+
+match bus.dispatch(OpenCase(title="no light")):
+    case Ok(case_id): ...
+    case Failed(error): ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
+
+from relay.bus.errors import NothingFound
+from relay.domain.errors import DomainError
+
+Value = TypeVar("Value")
+Value_co = TypeVar("Value_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ok(Generic[Value_co]):
+    """The command was carried out."""
+
+    value: Value_co
+
+    def unwrap(self) -> Value_co:
+        """Return the value."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A rule of the business refused the command; nothing was written. The error's ``code`` says which."""
+
+    error: DomainError
+
+    @property
+    def code(self) -> str:
+        """The stable code of the error."""
+        return self.error.code
+
+    def unwrap(self) -> NoReturn:
+        """Raise the error: a subscriber's message then becomes a dead letter."""
+        raise self.error
+
+
+@dataclass(frozen=True, slots=True)
+class Some(Generic[Value_co]):
+    """The query found something."""
+
+    value: Value_co
+
+    def unwrap(self) -> Value_co:
+        """Return the value."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The query found nothing."""
+
+    def unwrap(self) -> NoReturn:
+        """Raise NothingFound."""
+        raise NothingFound("the query found nothing", hint="match on Some and Nothing where that may happen")
+
+
+#: Generic aliases: ``Result[UUID]``, ``Maybe[CaseView]``.
+Result: TypeAlias = "Ok[Value] | Failed"
+Maybe: TypeAlias = "Some[Value] | Nothing"
+NOTHING: Final = Nothing()
+
+
+def as_result(value: Any) -> Ok[Any] | Failed:
+    """What a handler returned, as a Result: any other value counts as success."""
+    return value if isinstance(value, Ok | Failed) else Ok(value)
+
+
+def as_maybe(value: Any) -> Some[Any] | Nothing:
+    """What a handler returned, as a Maybe: None counts as nothing."""
+    if isinstance(value, Some | Nothing):
+        return value
+    return NOTHING if value is None else Some(value)

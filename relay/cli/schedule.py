@@ -1,0 +1,96 @@
+"""`relay schedule`: what the schedulers run, when it ran last and runs next, and a run out of turn."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Final
+
+import typer
+
+from relay.adapters.postgres.schedule import PostgresSchedule
+from relay.adapters.postgres.source import Source
+from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.cli.operating import OneContextOption, ask, one_context, operator, print_json, print_table
+from relay.commands.operate import Operator
+from relay.domain.schedule import JobView, RunState, Schedule, UnknownJob
+
+app = typer.Typer(help="Scheduled jobs: list, run.", no_args_is_help=True)
+
+_LOOK: Final = 0.2
+_OPEN: Final = frozenset({RunState.WAITING, RunState.STARTED})
+
+
+@app.command("list")
+def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """List what is scheduled, with the last run and the next. Status 1 if a database does not answer."""
+    found, complete = visit(context, lambda url: ask(url, lambda source: PostgresSchedule(source).schedule()))
+    if as_json:
+        print_json([{"context": name, **asdict(schedule)} for name, schedule in found.items()])
+    else:
+        _print(found)
+    if not complete:
+        raise typer.Exit(1)
+
+
+def _print(found: dict[str, Schedule]) -> None:
+    headings = ("context", "job", "schedule", "last run", "outcome", "next run", "error")
+    rows = [(name, *_row(job)) for name, schedule in found.items() for job in schedule.jobs]
+    print_table(headings, rows)
+    for name, schedule in found.items():
+        print(f"{name}: {f'led by {schedule.leader}' if schedule.leader else 'no scheduler leads'}")
+
+
+def _row(job: JobView) -> tuple[object, ...]:
+    outcome = job.outcome or ("" if job.last_run_at is None else "failed" if job.error else "ok")
+    return job.name, job.schedule, job.last_run_at or "never", outcome, job.next_run_at, job.error
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="A job, by its name in `list`.")],
+    *,
+    wait: Annotated[float, typer.Option(min=0, help="Wait so many seconds for it to end.")] = 30.0,
+    note: Annotated[str | None, typer.Option("--note", help="Why; kept with the action.")] = None,
+    actor: Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")] = None,
+    context: OneContextOption = None,
+) -> None:
+    """Have the leader run a job now, whatever its schedule. Status 1 if it failed, or has not ended in time."""
+    chosen, url = one_context(context, lambda _: True)
+    by = operator(actor, note)
+    ended, line = ask(url, lambda source: _run(source, name, by, wait))
+    print(f"{chosen}: {name} {line}")
+    if not ended:
+        raise typer.Exit(1)
+
+
+async def _run(source: Source, name: str, by: Operator, wait: float) -> tuple[bool, str]:
+    schedule = PostgresSchedule(source)
+    requested_at = await schedule.request(name, by)
+    if requested_at is None:
+        known = ", ".join(job.name for job in (await schedule.schedule()).jobs) or "none"
+        raise UnknownJob(f"no job is called {name[:200]!r}", field="name", hint=f"scheduled: {known}")
+    end = asyncio.get_running_loop().time() + wait
+    while True:
+        if (answer := await _ended(schedule, name, requested_at)) is not None:
+            return answer
+        if asyncio.get_running_loop().time() >= end:
+            return False, "has not ended yet: it runs as soon as a scheduler leads and a worker is free"
+        await asyncio.sleep(_LOOK)
+
+
+async def _ended(schedule: PostgresSchedule, name: str, requested_at: datetime) -> tuple[bool, str] | None:
+    """Whether it went well and how; None while it has not ended."""
+    outcome = await schedule.outcome(name, requested_at)
+    if outcome is not None:
+        state, error = outcome
+        return (
+            None
+            if state in _OPEN
+            else (state is not RunState.FAILED, f"{state.value}: {error}" if error else state.value)
+        )
+    job = next((job for job in (await schedule.schedule()).jobs if job.name == name), None)
+    if job is None or job.requested_at is not None or job.last_run_at is None or job.last_run_at < requested_at:
+        return None
+    return job.error is None, f"failed: {job.error}" if job.error else "ran"

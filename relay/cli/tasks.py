@@ -1,0 +1,167 @@
+"""`relay tasks`: look at background tasks, cancel those that have not begun, run failed ones again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from enum import Enum
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+import typer
+
+from relay.adapters.postgres.task_operations import PostgresTaskOperations, TaskFilter
+from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.cli.operating import (
+    ACTING,
+    OneContextOption,
+    Options,
+    as_time,
+    as_uuid,
+    ask,
+    chosen,
+    confirm,
+    one_context,
+    operator,
+    print_fields,
+    print_json,
+    print_table,
+    report,
+    with_options,
+)
+from relay.commands.operate import Operator, Outcome
+from relay.commands.operate_tasks import OperateTasks
+from relay.domain.tasks import UnknownTask
+
+app = typer.Typer(help="Tasks: list, show, retry failed ones, cancel waiting ones.", no_args_is_help=True)
+
+
+class Status(Enum):
+    """Where a task stands. ``delivered`` ones wait for a worker or for their next attempt."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_UNFINISHED: Final = (Status.PENDING, Status.DELIVERED, Status.RUNNING, Status.FAILED)
+_FILTER: Final[Options] = {
+    "type": (Annotated[str | None, typer.Option("--type", help="Of this type.")], None),
+    "queue": (Annotated[str | None, typer.Option("--queue", help="Of this queue.")], None),
+    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Of this correlation id.")], None),
+    "since": (Annotated[str | None, typer.Option("--since", help="Scheduled since: 90m, 2d, or a time.")], None),
+    "error": (Annotated[str | None, typer.Option("--error", help="Its last error holds this text.")], None),
+}
+_ACTING: Final[Options] = {
+    "ids": (Annotated[list[UUID] | None, typer.Argument(help="Ids of tasks.")], None),
+    "everything": (Annotated[bool, typer.Option("--all", help="All that it can be done to.")], False),
+    **_FILTER,
+    **ACTING,
+}
+Action = Callable[[OperateTasks, Sequence[UUID], Operator], Awaitable[Outcome]]
+
+
+@app.command("list")
+@with_options(_FILTER)
+def list_(
+    *,
+    status: Annotated[list[Status], typer.Option("--status", help="Unfinished and failed if not given.")] = [],  # noqa: B006
+    everything: Annotated[bool, typer.Option("--all", help="Completed and cancelled ones too.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show so many, the newest first.")] = 50,
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+    options: dict[str, Any],
+) -> None:
+    """List tasks, payloads left out. Status 1 if a database does not answer."""
+    wanted = _filter(options, tuple(Status) if everything else tuple(status) or _UNFINISHED)
+    pages, complete = visit(
+        context, lambda url: ask(url, lambda source: PostgresTaskOperations(source).find(wanted, limit))
+    )
+    rows = [{"context": name, **asdict(found)} for name, page in pages.items() for found in page.items]
+    if as_json:
+        print_json(rows)
+    else:
+        _print_rows(rows, sum(page.total for page in pages.values()))
+    if not complete:
+        raise typer.Exit(1)
+
+
+def _print_rows(rows: list[dict[str, Any]], total: int) -> None:
+    names = ("context", "id", "status", "type", "queue", "priority", "attempts", "created_at", "last_error")
+    if rows:
+        print_table([name.replace("_", " ") for name in names], [[row[name] for name in names] for row in rows])
+    if not rows:
+        print("No such tasks.")
+    elif total > len(rows):
+        print(f"{len(rows)} of {total}; --limit shows more")
+
+
+@app.command()
+def show(
+    id: Annotated[UUID, typer.Argument(help="The task.")],
+    payload: Annotated[bool, typer.Option("--payload", help="Show the payload too.")] = False,
+    context: OneContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one task: how far it is, its last error, who did what."""
+    _, url = _context(context)
+    detail = ask(url, lambda source: PostgresTaskOperations(source).get(id))
+    if detail is None:
+        raise UnknownTask(f"there is no task {id}", hint="relay tasks list --all")
+    fields = {**asdict(detail.task), "metadata": dict(detail.metadata), "history": list(detail.history)}
+    if as_json:
+        print_json({**fields, **({"payload": json.loads(detail.payload)} if payload else {})})
+        return
+    fields["history"] = "; ".join(
+        f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in detail.history
+    )
+    print_fields({**fields, **({"payload": detail.payload} if payload else {})})
+
+
+@app.command()
+@with_options(_ACTING)
+def retry(*, options: dict[str, Any]) -> None:
+    """Run failed tasks again, with new attempts; by id cancelled ones too."""
+    _act("run again", OperateTasks.retry, (Status.FAILED,), options)
+
+
+@app.command()
+@with_options(_ACTING)
+def cancel(*, options: dict[str, Any]) -> None:
+    """Give up tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
+    _act("cancelled", OperateTasks.cancel, (Status.PENDING, Status.DELIVERED), options)
+
+
+def _act(done: str, action: Action, statuses: tuple[Status, ...], options: dict[str, Any]) -> None:
+    """Find what is meant, ask, act in one transaction, answer id by id."""
+    chosen(options, _FILTER)
+    name, url = _context(options["context"])
+    by = operator(options["actor"], options["note"])
+    found = options["ids"] or _select(url, _filter(options, statuses), options["limit"])
+    confirm(f"{len(found)} tasks of {name} will be {done}. Go on?", len(found), yes=options["yes"])
+    outcome = ask(url, lambda source: action(OperateTasks(PostgresTaskOperations(source)), found, by))
+    report(name, done, outcome, as_json=options["as_json"])
+
+
+def _select(url: str, wanted: TaskFilter, limit: int) -> Sequence[UUID]:
+    page = ask(url, lambda source: PostgresTaskOperations(source).find(wanted, limit))
+    return [UUID(found.id) for found in page.all_of(limit)]
+
+
+def _filter(options: dict[str, Any], statuses: tuple[Status, ...]) -> TaskFilter:
+    return TaskFilter(
+        statuses=tuple(status.value for status in statuses),
+        type=options["type"],
+        queue=options["queue"],
+        correlation_id=as_uuid(options["correlation"], "--correlation"),
+        since=as_time(options["since"], "--since"),
+        error=options["error"],
+    )
+
+
+def _context(name: str | None) -> tuple[str, str]:
+    return one_context(name, lambda _: True)

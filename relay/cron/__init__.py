@@ -1,0 +1,158 @@
+"""Application jobs by the clock: ``@cron("0 3 * * *", bus=bus)`` on a function that returns a Command (§2.6).
+
+    @cron("0 3 * * *", bus=bus, timezone="Europe/Kyiv")
+    def close_stale_cases() -> CloseStaleCases:
+        return CloseStaleCases(older_than_days=90)
+
+The scheduler fires, a worker dispatches. Modules with such functions are named by ``actor_modules``, for the
+scheduler and the workers alike. See docs/how-to/scheduling.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from relay.bus import CommandDispatcher
+from relay.cron.expression import Expression
+from relay.domain.errors import ConfigurationError
+from relay.domain.limits import check_key
+from relay.domain.schedule import InvalidSchedule
+
+__all__ = ["Cron", "CronRegistry", "cron", "load_crons", "registry"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cron:
+    """A cron job. ``context`` is None where the only context is meant."""
+
+    name: str
+    expression: Expression
+    function: Callable[..., Any]
+    bus: CommandDispatcher
+    context: str | None
+    misfire_grace: timedelta
+    time_limit: timedelta
+    max_attempts: int
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the command is dispatched on the worker's event loop, not in a thread."""
+        return inspect.iscoroutinefunction(self.function)
+
+    def command(self, scheduled_for: datetime) -> Any:
+        """Make the command; a coroutine if the function is one."""
+        return self.function(scheduled_for) if inspect.signature(self.function).parameters else self.function()
+
+
+class CronRegistry:
+    """The cron jobs that the loaded modules declare."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Cron] = {}
+
+    def add(self, job: Cron) -> None:
+        """Add a job. Raises InvalidSchedule when another function has the name."""
+        known = self._jobs.get(job.name)
+        if known is not None and _place(known.function) != _place(job.function):
+            raise InvalidSchedule(
+                f"two cron jobs are called {job.name!r}", field="name", hint="name= tells them apart"
+            )
+        self._jobs[job.name] = job
+
+    def find(self, name: str) -> Cron | None:
+        """A job by its name."""
+        return self._jobs.get(name)
+
+    def of(self, context: str, contexts: Collection[str]) -> list[Cron]:
+        """The jobs of a context, among all ``contexts``.
+
+        Raises InvalidSchedule for a job whose context does not exist, or is not named where there are several.
+        """
+        for job in self._jobs.values():
+            if job.context not in contexts and (job.context is not None or len(contexts) != 1):
+                problem = "names no context" if job.context is None else f"names the context {job.context!r}"
+                known = ", ".join(contexts) or "none"
+                raise InvalidSchedule(
+                    f"cron job {job.name!r} {problem}", field="context", hint=f'context="…", one of: {known}'
+                )
+        return [job for job in self._jobs.values() if job.context in {None, context}]
+
+
+registry: Final = CronRegistry()
+
+
+def load_crons(modules: Iterable[str], contexts: Iterable[str]) -> dict[str, list[Cron]]:
+    """Import the application's modules; return the cron jobs that they declare for each context.
+
+    Raises InvalidSchedule, and ConfigurationError for a module that cannot be imported.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"{module} cannot be imported: {error}",
+                field="actor_modules",
+                hint="start where it can be imported",
+            ) from error
+    known = list(contexts)
+    return {context: registry.of(context, known) for context in known}
+
+
+def cron(
+    expression: str,
+    *,
+    bus: CommandDispatcher,
+    timezone: str = "UTC",
+    context: str | None = None,
+    name: str | None = None,
+    misfire_grace: timedelta = _DAY,
+    time_limit: timedelta = _HOUR,
+    max_attempts: int = 5,
+) -> Callable[[Function], Function]:
+    """Declare a cron job: the decorated function returns the command, which is dispatched on ``bus``.
+
+    The function takes nothing, or the time for which the job is scheduled; declared ``async def`` it has the bus
+    of async sessions. ``context``: whose database keeps the record of runs; needed where there are several.
+    ``misfire_grace``: how late a run may begin after an outage; all that were missed become one. An attempt that
+    raises, or takes longer than ``time_limit``, is repeated with a back-off, ``max_attempts`` in all.
+    Raises InvalidSchedule and InvalidKey.
+    """
+    parsed = Expression(expression, timezone)
+    if max_attempts < 1 or misfire_grace < timedelta(seconds=1) or time_limit <= timedelta():
+        raise InvalidSchedule(
+            "max_attempts, misfire_grace and time_limit are too small", hint="at least 1, 1 s, more than 0"
+        )
+
+    def register(function: Function) -> Function:
+        job = Cron(
+            name=_place(function) if name is None else name,
+            expression=parsed,
+            function=function,
+            bus=bus,
+            context=context,
+            misfire_grace=misfire_grace,
+            time_limit=time_limit,
+            max_attempts=max_attempts,
+        )
+        check_key(job.name, "name")
+        if len(inspect.signature(function).parameters) > 1:
+            raise InvalidSchedule(f"{job.name} takes nothing, or the time it is scheduled for", field="function")
+        registry.add(job)
+        return function
+
+    return register
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

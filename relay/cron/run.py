@@ -1,0 +1,144 @@
+"""One run of a cron job on a worker: claim it, dispatch its command, record how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any, Final, Protocol
+from uuid import UUID, uuid4
+
+from relay.bus import Failed, RequestContext, Result, carry
+from relay.cron import Cron, CronRegistry
+from relay.domain.backoff import Backoff
+from relay.domain.errors import Outage, RelayError
+from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
+from relay.domain.schedule import ClaimedRun, RunState, UnknownJob, WaitingRun
+
+#: How often a claim is renewed, and how long recording the end is tried, in seconds.
+_RENEW: Final = 2.0
+_SETTLE: Final = 60.0
+_SETTLE_AGAIN: Final = 1.0
+
+
+class Runs(Protocol):
+    """The record of runs in a context's database. All raise DatabaseUnreachable."""
+
+    async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
+        """Take up a run for a while; None when there is nothing to do. Of one job one run is claimed at a time."""
+
+    async def renew(self, run: ClaimedRun) -> None:
+        """Keep the claim for another while."""
+
+    async def settle(
+        self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
+    ) -> None:
+        """Record how an attempt ended. Repeatable; nothing happens once the claim is another's."""
+
+
+class RunCron:
+    """Runs the cron jobs of a context. A run happens again only if its worker died or its attempt broke."""
+
+    def __init__(
+        self, context: str, jobs: CronRegistry, runs: Runs, facts: FactSink, backoff: Backoff = Backoff()
+    ) -> None:
+        self._context = context
+        self._jobs, self._runs, self._facts, self._backoff = jobs, runs, facts, backoff
+        self._who = f"{socket.gethostname()}:{os.getpid()}"
+
+    async def run(self, wanted: WaitingRun) -> None:
+        """Run once, if it is still to be run. Raises DatabaseUnreachable, and UnknownJob for what is not ours."""
+        job = self._jobs.find(wanted.job)
+        if job is None:
+            raise UnknownJob(
+                f"no module that this worker loads declares the cron job {wanted.job!r}",
+                hint="name its module in actor_modules",
+            )
+        run = await self._runs.claim(wanted, uuid4(), self._who)
+        if run is None:
+            return
+        if run.attempt > job.max_attempts:
+            await self._failed(run, "its worker died in every attempt")
+            return
+        try:
+            async with self._kept(run), asyncio.timeout(job.time_limit.total_seconds()) as limit:
+                result = await _dispatch(job, run)
+        except Exception as error:
+            # A fault of the infrastructure or of the program: what the command wrote is rolled back, so try again.
+            await self._broken(job, run, f"longer than {job.time_limit}" if limit.expired() else _words(error))
+            return
+        await self._over(run, result)
+
+    async def _over(self, run: ClaimedRun, result: Result[object]) -> None:
+        if isinstance(result, Failed):
+            await self._failed(run, str(result.error))
+        else:
+            await self._settle(run, RunState.FINISHED)
+            self._facts(ScheduledRunFinished(**self._of(run)))
+
+    async def _broken(self, job: Cron, run: ClaimedRun, error: str) -> None:
+        if run.attempt >= job.max_attempts:
+            await self._failed(run, error)
+            return
+        delay = self._backoff.delay(run.attempt, random.random())  # noqa: S311
+        await self._settle(run, RunState.WAITING, error, delay)
+        self._facts(ScheduledRunRetried(**self._of(run), error=error, delay_seconds=delay.total_seconds()))
+
+    async def _failed(self, run: ClaimedRun, error: str) -> None:
+        await self._settle(run, RunState.FAILED, error)
+        self._facts(ScheduledRunFailed(**self._of(run), error=error))
+
+    def _of(self, run: ClaimedRun) -> dict[str, Any]:
+        return {
+            "context": self._context,
+            "job": run.job,
+            "scheduled_for": run.scheduled_for,
+            "correlation_id": run.correlation_id,
+            "attempts": run.attempt,
+        }
+
+    async def _settle(
+        self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
+    ) -> None:
+        """Record the end, through an outage if need be: a run whose end is unknown is run again."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _SETTLE
+        while True:
+            try:
+                await self._runs.settle(run, state, error, delay)
+            except Outage:
+                if loop.time() >= end:
+                    raise
+                await asyncio.sleep(_SETTLE_AGAIN)
+            else:
+                return
+
+    @asynccontextmanager
+    async def _kept(self, run: ClaimedRun) -> AsyncIterator[None]:
+        keeper = asyncio.create_task(self._keep(run))
+        try:
+            yield
+        finally:
+            keeper.cancel()
+
+    async def _keep(self, run: ClaimedRun) -> None:
+        while True:
+            await asyncio.sleep(_RENEW)
+            with suppress(Outage):
+                await self._runs.renew(run)
+
+
+async def _dispatch(job: Cron, run: ClaimedRun) -> Result[object]:
+    """Hand the command to its bus, at the beginning of a chain of its own."""
+    with RequestContext(correlation_id=run.correlation_id).use():
+        if job.is_async:
+            return await job.bus.dispatch_async(await job.command(run.scheduled_for))
+        return await asyncio.to_thread(carry(lambda: job.bus.dispatch(job.command(run.scheduled_for))))
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, RelayError) else f"{type(error).__name__}: {error}"

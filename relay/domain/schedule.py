@@ -1,0 +1,138 @@
+"""What is scheduled when: the values of the scheduler, and the decision whether a job is due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Final, Protocol
+from uuid import UUID
+
+from relay.domain.errors import RelayError
+
+#: A job that fires often is found due in a short look back; only a rare one needs the whole grace.
+_LOOKS: Final = (timedelta(minutes=1), timedelta(hours=1))
+
+
+class InvalidSchedule(RelayError, ValueError):
+    """A cron job cannot be scheduled as it is declared."""
+
+    code = "INVALID_SCHEDULE"
+
+
+class UnknownJob(RelayError, LookupError):
+    """No scheduled job has this name."""
+
+    code = "UNKNOWN_JOB"
+
+    __str__ = RelayError.__str__
+
+
+class RunState(Enum):
+    """Where a run of a cron job stands.
+
+    WAITING for a worker (again, after an attempt that broke), STARTED, FINISHED; FAILED: the command refused,
+    or every attempt broke. SKIPPED: the run before it had not started yet, and stands for both. MISSED: no
+    scheduler was there for longer than the job's grace.
+    """
+
+    WAITING = "waiting"
+    STARTED = "started"
+    FINISHED = "finished"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    MISSED = "missed"
+
+
+class Trigger(Protocol):
+    """When a job fires."""
+
+    def after(self, time: datetime) -> datetime | None:
+        """The first time later than ``time``, None when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A job should run for ``scheduled_for``; ``missed``: it is too late for that."""
+
+    scheduled_for: datetime
+    missed: bool = False
+
+
+def due(trigger: Trigger, since: datetime, now: datetime, grace: timedelta) -> Due | None:
+    """Decide whether a job that last fired at ``since`` is due.
+
+    What was missed is made up for by one run, that of the latest time, if that is not longer ago than ``grace``.
+    """
+    for look in (*(look for look in _LOOKS if look < grace), grace):
+        latest, time = None, trigger.after(max(since, now - look))
+        while time is not None and time <= now:
+            latest, time = time, trigger.after(time)
+        if latest is not None:
+            return Due(latest)
+    first = trigger.after(since)
+    return Due(first, missed=True) if first is not None and first <= now else None
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The lease as a scheduler found it: ``term`` if it is ours, else how long it is another's, in seconds.
+
+    ``requested``: jobs that an operator wants to run now, and since when.
+    """
+
+    term: int | None
+    remaining: float
+    requested: Mapping[str, datetime] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What a leader tells of a job. ``error`` is that of the last run; None when it went well."""
+
+    name: str
+    schedule: str
+    last_run_at: datetime | None = None
+    next_run_at: datetime | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRun:
+    """A run that no worker has taken up yet."""
+
+    job: str
+    scheduled_for: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRun:
+    """A run that is ours while the claim is renewed. ``attempt`` counts from 1."""
+
+    job: str
+    scheduled_for: datetime
+    correlation_id: UUID
+    attempt: int
+    token: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A scheduled job as an operator sees it. ``outcome`` is the state of a cron job's last run."""
+
+    name: str
+    schedule: str
+    last_run_at: datetime | None
+    outcome: str | None
+    error: str | None
+    next_run_at: datetime | None
+    requested_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that is scheduled in a context; ``leader`` is None while no scheduler leads it."""
+
+    leader: str | None
+    jobs: tuple[JobView, ...]

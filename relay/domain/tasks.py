@@ -1,0 +1,172 @@
+"""Background tasks as values (building blocks §2.7, §4): what is scheduled, and when a limit lets it start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from relay.domain.errors import RelayError
+
+DEFAULT_QUEUE: Final = "default"
+#: 0 goes first, 100 last.
+DEFAULT_PRIORITY: Final = 50
+MAX_PRIORITY: Final = 100
+
+_TYPE = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
+_QUEUE = re.compile(r"[a-z0-9_-]{1,40}\Z")
+
+
+class InvalidTask(RelayError, ValueError):
+    """A task, or an option of one, is not allowed."""
+
+    code = "INVALID_TASK"
+
+
+class UnknownTask(RelayError):
+    """No task of this type is registered here, or none is recorded under this id."""
+
+    code = "UNKNOWN_TASK"
+
+
+class NotCancellable(RelayError):
+    """The task runs, or has ended."""
+
+    code = "NOT_CANCELLABLE"
+
+
+class NotRetryable(RelayError):
+    """The task has neither failed nor been cancelled."""
+
+    code = "NOT_RETRYABLE"
+
+
+def check_type(value: object) -> str:
+    """Return ``value`` if a task type can be called that. Raises InvalidTask."""
+    if not isinstance(value, str) or not _TYPE.match(value):
+        raise InvalidTask(
+            f"{str(value)[:120]!r} is not a name for a task",
+            field="type",
+            hint="1 to 100 of A-Z a-z 0-9 _ . -",
+        )
+    return value
+
+
+def check_queue(value: object) -> str:
+    """Return ``value`` if a queue can be called that. Raises InvalidTask."""
+    if not isinstance(value, str) or not _QUEUE.match(value):
+        raise InvalidTask(
+            f"{str(value)[:60]!r} is not a name for a queue", field="queue", hint="1 to 40 of a-z 0-9 _ -"
+        )
+    return value
+
+
+def check_priority(value: object) -> int:
+    """Return ``value`` if it is a priority. Raises InvalidTask."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
+        raise InvalidTask(f"{value!r} is not a priority", field="priority", hint="0, first, to 100, last")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundTask:
+    """A task recorded in the transaction that wants it done.
+
+    ``payload``: JSON text. ``available_at`` or ``delay``: not before; a delay counts by the database's clock from
+    the moment the row is written. ``concurrency_key``: tasks of one key share a limit of how many run at once.
+    """
+
+    id: UUID
+    type: str
+    payload: str
+    queue: str = DEFAULT_QUEUE
+    priority: int = DEFAULT_PRIORITY
+    available_at: datetime | None = None
+    delay: timedelta | None = None
+    concurrency_key: str | None = None
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_type(self.type)
+        check_queue(self.queue)
+        check_priority(self.priority)
+        self._check_times()
+        for name in ("id", "correlation_id", "causation_id"):
+            value = getattr(self, name)
+            if not isinstance(value, UUID) and (value is not None or name == "id"):
+                raise InvalidTask("must be a UUID", field=name)
+
+    def _check_times(self) -> None:
+        if self.available_at is not None and self.delay is not None:
+            raise InvalidTask("give a delay or a time, not both", field="delay")
+        if self.delay is not None and self.delay < timedelta(0):
+            raise InvalidTask("must not be negative", field="delay")
+        if self.available_at is not None and self.available_at.tzinfo is None:
+            raise InvalidTask("must be a datetime with a time zone", field="available_at")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRef:
+    """What a queue needs to know of a task."""
+
+    id: UUID
+    type: str
+    queue: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedTask:
+    """A task held under a claim token; ``attempts`` includes the one about to be made.
+
+    ``processed``: its effect is committed already, only the row does not say so.
+    """
+
+    token: UUID
+    id: UUID
+    type: str
+    payload: str
+    attempts: int
+    correlation_id: UUID | None
+    causation_id: UUID | None
+    metadata: Mapping[str, Any]
+    concurrency_key: str | None
+    processed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """A limit does not let the task start: try again after ``delay``. No attempt is spent.
+
+    ``waits_for``: ``turn`` (the rate limit has promised it one), ``room`` (too many of its key run) or
+    ``handler`` (this worker does not know the type).
+    """
+
+    delay: timedelta
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Where a rate limit stands, from now: when the next start is free, and when the last promised one is."""
+
+    free_in: timedelta
+    promised_in: timedelta
+
+
+def turn(rate: Rate, interval: timedelta, *, promised: bool) -> timedelta:
+    """After how long a task may start; nothing or less means now.
+
+    Starts are at least ``interval`` apart. A task that comes too early is promised the next turn nobody else
+    has, so that each waits once and in order, and newcomers do not overtake those who hold a promise.
+    """
+    if promised:
+        return rate.free_in
+    if max(rate.free_in, rate.promised_in) <= timedelta(0):
+        return timedelta(0)
+    return max(rate.free_in, rate.promised_in + interval)

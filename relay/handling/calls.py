@@ -1,0 +1,169 @@
+"""Calling a Python function for one row: coroutines on the loop, plain functions in a thread each.
+
+What a function writes in the transaction it asked for commits together with the settlement of its row,
+fenced by the claim's token: exactly once in effect. A function that takes neither session nor connection
+has no such transaction, and is then called at least once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy.exc import DBAPIError
+
+from relay.adapters.postgres.handling import HandlerTransactions, Settlement
+from relay.adapters.postgres.pool import first_line
+from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage, RelayError
+from relay.domain.model import HandlerResult, Verdict
+from relay.handling.signatures import Inject, Signature
+
+#: How much of an error is kept.
+DETAIL: Final = 500
+_SETTLED: Final = HandlerResult(Verdict.PROCESSED, settled=True)
+_PROCESSED: Final = HandlerResult(Verdict.PROCESSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A registered function and what its signature asks for."""
+
+    function: Callable[..., Any]
+    signature: Signature
+
+    def call(self, argument: Any, injected: Mapping[Inject, Any]) -> Any:
+        """Call the function; of an async one this is the coroutine."""
+        named = {name: injected[kind] for name, kind in self.signature.others.items()}
+        return self.function(**{self.signature.first: argument}, **named)
+
+
+class Call:
+    """One call of a function with everything it asked for."""
+
+    def __init__(
+        self,
+        function: Function,
+        argument: Any,
+        injected: Mapping[Inject, Any],
+        settlement: Settlement,
+        transactions: HandlerTransactions,
+    ) -> None:
+        self.function = function
+        self._argument = argument
+        self._injected = injected
+        self._settlement = settlement
+        self._transactions = transactions
+
+    async def run(self) -> HandlerResult:
+        """Await a coroutine function."""
+        if not self.function.signature.in_transaction:
+            await self.function.call(self._argument, self._injected)
+            return _PROCESSED
+        async with self._transactions.settle_async(self._settlement) as transaction:
+            own = {Inject.ASYNC_SESSION: transaction.session, Inject.ASYNC_CONNECTION: transaction.connection}
+            await self.function.call(self._argument, {**self._injected, **own})
+        return _SETTLED
+
+    def run_in_thread(self) -> HandlerResult:
+        """Call a plain function."""
+        if not self.function.signature.in_transaction:
+            self._call({})
+            return _PROCESSED
+        with self._transactions.settle(self._settlement) as transaction:
+            self._call({Inject.SESSION: transaction.session, Inject.CONNECTION: transaction.connection})
+        return _SETTLED
+
+    def _call(self, own: Mapping[Inject, Any]) -> None:
+        result = self.function.call(self._argument, {**self._injected, **own})
+        if inspect.iscoroutine(result):
+            result.close()
+            raise InvalidHandler(
+                "a plain function returned a coroutine, which nobody awaits; declare it async def"
+            )
+
+
+class Calls:
+    """Runs at most ``size`` calls at once, those that outlived their time-out included."""
+
+    def __init__(self, size: int) -> None:
+        self._slots = asyncio.Semaphore(size)
+
+    async def run(self, call: Call) -> HandlerResult:
+        """Run one call, where its function wants to be run. Raises what a coroutine function raises."""
+        if call.function.signature.is_async:
+            async with self._slots:
+                return await call.run()
+        return await self._in_thread(call.run_in_thread)
+
+    async def _in_thread(self, call: Callable[[], HandlerResult]) -> HandlerResult:
+        """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not.
+
+        A daemon, so that a function that hangs does not keep the process from stopping.
+        """
+        await self._slots.acquire()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[HandlerResult] = loop.create_future()
+        around = contextvars.copy_context()
+
+        def finish(result: HandlerResult) -> None:
+            self._slots.release()
+            if not outcome.done():
+                outcome.set_result(result)
+
+        def run() -> None:
+            try:
+                result = around.run(call)
+            except BaseException as error:
+                result = answer(error)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(finish, result)
+
+        try:
+            threading.Thread(target=run, name="jetrelay-handler", daemon=True).start()
+        except RuntimeError:
+            self._slots.release()
+            raise
+        return await outcome
+
+
+async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerResult:
+    """Wait for ``work`` for so long. Whatever it raises becomes an answer; only our own cancellation does not."""
+    clock = asyncio.timeout(seconds)
+    try:
+        async with clock:
+            return await work
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if isinstance(error, TimeoutError) and clock.expired():
+            return HandlerResult.failed(f"time-out: no answer within {seconds:g} s")
+        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            raise
+        return answer(error)
+
+
+def answer(error: BaseException) -> HandlerResult:
+    """What an exception of a handler means (SDS-047 §12: 409, 422, and everything else)."""
+    if isinstance(error, AlreadyProcessed):
+        return HandlerResult(Verdict.ALREADY_PROCESSED, _describe(error))
+    if isinstance(error, DomainError | MalformedMessage):
+        return HandlerResult(Verdict.POISON, _describe(error))
+    return HandlerResult.failed(_describe(error))
+
+
+def _describe(error: BaseException) -> str:
+    """Type and message, in one bounded line. Of a database error the driver's first: further ones quote values."""
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        error = error.orig
+    message = error.message if isinstance(error, RelayError) else first_line(error)
+    name = type(error).__name__
+    return (name if message in ("", name) else f"{name}: {message}")[:DETAIL]
+
+
+def _is_cancelled() -> bool:
+    """Whether the caller has cancelled us; a CancelledError may also come out of the handler's own tasks."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

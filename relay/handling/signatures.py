@@ -1,0 +1,165 @@
+"""What a function wants to be called with, read from its signature once, when it is registered."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, get_origin, get_type_hints
+
+import psycopg
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from relay.domain.errors import InvalidHandler
+
+_FIELDS_SHOWN: Final = 3
+
+
+class Inject(Enum):
+    """What a parameter gets besides the payload; the last four ride on the transaction that settles the row."""
+
+    EVENT = "event"
+    CONTEXT = "context"
+    SESSION = "session"
+    ASYNC_SESSION = "async session"
+    CONNECTION = "connection"
+    ASYNC_CONNECTION = "async connection"
+
+
+_TRANSACTION: Final[dict[Any, Inject]] = {
+    Session: Inject.SESSION,
+    AsyncSession: Inject.ASYNC_SESSION,
+    psycopg.Connection: Inject.CONNECTION,
+    psycopg.AsyncConnection: Inject.ASYNC_CONNECTION,
+}
+_SYNC: Final = {Inject.SESSION, Inject.CONNECTION}
+_ASYNC: Final = {Inject.ASYNC_SESSION, Inject.ASYNC_CONNECTION}
+
+
+class Injectable:
+    """What functions of one kind may take: ``own`` types, a session and a connection.
+
+    A type of ``own`` that is `Inject.EVENT` may stand in place of the payload.
+    """
+
+    def __init__(self, own: Mapping[Any, Inject]) -> None:
+        self._by_type = {**own, **_TRANSACTION}
+        self.whole = next((kind.__name__ for kind, inject in own.items() if inject is Inject.EVENT), None)
+
+    def kind(self, annotation: Any) -> Inject | None:
+        """Which injection an annotation asks for; ``psycopg.Connection[Any]`` counts like the bare class."""
+        plain = get_origin(annotation) or annotation
+        return self._by_type.get(plain) if isinstance(plain, type) else None
+
+    def known(self) -> str:
+        """What there is, for a message."""
+        return ", ".join(f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in self._by_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """``payload`` validates the first argument; None means that it takes the event as it is."""
+
+    payload: TypeAdapter[Any] | None
+    first: str
+    others: Mapping[str, Inject]
+    is_async: bool
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the function writes in the transaction that settles the row."""
+        return not (_SYNC | _ASYNC).isdisjoint(self.others.values())
+
+
+def read(function: Callable[..., Any], injectable: Injectable) -> Signature:
+    """Read a handler's signature. Raises InvalidHandler, naming the function and the parameter at fault."""
+    if not inspect.isfunction(function):
+        raise InvalidHandler(f"{function!r} is not a function", hint="decorate a plain function: def or async def")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise invalid(function, "yields, and nobody would go through what it yields")
+    taken = parameters(function)
+    if not taken:
+        raise invalid(function, "takes no payload", "the first parameter gets it: def handle(vibe: VibeCreated)")
+    hints = _hints(function)
+    first, *others = taken
+    is_async = inspect.iscoroutinefunction(function)
+    injected = {}
+    for parameter in others:
+        kind = injectable.kind(hints.get(parameter.name))
+        if kind is not None:
+            injected[parameter.name] = _fitting(function, parameter.name, kind, is_async)
+        elif parameter.default is inspect.Parameter.empty:
+            raise _unknown(function, parameter.name, hints, injectable)
+    return Signature(_payload(function, first.name, hints, injectable), first.name, injected, is_async)
+
+
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return a function's parameters. Raises InvalidHandler unless all can be given by name."""
+    found = list(inspect.signature(function).parameters.values())
+    for parameter in found:
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY or "VAR" in parameter.kind.name:
+            raise invalid(function, "must be a parameter that can be given by its name", parameter=parameter.name)
+    return found
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, SyntaxError) as error:
+        raise invalid(
+            function, f"has an annotation that cannot be read: {error}", "import it outside of TYPE_CHECKING"
+        ) from error
+
+
+def _fitting(function: Callable[..., Any], name: str, kind: Inject, is_async: bool) -> Inject:
+    if kind in (_SYNC if is_async else _ASYNC):
+        wanted = "AsyncSession or psycopg.AsyncConnection" if is_async else "Session or psycopg.Connection"
+        what = "an async function" if is_async else "a function in a thread"
+        raise invalid(function, f"is a {kind.value}: {what} takes {wanted}", parameter=name)
+    return kind
+
+
+def _payload(
+    function: Callable[..., Any], name: str, hints: Mapping[str, Any], injectable: Injectable
+) -> TypeAdapter[Any] | None:
+    if name not in hints:
+        fitting = "a pydantic model" if injectable.whole is None else f"a pydantic model, or {injectable.whole}"
+        raise invalid(function, "has no annotation", fitting, parameter=name)
+    kind = injectable.kind(hints[name])
+    if kind is Inject.EVENT:
+        return None
+    if kind is not None:
+        raise invalid(function, f"is the {kind.value}", "the payload comes first", parameter=name)
+    try:
+        return TypeAdapter(hints[name])
+    except (PydanticSchemaGenerationError, PydanticUserError) as error:
+        reason = str(error).splitlines()[0]
+        raise invalid(function, f"cannot be validated: {reason}", parameter=name) from error
+
+
+def _unknown(
+    function: Callable[..., Any], name: str, hints: Mapping[str, Any], injectable: Injectable
+) -> InvalidHandler:
+    found = f"has the type {hints[name]!r}, which is not injected" if name in hints else "has no annotation"
+    return invalid(function, found, f"known: {injectable.known()}", parameter=name)
+
+
+def invalid(
+    function: Callable[..., Any], message: str, hint: str | None = None, parameter: str | None = None
+) -> InvalidHandler:
+    """Make the error that names the function, and the parameter, at fault."""
+    where = f"{function.__module__}.{function.__qualname__}"
+    if parameter is None:
+        return InvalidHandler(message, field=where, hint=hint)
+    return InvalidHandler(message, field=f"{where}({parameter})", hint=hint)
+
+
+def misfits(error: ValidationError) -> str:
+    """Which fields of a payload do not fit and why, without what they hold."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    fields = [f"{'.'.join(map(str, ('payload', *item['loc'])))}: {item['msg']}" for item in found[:_FIELDS_SHOWN]]
+    more = f" (and {len(found) - _FIELDS_SHOWN} more)" if len(found) > _FIELDS_SHOWN else ""
+    return f"{'; '.join(fields)}{more}"

@@ -1,0 +1,98 @@
+"""Application cron jobs: which run is due, and who in the fleet is told.
+
+A run is a row before it is a message, so neither a lost queue nor a dead scheduler loses it, and its unique key
+keeps it from being opened twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+from uuid import UUID
+
+from uuid_utils.compat import uuid7
+
+from relay.cron import Cron
+from relay.domain.facts import FactSink, ScheduledRunMissed
+from relay.domain.schedule import Due, RunState, WaitingRun, due
+
+#: How often it is looked whether a job is due: a comparison, nothing more, while none is.
+EVERY: Final = timedelta(milliseconds=500)
+#: How often the table is read although nothing is due, in seconds: for repeated attempts, lost runs, a set clock.
+_SWEEP: Final = 2.0
+
+
+class RunOpener(Protocol):
+    """Opens runs as the leader. Raises DatabaseUnreachable."""
+
+    async def open(self, job: str, due: Due, correlation_id: UUID) -> RunState | None:
+        """Open a run; None when it is open already, or the lead is another's."""
+
+
+class RunTable(Protocol):
+    """The runs of a context. Both raise DatabaseUnreachable."""
+
+    async def last_fired(self, jobs: Iterable[str]) -> Mapping[str, datetime]:
+        """Since when each job may be due."""
+
+    async def waiting(self) -> Sequence[WaitingRun]:
+        """The runs that a worker should be told of."""
+
+
+class CronTick:
+    """Opens the runs that are due and enqueues those that wait. Harmless when it runs twice or not at all."""
+
+    def __init__(
+        self,
+        context: str,
+        jobs: Sequence[Cron],
+        lead: RunOpener,
+        runs: RunTable,
+        send: Callable[[Sequence[WaitingRun]], Awaitable[None]],
+        facts: FactSink,
+    ) -> None:
+        self._context = context
+        self.jobs = {job.name: job for job in jobs}
+        self._lead, self._runs, self._send, self._facts = lead, runs, send, facts
+        self._next: datetime | None = None
+        self._swept = 0.0
+
+    def forget(self) -> None:
+        """Look into the table at the next tick: another scheduler may have led meanwhile."""
+        self._next, self._swept = None, 0.0
+
+    async def tick(self) -> None:
+        """Look whether something is due. Raises DatabaseUnreachable."""
+        now = datetime.now(UTC)
+        if self._next is not None and now < self._next and time.monotonic() < self._swept + _SWEEP:
+            return
+        opened = [await self._open(name, found) for name, found in await self._due(now)]
+        await self._send(await self._runs.waiting())
+        following = min(filter(None, (self.next_run(name, now) for name in self.jobs)), default=None)
+        # What could not be opened is another's to open, or ours still: look again at once.
+        self._next = following if all(opened) else None
+        self._swept = time.monotonic()
+
+    async def _due(self, now: datetime) -> list[tuple[str, Due]]:
+        since = await self._runs.last_fired(self.jobs)
+        jobs = [(self.jobs[name], last) for name, last in since.items()]
+        looked = [(job.name, due(job.expression, last, now, job.misfire_grace)) for job, last in jobs]
+        return [(name, found) for name, found in looked if found is not None]
+
+    async def run_now(self, name: str, requested_at: datetime) -> None:
+        """Run a job once for an operator. Raises DatabaseUnreachable."""
+        await self._open(name, Due(requested_at))
+        await self._send(await self._runs.waiting())
+
+    def next_run(self, name: str, now: datetime) -> datetime | None:
+        """When a job fires next."""
+        return self.jobs[name].expression.after(now)
+
+    async def _open(self, name: str, found: Due) -> bool:
+        state = await self._lead.open(name, found, uuid7())
+        if state is RunState.MISSED:
+            missed = ScheduledRunMissed(context=self._context, job=name, scheduled_for=found.scheduled_for)
+            self._facts(missed)
+        return state is not None

@@ -1,0 +1,201 @@
+"""Runs the jobs of one context while this process leads it, and tells the database what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, Protocol
+
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+from relay.domain.errors import DatabaseUnreachable, RelayError
+from relay.domain.facts import FactSink, LeadLost, LeadTaken, OutageSeen
+from relay.domain.schedule import JobRecord
+from scheduler.crons import CronTick
+from scheduler.jobs import TICK_LIMIT, Job
+from scheduler.lease import Lease
+
+#: How often the runs of jobs are told, in turns of the lease.
+_TELL: Final = 4
+
+_log = logging.getLogger("relay.scheduler")
+
+
+class JobTable(Protocol):
+    """What is scheduled, for operators. Both raise DatabaseUnreachable."""
+
+    async def record(self, jobs: Sequence[JobRecord], *, all_of_them: bool = False) -> None:
+        """Tell of jobs."""
+
+    async def answer(self, job: str, requested_at: datetime) -> None:
+        """An operator's request is dealt with."""
+
+
+class Leader:
+    """Takes the lead of a context when it can be had, runs its jobs, and stops them when the lead is lost.
+
+    Every job is harmless when it runs twice, and so is a leader that does not know yet that it is none.
+    ``rest`` lets go of what only a leader needs.
+    """
+
+    def __init__(
+        self,
+        context: str,
+        jobs: Sequence[Job],
+        crons: CronTick,
+        lease: Lease,
+        table: JobTable,
+        clock: AsyncIOScheduler,
+        facts: FactSink,
+        rest: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._context, self._jobs, self._crons = context, {job.name: job for job in jobs}, crons
+        self._lease, self._table, self._clock, self._facts, self._rest = lease, table, clock, facts, rest
+        self._leads = False
+        self._turns = 0
+        self._told: str | None = None
+        self._last: dict[str, tuple[datetime, str | None]] = {}
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        while True:
+            await self._turn()
+            await asyncio.sleep(self._lease.pause)
+
+    async def stop(self) -> None:
+        """Let ticks come to their end, then give the lead up."""
+        self._unschedule()
+        while self._running:
+            await asyncio.wait(self._running)
+        if self._lease.held:
+            with suppress(RelayError, TimeoutError):
+                async with asyncio.timeout(TICK_LIMIT):
+                    await self._tell()
+                    await self._lease.release()
+
+    async def _turn(self) -> None:
+        try:
+            async with asyncio.timeout(TICK_LIMIT):
+                lead = await self._lease.take()
+                if self._leads and not self._lease.held:
+                    await self._lose()
+                if lead.term is not None:
+                    await self._lead(lead.term, lead.requested)
+            self._told = None
+        except (RelayError, TimeoutError) as error:
+            self._say(error)
+            if self._leads and not self._lease.held:
+                await self._lose()
+        except Exception:
+            # Whatever it is, without the next turn the context would have no leader at all.
+            _log.exception("the lease of %s could not be looked after", self._context)
+
+    async def _lead(self, term: int, requested: Mapping[str, datetime]) -> None:
+        if not self._leads:
+            await self._table.record(self._records(), all_of_them=True)
+            self._last.clear()
+            self._crons.forget()
+            for job in self._jobs.values():
+                if job.on_lead:
+                    job.on_lead()
+            self._leads = True
+            self._schedule()
+            self._facts(LeadTaken(context=self._context, term=term))
+        for name, requested_at in requested.items():
+            await self._answer(name, requested_at)
+        self._turns += 1
+        if requested or self._turns % _TELL == 0:
+            await self._tell()
+
+    async def _lose(self) -> None:
+        self._leads = False
+        self._unschedule()
+        self._facts(LeadLost(context=self._context))
+        await self._rest()
+
+    async def _answer(self, name: str, requested_at: datetime) -> None:
+        if name in self._crons.jobs:
+            await self._crons.run_now(name, requested_at)
+        elif name in self._jobs:
+            await self._tick(self._jobs[name])
+        await self._table.answer(name, requested_at)
+
+    # --- the clock ---
+
+    def _schedule(self) -> None:
+        # A late tick runs at once and stands for all that were missed; a tick that hangs is not joined by others.
+        for job in self._jobs.values():
+            self._clock.add_job(
+                partial(self._scheduled, job),
+                IntervalTrigger(seconds=job.every.total_seconds()),
+                id=job.name,
+                next_run_time=datetime.now(UTC),
+                misfire_grace_time=None,
+                coalesce=True,
+                max_instances=1,
+                replace_existing=True,
+            )
+
+    def _unschedule(self) -> None:
+        for name in self._jobs:
+            if self._clock.get_job(name):
+                self._clock.remove_job(name)
+
+    async def _scheduled(self, job: Job) -> None:
+        if task := asyncio.current_task():
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        # After a pause the clock is first: its ticks are late, and another leads by now.
+        if self._lease.held:
+            await self._tick(job)
+
+    async def _tick(self, job: Job) -> None:
+        # A tick that hangs on a silent server would keep every later one from running.
+        error = None
+        try:
+            async with asyncio.timeout(TICK_LIMIT):
+                await job.tick()
+        except TimeoutError:
+            error = f"gave up after {TICK_LIMIT:g} s"
+            _log.warning("tick %s %s", job.name, error)
+        except DatabaseUnreachable as outage:
+            error = str(outage)
+            self._say(outage)
+        except Exception as fault:
+            error = f"{type(fault).__name__}: {fault}"
+            _log.exception("tick %s failed", job.name)
+        self._last[job.name] = datetime.now(UTC), error
+
+    # --- telling ---
+
+    def _say(self, error: RelayError | TimeoutError) -> None:
+        """State an outage each time; anything else, a database without our tables say, once."""
+        if isinstance(error, DatabaseUnreachable | TimeoutError):
+            text = f"no answer within {TICK_LIMIT:g} s" if isinstance(error, TimeoutError) else error.message
+            self._facts(OutageSeen(context=self._context, server="postgresql", error=text))
+        elif self._told != str(error):
+            self._told = str(error)
+            _log.warning("context %s has no leader: %s", self._context, error)
+
+    async def _tell(self) -> None:
+        await self._table.record(self._records())
+
+    def _records(self) -> list[JobRecord]:
+        now = datetime.now(UTC)
+        crons = [
+            JobRecord(name, str(job.expression), next_run_at=self._crons.next_run(name, now))
+            for name, job in self._crons.jobs.items()
+        ]
+        return [*map(self._record, self._jobs.values()), *crons]
+
+    def _record(self, job: Job) -> JobRecord:
+        last, error = self._last.get(job.name, (None, None))
+        scheduled = self._clock.get_job(job.name)
+        following = scheduled.next_run_time if scheduled else None
+        return JobRecord(job.name, f"every {job.every.total_seconds():g} s", last, following, error)

@@ -1,0 +1,103 @@
+"""``python -m tasks``: run the tasks of every context in this process, without Redis (Strategy A)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Final
+
+from relay.adapters.postgres.handling import HandlerTransactions
+from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.tasks import PostgresTasks
+from relay.bootstrap import Facts
+from relay.domain.errors import ConfigurationError, RelayError
+from relay.settings import ContextSettings, Settings, load_settings
+from relay.telemetry.logs import LogFacts, configure
+from tasks.registry import registry
+from tasks.run import RunTask
+from tasks.worker import TaskWorker
+
+#: Connections beside those of the handlers: claims, renewals, the poll.
+_SPARE: Final = 4
+
+_log = logging.getLogger("relay.tasks")
+
+
+def main() -> int:
+    """Parse the command line, run until SIGINT or SIGTERM."""
+    options = _arguments()
+    try:
+        settings = load_settings()
+        configure(settings.log_level, settings.log_format)
+        for module in settings.user_modules:
+            importlib.import_module(module)
+        if not registry.handlers:
+            raise ConfigurationError(
+                "no module registers a task",
+                field="actor_modules",
+                hint="name yours in RELAY_ACTOR_MODULES: tasks.actors,consumer.actors,myapp.tasks",
+            )
+        left = asyncio.run(_run(settings, options))
+    except RelayError as error:
+        sys.stderr.write(f"error {error}\n")
+        return 1
+    return 0 if left == 0 else 3
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks",
+        description="Runs background tasks in this process. Reads relay.toml and RELAY_* variables.",
+    )
+    parser.add_argument("--threads", "-t", type=int, default=8, help="tasks at once for each context (8)")
+    parser.add_argument("--queues", "-Q", nargs="*", help="serve these task queues only")
+    parser.add_argument("--grace", type=float, default=30, help="seconds for tasks under way when stopped (30)")
+    return parser.parse_args()
+
+
+async def _run(settings: Settings, options: argparse.Namespace) -> int:
+    """Run a worker for each context; returns how many tasks were cut short."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    facts = Facts([LogFacts()])
+    async with AsyncExitStack() as stack:
+        started = [await _start(context, facts, options, stack) for context in settings.contexts.values()]
+        loops = [asyncio.create_task(worker.run(run)) for worker, run in started]
+        _log.info("tasks started: %d contexts, %d types", len(loops), len(registry.handlers))
+        waiting = asyncio.create_task(stop.wait())
+        await asyncio.wait([waiting, *loops], return_when=asyncio.FIRST_COMPLETED)
+        _log.info("tasks stopping")
+        for worker, _ in started:
+            worker.stop()
+        await asyncio.gather(*loops)
+        grace = timedelta(seconds=options.grace)
+        left = sum(await asyncio.gather(*(worker.drain(grace) for worker, _ in started)))
+    _log.info("tasks stopped: %d cut short", left)
+    return left
+
+
+async def _start(
+    context: ContextSettings, facts: Facts, options: argparse.Namespace, stack: AsyncExitStack
+) -> tuple[TaskWorker, RunTask]:
+    url, threads = context.database_url.get_secret_value(), max(1, options.threads)
+    name = f"jetrelay-tasks-{context.name}"
+    pool = create_pool(url, max_size=threads + _SPARE, application_name=name)
+    await pool.open(wait=False)
+    stack.push_async_callback(pool.close, timeout=2)
+    transactions = HandlerTransactions(url, limit=timedelta(minutes=1), size=threads, application_name=name)
+    stack.push_async_callback(transactions.close)
+    tasks = PostgresTasks(pool)
+    worker = TaskWorker(context.name, tasks, facts, threads=threads, queues=options.queues)
+    run = RunTask(context.name, tasks, registry, transactions, worker.put, facts, size=threads)
+    return worker, run
+
+
+if __name__ == "__main__":
+    sys.exit(main())

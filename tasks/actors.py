@@ -1,0 +1,119 @@
+"""Strategy B: the task actors, loaded by ``relay.actors``. Arguments are names and ids, never content."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Any, Final
+from uuid import UUID
+
+import dramatiq
+from dramatiq.errors import Retry
+
+from relay.actors import application, broker, budgets, chore, settings
+from relay.adapters.postgres.handling import HandlerTransactions
+from relay.adapters.postgres.tasks import PostgresTasks
+from relay.bootstrap import UPKEEP_QUEUE
+from relay.domain.errors import Outage
+from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, TaskRef
+from tasks.forward import DeliverTasks
+from tasks.registry import registry
+from tasks.run import RunTask
+
+#: A delivering job makes room for the next one before its gate opens by itself.
+_TURN: Final = 3.0
+#: How many tasks of a context run at once in a process, those that outlived their time limit included.
+_CALLS: Final = 32
+
+
+def queue_name(queue: str) -> str:
+    """The Dramatiq queue of a task queue, for ``dramatiq -Q``."""
+    return f"relay-task-{queue}"
+
+
+def _declare(queue: str) -> None:
+    """Serve a queue, with as many threads of its own as ``--threads`` says: slow mail holds up no report."""
+    budgets[queue_name(queue)] = None
+    broker.declare_queue(queue_name(queue))
+
+
+_declare(DEFAULT_QUEUE)
+registry.watch(_declare)
+
+
+@dramatiq.actor(queue_name=queue_name(DEFAULT_QUEUE), priority=DEFAULT_PRIORITY, max_retries=None)
+async def run_task(context: str, task_type: str, task_id: str) -> None:
+    """Make one attempt at a task. The row owns the retry, Dramatiq's Retries middleware times it."""
+    try:
+        delay = await _run(context).run(UUID(task_id), task_type)
+    except Outage:
+        # The row keeps its claim until the lease is over; the sweep brings it back.
+        return
+    if delay is not None:
+        raise Retry(delay=int(delay / timedelta(milliseconds=1)))
+
+
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def deliver_tasks(context: str, token: str) -> None:
+    """Bring the due tasks of a context to Redis."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _TURN
+    async with chore(f"deliver_tasks:{context}", token):
+        await _deliver(context).drain(lambda: not application.stopping and loop.time() < end)
+
+
+@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+async def sweep_tasks(context: str, token: str) -> None:
+    """Deliver again what should be in a queue and is not: Redis was flushed, or a worker died."""
+    async with chore(f"sweep_tasks:{context}", token):
+        await _deliver(context).sweep()
+
+
+@cache
+def _tasks(context: str) -> PostgresTasks:
+    return PostgresTasks(application.context(context).pool)
+
+
+@cache
+def _run(context: str) -> RunTask:
+    async def wake(tasks: Sequence[TaskRef]) -> None:
+        await _put(context, tasks)
+
+    # The limit is that of each task, which comes with its settlement.
+    transactions = HandlerTransactions(
+        application.context(context).settings.database_url.get_secret_value(),
+        limit=timedelta(minutes=1),
+        size=_CALLS,
+        application_name=f"jetrelay-tasks-{context}",
+    )
+    application.on_stop.append(transactions.close)
+    return RunTask(context, _tasks(context), registry, transactions, wake, application.facts, size=_CALLS)
+
+
+@cache
+def _deliver(context: str) -> DeliverTasks:
+    async def put(tasks: Sequence[TaskRef]) -> None:
+        await _put(context, tasks)
+
+    return DeliverTasks(context, _tasks(context), _room, put, application.facts)
+
+
+async def _room(queue: str) -> int:
+    return settings.task_window - await asyncio.to_thread(broker.backlog, queue_name(queue))
+
+
+async def _put(context: str, tasks: Sequence[TaskRef]) -> None:
+    if tasks:
+        await asyncio.to_thread(broker.enqueue_many, [_message(context, task) for task in tasks])
+
+
+def _message(context: str, task: TaskRef) -> dramatiq.Message[Any]:
+    return dramatiq.Message(
+        queue_name=queue_name(task.queue),
+        actor_name=run_task.actor_name,
+        args=(context, task.type, str(task.id)),
+        kwargs={},
+        options={"task_priority": task.priority},
+    )

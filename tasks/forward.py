@@ -1,0 +1,83 @@
+"""Delivery of due tasks to whoever runs them: Redis in Strategy B, this process in Strategy A (§2.7).
+
+A queue gets no more than it has room for. The rest waits in the table, in the order of its priorities, where
+an urgent task still overtakes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from relay.adapters.postgres.tasks import PostgresTasks
+from relay.domain.facts import FactSink, TasksDelivered
+from relay.domain.tasks import TaskRef
+
+_BATCH: Final = 300
+#: How soon to look again while the queues are full, in seconds: it doubles up to the longest.
+_PAUSE: Final = 0.02
+_LONG_PAUSE: Final = 0.5
+
+#: How many tasks a queue takes now.
+Room = Callable[[str], Awaitable[int]]
+#: Puts tasks into their queues, and returns when they are there. Raises QueueUnreachable.
+Put = Callable[[Sequence[TaskRef]], Awaitable[None]]
+
+
+class DeliverTasks:
+    """Repeatable, and harmless beside others of its kind: the tables' locks decide."""
+
+    def __init__(self, context: str, tasks: PostgresTasks, room: Room, put: Put, facts: FactSink) -> None:
+        self._context = context
+        self._tasks = tasks
+        self._room = room
+        self._put = put
+        self._facts = facts
+
+    async def drain(self, go_on: Callable[[], bool]) -> None:
+        """Deliver until nothing is due. Raises DatabaseUnreachable and QueueUnreachable."""
+        pause = _PAUSE
+        while go_on() and (queues := await self._tasks.pending_queues()):
+            if await self.once(queues):
+                pause = _PAUSE
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONG_PAUSE)
+
+    async def once(self, queues: Sequence[str]) -> int:
+        """Fill up ``queues`` with one batch each; returns how many tasks went."""
+        count = 0
+        for queue in queues:
+            room = await self._room(queue)
+            if room > 0:
+                count += await self._fill(queue, min(room, _BATCH))
+        return count
+
+    async def _fill(self, queue: str, limit: int) -> int:
+        """Delivered once the queue has confirmed (§2.7): a crash before the commit delivers them twice."""
+        async with self._tasks.deliver(queue, limit) as delivery:
+            if not delivery.tasks:
+                return 0
+            await self._put(delivery.tasks)
+            await delivery.mark_delivered()
+        self._tell(queue, len(delivery.tasks), again=False)
+        return len(delivery.tasks)
+
+    async def sweep(self) -> int:
+        """Deliver again what should have begun by now and has not; returns how many tasks went.
+
+        As much as a queue has room for: what waits in a long queue looks lost as well.
+        """
+        count = 0
+        for queue in await self._tasks.overdue_queues():
+            room = await self._room(queue)
+            lost = await self._tasks.overdue(queue, min(room, _BATCH)) if room > 0 else []
+            if lost:
+                await self._put(lost)
+                self._tell(queue, len(lost), again=True)
+            count += len(lost)
+        return count
+
+    def _tell(self, queue: str, count: int, *, again: bool) -> None:
+        self._facts(TasksDelivered(context=self._context, queue=queue, count=count, again=again))

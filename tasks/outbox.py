@@ -1,0 +1,111 @@
+"""Scheduling: a task is a row of the transaction that wants it done (building blocks §3.1).
+
+Nothing here commits, and no task runs before the caller's transaction has committed. A task scheduled on a
+SQLAlchemy session is written when it commits; on a connection it is written at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, overload
+from uuid import UUID
+
+from uuid_utils.compat import uuid7
+
+from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, write
+from relay.bus import RequestContext
+from relay.domain.errors import InvalidPayload, PayloadTooLarge
+from relay.domain.limits import encode_payload
+from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, BackgroundTask, InvalidTask
+from tasks.registry import Registry, plain, registry
+
+#: The longest payload, in bytes of JSON: tasks carry ids, not documents.
+MAX_PAYLOAD: Final = 262_144
+MAX_METADATA: Final = 8_192
+
+Task = str | Callable[..., Any]
+
+
+@overload
+def schedule(target: SyncTarget, task: Task, payload: object, **options: Any) -> UUID: ...
+@overload
+def schedule(target: AsyncTarget, task: Task, payload: object, **options: Any) -> Awaitable[UUID]: ...
+def schedule(
+    target: SyncTarget | AsyncTarget, task: Task, payload: object, **options: Any
+) -> UUID | Awaitable[UUID]:
+    """Record a task in the open transaction of ``target``; returns its id, awaitable with an async target.
+
+    ``task``: a decorated function or its type. Options are those of `background_task`, which also says what is
+    raised; on top come UnsupportedTarget and NoTransaction.
+    """
+    row = background_task(task, payload, **options)
+    return write(target, [row], row.id)
+
+
+def background_task(  # noqa: PLR0913 - each column is one keyword
+    task: Task,
+    payload: object,
+    *,
+    delay: timedelta | None = None,
+    available_at: datetime | None = None,
+    queue: str | None = None,
+    priority: int | None = None,
+    id: UUID | None = None,
+    correlation_id: UUID | None = None,
+    causation_id: UUID | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    registered: bool = True,
+    within: Registry = registry,
+) -> BackgroundTask:
+    """Check a task and fill in what was not given, the correlation from the `RequestContext`.
+
+    ``delay`` or ``available_at``: not before. ``registered=False``: the handler lives in another process, so that
+    its name and payload cannot be checked here, and concurrency limits do not hold. Raises UnknownTask,
+    InvalidPayload, PayloadTooLarge and InvalidTask.
+    """
+    key = None
+    if registered:
+        handler = within.named(task)
+        task, queue = handler.type, queue or handler.queue
+        priority = handler.priority if priority is None else priority
+        text, key = handler.encode(payload)
+    elif isinstance(task, str):
+        text = encode_payload(plain(payload))
+    else:
+        raise InvalidTask("pass the type of a task that is registered elsewhere", field="task")
+    _check_size(text, MAX_PAYLOAD, "payload")
+    id = uuid7() if id is None else id
+    request = RequestContext.current()
+    return BackgroundTask(
+        id=id,
+        type=task,
+        payload=text,
+        queue=queue or DEFAULT_QUEUE,
+        priority=DEFAULT_PRIORITY if priority is None else priority,
+        available_at=available_at,
+        delay=delay,
+        concurrency_key=key,
+        # A task without a request begins a chain of its own.
+        correlation_id=correlation_id or request.correlation_id or id,
+        causation_id=request.causation_id if causation_id is None else causation_id,
+        metadata=_metadata(metadata or {}),
+    )
+
+
+def _metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        _check_size(encode_payload(dict(metadata)), MAX_METADATA, "metadata")
+    except InvalidPayload as error:
+        raise InvalidTask(error.message, field="metadata") from None
+    return metadata
+
+
+def _check_size(text: str, limit: int, field: str) -> None:
+    size = len(text.encode())
+    if size > limit:
+        raise PayloadTooLarge(
+            f"takes {size} bytes, the limit is {limit}",
+            field=field,
+            hint="store the content elsewhere and pass its id",
+        )

@@ -1,0 +1,228 @@
+"""Which function handles which type of task, and under what conditions (building blocks §2.7).
+
+The first parameter is the payload: a pydantic model, or anything else that pydantic validates. Further ones
+are injected by their type: `TaskContext`, and of the transaction that completes the task SQLAlchemy's
+``Session`` or a ``psycopg.Connection`` (``AsyncSession`` or ``psycopg.AsyncConnection`` in an async function).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from relay.adapters.postgres.tasks import Limits
+from relay.domain.backoff import Backoff
+from relay.domain.errors import InvalidHandler, InvalidPayload
+from relay.domain.limits import check_key, encode_payload
+from relay.domain.policies import RetryPolicy
+from relay.domain.tasks import (
+    DEFAULT_PRIORITY,
+    DEFAULT_QUEUE,
+    InvalidTask,
+    UnknownTask,
+    check_priority,
+    check_queue,
+    check_type,
+)
+from relay.handling.calls import Function
+from relay.handling.signatures import Inject, Injectable, misfits, read
+from relay.settings.values import parse_duration
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+#: The field of the payload that makes the key, or a function from the payload to it.
+Key = str | Callable[[Any], object]
+
+_KEY_LIMIT: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext:
+    """Where a call of a handler stands. ``attempt`` counts from 1; ``causation_id`` is what caused the task."""
+
+    task_id: UUID
+    task_type: str
+    correlation_id: UUID
+    causation_id: UUID | None
+    attempt: int
+    metadata: Mapping[str, Any]
+
+
+_INJECTABLE: Final = Injectable({TaskContext: Inject.CONTEXT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskHandler:
+    """A registered function with its options."""
+
+    type: str
+    function: Function
+    queue: str
+    priority: int
+    policy: RetryPolicy
+    time_limit: timedelta
+    limits: Limits
+    key: Key | None
+
+    @property
+    def adapter(self) -> TypeAdapter[Any]:
+        """What validates the payload."""
+        assert self.function.signature.payload is not None  # nothing may stand in its place
+        return self.function.signature.payload
+
+    def encode(self, payload: object) -> tuple[str, str | None]:
+        """Check a payload; returns it as JSON text, and the key of the concurrency limit.
+
+        Raises InvalidPayload, naming the fields that do not fit.
+        """
+        text = encode_payload(plain(payload))
+        try:
+            # As the worker will read it.
+            value = self.adapter.validate_json(text)
+        except ValidationError as error:
+            raise InvalidPayload(f"{self.type}: {misfits(error)}", field="payload") from None
+        return text, self._concurrency_key(value)
+
+    def _concurrency_key(self, value: Any) -> str | None:
+        if self.limits.concurrency is None:
+            return None
+        if self.key is None:
+            return self.type
+        found = self.key(value) if callable(self.key) else _field(value, self.key)
+        return f"{self.type}:{check_key(str(found), 'concurrency_key', limit=_KEY_LIMIT)}"
+
+
+def plain(payload: object) -> object:
+    """A payload as JSON values. Raises InvalidPayload."""
+    try:
+        return payload.model_dump(mode="json") if isinstance(payload, BaseModel) else to_jsonable_python(payload)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise InvalidPayload(str(error), field="payload") from None
+
+
+def _field(value: Any, name: str) -> object:
+    try:
+        return value[name] if isinstance(value, Mapping) else getattr(value, name)
+    except (KeyError, AttributeError):
+        raise InvalidPayload("is missing, and the concurrency limit goes by it", field=f"payload.{name}") from None
+
+
+@dataclass
+class Registry:
+    """The task handlers of a process, one for each type."""
+
+    handlers: dict[str, TaskHandler] = field(default_factory=dict)
+    _types: dict[Callable[..., Any], str] = field(default_factory=dict)
+    _watchers: list[Callable[[str], None]] = field(default_factory=list)
+
+    def add(self, handler: TaskHandler) -> None:
+        """Register a handler. Raises InvalidHandler when its type has one already, or the function a type."""
+        if handler.type in self.handlers:
+            taken = self.handlers[handler.type].function.function
+            raise InvalidHandler(f"{handler.type} is handled by {taken.__module__}.{taken.__qualname__} already")
+        function = handler.function.function
+        if function in self._types:
+            # To schedule it by the function would be ambiguous.
+            where = f"{function.__module__}.{function.__qualname__}"
+            raise InvalidHandler(f"handles {self._types[function]} already", field=where)
+        self.handlers[handler.type] = handler
+        self._types[function] = handler.type
+        for watcher in self._watchers:
+            watcher(handler.queue)
+
+    def watch(self, watcher: Callable[[str], None]) -> None:
+        """Have ``watcher`` told the queue of each handler, past and future."""
+        self._watchers.append(watcher)
+        for handler in self.handlers.values():
+            watcher(handler.queue)
+
+    def find(self, task_type: str) -> TaskHandler | None:
+        """The handler of a type."""
+        return self.handlers.get(task_type)
+
+    def named(self, wanted: str | Callable[..., Any]) -> TaskHandler:
+        """The handler of a type or a decorated function. Raises UnknownTask."""
+        name = wanted if isinstance(wanted, str) else self._types.get(wanted)
+        if name not in self.handlers:
+            known = ", ".join(sorted(self.handlers)) or "none"
+            raise UnknownTask(
+                f"no task is called {str(wanted)[:120]!r} here",
+                field="task",
+                hint=f"import the module that registers it, or pass registered=False; known: {known[:300]}",
+            )
+        return self.handlers[name]
+
+
+#: The handlers that `task` registers.
+registry: Final = Registry()
+
+
+def task(  # noqa: PLR0913 - each option is one keyword
+    type: str,  # noqa: A002 - the field's name in the table and in the specification
+    *,
+    queue: str = DEFAULT_QUEUE,
+    priority: int = DEFAULT_PRIORITY,
+    max_retries: int = 10,
+    backoff: tuple[str, str] = ("1s", "60s"),
+    time_limit: str = "5m",
+    rate_limit: str | None = None,
+    concurrency: int | None = None,
+    concurrency_key: Key | None = None,
+    into: Registry = registry,
+) -> Callable[[Decorated], Decorated]:
+    """Register a function as the handler of a type of task; it stays an ordinary function.
+
+    ``priority``: 0 first, 100 last. ``backoff``: the wait after the first failure, which doubles, and the longest.
+    ``time_limit``: for one attempt. ``rate_limit``: ``"100/1m"``, starts of this type, evenly spaced over all
+    workers. ``concurrency``: how many may run at once, of the type or of each ``concurrency_key`` (a field of the
+    payload, or a function of it). Raises InvalidTask and InvalidHandler.
+    """
+    if concurrency_key is not None and concurrency is None:
+        raise InvalidTask("needs a limit", field="concurrency_key", hint="concurrency=1")
+    if max_retries < 0 or (concurrency is not None and concurrency < 1):
+        name = "max_retries" if max_retries < 0 else "concurrency"
+        raise InvalidTask("is too small", field=name)
+    options: dict[str, Any] = {
+        "type": check_type(type),
+        "queue": check_queue(queue),
+        "priority": check_priority(priority),
+        "policy": RetryPolicy(max_attempts=max_retries + 1, backoff=_backoff(*backoff)),
+        "time_limit": _duration(time_limit, "time_limit"),
+        "limits": Limits(concurrency, None if rate_limit is None else _interval(rate_limit)),
+        "key": concurrency_key,
+    }
+
+    def register(function: Decorated) -> Decorated:
+        into.add(TaskHandler(function=Function(function, read(function, _INJECTABLE)), **options))
+        return function
+
+    return register
+
+
+def _interval(rate: str) -> timedelta:
+    count, _, period = rate.partition("/")
+    if not count.isdecimal() or int(count) < 1:
+        raise InvalidTask(f"{rate!r} is not a rate", field="rate_limit", hint='for example "100/1m"')
+    return _duration(period, "rate_limit") / int(count)
+
+
+def _backoff(first: str, longest: str) -> Backoff:
+    try:
+        return Backoff(initial=_duration(first, "backoff"), maximum=_duration(longest, "backoff"))
+    except ValueError as error:
+        raise InvalidTask(str(error), field="backoff") from None
+
+
+def _duration(text: str, name: str) -> timedelta:
+    try:
+        found = parse_duration(text)
+    except ValueError as error:
+        raise InvalidTask(str(error), field=name, hint="for example 500ms, 30s, 5m") from None
+    if found <= timedelta(0):
+        raise InvalidTask("must be longer than nothing", field=name)
+    return found

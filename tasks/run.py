@@ -1,0 +1,179 @@
+"""One attempt at one task: claim → handler → policy → settle. Safe to run twice at once for the same id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from pydantic import ValidationError
+
+from relay.adapters.postgres.handling import HandlerTransactions, Settlement
+from relay.adapters.postgres.tasks import PostgresTasks
+from relay.bus import RequestContext
+from relay.domain.errors import DatabaseUnreachable, Outage
+from relay.domain.facts import FactSink, TaskCompleted, TaskFailed, TaskPutOff, TaskRetried, TaskUnhandled
+from relay.domain.model import HandlerResult, Verdict
+from relay.domain.policies import Ack, DeadLetter, Retry, decide
+from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
+from relay.handling.calls import Call, Calls, answered
+from relay.handling.signatures import Inject, misfits
+from tasks.registry import Registry, TaskContext, TaskHandler
+
+#: A claim outlives its worker by this much at most; a live worker renews it four times as often.
+_LEASE: Final = timedelta(seconds=8)
+#: A turn that comes this soon is waited for on the spot: a queue's delays are too coarse for fast rates.
+_SOON: Final = timedelta(milliseconds=500)
+#: How long a type waits that no loaded module registers: for a deployment, as a rule.
+_UNHANDLED: Final = PutOff(timedelta(seconds=10), "handler")
+
+#: Brings tasks that are due now to whoever runs them.
+Wake = Callable[[Sequence[TaskRef]], Awaitable[None]]
+
+
+class RunTask:
+    """Runs the tasks of one context, ``size`` of them at once."""
+
+    def __init__(
+        self,
+        context: str,
+        tasks: PostgresTasks,
+        registry: Registry,
+        transactions: HandlerTransactions,
+        wake: Wake,
+        facts: FactSink,
+        *,
+        size: int,
+    ) -> None:
+        self._context = context
+        self._tasks = tasks
+        self._registry = registry
+        self._transactions = transactions
+        self._wake = wake
+        self._facts = facts
+        self._calls = Calls(size)
+
+    async def run(self, id: UUID, task_type: str) -> timedelta | None:
+        """Make one attempt; returns after how long to try again, or None when there is nothing to do.
+
+        Raises DatabaseUnreachable; the row then keeps its claim until the lease is over.
+        """
+        handler = self._registry.find(task_type)
+        if handler is None:
+            await self._tasks.put_off(id, _UNHANDLED)
+            self._facts(TaskUnhandled(context=self._context, task_id=id, task_type=task_type))
+            return _UNHANDLED.delay
+        match await self._start(id, handler):
+            case ClaimedTask() as claim:
+                return await self._attempt(claim, handler)
+            case PutOff(delay, waits_for):
+                seconds = delay.total_seconds()
+                self._facts(
+                    TaskPutOff(
+                        context=self._context,
+                        task_id=id,
+                        task_type=task_type,
+                        waits_for=waits_for,
+                        delay_seconds=seconds,
+                    )
+                )
+                return delay
+        return None
+
+    async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
+        """Claim the task, waiting for a turn of the rate limit that is near."""
+        while True:
+            found = await self._tasks.claim(id, handler.type, _LEASE, handler.limits)
+            if not isinstance(found, PutOff) or found.waits_for != "turn" or found.delay > _SOON:
+                return found
+            await asyncio.sleep(found.delay.total_seconds())
+
+    async def _attempt(self, claim: ClaimedTask, handler: TaskHandler) -> timedelta | None:
+        try:
+            result = await self._ask(claim, handler)
+            if result.verdict is Verdict.TRANSIENT and claim.attempts > handler.policy.max_attempts:
+                await self._fail(claim, result.detail)
+                return None
+            match decide(result, claim.attempts, handler.policy, random.random()):  # noqa: S311
+                case Ack(settled):
+                    if settled or await self._tasks.complete(claim):
+                        self._facts(TaskCompleted(**self._about(claim)))
+                case DeadLetter(reason):
+                    await self._fail(claim, reason)
+                case Retry(delay, error):
+                    return await self._put_off(claim, delay, error)
+        finally:
+            await self._next(claim)
+        return None
+
+    async def _ask(self, claim: ClaimedTask, handler: TaskHandler) -> HandlerResult:
+        if claim.processed:
+            return HandlerResult(Verdict.ALREADY_PROCESSED)
+        if claim.attempts > handler.policy.max_attempts:
+            # Every attempt was spent and the last one gave no answer: it took its worker along.
+            return HandlerResult.failed(f"exhausted: {claim.attempts - 1} attempts, the last one was cut short")
+        keeper = asyncio.create_task(self._keep(claim))
+        try:
+            return await answered(self._call(claim, handler), handler.time_limit.total_seconds())
+        finally:
+            keeper.cancel()
+
+    async def _call(self, claim: ClaimedTask, handler: TaskHandler) -> HandlerResult:
+        try:
+            argument = handler.adapter.validate_json(claim.payload)
+        except ValidationError as error:
+            return HandlerResult(Verdict.POISON, f"does not fit its handler: {misfits(error)}")
+        context = TaskContext(
+            task_id=claim.id,
+            task_type=claim.type,
+            correlation_id=claim.correlation_id or claim.id,
+            causation_id=claim.causation_id,
+            attempt=claim.attempts,
+            metadata=claim.metadata,
+        )
+        call = Call(
+            handler.function,
+            argument,
+            {Inject.CONTEXT: context},
+            Settlement.of_task(claim.id, claim.token, handler.time_limit),
+            self._transactions,
+        )
+        with RequestContext(correlation_id=context.correlation_id, causation_id=claim.id).use():
+            return await self._calls.run(call)
+
+    async def _keep(self, claim: ClaimedTask) -> None:
+        """Renew the claim while the handler works. Stops when it is lost: the token then fences us off."""
+        while True:
+            await asyncio.sleep(_LEASE.total_seconds() / 4)
+            with contextlib.suppress(DatabaseUnreachable):
+                if not await self._tasks.renew(claim, _LEASE):
+                    return
+
+    async def _put_off(self, claim: ClaimedTask, delay: timedelta, error: str) -> timedelta | None:
+        if not await self._tasks.record_error(claim, error, delay):
+            return None
+        self._facts(TaskRetried(**self._about(claim), delay_seconds=delay.total_seconds(), error=error))
+        return delay
+
+    async def _fail(self, claim: ClaimedTask, error: str) -> None:
+        if await self._tasks.fail(claim, error):
+            self._facts(TaskFailed(**self._about(claim), error=error))
+
+    async def _next(self, claim: ClaimedTask) -> None:
+        """Let the next task of the key begin. If that fails, it looks again by itself."""
+        if claim.concurrency_key is not None:
+            with contextlib.suppress(Outage):
+                await self._wake(await self._tasks.next_of_key(claim.concurrency_key))
+
+    def _about(self, claim: ClaimedTask) -> dict[str, Any]:
+        return {
+            "context": self._context,
+            "task_id": claim.id,
+            "task_type": claim.type,
+            "correlation_id": claim.correlation_id,
+            "attempts": claim.attempts,
+        }

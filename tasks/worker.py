@@ -1,0 +1,144 @@
+"""Strategy A: tasks polled and run in this process, for a service without Redis (building blocks §2.7).
+
+The same registry, claims and limits as with Dramatiq, so both may work on one table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from relay.adapters.postgres.tasks import PostgresTasks
+from relay.domain.errors import Outage
+from relay.domain.facts import FactSink, OutageSeen
+from relay.domain.tasks import TaskRef
+from tasks.forward import DeliverTasks
+from tasks.run import RunTask
+
+#: How often to look for lost tasks, in seconds.
+_SWEEP: Final = 1.0
+
+_log = logging.getLogger("relay.tasks")
+
+
+class TaskWorker:
+    """Runs the tasks of one context, ``threads`` at once. ``queues``: those it serves, all if None.
+
+    ``poll``: how long to wait when nothing is due, in seconds.
+    """
+
+    def __init__(
+        self,
+        context: str,
+        tasks: PostgresTasks,
+        facts: FactSink,
+        *,
+        threads: int,
+        queues: Sequence[str] | None = None,
+        poll: float = 0.25,
+    ) -> None:
+        self._context = context
+        self._tasks = tasks
+        self._facts = facts
+        self._threads = threads
+        self._slots = asyncio.Semaphore(threads)
+        self._queues = queues
+        self._poll = poll
+        self._deliver = DeliverTasks(context, tasks, self._room, self.put, facts)
+        self._running: set[asyncio.Task[None]] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._stop = asyncio.Event()
+        self._freed = asyncio.Event()
+
+    async def run(self, run: RunTask) -> None:
+        """Poll until `stop`. An outage is waited out."""
+        self._run = run
+        turn, swept, loop = 0, 0.0, asyncio.get_running_loop()
+        while not self._stop.is_set():
+            moved = 0
+            try:
+                moved = await self._look(turn)
+                if loop.time() - swept > _SWEEP:
+                    await self._deliver.sweep()
+                    swept = loop.time()
+            except Outage as error:
+                self._facts(OutageSeen(context=self._context, server="postgresql", error=error.message))
+            turn += 1
+            if not moved:
+                await self._wait()
+
+    def stop(self) -> None:
+        """Take no more tasks."""
+        self._stop.set()
+        self._freed.set()
+        for timer in self._timers:
+            timer.cancel()
+
+    async def drain(self, grace: timedelta) -> int:
+        """Wait for the tasks under way; returns how many were not done in time. Their claims run out."""
+        _, left = await asyncio.wait(self._running, timeout=grace.total_seconds()) if self._running else ((), ())
+        for task in left:
+            task.cancel()
+        return len(left)
+
+    async def put(self, tasks: Sequence[TaskRef]) -> None:
+        """Start tasks; each claims its row first."""
+        for task in tasks:
+            self._begin(task)
+
+    async def _look(self, turn: int) -> int:
+        """Take due tasks, from another queue first each time, so that none starves the others."""
+        queues = await self._tasks.pending_queues()
+        first = turn % len(queues) if queues else 0
+        return await self._deliver.once([*queues[first:], *queues[:first]])
+
+    async def _room(self, queue: str) -> int:
+        if self._queues is not None and queue not in self._queues:
+            return 0
+        return self._threads - len(self._running)
+
+    async def _wait(self) -> None:
+        """Until a task ends, if all threads are taken; else until the next poll."""
+        self._freed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._freed.wait(), self._poll)
+
+    def _begin(self, task: TaskRef) -> None:
+        if self._stop.is_set():
+            return
+        running = asyncio.get_running_loop().create_task(self._attempt(task))
+        self._running.add(running)
+        running.add_done_callback(self._ended)
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        self._freed.set()
+
+    async def _attempt(self, task: TaskRef) -> None:
+        try:
+            # Retries come in their own time, whether there is a thread for them or not.
+            async with self._slots:
+                delay = await self._run.run(task.id, task.type)
+        except Outage as error:
+            # The row keeps its claim until the lease is over; the sweep brings it back.
+            self._facts(OutageSeen(context=self._context, server="postgresql", error=error.message))
+            return
+        except Exception:
+            _log.exception("task %s could not be run", task.id)
+            return
+        if delay is not None and not self._stop.is_set():
+            self._later(delay, task)
+
+    def _later(self, delay: timedelta, task: TaskRef) -> None:
+        """Try again in time. If this process is gone by then, the sweep of another does."""
+
+        def begin() -> None:
+            self._timers.discard(timer)
+            self._begin(task)
+
+        timer = asyncio.get_running_loop().call_later(delay.total_seconds(), begin)
+        self._timers.add(timer)

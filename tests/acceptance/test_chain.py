@@ -1,0 +1,127 @@
+"""One chain through two services (building blocks §4.2): the same correlation everywhere, at each step its cause.
+
+HTTP request → command → domain event → integration event → stream → subscriber → command → domain event →
+integration event and task, and every log line on the way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session
+from starlette.testclient import TestClient
+
+from relay import Event, Outbox
+from relay.adapters.postgres.units import SqlAlchemyUnits
+from relay.bus import (
+    AggregateRoot,
+    Command,
+    CommandBus,
+    DomainEvent,
+    DomainEventBus,
+    RequestContextMiddleware,
+    TransactionalCommandBus,
+    UnitOfWork,
+)
+from tests.acceptance import chain_search
+from tests.acceptance.fleet import Fleet, wait_for
+
+HANDLER = "python:tests.acceptance.chain_search"
+
+
+class Created(DomainEvent):
+    title: str
+
+
+class Create(Command[None]):
+    title: str
+
+
+class Vibe(AggregateRoot):
+    pass
+
+
+class Producer:
+    """The first service. ``happened`` are its domain events."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.happened: list[Created] = []
+        self.commands, events = CommandBus(), DomainEventBus()
+        self.commands.handles(Create)(self.create)
+        events.on(Created)(self.tell)
+        self.bus = TransactionalCommandBus(
+            self.commands, SqlAlchemyUnits(engine, outbox=Outbox("vibespro")), events
+        )
+        api = FastAPI()
+        api.post("/vibes", status_code=204)(self.post)
+        self.client = TestClient(RequestContextMiddleware(api))
+
+    def post(self, command: Create) -> None:
+        self.bus.dispatch(command).unwrap()
+
+    def create(self, command: Create, unit: UnitOfWork[Session]) -> None:
+        unit.track(Vibe()).record(Created(title=command.title))
+
+    def tell(self, created: Created, unit: UnitOfWork[Session]) -> None:
+        self.happened.append(created)
+        payload = {"title": created.title}
+        unit.publish(Event(event_type="vibe_created", aggregate_type="vibe", aggregate_id="1", payload=payload))
+
+
+@pytest.fixture
+def fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
+    fleet = start_fleet(handler=HANDLER)
+    fleet.query("sea", chain_search.TABLE)
+    fleet.scheduler()
+    fleet.worker()
+    return fleet
+
+
+@pytest.fixture
+def producer(fleet: Fleet) -> Iterator[Producer]:
+    engine = create_engine(fleet.urls["vibespro"].replace("postgresql://", "postgresql+psycopg://"))
+    yield Producer(engine)
+    engine.dispose()
+
+
+def test_one_chain_through_two_services(fleet: Fleet, producer: Producer) -> None:
+    correlation = uuid4()
+    headers = {"X-Correlation-ID": str(correlation)}
+    assert producer.client.post("/vibes", json={"title": "dusk"}, headers=headers).status_code == 204
+    wait_for("the task is completed", lambda: lines(fleet, "warmed up"))
+
+    [created] = producer.happened
+    [sent] = ids(fleet, "vibespro", "outbox_events")
+    assert sent[1:] == (correlation, created.id)
+
+    [message] = fleet.messages("VIBESPRO_EVENTS")
+    body = json.loads(message.data)
+    assert (body["correlation_id"], body["causation_id"]) == (str(correlation), str(created.id))
+
+    assert fleet.inbox(sent[0])["correlation_id"] == correlation
+    [(indexed,)] = fleet.query("sea", "SELECT event_id FROM entries")
+    [answered] = ids(fleet, "sea", "outbox_events")
+    [task] = ids(fleet, "sea", "task_outbox")
+    assert answered[1:] == (correlation, indexed)
+    assert task[1:] == (correlation, indexed)
+
+    causes = {"received": sent[0], "indexed": sent[0], "announced": indexed, "warmed up": task[0]}
+    for event, cause in causes.items():
+        [line] = lines(fleet, event)
+        assert (line["correlation_id"], line["causation_id"]) == (str(correlation), str(cause)), event
+
+
+def ids(fleet: Fleet, context: str, table: str) -> list[tuple[UUID, UUID, UUID]]:
+    return fleet.query(context, f"SELECT id, correlation_id, causation_id FROM {table}")
+
+
+def lines(fleet: Fleet, event: str) -> list[dict[str, Any]]:
+    """What the second service logged."""
+    read = [json.loads(line) for line in fleet.log("worker").splitlines() if line.startswith("{")]
+    return [line for line in read if line.get("logger") == "chain" and line["event"] == event]

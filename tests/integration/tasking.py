@@ -1,0 +1,126 @@
+"""What tests of tasks share: a context's tasks, a registry of the test's own, and whoever runs them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+from pydantic import BaseModel
+
+from relay.adapters.postgres.handling import HandlerTransactions
+from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.tasks import PostgresTasks
+from relay.domain.facts import Fact
+from relay.domain.tasks import TaskRef
+from tasks import schedule, task
+from tasks.forward import DeliverTasks
+from tasks.registry import Registry
+from tasks.run import RunTask
+from tasks.worker import TaskWorker
+
+EFFECT = "INSERT INTO effects (task_id, n) VALUES ('{}', {})"
+
+
+class Mail(BaseModel):
+    n: int
+    to: str = "ann"
+
+
+@dataclass
+class Tasks:
+    """The tasks of one database. Use `tasking`."""
+
+    url: str
+    registry: Registry = field(default_factory=Registry)
+    facts: list[Fact] = field(default_factory=list)
+    woken: list[TaskRef] = field(default_factory=list)
+    sent: list[TaskRef] = field(default_factory=list)
+    room: int = 1_000
+    tasks: PostgresTasks = field(init=False)
+    transactions: HandlerTransactions = field(init=False)
+    runner: RunTask = field(init=False)
+    deliverer: DeliverTasks = field(init=False)
+
+    def register(self, function: Callable[..., Any], task_type: str = "mail", **options: Any) -> None:
+        task(task_type, into=self.registry, **options)(function)
+
+    def schedule(self, *payloads: Any, task_type: str = "mail", **options: Any) -> list[UUID]:
+        with psycopg.connect(self.url) as connection:
+            return [schedule(connection, task_type, p, within=self.registry, **options) for p in payloads]
+
+    async def run(self, id: UUID, task_type: str = "mail") -> timedelta | None:
+        return await self.runner.run(id, task_type)
+
+    async def deliver(self) -> int:
+        return await self.deliverer.once(await self.tasks.pending_queues())
+
+    async def query(self, sql: str, *parameters: Any) -> list[dict[str, Any]]:
+        async with await psycopg.AsyncConnection.connect(
+            self.url, autocommit=True, row_factory=dict_row
+        ) as connection:
+            cursor = await connection.execute(sql, parameters)
+            return await cursor.fetchall() if cursor.description else []
+
+    async def row(self, id: UUID) -> dict[str, Any]:
+        [row] = await self.query("SELECT * FROM task_outbox WHERE id = %s", id)
+        return row
+
+    async def effects(self) -> list[UUID]:
+        return [row["task_id"] for row in await self.query("SELECT task_id FROM effects ORDER BY n")]
+
+    async def make_due(self, id: UUID) -> None:
+        """Let the back-off be over."""
+        await self.query("UPDATE task_outbox SET next_attempt_at = now() WHERE id = %s", id)
+
+    async def lose(self) -> None:
+        """Have every delivered task been enqueued a minute ago, and every claim run out."""
+        await self.query(
+            "UPDATE task_outbox SET enqueued_at = now() - interval '1 minute',"
+            " claimed_until = now() - interval '1 second' WHERE status = 'delivered'"
+        )
+
+    def told(self, kind: type[Fact]) -> list[Any]:
+        return [fact for fact in self.facts if isinstance(fact, kind)]
+
+    def worker(self, **options: Any) -> TaskWorker:
+        """A polling worker on the same registry, looking often."""
+        return TaskWorker("sea", self.tasks, self.facts.append, **{"threads": 4, "poll": 0.02, **options})
+
+    def runner_of(self, worker: TaskWorker) -> RunTask:
+        return self._runner(worker.put)
+
+    def _runner(self, wake: Callable[[Sequence[TaskRef]], Any]) -> RunTask:
+        return RunTask("sea", self.tasks, self.registry, self.transactions, wake, self.facts.append, size=8)
+
+
+@asynccontextmanager
+async def tasking(url: str) -> AsyncIterator[Tasks]:
+    tasks = Tasks(url)
+    await tasks.query("CREATE TABLE effects (task_id uuid, n int)")
+
+    async def wake(refs: Sequence[TaskRef]) -> None:
+        tasks.woken.extend(refs)
+
+    async def put(refs: Sequence[TaskRef]) -> None:
+        tasks.sent.extend(refs)
+
+    async def room(_queue: str) -> int:
+        return tasks.room
+
+    async with create_pool(url, max_size=12, application_name="tasking") as pool:
+        tasks.tasks = PostgresTasks(pool)
+        tasks.transactions = HandlerTransactions(
+            url, limit=timedelta(seconds=20), size=8, application_name="tasking"
+        )
+        tasks.runner = tasks._runner(wake)
+        tasks.deliverer = DeliverTasks("sea", tasks.tasks, room, put, tasks.facts.append)
+        try:
+            yield tasks
+        finally:
+            await tasks.transactions.close()

@@ -1,0 +1,70 @@
+"""`relay tasks` as an operator types it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.integration.tasking import Mail, Tasks, tasking
+from tests.integration.test_cli_operating import Shell
+
+pytestmark = pytest.mark.anyio
+SEA = ("--context", "sea")
+
+
+def send(mail: Mail) -> None:
+    """Do nothing."""
+
+
+@pytest.fixture
+async def tasks(database_url: str) -> AsyncIterator[Tasks]:
+    async with tasking(database_url) as tasks:
+        tasks.register(send)
+        yield tasks
+
+
+@pytest.fixture
+def shell(tmp_path: Path, database_url: str) -> Shell:
+    return Shell(tmp_path, database_url)
+
+
+async def test_progress_is_listed_and_payloads_are_shown_only_when_asked_for(tasks: Tasks, shell: Shell) -> None:
+    assert shell("tasks", "list", *SEA) == "No such tasks.\n"
+    done, waits = tasks.schedule({"n": 1, "to": "DE02"}, {"n": 2, "to": "DE02"})
+    await tasks.run(done)
+    [found] = shell.json("tasks", "list", *SEA)
+    assert (found["id"], found["status"], found["context"], found["attempts"]) == (str(waits), "pending", "sea", 0)
+    assert [row["status"] for row in shell.json("tasks", "list", "--all", *SEA)] == ["pending", "completed"]
+    assert "DE02" not in shell("tasks", "list", "--all", *SEA) + shell("tasks", "show", str(done), *SEA)
+    shown = shell.json("tasks", "show", str(done), "--payload", *SEA)
+    assert (shown["status"], shown["payload"]) == ("completed", {"n": 1, "to": "DE02"})
+    assert "UNKNOWN_TASK" in shell("tasks", "show", str(uuid4()), *SEA, status=1)
+
+
+async def test_tasks_are_cancelled_and_run_again_by_id_and_by_filter(tasks: Tasks, shell: Shell) -> None:
+    first, second = tasks.schedule({"n": 1}, {"n": 2})
+    [other] = tasks.schedule({"n": 3}, queue="bulk")
+    assert "2 tasks of sea will be cancelled" in shell("tasks", "cancel", "--queue", "default", *SEA, status=1)
+    assert shell("tasks", "cancel", "--queue", "bulk", "--actor", "bob", *SEA) == "sea: cancelled 1\n"
+    shell("tasks", "cancel", str(first), str(second), "--yes", *SEA)
+    assert {row["status"] for row in await tasks.query("SELECT status FROM task_outbox")} == {"cancelled"}
+    refused = shell("tasks", "cancel", str(first), *SEA, status=1)
+    assert f"error NOT_CANCELLABLE: {first}: is cancelled" in refused
+    answer = json.loads(shell("tasks", "retry", str(first), "--note", "after all", "--json", *SEA))
+    assert answer == {"context": "sea", "action": "run again", "done": [str(first)], "refused": []}
+    assert (await tasks.row(first))["status"] == "pending"
+    assert "sea: run again 0" in shell("tasks", "retry", "--all", *SEA), "cancelled ones only by id"
+    history = shell.json("tasks", "show", str(first), *SEA)["history"]
+    assert [entry["action"] for entry in history] == ["tasks.cancel", "tasks.retry"]
+    assert [entry["actor"] for entry in shell.json("tasks", "show", str(other), *SEA)["history"]] == ["bob"]
+
+
+@pytest.mark.parametrize("command", ["retry", "cancel"])
+def test_incomplete_commands_do_nothing(shell: Shell, command: str) -> None:
+    assert "error INVALID_REQUEST: " in shell("tasks", command, *SEA, status=1)
+    assert "error INVALID_REQUEST: " in shell("tasks", command, str(uuid4()), "--all", *SEA, status=1)
+    assert "error INVALID_REQUEST: " in shell("tasks", command, "--all", status=1)

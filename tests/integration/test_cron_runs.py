@@ -1,0 +1,323 @@
+"""Runs of cron jobs on a real database: each once, one at a time, failures on the path of the command."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from relay import RequestContext
+from relay.adapters.postgres import schedule as schedule_module
+from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
+from relay.adapters.postgres.source import pooled
+from relay.bus import Command, CommandBus
+from relay.cron import Cron, CronRegistry
+from relay.cron import run as run_module
+from relay.cron.expression import Expression
+from relay.cron.run import RunCron
+from relay.domain.backoff import Backoff
+from relay.domain.errors import DatabaseUnreachable, DomainError
+from relay.domain.facts import Fact, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
+from relay.domain.schedule import ClaimedRun, Due, RunState, UnknownJob, WaitingRun
+from tests.integration.publishing import eventually, query
+
+pytestmark = pytest.mark.anyio
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TICK = timedelta(milliseconds=1)
+
+
+class Work(Command[None]):
+    """What the cron jobs of these tests ask for."""
+
+    at: datetime | None = None
+
+
+def work() -> Work:
+    return Work()
+
+
+class Bench:
+    """A table of runs, a bus whose handler a test sets, and workers."""
+
+    def __init__(self, pool: Pool, url: str) -> None:
+        self.url = url
+        self.lease = PostgresLease(pooled(pool), uuid4(), "test")
+        self.schedule = PostgresSchedule(pooled(pool))
+        self.facts: list[Fact] = []
+        self.registry = CronRegistry()
+        self.bus = CommandBus()
+        self.done: list[Work] = []
+        self.bus.handles(Work)(self._handle)
+        self.handle: Callable[[Work], Any] = self.done.append
+        self.declare()
+
+    def _handle(self, command: Work) -> Any:
+        return self.handle(command)
+
+    def declare(self, name: str = "job", function: Callable[..., Any] = work, **options: Any) -> None:
+        values = {"context": None, "misfire_grace": timedelta(days=1), "time_limit": timedelta(seconds=30)}
+        job = Cron(
+            name=name,
+            expression=Expression("* * * * *"),
+            function=function,
+            bus=self.bus,
+            **{"max_attempts": 3, **values, **options},
+        )
+        self.registry._jobs[name] = job
+
+    async def open(self, name: str = "job", at: datetime = NOON) -> WaitingRun:
+        await self.lease.take(timedelta(minutes=5))
+        assert await self.lease.open(name, Due(at), uuid4()) is RunState.WAITING
+        return WaitingRun(name, at)
+
+    def worker(self, runs: Any = None) -> RunCron:
+        backoff = Backoff(initial=TICK, maximum=TICK)
+        return RunCron("sea", self.registry, runs or self.schedule, self.facts.append, backoff)
+
+    def row(self, at: datetime = NOON) -> dict[str, Any]:
+        [row] = query(self.url, "SELECT * FROM scheduled_runs WHERE scheduled_for = %s", at)
+        return row
+
+
+@pytest.fixture
+async def bench(database_url: str) -> AsyncIterator[Bench]:
+    pool = create_pool(database_url, max_size=10, application_name="test")
+    await pool.open()
+    yield Bench(pool, database_url)
+    await pool.close()
+
+
+# --- once ---
+
+
+async def test_a_run_dispatches_its_command_in_a_chain_of_its_own(bench: Bench) -> None:
+    seen: list[RequestContext] = []
+    bench.handle = lambda _: seen.append(RequestContext.current())
+    run = await bench.open()
+    await bench.worker().run(run)
+    row = bench.row()
+    assert row["state"] == "finished"
+    assert (row["attempts"], row["error"]) == (1, None)
+    assert row["who"]
+    assert row["started_at"] <= row["finished_at"]
+    assert [context.correlation_id for context in seen] == [row["correlation_id"]]
+    assert seen[0].causation_id is None
+    assert isinstance(bench.facts[0], ScheduledRunFinished)
+    assert RequestContext.current().correlation_id is None
+
+
+async def test_however_often_it_is_sent_a_run_happens_once(bench: Bench) -> None:
+    run = await bench.open()
+    await asyncio.gather(*(bench.worker().run(run) for _ in range(8)))
+    await bench.worker().run(run)
+    assert len(bench.done) == 1
+
+
+async def test_runs_of_a_job_are_never_under_way_together(bench: Bench) -> None:
+    first = await bench.open()
+    claimed = await bench.schedule.claim(first, uuid4(), "elsewhere")
+    assert claimed is not None
+    second = await bench.open(at=NOON + timedelta(minutes=1))
+    await bench.worker().run(second)
+    assert bench.done == []
+    await bench.schedule.settle(claimed, RunState.FINISHED)
+    await bench.worker().run(second)
+    assert len(bench.done) == 1
+
+
+async def test_the_database_itself_keeps_two_runs_of_a_job_apart(bench: Bench) -> None:
+    """Two claims that do not see each other yet."""
+    await bench.schedule.claim(await bench.open(), uuid4(), "elsewhere")
+    second = await bench.open(at=NOON + timedelta(minutes=1))
+    with pytest.raises(Exception, match="uq_scheduled_runs_started"):
+        query(
+            bench.url, "UPDATE scheduled_runs SET state = 'started' WHERE scheduled_for = %s", second.scheduled_for
+        )
+
+
+async def test_the_function_may_take_the_time_and_be_async(bench: Bench) -> None:
+    threads: list[int] = []
+    bench.handle = lambda command: (bench.done.append(command), threads.append(threading.get_ident()))
+
+    async def later(at: datetime) -> Work:
+        return Work(at=at)
+
+    bench.declare("plain", lambda at: Work(at=at))
+    bench.declare("async", later)
+    for name in ("plain", "async"):
+        await bench.worker().run(await bench.open(name))
+    assert [command.at for command in bench.done] == [NOON, NOON]
+    assert threads[0] != threading.get_ident()
+    assert threads[1] == threading.get_ident()
+
+
+# --- failures ---
+
+
+async def test_a_command_that_refuses_has_failed_and_is_not_repeated(bench: Bench) -> None:
+    def refuse(_: Work) -> None:
+        raise DomainError("the books are closed")
+
+    bench.handle = refuse
+    await bench.worker().run(await bench.open())
+    row = bench.row()
+    assert (row["state"], row["error"]) == ("failed", "DOMAIN_ERROR: the books are closed")
+    assert [type(fact) for fact in bench.facts] == [ScheduledRunFailed]
+    assert await bench.schedule.waiting() == []
+
+
+async def test_a_command_that_breaks_is_repeated_with_a_back_off_and_then_has_failed(bench: Bench) -> None:
+    def broken(_: Work) -> None:
+        raise OSError("disk full")
+
+    bench.handle = broken
+    run = await bench.open()
+    for attempt in (1, 2, 3):
+        await eventually("it is due", lambda: _due(bench, run))
+        await bench.worker().run(run)
+        row = bench.row()
+        assert (row["attempts"], row["error"]) == (attempt, "OSError: disk full")
+    assert row["state"] == "failed"
+    kinds = [type(fact) for fact in bench.facts]
+    assert kinds == [ScheduledRunRetried, ScheduledRunRetried, ScheduledRunFailed]
+
+
+async def _due(bench: Bench, run: WaitingRun) -> bool:
+    return run in await bench.schedule.waiting()
+
+
+async def test_the_next_attempt_is_not_sent_before_its_time(bench: Bench) -> None:
+    claimed = await bench.schedule.claim(await bench.open(), uuid4(), "me")
+    assert claimed is not None
+    await bench.schedule.settle(claimed, RunState.WAITING, "broken", timedelta(hours=1))
+    assert await bench.schedule.waiting() == []
+
+
+async def test_a_command_that_takes_too_long_counts_as_broken(bench: Bench) -> None:
+    async def hang(_: Work) -> None:
+        await asyncio.sleep(60)
+
+    async def make() -> Work:
+        return Work()
+
+    bench.handle = hang
+    bench.declare(function=make, time_limit=timedelta(milliseconds=50), max_attempts=1)
+    await bench.worker().run(await bench.open())
+    assert bench.row()["state"] == "failed"
+    assert bench.row()["error"].startswith("longer than 0:00:00.05")
+
+
+async def test_a_run_whose_worker_died_is_sent_again_and_not_for_ever(bench: Bench) -> None:
+    run = await bench.open()
+    for attempt in (1, 2, 3):
+        claimed = await bench.schedule.claim(run, uuid4(), "dead")
+        assert claimed is not None
+        assert claimed.attempt == attempt
+        query(bench.url, "UPDATE scheduled_runs SET claimed_until = now(), enqueued_at = now() - interval '1 s'")
+        assert await bench.schedule.waiting() == [run]
+    await bench.worker().run(run)
+    assert bench.done == []
+    assert (bench.row()["state"], bench.row()["error"]) == ("failed", "its worker died in every attempt")
+
+
+async def test_a_run_that_takes_long_keeps_its_claim(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "_RENEW", 0.05)
+    monkeypatch.setattr(schedule_module, "CLAIM", timedelta(milliseconds=500))
+    go_on = threading.Event()
+    bench.handle = lambda _: go_on.wait(30)
+    run = await bench.open()
+    working = asyncio.create_task(bench.worker().run(run))
+    await eventually("it started", lambda: bench.row()["state"] == "started")
+    await asyncio.sleep(0.8)
+    assert await bench.schedule.claim(run, uuid4(), "other") is None
+    go_on.set()
+    await working
+    assert bench.row()["state"] == "finished"
+
+
+async def test_who_lost_the_claim_records_nothing(bench: Bench) -> None:
+    run = await bench.open()
+    paused = await bench.schedule.claim(run, uuid4(), "paused")
+    query(bench.url, "UPDATE scheduled_runs SET claimed_until = now() - interval '1 s'")
+    other = await bench.schedule.claim(run, uuid4(), "other")
+    assert paused is not None
+    assert other is not None
+    await bench.schedule.settle(paused, RunState.FAILED, "too late")
+    assert bench.row()["state"] == "started"
+    await bench.schedule.settle(other, RunState.FINISHED)
+    assert (bench.row()["state"], bench.row()["who"]) == ("finished", "other")
+
+
+async def test_an_outage_after_the_command_does_not_make_it_run_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_SETTLE_AGAIN", 0.01)
+
+    class Away(PostgresSchedule):
+        times = 3
+
+        async def settle(self, run: ClaimedRun, *rest: Any) -> None:
+            self.times -= 1
+            if self.times >= 0:
+                raise DatabaseUnreachable("away")
+            await super().settle(run, *rest)
+
+    run = await bench.open()
+    await bench.worker(Away(bench.schedule._source)).run(run)
+    assert bench.row()["state"] == "finished"
+    assert len(bench.done) == 1
+
+
+async def test_a_job_that_no_loaded_module_declares_is_left_for_a_worker_that_has_it(bench: Bench) -> None:
+    run = await bench.open("elsewhere")
+    with pytest.raises(UnknownJob, match="elsewhere") as caught:
+        await bench.worker().run(run)
+    assert "actor_modules" in str(caught.value)
+    assert bench.row()["state"] == "waiting"
+
+
+# --- pruning ---
+
+
+async def test_what_is_old_is_forgotten_but_for_the_last_run_of_a_job(bench: Bench) -> None:
+    for number in range(3):
+        claimed = await bench.schedule.claim(await bench.open(at=NOON + number * TICK), uuid4(), "me")
+        assert claimed is not None
+        await bench.schedule.settle(claimed, RunState.FINISHED)
+    await bench.open("waits")
+    assert await bench.lease.open("waits", Due(NOON + TICK), uuid4()) is RunState.SKIPPED
+    query(bench.url, "UPDATE scheduled_runs SET opened_at = now() - interval '31 days'")
+    handled = "INSERT INTO processed_events VALUES (%s, gen_random_uuid(), now() - %s)"
+    for name, age in (("old", timedelta(days=31)), ("new", timedelta(days=29))):
+        query(bench.url, handled, name, age)
+    removed = "INSERT INTO scheduled_jobs (name, schedule, removed_at) VALUES (%s, '', now() - %s)"
+    for name, age in (("gone", timedelta(days=31)), ("just gone", timedelta(days=1))):
+        query(bench.url, removed, name, age)
+    await bench.schedule.prune()
+    left = query(bench.url, "SELECT job, scheduled_for FROM scheduled_runs ORDER BY job, scheduled_for")
+    assert [(row["job"], row["scheduled_for"]) for row in left] == [
+        ("job", NOON + 2 * TICK),
+        ("waits", NOON),
+        ("waits", NOON + TICK),
+    ]
+    assert query(bench.url, "SELECT handler FROM processed_events") == [{"handler": "new"}]
+    assert query(bench.url, "SELECT name FROM scheduled_jobs") == [{"name": "just gone"}]
+
+
+async def test_pruning_takes_bites_until_all_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_module, "_BITE", 2)
+    for _ in range(5):
+        query(
+            bench.url,
+            "INSERT INTO processed_events VALUES ('h', %s, now() - interval '31 days')",
+            UUID(int=uuid4().int),
+        )
+    await bench.schedule.prune()
+    assert query(bench.url, "SELECT 1 FROM processed_events") == []

@@ -1,0 +1,166 @@
+"""The request context: where it begins, what it survives, and that every log line carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from fastapi import FastAPI
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
+
+from relay.bus import Command, CommandBus, Query, QueryBus, RequestContext, RequestContextMiddleware, carry
+
+
+class Look(Command[RequestContext]):
+    pass
+
+
+class Ask(Query[RequestContext]):
+    pass
+
+
+def look(_: object = None) -> RequestContext:
+    return RequestContext.current()
+
+
+# --- beginning ---
+
+
+def test_a_command_without_a_request_begins_a_chain_of_its_own() -> None:
+    commands, queries = CommandBus(), QueryBus()
+    commands.handles(Look)(look)
+    queries.handles(Ask)(look)
+    contexts = [
+        commands.dispatch(Look()).unwrap(),
+        commands.dispatch(Look()).unwrap(),
+        queries.ask(Ask()).unwrap(),
+    ]
+    assert len({context.correlation_id for context in contexts} - {None}) == 3
+    assert RequestContext.current() == RequestContext()
+
+
+def test_a_command_within_a_request_belongs_to_its_chain() -> None:
+    commands = CommandBus()
+    commands.handles(Look)(look)
+    context = RequestContext(correlation_id=uuid4(), causation_id=uuid4())
+    with context.use():
+        assert commands.dispatch(Look()).unwrap() == context
+
+
+# --- threads and tasks ---
+
+
+def test_carry_takes_the_context_into_threads_of_a_pool() -> None:
+    gate = threading.Barrier(3, timeout=30)
+
+    def wait_and_look(number: int) -> tuple[int, RequestContext]:
+        gate.wait()
+        return number, RequestContext.current()
+
+    context = RequestContext.begin()
+    with ThreadPoolExecutor(3) as pool:
+        with context.use():
+            carried = carry(wait_and_look)
+        assert list(pool.map(carried, range(3))) == [(number, context) for number in range(3)]
+        assert pool.submit(look).result() == RequestContext()
+
+
+def test_asyncio_tasks_and_threads_have_the_context_of_their_start() -> None:
+    async def run() -> None:
+        one, other = RequestContext.begin(), RequestContext.begin()
+        with one.use():
+            task = asyncio.create_task(asyncio.to_thread(look))
+        with other.use():
+            assert await task == one
+
+    asyncio.run(run())
+
+
+# --- HTTP ---
+
+
+@pytest.fixture
+def client() -> TestClient:
+    api = FastAPI()
+
+    @api.get("/plain")
+    def plain() -> dict[str, Any]:
+        return {"correlation": str(RequestContext.current().correlation_id)}
+
+    @api.get("/async")
+    async def asynchronous() -> dict[str, Any]:
+        return plain()
+
+    @api.get("/broken")
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    @api.exception_handler(Exception)
+    async def on_error(_request: object, _error: Exception) -> JSONResponse:
+        return JSONResponse(plain(), 500)
+
+    return TestClient(RequestContextMiddleware(api), raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize("path", ["/plain", "/async", "/broken"])
+def test_the_callers_id_is_taken_and_given_back(client: TestClient, path: str) -> None:
+    id = str(uuid4())
+    response = client.get(path, headers={"X-Correlation-ID": id})
+    assert (response.json(), response.headers["x-correlation-id"]) == ({"correlation": id}, id)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("X-Correlation-ID", "")],
+        [("X-Correlation-ID", "42")],
+        [("X-Correlation-ID", "{" + str(UUID(int=1)) + "}")],
+        [("X-Correlation-ID", UUID(int=1).hex)],
+        [("X-Correlation-ID", f"{UUID(int=1)} level=error")],
+        [("X-Correlation-ID", str(UUID(int=1))), ("X-Correlation-ID", str(UUID(int=2)))],
+    ],
+)
+def test_anything_but_one_uuid_is_replaced(client: TestClient, headers: list[tuple[str, str]]) -> None:
+    response = client.get("/plain", headers=headers)
+    id = response.headers["x-correlation-id"]
+    assert response.json() == {"correlation": id}
+    assert str(UUID(id)) == id
+    assert id not in str(headers)
+    assert client.get("/plain").headers["x-correlation-id"] != id
+
+
+# --- log lines ---
+
+LINES = """
+import logging, structlog
+from uuid import UUID
+from relay.bus import RequestContext
+from relay.telemetry import logs
+
+logs.configure("INFO", "json")
+with RequestContext(correlation_id=UUID(int=1), causation_id=UUID(int=2)).use():
+    logging.getLogger("myapp").info("one")
+    structlog.stdlib.get_logger("myapp").info("two")
+    structlog.stdlib.get_logger("myapp").info("three", correlation_id="its own")
+logging.getLogger("myapp").info("four")
+"""
+
+
+def test_every_log_line_carries_the_context() -> None:
+    # A process of its own: logging is set up once in each.
+    done = subprocess.run([sys.executable, "-c", LINES], capture_output=True, text=True, check=True, timeout=60)
+    one, two, three, four = map(json.loads, done.stderr.splitlines())
+    ids = {"correlation_id": str(UUID(int=1)), "causation_id": str(UUID(int=2))}
+    assert ids.items() <= one.items()
+    assert ids.items() <= two.items()
+    assert three["correlation_id"] == "its own"
+    assert not ids.keys() & four.keys()
