@@ -78,7 +78,7 @@ def test_two_worker_processes_count_what_the_tables_say(
     handler.verdict = lambda body, n: _verdict(ids.index(body["message_id"]), n)
     ids += produce(fleet, EVENTS)
     fleet.scheduler()
-    fleet.worker(processes=2, threads=2)
+    worker = fleet.worker(processes=2, threads=2)
     done = "inbox_messages WHERE processed_at IS NOT NULL OR dead_lettered_at IS NOT NULL"
     wait_for("every message has ended", lambda: count(fleet, "sea", done) == EVENTS)
     wait_for("the incidents are recorded", lambda: count(fleet, "sea", "dead_letters") == DEAD)
@@ -102,6 +102,8 @@ def test_two_worker_processes_count_what_the_tables_say(
     assert (value(numbers, "publish_batch_seconds_sum", context="vibespro") or 0) > 0
     shared = [*(fleet.directory / "metrics").glob("workers-*/counter_*.db")]
     assert len(shared) == 2, "one file for each of the two processes"
+    assert fleet.stop(worker) == 0
+    wait_for("nobody answers for what has stopped", lambda: not scrape(ports["worker"]))
 
 
 def _verdict(place: int, call: int) -> int:
@@ -170,7 +172,8 @@ def test_what_takes_the_address_does_not_take_the_work(fleet: Fleet, ports: dict
         produce(fleet, 2)
         done = "inbox_messages WHERE processed_at IS NOT NULL"
         wait_for("the messages are handled", lambda: count(fleet, "sea", done) == 2)
-        assert "metrics cannot be read" in fleet.log("scheduler")
+        for name in ("scheduler", "worker"):
+            wait_for(f"the {name} says so", lambda name=name: "metrics cannot be read" in fleet.log(name))
     sampled(ports["worker"], "messages_processed_total", 2, **SUB)
 
 
