@@ -22,8 +22,10 @@ ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/integration
-# Whole fleets, one after the other: how soon one recovers is part of what is tested.
-	$(BIN)/python -m pytest -q tests/acceptance
+# Whole fleets, which wait more than they compute; the tests of a file one after the other.
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile tests/acceptance tests/chaos --ignore tests/chaos/test_chaos.py
+# Alone: how soon a fleet recovers is part of what is judged.
+	$(BIN)/python -m pytest -q tests/chaos/test_chaos.py
 endif
 
 lint: $(READY) ## check style, types and who imports whom
