@@ -104,7 +104,7 @@ OUR_INBOX_CONSTRAINTS = {
 }
 _HOLDS = "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_over))"
 OUR_INBOX_INDEXES = {
-    "idx_inbox_sweep": "(enqueued_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL))",
+    "idx_inbox_sweep": "(subscription, enqueued_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL))",
     "idx_inbox_correlation": "(correlation_id)",
     "idx_inbox_stream": "(stream, stream_seq)",
     "idx_inbox_dead_lettered": "(dead_lettered_at) WHERE (dead_lettered_at IS NOT NULL)",

@@ -133,7 +133,12 @@ inbox_messages: Final = Table(
 _inbox: Final = inbox_messages.c
 _open: Final = _inbox.processed_at.is_(None)
 Index("idx_inbox_unprocessed", _inbox.received_at, postgresql_where=_open)
-Index("idx_inbox_sweep", _inbox.enqueued_at, postgresql_where=_open & _inbox.dead_lettered_at.is_(None))
+Index(
+    "idx_inbox_sweep",
+    _inbox.subscription,
+    _inbox.enqueued_at,
+    postgresql_where=_open & _inbox.dead_lettered_at.is_(None),
+)
 Index("idx_inbox_correlation", _inbox.correlation_id)
 Index("idx_inbox_stream", _inbox.stream, _inbox.stream_seq)
 Index(
