@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -15,6 +16,7 @@ from relay.domain.envelope import handler_request
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry, RetryPolicy, decide
+from relay.domain.timings import HandlerAnswered
 from relay.failpoints import reach
 from relay.ports import (
     ClaimedMessage,
@@ -102,10 +104,13 @@ class ProcessInboxMessage:
             token=claim.token,
         )
         keeper = asyncio.create_task(self._keep(claim))
+        begun = time.perf_counter()
         try:
             result = await self._handler.handle(request)
         finally:
             keeper.cancel()
+        config, seconds = self._config, time.perf_counter() - begun
+        self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
         reach("after_handler_before_mark")
         return decide(result, claim.attempts, self._config.policy, random.random())  # noqa: S311
 

@@ -27,6 +27,7 @@ from relay.domain.errors import Outage
 from relay.domain.facts import OutageSeen
 from relay.domain.ordering import Shard
 from relay.domain.schedule import WaitingRun
+from relay.metering import Exposition, known_labels, worker_metrics
 from relay.settings import load_settings
 from relay.telemetry.logs import LogFacts, configure
 
@@ -35,6 +36,9 @@ configure(settings.log_level, settings.log_format)
 failpoints.enable(settings.failpoints)
 application = Application(settings, role="worker")
 application.facts.listen(LogFacts())
+metrics = worker_metrics(settings)
+if metrics is not None:
+    application.facts.listen(metrics)
 
 #: Dramatiq's own back-off for jobs that wait for a server: 1 s to 60 s with jitter, without end.
 OUTAGE_RETRIES: Final[dict[str, Any]] = {"max_retries": None, "min_backoff": 1_000, "max_backoff": 60_000}
@@ -107,7 +111,7 @@ async def duty(context: str, name: str, token: str) -> AsyncIterator[bool]:
         try:
             yield ours
         except Outage as error:
-            application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
+            application.facts(OutageSeen(context=context, server=error.server, error=error.message))
             await application.gates.back_off(name, token)
             raise Retry(str(error)) from None
     if ours:
@@ -121,12 +125,8 @@ async def chore(name: str, token: str) -> AsyncIterator[None]:
         yield
     except Outage as error:
         context = name.split(":")[1]
-        application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
+        application.facts(OutageSeen(context=context, server=error.server, error=error.message))
     await application.gates.close(name, token)
-
-
-def _server(error: Outage) -> str:
-    return error.code.removesuffix("_UNREACHABLE").lower()
 
 
 #: Threads by queue, None for as many as ``--threads``; the modules loaded below may add theirs.
@@ -137,6 +137,7 @@ broker = create_broker(
     middleware=[
         Retries(),
         WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets),
+        Exposition(settings),
     ],
 )
 dramatiq.set_broker(broker)
@@ -176,11 +177,12 @@ async def run_cron(context: str, name: str, scheduled_for: str) -> None:
     try:
         await RunCron(context, registry, application.context(context).schedule, application.facts).run(run)
     except Outage as error:
-        application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
+        application.facts(OutageSeen(context=context, server=error.server, error=error.message))
 
 
 for _module in settings.actor_modules:
     importlib.import_module(_module)
 # A worker whose cron jobs cannot be placed does not start, as a scheduler does not.
-for _context in settings.contexts:
-    registry.of(_context, settings.contexts)
+_jobs = {name: [it.name for it in registry.of(name, settings.contexts)] for name in settings.contexts}
+if metrics is not None:
+    metrics.expect(known_labels(settings, jobs=_jobs))

@@ -256,24 +256,28 @@ class ClaimLost(RelayError):
 
 
 class Outage(RelayError):
-    """A server cannot be reached: wait and try again, nothing is wrong with the data."""
+    """A server cannot be reached: wait and try again, nothing is wrong with the data. ``server`` is its name."""
 
     code = "OUTAGE"
+    server: ClassVar[str] = "unknown"
 
 
 class BrokerUnreachable(Outage):
     """nats-server does not answer."""
 
     code = "BROKER_UNREACHABLE"
+    server = "nats"
 
 
 class DatabaseUnreachable(Outage):
     """PostgreSQL does not answer."""
 
     code = "DATABASE_UNREACHABLE"
+    server = "postgresql"
 
 
 class QueueUnreachable(Outage):
     """Redis does not answer."""
 
     code = "QUEUE_UNREACHABLE"
+    server = "redis"

@@ -35,7 +35,7 @@ def check(settings: Settings) -> list[Problem]:
             _dead_letters,
         ):
             problems += rule(context)
-    for over_all in (_databases, _streams, _durables, _filters_reach):
+    for over_all in (_databases, _streams, _durables, _filters_reach, _metrics):
         problems += over_all(settings)
     return problems
 
@@ -231,3 +231,10 @@ def _filters_reach(settings: Settings) -> Problems:
         if stream and not any(subjects_overlap(wanted, subject) for subject in stream.subjects):
             message = f"{wanted} is outside {stream.name}, which holds {', '.join(stream.subjects)}"
             yield Problem(_sub(subscription, "filter_subject"), message)
+
+
+def _metrics(settings: Settings) -> Problems:
+    """Check that the counts of worker processes can be added up: Prometheus meets them at one address."""
+    if settings.metrics.worker is not None and settings.metrics.directory is None:
+        message = "is required where metrics.worker is set"
+        yield Problem(("metrics", "directory"), message, 'for example "/run/jetrelay", on this host alone')
