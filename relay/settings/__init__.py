@@ -16,21 +16,23 @@ from pydantic import SecretStr, ValidationError
 
 from relay.settings.model import (
     AlertSettings,
+    ArchiveSettings,
     ContextSettings,
     Envelope,
     PublishSettings,
-    Section,
     Settings,
     StreamSettings,
     SubscriptionSettings,
 )
 from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
 from relay.settings.rules import check
+from relay.settings.section import Section
 from relay.settings.sources import read_layers
 from relay.settings.values import CONTEXT_NAME, format_duration, format_size, hide_url
 
 __all__ = [
     "AlertSettings",
+    "ArchiveSettings",
     "ContextSettings",
     "Envelope",
     "PublishSettings",

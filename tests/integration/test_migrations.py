@@ -26,6 +26,7 @@ ALL = (
     "0004_ordered_subscriptions",
     "0005_tasks",
     "0006_scheduler",
+    "0008_archive",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0
