@@ -38,14 +38,23 @@ handler = "http://127.0.0.1:9/handle"
 """
 # What the worker does around an actor, in one event loop.
 RUN = """
-import asyncio, sys
-from consumer import actors
+import asyncio, importlib, sys
+actors = importlib.import_module(sys.argv[1])
 async def run():
     await actors.application.start()
-    await getattr(actors, sys.argv[1]).fn.__wrapped__(*sys.argv[2:])
+    await getattr(actors, sys.argv[2]).fn.__wrapped__(*sys.argv[3:])
     await actors.application.stop()
 asyncio.run(run())
 """
+
+
+def run_actor(config: Path, module: str, actor: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[2])
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": root, "RELAY_CONFIG": str(config)}
+    command = [sys.executable, "-c", RUN, module, actor, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @dataclass
@@ -57,11 +66,7 @@ class Upkeep:
     broker: RelayBroker
 
     def run(self, actor: str) -> None:
-        root = str(Path(__file__).parents[2])
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": root, "RELAY_CONFIG": str(self.config)}
-        command = [sys.executable, "-c", RUN, actor, self.sub.context, SUBSCRIPTION, "token"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
+        run_actor(self.config, "consumer.actors", actor, self.sub.context, SUBSCRIPTION, "token")
 
     def enqueued(self) -> list[str]:
         key = f"{self.broker.namespace}:{HANDLE_QUEUE}.msgs"
