@@ -23,23 +23,22 @@ from relay.devstack.interrupts import interruptible
 def main(words: Sequence[str] | None = None) -> int:
     """Status 0 once everything was measured: a figure that falls short is a finding and no failure."""
     arguments = _parser().parse_args(words)
-    findings = Findings()
+    findings, conditions = Findings(), {}
     # World-readable on the way: as root PostgreSQL runs under another account.
     directory = Path(tempfile.mkdtemp(prefix="jetrelay-bench-"))
     directory.chmod(0o711)
     rounds = arguments.rounds or (1 if arguments.quick else 3)
+    sizes = _sizes(arguments)
     try:
-        with (
-            interruptible(),
-            Stage(directory, _sizes(arguments), rounds=rounds, sync=arguments.sync, say=_say) as stage,
-        ):
+        with interruptible(), Stage(directory, sizes, rounds=rounds, sync=arguments.sync, say=_say) as stage:
             conditions = machine.conditions(stage, arguments.sync)
             for name in arguments.only or MEASURES:
                 for found in MEASURES[name](stage):
                     findings.add(found)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    _write(arguments, findings, conditions)
+        # Also after an interruption: what was found took its time.
+        _write(arguments, findings, conditions)
     return 0
 
 
@@ -48,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=[*MEASURES], metavar="NAME", help=f"of {', '.join(MEASURES)}")
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--quick", action="store_true", help="a smoke: tiny sizes, one round; its figures mean nothing"
+        "--quick", action="store_true", help="tiny sizes, one round: a smoke, its figures mean nothing"
     )
     size.add_argument(
         "--full", action="store_true", help="the sizes that are promised about; takes an hour or more"

@@ -27,7 +27,10 @@ class _Back(Exception):
 
 
 def run(stage: Stage) -> Iterator[Row | Curve]:
-    """Time claims at growing backlogs in one table that also holds published events."""
+    """Time claims at growing backlogs in one table that also holds published events.
+
+    The rounds of a size follow each other, as the table grows only once.
+    """
     stage.rest()
     url, sizes = stage.database("claims"), stage.sizes.unpublished
     found: dict[int, list[float]] = {}

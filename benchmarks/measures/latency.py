@@ -51,35 +51,30 @@ class Arrivals:
 
 
 def run(stage: Stage) -> Iterator[Row | Curve]:
-    """Measure with the hint, without it, and on to the handler; the rounds of a case follow each other."""
-    with_hint = _rounds(stage, "commit to stream, with hint", partial(_to_stream, stage, hint=True))
-    without = _rounds(stage, "commit to stream, without hint", partial(_to_stream, stage, hint=False))
-    handled = _rounds(stage, "commit to handler", partial(_to_handler, stage))
+    """Measure with the hint, without it, and on to the handler."""
+    cases = {
+        "stream, hint": partial(_to_stream, stage, hint=True),
+        "stream, poll": partial(_to_stream, stage, hint=False),
+        "handler, hint": partial(_to_handler, stage),
+    }
+    rounds: dict[str, list[list[float]]] = {name: [] for name in cases}
+    for number in range(1, stage.rounds + 1):
+        for name, case in cases.items():
+            rounds[name].append(found := case())
+            p50, p99 = percentile(found, 0.5), percentile(found, 0.99)
+            stage.say(f"latency: {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms ({number} of {stage.rounds})")
     polled = _POLL_MS + 20
-    yield from _rows("commit → stream, idle, with the wake hint", with_hint, 8, 25)
-    yield from _rows("commit → stream, idle, without the hint", without, polled, polled)
-    yield from _rows("commit → handler called, idle", handled, 30, 90)
+    yield from _rows("commit → stream, idle, with the wake hint", rounds["stream, hint"], 8, 25)
+    yield from _rows("commit → stream, idle, without the hint", rounds["stream, poll"], polled, polled)
+    yield from _rows("commit → handler called, idle", rounds["handler, hint"], 30, 90)
     yield Curve(
         slug="latency",
         title="Latency of a lone event on an idle fleet",
         x="milliseconds",
         y="% of the events that took no longer",
-        lines={
-            "stream, hint": _distribution(with_hint),
-            "stream, poll": _distribution(without),
-            "handler, hint": _distribution(handled),
-        },
+        lines={name: _distribution(found) for name, found in rounds.items()},
         logarithmic=True,
     )
-
-
-def _rounds(stage: Stage, name: str, case: Callable[[], list[float]]) -> list[list[float]]:
-    found = []
-    for number in range(1, stage.rounds + 1):
-        found.append(case())
-        p50, p99 = percentile(found[-1], 0.5), percentile(found[-1], 0.99)
-        stage.say(f"latency: {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms ({number} of {stage.rounds})")
-    return found
 
 
 def _rows(measure: str, rounds: list[list[float]], p50: float, p99: float) -> Iterator[Row]:
