@@ -62,21 +62,20 @@ class Stage:
             self.rest()
             self._fleet = Fleet(self.stack, layout, self.directory / "fleets")
         if self._bare:
-            self._bare.rest()
+            self._bare.stop()
         self._fleet.run(workers)
         return self._fleet
 
     def bare(self) -> BareDramatiq:
-        """Return reference (d), awake; our own processes are stopped."""
+        """Return reference (d), whose workers do not run yet; our own processes are stopped."""
         self.rest()
         if self._bare is None:
             self._bare = BareDramatiq(self.stack.valkey.url, self.directory)
-        self._bare.wake()
         return self._bare
 
     def rest(self) -> None:
-        """Stop or freeze all processes but the servers, so that a reference has the machine for itself."""
+        """Stop all processes but the servers, so that a reference has the machine for itself."""
         if self._fleet:
             self._fleet.run(0)
         if self._bare:
-            self._bare.rest()
+            self._bare.stop()
