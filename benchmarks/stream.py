@@ -22,7 +22,7 @@ async def jetstream(url: str) -> AsyncIterator[JetStreamContext]:
         await client.close()
 
 
-async def until_stored(js: JetStreamContext, stream: str, count: int, seconds: float = 600.0) -> None:
+async def until_stored(js: JetStreamContext, stream: str, count: int, seconds: float = 1800.0) -> None:
     """Wait until a stream holds ``count`` messages. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while (await js.stream_info(stream)).state.messages < count:  # noqa: ASYNC110 - no event tells of it
@@ -36,7 +36,7 @@ async def until_delivering(js: JetStreamContext, stream: str, consumer: str, sec
             await asyncio.sleep(_POLL / 2)
 
 
-async def until_acknowledged(js: JetStreamContext, stream: str, consumer: str, seconds: float = 600.0) -> None:
+async def until_acknowledged(js: JetStreamContext, stream: str, consumer: str, seconds: float = 1800.0) -> None:
     """Wait until nothing waits for a consumer and nothing is under way. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while True:
