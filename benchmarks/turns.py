@@ -29,7 +29,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def wait_until(what: str, condition: Callable[[], object], *, seconds: float = 1800.0, every: float = 0.01) -> None:
+def wait_until(what: str, condition: Callable[[], object], *, seconds: float = 1800, every: float = 0.01) -> None:
     """Poll until ``condition`` holds; raises TimeoutError naming ``what``."""
     deadline = time.monotonic() + seconds
     while not condition():
