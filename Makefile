@@ -34,8 +34,8 @@ lint: $(READY) ## check style, types and who imports whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY) ## measure throughput and latency
-	$(BIN)/python -m benchmarks
+bench: $(READY) ## measure speed against hand-written loops; less of it: make bench BENCH_ARGS='--only drain'
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 clean: ## remove .venv, the development servers' data and all caches
 	rm -rf .venv .relay .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
