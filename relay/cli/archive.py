@@ -118,7 +118,7 @@ def _print_findings(answers: dict[str, list[Finding]]) -> None:
             if found.error:
                 print(f"error ARCHIVE_DAMAGED: {found.file}: {found.error}")
             elif found.left_over:
-                print(f"{found.file}: left over from a run that was interrupted; no batch needs it")
+                print(f"{found.file}: no batch names it; left by an interrupted run, or by one under way")
         sound = sum(not found.error and not found.left_over for found in findings)
         print(f"{name}: {sound} of {sum(not found.left_over for found in findings)} files are sound")
 

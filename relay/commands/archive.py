@@ -144,14 +144,15 @@ class ArchiveRows:
 
     async def verify(self) -> AsyncIterator[Finding]:
         """Read every file again and compare it with its manifest, and that with the record."""
-        known = set[str]()
         for manifest in await self._tables.batches():
-            known |= {manifest.file, manifest.name}
             yield Finding(manifest.file, await self._doubt(manifest))
-        for kind in ArchiveKind:
-            for name in await self._store.names(folder(self._context, kind)):
-                if name not in known:
-                    yield Finding(name, left_over=True)
+        folders = [folder(self._context, kind) for kind in ArchiveKind]
+        names = [name for prefix in folders for name in await self._store.names(prefix)]
+        # The record is read after the names: what was committed meanwhile is in it.
+        known = {name for batch in await self._tables.batches() for name in (batch.file, batch.name)}
+        for name in names:
+            if name not in known:
+                yield Finding(name, left_over=True)
 
     async def _past(self, kind: ArchiveKind, report: ArchiveReport) -> list[str]:
         """The streams that can have no message left of any row that is old enough; the others are told of."""

@@ -97,6 +97,11 @@ def test_archive_list_and_verify(cli: Cli, context: str, database_url: str, tmp_
     assert (status, batch["kind"], batch["number"], batch["rows"]) == (0, "outbox", 1, 3)
     assert "00000001" in cli("archive", "list", "--context", context)[1]
     assert cli("archive", "verify") == (0, f"{context}: 1 of 1 files are sound\n", "")
+    left = tmp_path / "cold" / context / "outbox" / "00000002-0.jsonl.gz"
+    left.touch()
+    status, output, _ = cli("archive", "verify")
+    assert (status, "00000002-0.jsonl.gz: no batch names it" in output, "None" in output) == (0, True, False)
+    left.unlink()
     (tmp_path / "cold" / batch["file"]).write_bytes(b"")
     status, output, _ = cli("archive", "verify")
     assert (status, "error ARCHIVE_DAMAGED" in output, "0 of 1" in output) == (1, True, True)
