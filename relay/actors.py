@@ -20,7 +20,15 @@ from dramatiq.middleware import Retries
 from relay import failpoints
 from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
-from relay.bootstrap import CRON_QUEUE, PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, Application, job
+from relay.bootstrap import (
+    ARCHIVE_QUEUE,
+    CRON_QUEUE,
+    PUBLISH_QUEUE,
+    PULL_QUEUE,
+    UPKEEP_QUEUE,
+    Application,
+    job,
+)
 from relay.cron import registry
 from relay.cron.run import RunCron
 from relay.domain.errors import Outage
@@ -56,6 +64,8 @@ def _budgets() -> dict[str, int | None]:
         UPKEEP_QUEUE: 4,
         # A command may take an hour; while it does, handlers keep their threads.
         CRON_QUEUE: 2,
+        # It works for minutes when much has come of age.
+        ARCHIVE_QUEUE: 1,
     }
 
 
@@ -168,6 +178,14 @@ async def prune(context: str, token: str) -> None:
     """Forget what nobody will ask for any more: processed events and runs of cron jobs after 30 days."""
     async with chore(f"prune:{context}", token):
         await application.context(context).schedule.prune()
+
+
+@dramatiq.actor(queue_name=ARCHIVE_QUEUE, priority=20, max_retries=0)
+async def archive(context: str, token: str) -> None:
+    """Move rows that have had their time to cold storage, for a few minutes at most."""
+    async with chore(f"archive:{context}", token):
+        if (rows := application.archive(context)) is not None:
+            await rows.tick(lambda: not application.stopping)
 
 
 @dramatiq.actor(queue_name=CRON_QUEUE, priority=10, max_retries=0)

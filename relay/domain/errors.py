@@ -13,6 +13,8 @@
     │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
     ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB beside it)
     ├── InvalidTimestamp        INVALID_TIMESTAMP
+    ├── ArchiveError            ARCHIVE_ERROR        (relay.domain.archive, with ARCHIVE_OFF, ARCHIVE_BUSY,
+    │                                                 ARCHIVE_DAMAGED, ARCHIVE_CONFLICT below it)
     ├── DuplicateMessage        DUPLICATE_MESSAGE
     ├── MalformedMessage        MALFORMED_MESSAGE
     ├── NoTransaction           NO_TRANSACTION
@@ -43,7 +45,8 @@
     └── Outage
         ├── BrokerUnreachable   BROKER_UNREACHABLE
         ├── DatabaseUnreachable DATABASE_UNREACHABLE
-        └── QueueUnreachable    QUEUE_UNREACHABLE
+        ├── QueueUnreachable    QUEUE_UNREACHABLE
+        └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
 
 Codes are part of the public interface: they do not change within a major version.
 """

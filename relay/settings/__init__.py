@@ -17,6 +17,7 @@ from pydantic import SecretStr, ValidationError
 from relay.settings.metrics import MetricsSettings
 from relay.settings.model import (
     AlertSettings,
+    ArchiveSettings,
     ContextSettings,
     Envelope,
     PublishSettings,
@@ -32,6 +33,7 @@ from relay.settings.values import CONTEXT_NAME, format_duration, format_size, hi
 
 __all__ = [
     "AlertSettings",
+    "ArchiveSettings",
     "ContextSettings",
     "Envelope",
     "MetricsSettings",

@@ -29,6 +29,7 @@ from relay.domain.topology import (
 from relay.settings.metrics import MetricsSettings
 from relay.settings.section import Section
 from relay.settings.values import (
+    AbsolutePath,
     Age,
     BrokerName,
     Count,
@@ -113,6 +114,16 @@ class AlertSettings(Section):
     per_minute: int = Field(default=6, ge=1, le=60)
 
 
+class ArchiveSettings(Section):
+    """Where rows go that have come to their end ``after`` so long: published, processed, closed, finished.
+
+    ``after`` must be longer than any stream keeps messages. ``directory`` must exist, on every worker.
+    """
+
+    after: Duration | None = None
+    directory: AbsolutePath | None = None
+
+
 class SubscriptionSettings(Section):
     """A durable consumer and the handler it feeds (CMD-051). ``name`` and ``context`` come from the keys.
 
@@ -181,6 +192,7 @@ class ContextSettings(Section):
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
     alerts: AlertSettings = AlertSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
     def dead_letter_spec(self) -> ConsumerSpec:

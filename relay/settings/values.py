@@ -9,6 +9,7 @@ import json
 import re
 from datetime import timedelta
 from keyword import iskeyword
+from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -175,6 +176,12 @@ def _pattern(value: str) -> str:
     return value
 
 
+def _absolute(value: Path) -> Path:
+    if not value.is_absolute():
+        raise ValueError("must begin with /: every process starts in a folder of its own")
+    return value
+
+
 def _broker_name(value: str) -> str:
     if not _BROKER_NAME.fullmatch(value):
         raise ValueError(f"{value[:80]!r} is not a name for a stream or consumer; write A-Z a-z 0-9 _ -")
@@ -218,6 +225,7 @@ Count = Annotated[int, AfterValidator(_count)]
 Subject = Annotated[str, AfterValidator(_pattern)]
 Subjects = Annotated[tuple[Subject, ...], BeforeValidator(parse_list)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 BrokerName = Annotated[str, AfterValidator(_broker_name)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 NatsUrl = Annotated[SecretStr, AfterValidator(_nats_url)]
