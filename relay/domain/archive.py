@@ -117,6 +117,7 @@ class StoreUnreachable(Outage):
     """The place of the archive cannot be read or written."""
 
     code = "STORE_UNREACHABLE"
+    server = "archive"
 
 
 # --- facts ----------------------------------------------------------------------------------------

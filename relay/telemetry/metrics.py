@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from relay.domain.archive import ArchiveFailed, ArchiveHeld, ArchiveKind, RowsArchived, StoreUnreachable
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
 from relay.domain.facts import (
     AlertFailed,
@@ -55,7 +56,8 @@ _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 _ATTRIBUTES: Final = {"class": "kind", "type": "task_type"}
 _ALWAYS: Final[Mapping[str, Collection[str]]] = {
     "class": [kind.value for kind in DeadLetterClass],
-    "server": [error.server for error in (BrokerUnreachable, DatabaseUnreachable, QueueUnreachable)],
+    "kind": [kind.value for kind in ArchiveKind],
+    "server": [it.server for it in (BrokerUnreachable, DatabaseUnreachable, QueueUnreachable, StoreUnreachable)],
     "waits_for": ["turn", "room"],
 }
 
@@ -121,6 +123,9 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     TaskUnhandled: (Count("tasks_unhandled", "Times a worker got a task of a type it does not know."),),
     LeadTaken: (Count("leads_taken", "Times this scheduler took the lead."),),
     LeadLost: (Count("leads_lost", "Times this scheduler could not renew its lead."),),
+    RowsArchived: (Count("rows_archived", "Rows moved to the archive.", ("kind",), lambda fact: fact.rows),),
+    ArchiveHeld: (Count("archive_holds", "Times rows of a stream had to stay in their table.", ("kind",)),),
+    ArchiveFailed: (Count("archive_failures", "Times the archive could not be trusted or continued."),),
     ScheduledRunFinished: (Count("cron_runs_finished", "Runs of cron jobs carried out.", ("job",)),),
     ScheduledRunRetried: (Count("cron_runs_retried", "Attempts that failed and are repeated.", ("job",)),),
     ScheduledRunFailed: (Count("cron_runs_failed", "Runs of cron jobs that were given up.", ("job",)),),

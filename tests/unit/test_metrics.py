@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Sample
 
-from relay.domain import facts, timings
+from relay import domain
+from relay.domain import facts
 from relay.domain.facts import (
     Fact,
     IncidentRecorded,
@@ -41,14 +44,16 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KNOWN = {"sea": {"subscription": ["inward"], "stream": ["SEA_EVENTS"], "job": ["nightly"], "type": ["mail"]}}
 SUB = {"context": "sea", "subscription": "inward"}
 #: What a label may be; everything else could be without end.
-LABELS = {"context", "subscription", "class", "server", "stream", "type", "job", "waits_for"}
+LABELS = {"context", "subscription", "class", "server", "stream", "type", "job", "waits_for", "kind"}
 
 
 def told() -> list[type[Fact]]:
     """Every fact that is not the base of others."""
-    modules = [value for module in (facts, timings) for value in vars(module).values()]
-    found = {it for it in modules if isinstance(it, type) and issubclass(it, Fact)} | {BacklogsSampled}
-    return sorted((it for it in found if not it.__subclasses__()), key=lambda it: it.__name__)
+    modules = [importlib.import_module(it.name) for it in pkgutil.iter_modules(domain.__path__, "relay.domain.")]
+    values = [value for module in modules for value in vars(module).values()]
+    found = {it for it in values if isinstance(it, type) and issubclass(it, Fact)} | {BacklogsSampled}
+    bases = {base for it in found for base in it.__bases__}
+    return sorted(found - bases, key=lambda it: it.__name__)
 
 
 def example(kind: type[Fact]) -> Fact:
