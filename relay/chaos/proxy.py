@@ -71,10 +71,6 @@ class Link:
         """Reset every connection and stay in the mode: what a firewall does that lost its state."""
         self._call(self._reset())
 
-    def aim(self, target: int) -> None:
-        """Send new connections to another port."""
-        self.target = target
-
     # --- within the loop ---
 
     async def _open(self) -> None:
