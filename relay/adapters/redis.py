@@ -7,6 +7,7 @@ broker this one waits blockingly instead of polling, and enqueues a batch in one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ import dramatiq
 import redis
 import redis.exceptions
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
+from dramatiq.common import current_millis, dq_name
 from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialBackoff
@@ -68,6 +70,12 @@ class RelayBroker(RedisBroker):
             return int(self.client.llen(f"{self.namespace}:{queue_name}"))
         except redis.exceptions.RedisError as error:
             raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+
+
+def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Message[Any]:
+    """The same message, to be enqueued now and handled after ``delay``."""
+    eta = current_millis() + int(delay / timedelta(milliseconds=1))
+    return message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
 
 
 class _BlockingConsumer(_RedisConsumer):

@@ -13,19 +13,23 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
 from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.adapters.postgres.pool import first_line
+from relay.adapters.postgres.shared import AsyncTransaction, Transaction
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage, RelayError
 from relay.domain.model import HandlerResult, Verdict
 from relay.handling.signatures import Inject, Signature
 
+Result = TypeVar("Result")
+
 #: How much of an error is kept.
 DETAIL: Final = 500
-_SETTLED: Final = HandlerResult(Verdict.PROCESSED, settled=True)
+#: The answer of a function whose writes have ended its row.
+SETTLED: Final = HandlerResult(Verdict.PROCESSED, settled=True)
 _PROCESSED: Final = HandlerResult(Verdict.PROCESSED)
 
 
@@ -65,9 +69,13 @@ class Call:
             await self.function.call(self._argument, self._injected)
             return _PROCESSED
         async with self._transactions.settle_async(self._settlement) as transaction:
-            own = {Inject.ASYNC_SESSION: transaction.session, Inject.ASYNC_CONNECTION: transaction.connection}
-            await self.function.call(self._argument, {**self._injected, **own})
-        return _SETTLED
+            await self.write_async(transaction)
+        return SETTLED
+
+    async def write_async(self, transaction: AsyncTransaction) -> None:
+        """Await a coroutine function that writes in ``transaction``."""
+        own = {Inject.ASYNC_SESSION: transaction.session, Inject.ASYNC_CONNECTION: transaction.connection}
+        await self.function.call(self._argument, {**self._injected, **own})
 
     def run_in_thread(self) -> HandlerResult:
         """Call a plain function."""
@@ -75,8 +83,12 @@ class Call:
             self._call({})
             return _PROCESSED
         with self._transactions.settle(self._settlement) as transaction:
-            self._call({Inject.SESSION: transaction.session, Inject.CONNECTION: transaction.connection})
-        return _SETTLED
+            self.write(transaction)
+        return SETTLED
+
+    def write(self, transaction: Transaction) -> None:
+        """Call a plain function that writes in ``transaction``."""
+        self._call({Inject.SESSION: transaction.session, Inject.CONNECTION: transaction.connection})
 
     def _call(self, own: Mapping[Inject, Any]) -> None:
         result = self.function.call(self._argument, {**self._injected, **own})
@@ -91,27 +103,27 @@ class Calls:
     """Runs at most ``size`` calls at once, those that outlived their time-out included."""
 
     def __init__(self, size: int) -> None:
-        self._slots = asyncio.Semaphore(size)
+        self.slots = asyncio.Semaphore(size)
 
     async def run(self, call: Call) -> HandlerResult:
         """Run one call, where its function wants to be run. Raises what a coroutine function raises."""
         if call.function.signature.is_async:
-            async with self._slots:
+            async with self.slots:
                 return await call.run()
-        return await self._in_thread(call.run_in_thread)
+        return await self.in_thread(call.run_in_thread, answer)
 
-    async def _in_thread(self, call: Callable[[], HandlerResult]) -> HandlerResult:
+    async def in_thread(self, call: Callable[[], Result], failed: Callable[[BaseException], Result]) -> Result:
         """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not.
 
         A daemon, so that a function that hangs does not keep the process from stopping.
         """
-        await self._slots.acquire()
+        await self.slots.acquire()
         loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[HandlerResult] = loop.create_future()
+        outcome: asyncio.Future[Result] = loop.create_future()
         around = contextvars.copy_context()
 
-        def finish(result: HandlerResult) -> None:
-            self._slots.release()
+        def finish(result: Result) -> None:
+            self.slots.release()
             if not outcome.done():
                 outcome.set_result(result)
 
@@ -119,14 +131,14 @@ class Calls:
             try:
                 result = around.run(call)
             except BaseException as error:
-                result = answer(error)
+                result = failed(error)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(finish, result)
 
         try:
             threading.Thread(target=run, name="jetrelay-handler", daemon=True).start()
         except RuntimeError:
-            self._slots.release()
+            self.slots.release()
             raise
         return await outcome
 
@@ -139,10 +151,15 @@ async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerRes
             return await work
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if isinstance(error, TimeoutError) and clock.expired():
-            return HandlerResult.failed(f"time-out: no answer within {seconds:g} s")
+            return timed_out(seconds)
         if isinstance(error, asyncio.CancelledError) and _is_cancelled():
             raise
         return answer(error)
+
+
+def timed_out(seconds: float) -> HandlerResult:
+    """What a function that takes too long is taken to have said."""
+    return HandlerResult.failed(f"time-out: no answer within {seconds:g} s")
 
 
 def answer(error: BaseException) -> HandlerResult:

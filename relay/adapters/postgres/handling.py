@@ -8,7 +8,7 @@ its commit and rollback act on that savepoint.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.pool import CONNECTION
+from relay.adapters.postgres.shared import AsyncSharedTransaction, AsyncTransaction, SharedTransaction, Transaction
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost
 from relay.failpoints import reach
@@ -48,22 +49,6 @@ class Settlement:
     def of_task(cls, task_id: UUID, token: UUID, limit: timedelta) -> Settlement:
         """Mark a task as completed."""
         return cls("complete_task", {"id": task_id, "token": token}, limit)
-
-
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """What a function in a thread may write through; both are one transaction."""
-
-    session: Session
-    connection: psycopg.Connection[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncTransaction:
-    """What a coroutine may write through; both are one transaction."""
-
-    session: AsyncSession
-    connection: psycopg.AsyncConnection[Any]
 
 
 class HandlerTransactions:
@@ -110,7 +95,7 @@ class HandlerTransactions:
         with self._engine.connect() as outer, outer.begin():
             driver = _driver(outer)
             with driver.transaction(), psycopg.Cursor(driver) as cursor:
-                cursor.execute(statement("begin_handling"), self._limits(settlement))
+                cursor.execute(statement("begin_handling"), self._limits(settlement.limit))
                 with Session(outer, join_transaction_mode="create_savepoint") as session:
                     yield Transaction(session, driver)
                     session.commit()
@@ -124,7 +109,7 @@ class HandlerTransactions:
         async with self._async_engine.connect() as outer, outer.begin():
             driver = await _async_driver(outer)
             async with driver.transaction(), psycopg.AsyncCursor(driver) as cursor:
-                await cursor.execute(statement("begin_handling"), self._limits(settlement))
+                await cursor.execute(statement("begin_handling"), self._limits(settlement.limit))
                 async with AsyncSession(outer, join_transaction_mode="create_savepoint") as session:
                     yield AsyncTransaction(session, driver)
                     await session.commit()
@@ -132,9 +117,32 @@ class HandlerTransactions:
                 _check(cursor.rowcount)
                 reach("after_mark_before_handler_commit")
 
-    def _limits(self, settlement: Settlement) -> dict[str, str]:
-        limit = settlement.limit or self._limit
+    def _limits(self, limit: timedelta | None = None) -> dict[str, str]:
+        limit = limit or self._limit
         return {"limit": str(max(1, int(limit / timedelta(milliseconds=1))))}
+
+    @contextmanager
+    def share(self) -> Iterator[SharedTransaction]:
+        """Run the block in a transaction for several functions; it settles their rows before it ends."""
+        with self._engine.connect() as outer, outer.begin():
+            driver = _driver(outer)
+            with driver.transaction(), psycopg.Cursor(driver) as cursor:
+                cursor.execute(statement("begin_handling"), self._limits())
+                yield SharedTransaction(outer, driver, cursor)
+
+    @asynccontextmanager
+    async def share_async(self) -> AsyncIterator[AsyncSharedTransaction]:
+        """Do the same for coroutines."""
+        async with self._async_engine.connect() as outer, outer.begin():
+            driver = await _async_driver(outer)
+            async with driver.transaction(), psycopg.AsyncCursor(driver) as cursor:
+                await cursor.execute(statement("begin_handling"), self._limits())
+                yield AsyncSharedTransaction(outer, driver, cursor)
+
+    def end_session(self, pid: int) -> None:
+        """End another transaction of ours, and its connection with it. Does nothing if that cannot be done."""
+        with suppress(psycopg.Error), psycopg.connect(self._url, **self._connection) as connection:
+            connection.execute(statement("end_session"), {"pid": pid})
 
     async def close(self) -> None:
         """Close the connections."""
