@@ -73,7 +73,7 @@ class ProcessChunk:
         later = dict.fromkeys(tried, timedelta(0))
         if claims:
             reach("after_message_claim")
-            async with kept(lambda: self._claims.renew(claims, LEASE)):
+            with kept(lambda: self._claims.renew(claims, LEASE)):
                 later |= await self._handle(claims)
         return later
 

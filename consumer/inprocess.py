@@ -65,7 +65,7 @@ class PythonEventHandler:
         self._calls = Calls(CALLS)
         self._together = Together(transactions, self._calls, self._timeout)
         # Half of the calls: those of the other half wait in no chunk.
-        self._side_by_side = side_by_side(self, asyncio.Semaphore(CALLS // 2))
+        self._side_by_side = side_by_side(self, asyncio.Semaphore(max(1, CALLS // 2)))
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """See the port. Whatever the function raises becomes an answer."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -91,7 +91,7 @@ class ProcessInboxMessage:
         request = self.request(claim)
         if isinstance(request, DeadLetter):
             return request
-        async with kept(lambda: self._inbox.renew(claim, LEASE)):
+        with kept(lambda: self._inbox.renew(claim, LEASE)):
             result = await self._handler.handle(request)
         reach("after_handler_before_mark")
         return self.decide(result, claim)
@@ -200,22 +200,27 @@ class ProcessInboxMessage:
             return
 
 
-@asynccontextmanager
-async def kept(renew: Callable[[], Awaitable[bool]]) -> AsyncIterator[None]:
+@contextmanager
+def kept(renew: Callable[[], Awaitable[bool]]) -> Iterator[None]:
     """Renew a claim while the block runs. Stops when it is lost: the token then fences us off."""
+    keeper: list[asyncio.Task[None]] = []
 
     async def keep() -> None:
         while True:
-            await asyncio.sleep(LEASE.total_seconds() / 4)
             with suppress(DatabaseUnreachable):
                 if not await renew():
                     return
+            await asyncio.sleep(LEASE.total_seconds() / 4)
 
-    keeper = asyncio.create_task(keep())
+    loop = asyncio.get_running_loop()
+    # Most blocks end long before; for those a timer is all it takes.
+    timer = loop.call_later(LEASE.total_seconds() / 4, lambda: keeper.append(loop.create_task(keep())))
     try:
         yield
     finally:
-        keeper.cancel()
+        timer.cancel()
+        for task in keeper:
+            task.cancel()
 
 
 def _failed(claim: ClaimedMessage) -> FailedMessage:

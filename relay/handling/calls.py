@@ -13,6 +13,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
@@ -26,6 +27,8 @@ from relay.handling.signatures import Inject, Signature
 
 Result = TypeVar("Result")
 
+#: After how long without work a thread ends, in seconds.
+_IDLE: Final = 10.0
 #: How much of an error is kept.
 DETAIL: Final = 500
 #: The answer of a function whose writes have ended its row.
@@ -74,7 +77,9 @@ class Call:
 
     async def write_async(self, transaction: AsyncTransaction) -> None:
         """Await a coroutine function that writes in ``transaction``."""
-        own = {Inject.ASYNC_SESSION: transaction.session, Inject.ASYNC_CONNECTION: transaction.connection}
+        own: dict[Inject, Any] = {Inject.ASYNC_CONNECTION: transaction.connection}
+        if Inject.ASYNC_SESSION in self.function.signature.others.values():
+            own[Inject.ASYNC_SESSION] = transaction.session
         await self.function.call(self._argument, {**self._injected, **own})
 
     def run_in_thread(self) -> HandlerResult:
@@ -88,7 +93,10 @@ class Call:
 
     def write(self, transaction: Transaction) -> None:
         """Call a plain function that writes in ``transaction``."""
-        self._call({Inject.SESSION: transaction.session, Inject.CONNECTION: transaction.connection})
+        own: dict[Inject, Any] = {Inject.CONNECTION: transaction.connection}
+        if Inject.SESSION in self.function.signature.others.values():
+            own[Inject.SESSION] = transaction.session
+        self._call(own)
 
     def _call(self, own: Mapping[Inject, Any]) -> None:
         result = self.function.call(self._argument, {**self._injected, **own})
@@ -99,11 +107,47 @@ class Call:
             )
 
 
+class _Threads:
+    """Daemon threads that are used again: beginning one for each call would hold up the event loop.
+
+    One that hangs does not keep the process from stopping.
+    """
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            another = self._idle == 0
+            if not another:
+                self._idle -= 1
+        if another:
+            threading.Thread(target=self._serve, name="jetrelay-handler", daemon=True).start()
+        self._work.put(work)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=_IDLE)
+            except Empty:
+                with self._lock:
+                    if self._idle:
+                        self._idle -= 1
+                        return
+                continue
+            work()
+            with self._lock:
+                self._idle += 1
+
+
 class Calls:
     """Runs at most ``size`` calls at once, those that outlived their time-out included."""
 
     def __init__(self, size: int) -> None:
         self.slots = asyncio.Semaphore(size)
+        self._threads = _Threads()
 
     async def run(self, call: Call) -> HandlerResult:
         """Run one call, where its function wants to be run. Raises what a coroutine function raises."""
@@ -113,10 +157,7 @@ class Calls:
         return await self.in_thread(call.run_in_thread, answer)
 
     async def in_thread(self, call: Callable[[], Result], failed: Callable[[BaseException], Result]) -> Result:
-        """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not.
-
-        A daemon, so that a function that hangs does not keep the process from stopping.
-        """
+        """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not."""
         await self.slots.acquire()
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Result] = loop.create_future()
@@ -136,7 +177,7 @@ class Calls:
                 loop.call_soon_threadsafe(finish, result)
 
         try:
-            threading.Thread(target=run, name="jetrelay-handler", daemon=True).start()
+            self._threads.run(run)
         except RuntimeError:
             self.slots.release()
             raise

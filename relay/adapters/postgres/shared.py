@@ -7,9 +7,10 @@ deadlock over them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 from uuid import UUID
 
@@ -32,20 +33,68 @@ _UNDO: Final = "ROLLBACK TO SAVEPOINT jetrelay"
 _CONFLICTS: Final = {"40P01", "40001"}
 
 
-@dataclass(frozen=True, slots=True)
 class Transaction:
-    """What a function in a thread may write through; both are one transaction."""
+    """What a function in a thread may write through; both are one transaction.
 
-    session: Session
-    connection: psycopg.Connection[Any]
+    The session is made for those who ask for it. ``later``: where it leaves its outbox rows.
+    """
+
+    def __init__(
+        self, outer: Connection, connection: psycopg.Connection[Any], later: list[Row] | None = None
+    ) -> None:
+        self.connection = connection
+        self._outer = outer
+        self._later = later
+
+    @cached_property
+    def session(self) -> Session:
+        """The session, which works in a savepoint of its own."""
+        session = Session(self._outer, join_transaction_mode="create_savepoint")
+        if self._later is not None:
+            write_later(session, self._later)
+        return session
+
+    @contextmanager
+    def used(self) -> Iterator[Transaction]:
+        """Keep what the session has written when the block ends well."""
+        try:
+            yield self
+            if "session" in self.__dict__:
+                self.session.commit()
+        finally:
+            if "session" in self.__dict__:
+                self.session.close()
 
 
-@dataclass(frozen=True, slots=True)
 class AsyncTransaction:
-    """What a coroutine may write through; both are one transaction."""
+    """What a coroutine may write through; see `Transaction`."""
 
-    session: AsyncSession
-    connection: psycopg.AsyncConnection[Any]
+    def __init__(
+        self, outer: AsyncConnection, connection: psycopg.AsyncConnection[Any], later: list[Row] | None = None
+    ) -> None:
+        self.connection = connection
+        self._outer = outer
+        self._later = later
+
+    @cached_property
+    def session(self) -> AsyncSession:
+        """The session, which works in a savepoint of its own."""
+        session = AsyncSession(self._outer, join_transaction_mode="create_savepoint")
+        if self._later is not None:
+            write_later(session.sync_session, self._later)
+        return session
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[AsyncTransaction]:
+        """Keep what the session has written when the block ends well."""
+        try:
+            yield self
+            if "session" in self.__dict__:
+                await self.session.commit()
+        finally:
+            if "session" in self.__dict__:
+                # Also when the coroutine is being stopped.
+                await asyncio.shield(self.session.close())
 
 
 class _Shared:
@@ -88,10 +137,8 @@ class SharedTransaction(_Shared):
         self._execute(self._next())
         rows: list[Row] = []
         try:
-            with Session(self._outer, join_transaction_mode="create_savepoint") as session:
-                write_later(session, rows)
-                yield Transaction(session, self._driver)
-                session.commit()
+            with Transaction(self._outer, self._driver, rows).used() as transaction:
+                yield transaction
         except BaseException as error:
             self._note(error)
             self._execute(_UNDO)
@@ -128,10 +175,8 @@ class AsyncSharedTransaction(_Shared):
         await self._execute(self._next())
         rows: list[Row] = []
         try:
-            async with AsyncSession(self._outer, join_transaction_mode="create_savepoint") as session:
-                write_later(session.sync_session, rows)
-                yield AsyncTransaction(session, self._driver)
-                await session.commit()
+            async with AsyncTransaction(self._outer, self._driver, rows).used() as transaction:
+                yield transaction
         except BaseException as error:
             self._note(error)
             await self._execute(_UNDO)
