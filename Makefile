@@ -22,8 +22,10 @@ ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/integration
-# Whole fleets, one after the other: how soon one recovers is part of what is tested.
-	$(BIN)/python -m pytest -q tests/acceptance
+# Whole fleets, which wait more than they compute; the tests of a file one after the other.
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile tests/acceptance tests/chaos --ignore tests/chaos/test_chaos.py
+# Alone: how soon a fleet recovers is part of what is judged.
+	$(BIN)/python -m pytest -q tests/chaos/test_chaos.py
 endif
 
 lint: $(READY) ## check style, types and who imports whom
@@ -32,8 +34,8 @@ lint: $(READY) ## check style, types and who imports whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY) ## measure throughput and latency
-	$(BIN)/python -m benchmarks
+bench: $(READY) ## measure speed against hand-written loops; less of it: make bench BENCH_ARGS='--only drain'
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 clean: ## remove .venv, the development servers' data and all caches
 	rm -rf .venv .relay .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

@@ -28,8 +28,6 @@ _TURN: Final = 60.0
 #: Nothing wakes a pull job when its server is back, so it looks again soon: recovery within ten seconds.
 _PULL_RETRIES: Final[dict[str, Any]] = {**OUTAGE_RETRIES, "max_backoff": 5_000}
 _SWEEP_LIMIT: Final = 1_000
-#: The same where JetStream sets no bound to what waits (`settle = "inbox"`).
-_SWEEP_LIMIT_ON_RECEIPT: Final = 5_000
 _MAX_BATCH: Final = 300
 _PAGE: Final = 1_000
 
@@ -82,14 +80,12 @@ async def pull_messages(context: str, subscription: str, token: str) -> None:
 async def sweep_inbox(context: str, subscription: str, token: str) -> None:
     """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died.
 
-    Not while the queue is long: what waits in it looks lost, and with handlers that hang it would grow for
-    ever and stand in the way when they are back.
+    What still waits in a long queue is not lost, and sent again it would make the queue longer for ever. So
+    only what was enqueued before the queue's head is.
     """
     async with chore(f"sweep_inbox:{context}:{subscription}", token):
-        limit = _SWEEP_LIMIT_ON_RECEIPT if on_receipt(context, subscription) else _SWEEP_LIMIT
-        if await asyncio.to_thread(broker.backlog, HANDLE_QUEUE) >= limit:
-            return
-        ids = await application.inbox(context, subscription).overdue(subscription, limit)
+        waited = await asyncio.to_thread(broker.head_waits, HANDLE_QUEUE)
+        ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_LIMIT, waited)
         if ids:
             await enqueue(context, subscription)(ids)
             application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))

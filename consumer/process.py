@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, Malforme
 from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, RetryPolicy, decide
+from relay.domain.timings import HandlerAnswered
 from relay.failpoints import reach
 from relay.ports import (
     ClaimedMessage,
@@ -91,8 +93,11 @@ class ProcessInboxMessage:
         request = self.request(claim)
         if isinstance(request, DeadLetter):
             return request
+        begun = time.perf_counter()
         with kept(lambda: self._inbox.renew(claim, LEASE)):
             result = await self._handler.handle(request)
+        config, seconds = self._config, time.perf_counter() - begun
+        self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
         reach("after_handler_before_mark")
         return self.decide(result, claim)
 

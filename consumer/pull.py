@@ -139,8 +139,7 @@ class PullMessages:
             reach("after_enqueue")
         except Outage as error:
             # The rows are committed: the sweep enqueues them once the server is back.
-            server = "postgresql" if isinstance(error, DatabaseUnreachable) else "redis"
-            self._facts(OutageSeen(context=self._config.context, server=server, error=error.message))
+            self._facts(OutageSeen(context=self._config.context, server=error.server, error=error.message))
 
     async def _runnable(self, inserted: Sequence[Inserted]) -> list[UUID]:
         """The new messages that may run. What they waited for may have ended while they were on their way in."""

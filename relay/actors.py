@@ -20,13 +20,22 @@ from dramatiq.middleware import Retries
 from relay import failpoints
 from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
-from relay.bootstrap import CRON_QUEUE, PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, Application, job
+from relay.bootstrap import (
+    ARCHIVE_QUEUE,
+    CRON_QUEUE,
+    PUBLISH_QUEUE,
+    PULL_QUEUE,
+    UPKEEP_QUEUE,
+    Application,
+    job,
+)
 from relay.cron import registry
 from relay.cron.run import RunCron
 from relay.domain.errors import Outage
 from relay.domain.facts import OutageSeen
 from relay.domain.ordering import Shard
 from relay.domain.schedule import WaitingRun
+from relay.metering import Exposition, known_labels, worker_metrics
 from relay.settings import load_settings
 from relay.telemetry.logs import LogFacts, configure
 
@@ -35,6 +44,9 @@ configure(settings.log_level, settings.log_format)
 failpoints.enable(settings.failpoints)
 application = Application(settings, role="worker")
 application.facts.listen(LogFacts())
+metrics = worker_metrics(settings)
+if metrics is not None:
+    application.facts.listen(metrics)
 
 #: Dramatiq's own back-off for jobs that wait for a server: 1 s to 60 s with jitter, without end.
 OUTAGE_RETRIES: Final[dict[str, Any]] = {"max_retries": None, "min_backoff": 1_000, "max_backoff": 60_000}
@@ -52,6 +64,8 @@ def _budgets() -> dict[str, int | None]:
         UPKEEP_QUEUE: 4,
         # A command may take an hour; while it does, handlers keep their threads.
         CRON_QUEUE: 2,
+        # It works for minutes when much has come of age.
+        ARCHIVE_QUEUE: 1,
     }
 
 
@@ -107,7 +121,7 @@ async def duty(context: str, name: str, token: str) -> AsyncIterator[bool]:
         try:
             yield ours
         except Outage as error:
-            application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
+            application.facts(OutageSeen(context=context, server=error.server, error=error.message))
             await application.gates.back_off(name, token)
             raise Retry(str(error)) from None
     if ours:
@@ -121,12 +135,8 @@ async def chore(name: str, token: str) -> AsyncIterator[None]:
         yield
     except Outage as error:
         context = name.split(":")[1]
-        application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
+        application.facts(OutageSeen(context=context, server=error.server, error=error.message))
     await application.gates.close(name, token)
-
-
-def _server(error: Outage) -> str:
-    return error.code.removesuffix("_UNREACHABLE").lower()
 
 
 #: Threads by queue, None for as many as ``--threads``; the modules loaded below may add theirs.
@@ -137,6 +147,7 @@ broker = create_broker(
     middleware=[
         Retries(),
         WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets),
+        Exposition(settings),
     ],
 )
 dramatiq.set_broker(broker)
@@ -169,6 +180,14 @@ async def prune(context: str, token: str) -> None:
         await application.context(context).schedule.prune()
 
 
+@dramatiq.actor(queue_name=ARCHIVE_QUEUE, priority=20, max_retries=0)
+async def archive(context: str, token: str) -> None:
+    """Move rows that have had their time to cold storage, for a few minutes at most."""
+    async with chore(f"archive:{context}", token):
+        if (rows := application.archive(context)) is not None:
+            await rows.tick(lambda: not application.stopping)
+
+
 @dramatiq.actor(queue_name=CRON_QUEUE, priority=10, max_retries=0)
 async def run_cron(context: str, name: str, scheduled_for: str) -> None:
     """Run an application's cron job. The row owns the retries; a scheduler enqueues it again."""
@@ -176,11 +195,12 @@ async def run_cron(context: str, name: str, scheduled_for: str) -> None:
     try:
         await RunCron(context, registry, application.context(context).schedule, application.facts).run(run)
     except Outage as error:
-        application.facts(OutageSeen(context=context, server=_server(error), error=error.message))
+        application.facts(OutageSeen(context=context, server=error.server, error=error.message))
 
 
 for _module in settings.actor_modules:
     importlib.import_module(_module)
 # A worker whose cron jobs cannot be placed does not start, as a scheduler does not.
-for _context in settings.contexts:
-    registry.of(_context, settings.contexts)
+_jobs = {name: [it.name for it in registry.of(name, settings.contexts)] for name in settings.contexts}
+if metrics is not None:
+    metrics.expect(known_labels(settings, jobs=_jobs))

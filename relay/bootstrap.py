@@ -10,12 +10,14 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from dramatiq import Message
 
+from relay.adapters.coldstore import FolderStore
 from relay.adapters.gate import Gates
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
+from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -25,6 +27,7 @@ from relay.adapters.postgres.pool import Pool, create_pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
+from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
@@ -40,6 +43,7 @@ PUBLISH_QUEUE: Final = "relay-publish"
 PULL_QUEUE: Final = "relay-pull"
 HANDLE_QUEUE: Final = "relay-handle"
 UPKEEP_QUEUE: Final = "relay-upkeep"
+ARCHIVE_QUEUE: Final = "relay-archive"
 CRON_QUEUE: Final = "relay-cron"
 
 _log = logging.getLogger("relay")
@@ -211,6 +215,15 @@ class Application:
             auditor=NatsStreamAuditor(self.nats),
             inbox=PostgresLedger(self.context(context).pool),
         )
+
+    def archive(self, context: str) -> ArchiveRows | None:
+        """The archive of a context, None where it is off. Raises UnknownContext."""
+        parts = self.context(context)
+        after, directory = parts.settings.archive.after, parts.settings.archive.directory
+        if after is None or directory is None:
+            return None
+        tables, auditor = PostgresArchive(pooled(parts.pool), context), NatsStreamAuditor(self.nats)
+        return ArchiveRows(context, after, tables, FolderStore(directory), auditor, self.facts)
 
     def _build(self, name: str, settings: ContextSettings) -> Context:
         pool = create_pool(

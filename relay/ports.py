@@ -247,8 +247,8 @@ class InboxRepository(Protocol):
     async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
         """Give a condemned row back, to be routed again after ``delay``."""
 
-    async def overdue(self, subscription: str, limit: int) -> Sequence[UUID]:
-        """Ids that should be in a queue and, by their age, are not; marks them as enqueued now."""
+    async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
+        """Ids that should be in a queue whose head has ``waited``, and are not; marks them as enqueued now."""
 
     def waiting(self, subscription: str, page: int) -> AsyncIterator[Sequence[str]]:
         """Reply subjects of all unfinished rows, a page at a time, for +WPI."""

@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from relay.domain.errors import RelayError, TooMany, UnknownContext
+from relay.domain.facts import Fact
 from relay.domain.incidents import Incident, IncidentDetail, IncidentFilter
 
 Item = TypeVar("Item")
@@ -51,10 +52,73 @@ class InboxBacklog:
     dead_lettered: int
 
 
-class BacklogReader(Protocol):
-    """The read model of one context. Takes no locks; each call is one snapshot.
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """For how many ``seconds`` the first event that should have left by now has waited since; 0 if none has."""
 
-    Both raise DatabaseUnreachable, and SchemaMissing when the database is not migrated.
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskBacklog:
+    """What waits to be run.
+
+    ``count`` tasks are due and not finished, the oldest for ``oldest_age_seconds`` (0 when none is). ``delayed``
+    ones have their time to come, ``failed`` ones wait for an operator.
+    """
+
+    count: int
+    oldest_age_seconds: float
+    delayed: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """``count`` things of a subscription that wait for an operator, the oldest for ``oldest_age_seconds``.
+
+    ``kind``: the class of incidents.
+    """
+
+    subscription: str | None
+    kind: str | None = None
+    count: int
+    oldest_age_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionBacklog:
+    """What of a subscription waits to be handled; the numbers mean what they mean in InboxBacklog."""
+
+    subscription: str | None
+    count: int
+    oldest_age_seconds: float
+    failed_attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlogs:
+    """Everything that waits in a context."""
+
+    outbox: OutboxBacklog
+    overdue: Overdue
+    inbox: Sequence[SubscriptionBacklog]
+    tasks: TaskBacklog
+    incidents: Sequence[Waiting]
+    parked: Sequence[Waiting]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogsSampled(Fact):
+    """The backlogs of a context, as its leading scheduler counts them now and then for the metrics."""
+
+    backlogs: Backlogs
+
+
+class BacklogReader(Protocol):
+    """The read model of one context. Takes no locks; each call is one snapshot, `backlogs` one for each part.
+
+    All raise DatabaseUnreachable, and SchemaMissing when the database is not migrated.
     """
 
     async def outbox_backlog(self) -> OutboxBacklog:
@@ -62,6 +126,9 @@ class BacklogReader(Protocol):
 
     async def inbox_backlog(self) -> InboxBacklog:
         """Read inbox_messages WHERE processed_at IS NULL."""
+
+    async def backlogs(self) -> Backlogs:
+        """Read all that waits, by subscription where it has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 from uuid import uuid4
@@ -22,6 +22,8 @@ from relay.adapters.redis import RelayBroker, create_broker
 from relay.bootstrap import Application
 from relay.cron import Cron, load_crons
 from relay.domain.errors import RelayError
+from relay.domain.facts import FactSink
+from relay.metering import scheduler_metrics
 from relay.settings import Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from scheduler.crons import EVERY, CronTick
@@ -47,11 +49,15 @@ def main() -> int:
     try:
         settings = load_settings()
         crons = load_crons(settings.user_modules, settings.contexts)
+        configure(settings.log_level, settings.log_format)
+        if arguments.list:
+            asyncio.run(_list(settings, crons))
+        else:
+            jobs = {name: [job.name for job in found] for name, found in crons.items()}
+            asyncio.run(run(settings, crons, [LogFacts(), *scheduler_metrics(settings, jobs)]))
     except RelayError as error:
         sys.stderr.write(f"error {error}\n")
         return 1
-    configure(settings.log_level, settings.log_format)
-    asyncio.run(_list(settings, crons) if arguments.list else run(settings, crons))
     return 0
 
 
@@ -64,13 +70,14 @@ async def _list(settings: Settings, crons: dict[str, list[Cron]]) -> None:
             sys.stdout.write(f"{job.name:<50} {job.expression}\n")
 
 
-async def run(settings: Settings, crons: dict[str, list[Cron]]) -> None:
+async def run(settings: Settings, crons: dict[str, list[Cron]], listeners: Sequence[FactSink]) -> None:
     """Start the application, and lead whatever context can be had; stop cleanly on a signal."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     application, broker = _parts(settings)
-    application.facts.listen(LogFacts())
+    for listener in listeners:
+        application.facts.listen(listener)
     await application.start()
     clock = AsyncIOScheduler(timezone="UTC")
     clock.start()

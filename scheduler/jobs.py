@@ -16,11 +16,21 @@ from typing import Any, Final
 
 from dramatiq import Message
 
+from relay.adapters.postgres.reads import PostgresBacklogReader
 from relay.adapters.redis import RelayBroker
-from relay.bootstrap import CRON_QUEUE, PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, Application, job
+from relay.bootstrap import (
+    ARCHIVE_QUEUE,
+    CRON_QUEUE,
+    PUBLISH_QUEUE,
+    PULL_QUEUE,
+    UPKEEP_QUEUE,
+    Application,
+    job,
+)
 from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.facts import OutageSeen
 from relay.domain.schedule import WaitingRun
+from relay.queries import BacklogsSampled
 from scheduler.task_ticks import task_ticks
 
 _PULL: Final = timedelta(milliseconds=500)
@@ -32,6 +42,7 @@ _UPKEEP: Final = {
 _RECORD: Final = timedelta(seconds=2)
 _RECONCILE: Final = timedelta(seconds=30)
 _PRUNE: Final = timedelta(hours=1)
+_ARCHIVE: Final = timedelta(hours=1)
 #: A tick that takes longer is given up, in seconds.
 TICK_LIMIT: Final = 5.0
 #: From so many events waiting, or hints between two ticks, the outbox is under load and hints are no use.
@@ -66,8 +77,14 @@ def jobs(application: Application, broker: RelayBroker, context: str) -> Iterato
     yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_stream", context))
     duty = f"prune:{context}"
     yield Job(duty, _PRUNE, partial(send.job, duty, UPKEEP_QUEUE, "prune", context))
+    if settings.archive.after is not None:
+        duty = f"archive:{context}"
+        yield Job(duty, _ARCHIVE, partial(send.job, duty, ARCHIVE_QUEUE, "archive", context))
     for tick in task_ticks(application, send.job, context):
         yield Job(*tick)
+    if application.settings.metrics.scheduler is not None:
+        sample = partial(_sample, application, context)
+        yield Job(f"metrics:{context}", application.settings.metrics.interval, sample)
     if settings.subscriptions:
         duty = f"record_dead_letters:{context}"
         record = partial(send.job, duty, UPKEEP_QUEUE, "record_dead_letters", context)
@@ -81,6 +98,12 @@ def jobs(application: Application, broker: RelayBroker, context: str) -> Iterato
         for actor, every in upkeep.items():
             duty = f"{actor}:{context}:{name}"
             yield Job(duty, every, partial(send.job, duty, UPKEEP_QUEUE, actor, context, name))
+
+
+async def _sample(application: Application, context: str) -> None:
+    """Count what waits, for the metrics. Raises DatabaseUnreachable and SchemaMissing."""
+    backlogs = await PostgresBacklogReader(application.context(context).pool).backlogs()
+    application.facts(BacklogsSampled(context=context, backlogs=backlogs))
 
 
 class Sender:

@@ -17,6 +17,7 @@ from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.bootstrap import Facts
 from relay.domain.errors import ConfigurationError, RelayError
+from relay.metering import tasks_metrics
 from relay.settings import ContextSettings, Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from tasks.registry import registry
@@ -66,7 +67,7 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    facts = Facts([LogFacts()])
+    facts = Facts([LogFacts(), *tasks_metrics(settings, list(registry.handlers))])
     async with AsyncExitStack() as stack:
         started = [await _start(context, facts, options, stack) for context in settings.contexts.values()]
         loops = [asyncio.create_task(worker.run(run)) for worker, run in started]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -20,6 +21,7 @@ from relay.domain.facts import FactSink, TaskCompleted, TaskFailed, TaskPutOff, 
 from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, Retry, decide
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
+from relay.domain.timings import TaskAnswered
 from relay.handling.calls import Call, Calls, answered
 from relay.handling.signatures import Inject, misfits
 from tasks.registry import Registry, TaskContext, TaskHandler
@@ -117,10 +119,14 @@ class RunTask:
             # Every attempt was spent and the last one gave no answer: it took its worker along.
             return HandlerResult.failed(f"exhausted: {claim.attempts - 1} attempts, the last one was cut short")
         keeper = asyncio.create_task(self._keep(claim))
+        begun = time.perf_counter()
         try:
-            return await answered(self._call(claim, handler), handler.time_limit.total_seconds())
+            result = await answered(self._call(claim, handler), handler.time_limit.total_seconds())
         finally:
             keeper.cancel()
+        seconds = time.perf_counter() - begun
+        self._facts(TaskAnswered(context=self._context, task_type=claim.type, seconds=seconds))
+        return result
 
     async def _call(self, claim: ClaimedTask, handler: TaskHandler) -> HandlerResult:
         try:

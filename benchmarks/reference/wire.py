@@ -55,8 +55,10 @@ class Wire:
                 if b'"error"' in answer:
                     raise SystemExit(f"refused: {answer!r}")
                 self._count(line.split(b" ", 2)[1].rpartition(b".")[2])
-            elif line.startswith(b"-ERR"):
+            elif line.startswith((b"-ERR", b"HMSG")):
+                # Headers come only with the news that nobody listens to the subject.
                 raise SystemExit(f"nats-server says {line!r}")
+        raise SystemExit("nats-server closed the connection")
 
     def _count(self, token: bytes) -> None:
         self._missing[token] -= 1

@@ -7,6 +7,7 @@ broker this one waits blockingly instead of polling, and enqueues a batch in one
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -41,6 +42,8 @@ end
 """
 #: Every so many idle waits the broker's own fetch runs, which does the upkeep of its keys.
 _UPKEEP: Final = 30
+#: The option that says when a message was put into its queue, in milliseconds of Unix time.
+_ENQUEUED: Final = "relay_enqueued"
 
 
 def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware]) -> RelayBroker:
@@ -53,6 +56,10 @@ def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware])
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
     )
     return RelayBroker(client=client, namespace=namespace, middleware=list(middleware))
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
 
 
 class RelayBroker(RedisBroker):
@@ -69,12 +76,13 @@ class RelayBroker(RedisBroker):
 
     def enqueue_many(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
         """Enqueue messages in one round trip. Raises QueueUnreachable; some may be enqueued even then."""
+        now = _now()
         try:
             with self.client.pipeline(transaction=False) as pipeline:
                 for message in messages:
                     # The two writes of the broker's own enqueue script, under a fresh id as it does.
                     key, identity = f"{self.namespace}:{message.queue_name}", str(uuid4())
-                    copy = message.copy(options={"redis_message_id": identity})
+                    copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: now})
                     pipeline.hset(f"{key}.msgs", identity, copy.encode())
                     pipeline.rpush(key, identity)
                 pipeline.execute()
@@ -85,6 +93,26 @@ class RelayBroker(RedisBroker):
         """Acknowledge messages in one round trip, as the broker's own script does it with one."""
         acks = f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
         self._ack_script(keys=[acks, f"{self.namespace}:{queue_name}.msgs"], args=ids)
+
+    def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
+        """Enqueue as the stock broker does: retries come this way."""
+        return super().enqueue(message.copy(options={_ENQUEUED: _now()}), delay=delay)
+
+    def head_waits(self, queue_name: str) -> timedelta:
+        """How long the message at the head of a queue has waited; zero when none waits. Raises QueueUnreachable.
+
+        A queue is first in, first out: what was put into it before its head is not in it any more. Of clocks of
+        two hosts, so good for a few seconds.
+        """
+        key = f"{self.namespace}:{queue_name}"
+        try:
+            identity: Any = self.client.lindex(key, 0)
+            text: Any = None if identity is None else self.client.hget(f"{key}.msgs", identity)
+        except redis.exceptions.RedisError as error:
+            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+        if text is None:
+            return timedelta(0)
+        return timedelta(milliseconds=max(0, _now() - dramatiq.Message.decode(text).options.get(_ENQUEUED, 0)))
 
     def backlog(self, queue_name: str) -> int:
         """How many messages of a queue wait for a worker. Raises QueueUnreachable."""

@@ -81,21 +81,19 @@ def run(options: RunOptions, command: str, say: Callable[[str], object] = print)
         rig.launch()
         say(f"ready after {time.monotonic() - began:.0f} s; records and logs are in {rig.directory}")
         with closing(_Told(rig.history / "run.jsonl", say)) as history:
-            _disturb(options, rig, history)
-            say("the last fault is healed; waiting for rest")
-            drained = settle(rig.urls, rig.nats.url, options.rest)
+            workload = Workload(rig.producer_url, history, options.seed, rate=options.rate, batch=options.batch)
+            with Sampler(rig.urls, history, lambda: workload.committed):
+                _disturb(options, rig, history, workload)
+                say("the last fault is healed; waiting for rest")
+                drained = settle(rig.urls, rig.nats.url, options.rest)
             if not drained:
                 say(f"not at rest after {options.rest:.0f} s: {'; '.join(left(rig.urls, rig.nats.url))}")
-            history.sampler.stop()
             collect(rig.urls, rig.nats.url, history)
     return _judge(options, command, drained=drained)
 
 
-def _disturb(options: RunOptions, rig: Rig, history: _Told) -> None:
-    """Produce under faults until the time is over. The sampler goes on until the system is at rest."""
-    workload = Workload(rig.producer_url, history, options.seed, rate=options.rate, batch=options.batch)
-    history.sampler = Sampler(rig.urls, history, lambda: workload.committed)
-    history.sampler.start()
+def _disturb(options: RunOptions, rig: Rig, history: History, workload: Workload) -> None:
+    """Produce under faults until the time is over."""
     nemesis = Nemesis(
         rig,
         history,
@@ -130,8 +128,6 @@ def _judge(options: RunOptions, command: str, *, drained: bool) -> Verdict:
 
 class _Told(History):
     """A history that tells of the faults as they end, and of the counts now and then."""
-
-    sampler: Sampler
 
     def __init__(self, path: Path, say: Callable[[str], object]) -> None:
         super().__init__(path)

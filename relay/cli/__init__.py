@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import typer
 
 from relay.cli import (
+    archive,
     backlog,
     chaos,
     config,
@@ -48,6 +49,7 @@ app.add_typer(outbox.app, name="outbox")
 app.add_typer(parked.app, name="parked")
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(archive.app, name="archive")
 
 
 @app.command("version")

@@ -11,7 +11,8 @@ import typer
 
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.source import Source
-from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.cli.contexts import ContextOption, JsonOption
+from relay.cli.found import act_on, columns, find_chosen, list_found, print_one
 from relay.cli.operating import (
     ACTING,
     NOTE_REQUIRED,
@@ -20,14 +21,7 @@ from relay.cli.operating import (
     as_time,
     as_uuid,
     ask,
-    chosen,
-    confirm,
     one_context,
-    operator,
-    print_fields,
-    print_json,
-    print_table,
-    report,
     with_options,
 )
 from relay.commands.operate import OperateIncidents, Operator, Outcome
@@ -58,6 +52,10 @@ _ACTING: Final[Options] = {
 Statuses = Annotated[list[IncidentStatus], typer.Option("--status", help="Open ones if not given.")]
 _OPEN: Final = (IncidentStatus.OPEN,)
 
+_COLUMNS: Final = columns(
+    "context", "id", "status", "kind", "subscription", "event_type", "attempts", "recorded_at", "reason"
+)
+
 
 @app.command("list")
 @with_options(_FILTER)
@@ -72,26 +70,13 @@ def list_(
 ) -> None:
     """List incidents, payloads left out. Status 1 if a database does not answer."""
     wanted = _filter(options, () if everything else tuple(status) or _OPEN)
-    pages, complete = visit(
-        context, lambda url: ask(url, lambda source: PostgresIncidents(source).find(wanted, limit))
+    list_found(
+        context,
+        lambda source: PostgresIncidents(source).find(wanted, limit),
+        _COLUMNS,
+        "No dead letters.",
+        as_json=as_json,
     )
-    rows = [{"context": name, **asdict(found)} for name, page in pages.items() for found in page.items]
-    if as_json:
-        print_json(rows)
-    else:
-        _print_rows(rows, sum(page.total for page in pages.values()))
-    if not complete:
-        raise typer.Exit(1)
-
-
-def _print_rows(rows: list[dict[str, Any]], total: int) -> None:
-    names = ("context", "id", "status", "kind", "subscription", "event_type", "attempts", "recorded_at", "reason")
-    if rows:
-        print_table([name.replace("_", " ") for name in names], [[row[name] for name in names] for row in rows])
-    if not rows:
-        print("No dead letters.")
-    elif total > len(rows):
-        print(f"{len(rows)} of {total}; --limit shows more")
 
 
 @app.command()
@@ -109,13 +94,7 @@ def show(
     fields = {**asdict(detail.incident), "headers": dict(detail.headers), "history": list(detail.history)}
     if payload:
         fields |= _payload(detail)
-    if as_json:
-        print_json(fields)
-        return
-    fields["history"] = "; ".join(
-        f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in detail.history
-    )
-    print_fields(fields)
+    print_one(fields, as_json=as_json)
 
 
 def _payload(detail: IncidentDetail) -> dict[str, Any]:
@@ -150,13 +129,16 @@ def resolve(*, options: dict[str, Any]) -> None:
 
 def _act(done: str, action: Action, options: dict[str, Any]) -> None:
     """Find what is meant, ask, act in one transaction, answer id by id."""
-    chosen(options, _FILTER)
-    name, url = _context(options["context"])
-    by = operator(options["actor"], options["note"])
-    found = options["ids"] or _select(url, _filter(options, _OPEN), options["limit"])
-    confirm(f"{len(found)} dead letters of {name} will be {done}. Go on?", len(found), yes=options["yes"])
-    outcome = ask(url, lambda source: action(OperateIncidents(PostgresIncidents(source)), found, by))
-    report(name, done, outcome, as_json=options["as_json"])
+    where = _context(options["context"])
+    found = find_chosen(options, _FILTER, lambda: _select(where[1], _filter(options, _OPEN), options["limit"]))
+    act_on(
+        where,
+        found,
+        "dead letters",
+        done,
+        lambda source, ids, by: action(OperateIncidents(PostgresIncidents(source)), ids, by),
+        options,
+    )
 
 
 def _select(url: str, wanted: IncidentFilter, limit: int) -> list[int]:

@@ -12,7 +12,8 @@ from uuid import UUID
 import typer
 
 from relay.adapters.postgres.outbox_operations import PostgresOutboxOperations
-from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.cli.contexts import ContextOption, JsonOption
+from relay.cli.found import act_on, columns, find_chosen, list_found, print_one
 from relay.cli.operating import (
     ACTING,
     OneContextOption,
@@ -20,14 +21,8 @@ from relay.cli.operating import (
     as_time,
     as_uuid,
     ask,
-    chosen,
-    confirm,
     one_context,
-    operator,
-    print_fields,
     print_json,
-    print_table,
-    report,
     with_options,
 )
 from relay.commands.operate import OperateOutbox, Operator, Outcome
@@ -69,6 +64,14 @@ _EVERY: Final[Options] = {
 }
 Action = Callable[[OperateOutbox, Sequence[UUID], Operator], Awaitable[Outcome]]
 
+_COLUMNS: Final = {
+    **columns("context", "id", "status", "event_type"),
+    "key": "partition_key",
+    "attempts": "publish_attempts",
+    "occurred at": "occurred_at",
+    "error": "publish_error",
+}
+
 
 @app.command("list")
 @with_options(_FILTER)
@@ -82,27 +85,13 @@ def list_(
 ) -> None:
     """List events, payloads left out. Status 1 if a database does not answer."""
     wanted = _filter(options, tuple(status) or _FAILED)
-    pages, complete = visit(
-        context, lambda url: ask(url, lambda source: PostgresOutboxOperations(source).find(wanted, limit))
+    list_found(
+        context,
+        lambda source: PostgresOutboxOperations(source).find(wanted, limit),
+        _COLUMNS,
+        "No such events.",
+        as_json=as_json,
     )
-    rows = [{"context": name, **asdict(found)} for name, page in pages.items() for found in page.items]
-    if as_json:
-        print_json(rows)
-    else:
-        _print_rows(rows, sum(page.total for page in pages.values()))
-    if not complete:
-        raise typer.Exit(1)
-
-
-def _print_rows(rows: list[dict[str, Any]], total: int) -> None:
-    names = ("context", "id", "status", "event_type", "partition_key", "publish_attempts", "occurred_at")
-    headings = ("context", "id", "status", "event type", "key", "attempts", "occurred at", "error")
-    if rows:
-        print_table(headings, [[*(row[name] for name in names), row["publish_error"]] for row in rows])
-    if not rows:
-        print("No such events.")
-    elif total > len(rows):
-        print(f"{len(rows)} of {total}; --limit shows more")
 
 
 @app.command()
@@ -118,13 +107,9 @@ def show(
     if detail is None:
         raise NotPublishable(f"there is no event {id}", hint="relay outbox list")
     fields = {**asdict(detail.event), "headers": dict(detail.headers), "history": list(detail.history)}
-    if as_json:
-        print_json({**fields, **({"payload": json.loads(detail.payload)} if payload else {})})
-        return
-    fields["history"] = "; ".join(
-        f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in detail.history
-    )
-    print_fields({**fields, **({"payload": detail.payload} if payload else {})})
+    if payload:
+        fields["payload"] = json.loads(detail.payload) if as_json else detail.payload
+    print_one(fields, as_json=as_json)
 
 
 @app.command()
@@ -145,16 +130,20 @@ def replay(*, options: dict[str, Any]) -> None:
 
 def _act(done: str, action: Action, statuses: tuple[Status, ...], options: dict[str, Any]) -> None:
     """Find what is meant, ask, act in one transaction, answer id by id."""
-    chosen(options, _FILTER)
-    name, url = _context(options["context"])
-    by = operator(options["actor"], options["note"])
-    found = options["ids"] or _select(url, _filter(options, statuses), options["limit"])
+    where = _context(options["context"])
+    found = find_chosen(options, _FILTER, lambda: _select(where[1], _filter(options, statuses), options["limit"]))
     if options["dry_run"]:
-        _print_count(name, done, len(found), as_json=options["as_json"])
+        _print_count(where[0], done, len(found), as_json=options["as_json"])
         return
-    confirm(f"{len(found)} events of {name} will be {done}. Go on?", len(found), yes=options["yes"])
-    outcome = ask(url, lambda source: action(OperateOutbox(PostgresOutboxOperations(source)), found, by))
-    report(name, f"to be {done}", outcome, as_json=options["as_json"])
+    act_on(
+        where,
+        found,
+        "events",
+        done,
+        lambda source, ids, by: action(OperateOutbox(PostgresOutboxOperations(source)), ids, by),
+        options,
+        reported=f"to be {done}",
+    )
 
 
 def _print_count(context: str, action: str, count: int, *, as_json: bool) -> None:

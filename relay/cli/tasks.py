@@ -12,7 +12,8 @@ from uuid import UUID
 import typer
 
 from relay.adapters.postgres.task_operations import PostgresTaskOperations, TaskFilter
-from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.cli.contexts import ContextOption, JsonOption
+from relay.cli.found import act_on, columns, find_chosen, list_found, print_one
 from relay.cli.operating import (
     ACTING,
     OneContextOption,
@@ -20,14 +21,7 @@ from relay.cli.operating import (
     as_time,
     as_uuid,
     ask,
-    chosen,
-    confirm,
     one_context,
-    operator,
-    print_fields,
-    print_json,
-    print_table,
-    report,
     with_options,
 )
 from relay.commands.operate import Operator, Outcome
@@ -64,6 +58,10 @@ _ACTING: Final[Options] = {
 }
 Action = Callable[[OperateTasks, Sequence[UUID], Operator], Awaitable[Outcome]]
 
+_COLUMNS: Final = columns(
+    "context", "id", "status", "type", "queue", "priority", "attempts", "created_at", "last_error"
+)
+
 
 @app.command("list")
 @with_options(_FILTER)
@@ -78,26 +76,13 @@ def list_(
 ) -> None:
     """List tasks, payloads left out. Status 1 if a database does not answer."""
     wanted = _filter(options, tuple(Status) if everything else tuple(status) or _UNFINISHED)
-    pages, complete = visit(
-        context, lambda url: ask(url, lambda source: PostgresTaskOperations(source).find(wanted, limit))
+    list_found(
+        context,
+        lambda source: PostgresTaskOperations(source).find(wanted, limit),
+        _COLUMNS,
+        "No such tasks.",
+        as_json=as_json,
     )
-    rows = [{"context": name, **asdict(found)} for name, page in pages.items() for found in page.items]
-    if as_json:
-        print_json(rows)
-    else:
-        _print_rows(rows, sum(page.total for page in pages.values()))
-    if not complete:
-        raise typer.Exit(1)
-
-
-def _print_rows(rows: list[dict[str, Any]], total: int) -> None:
-    names = ("context", "id", "status", "type", "queue", "priority", "attempts", "created_at", "last_error")
-    if rows:
-        print_table([name.replace("_", " ") for name in names], [[row[name] for name in names] for row in rows])
-    if not rows:
-        print("No such tasks.")
-    elif total > len(rows):
-        print(f"{len(rows)} of {total}; --limit shows more")
 
 
 @app.command()
@@ -113,13 +98,9 @@ def show(
     if detail is None:
         raise UnknownTask(f"there is no task {id}", hint="relay tasks list --all")
     fields = {**asdict(detail.task), "metadata": dict(detail.metadata), "history": list(detail.history)}
-    if as_json:
-        print_json({**fields, **({"payload": json.loads(detail.payload)} if payload else {})})
-        return
-    fields["history"] = "; ".join(
-        f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in detail.history
-    )
-    print_fields({**fields, **({"payload": detail.payload} if payload else {})})
+    if payload:
+        fields["payload"] = json.loads(detail.payload) if as_json else detail.payload
+    print_one(fields, as_json=as_json)
 
 
 @app.command()
@@ -138,13 +119,16 @@ def cancel(*, options: dict[str, Any]) -> None:
 
 def _act(done: str, action: Action, statuses: tuple[Status, ...], options: dict[str, Any]) -> None:
     """Find what is meant, ask, act in one transaction, answer id by id."""
-    chosen(options, _FILTER)
-    name, url = _context(options["context"])
-    by = operator(options["actor"], options["note"])
-    found = options["ids"] or _select(url, _filter(options, statuses), options["limit"])
-    confirm(f"{len(found)} tasks of {name} will be {done}. Go on?", len(found), yes=options["yes"])
-    outcome = ask(url, lambda source: action(OperateTasks(PostgresTaskOperations(source)), found, by))
-    report(name, done, outcome, as_json=options["as_json"])
+    where = _context(options["context"])
+    found = find_chosen(options, _FILTER, lambda: _select(where[1], _filter(options, statuses), options["limit"]))
+    act_on(
+        where,
+        found,
+        "tasks",
+        done,
+        lambda source, ids, by: action(OperateTasks(PostgresTaskOperations(source)), ids, by),
+        options,
+    )
 
 
 def _select(url: str, wanted: TaskFilter, limit: int) -> Sequence[UUID]:

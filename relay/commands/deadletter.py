@@ -72,6 +72,7 @@ class RouteToDeadLetter:
                 subscription=message.subscription,
                 message_id=message.message_id,
                 original_subject=message.original_subject,
+                kind=verdict.kind.value,
                 reason=verdict.reason,
                 attempts=message.attempts,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -51,6 +52,7 @@ class _Settled:
     subjects: Mapping[str, str]
     outcomes: Mapping[str, PublishOutcome]
     failures: Sequence[PublishFailure]
+    seconds: float
 
 
 class PublishOutboxEvents:
@@ -105,16 +107,20 @@ class PublishOutboxEvents:
     async def _publish(self, claim: ClaimedBatch) -> _Settled:
         """Publish the claimed rows and settle them inside the claim."""
         messages, outcomes = self._prepare(claim.rows)
+        seconds = 0.0
         if messages:
             reach("after_claim")
+            begun = time.perf_counter()
             outcomes |= await self._publisher.publish_all(messages)
+            seconds = time.perf_counter() - begun
             reach("after_publish_before_mark")
         failures = self._failures(claim.rows, outcomes)
         await claim.mark_published({id: out for id, out in outcomes.items() if isinstance(out, Published)})
         await claim.increment_attempts(failures)
         if messages:
             reach("after_mark_before_commit")
-        return _Settled(claim.rows, {message.id: message.subject for message in messages}, outcomes, failures)
+        subjects = {message.id: message.subject for message in messages}
+        return _Settled(claim.rows, subjects, outcomes, failures, seconds)
 
     def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:
         """The messages to send, and the outcome of the rows that must not be: bad ones and their followers."""
@@ -186,7 +192,10 @@ class PublishOutboxEvents:
                 if row.id in acks
             ]
             duplicates = sum(ack.duplicate for ack in acks.values())
-            self._facts(OutboxEventsPublished(context=context, events=events, duplicates=duplicates))
+            published = OutboxEventsPublished(
+                context=context, events=events, duplicates=duplicates, seconds=settled.seconds
+            )
+            self._facts(published)
         attempts = {row.id: row.publish_attempts + 1 for row in settled.rows}
         for failure in settled.failures:
             id, error = failure.id, failure.error

@@ -13,6 +13,8 @@
     │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
     ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB beside it)
     ├── InvalidTimestamp        INVALID_TIMESTAMP
+    ├── ArchiveError            ARCHIVE_ERROR        (relay.domain.archive, with ARCHIVE_OFF, ARCHIVE_BUSY,
+    │                                                 ARCHIVE_DAMAGED, ARCHIVE_CONFLICT below it)
     ├── DuplicateMessage        DUPLICATE_MESSAGE
     ├── MalformedMessage        MALFORMED_MESSAGE
     ├── NoTransaction           NO_TRANSACTION
@@ -43,7 +45,8 @@
     └── Outage
         ├── BrokerUnreachable   BROKER_UNREACHABLE
         ├── DatabaseUnreachable DATABASE_UNREACHABLE
-        └── QueueUnreachable    QUEUE_UNREACHABLE
+        ├── QueueUnreachable    QUEUE_UNREACHABLE
+        └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
 
 Codes are part of the public interface: they do not change within a major version.
 """
@@ -262,24 +265,28 @@ class TransactionBroken(RelayError):
 
 
 class Outage(RelayError):
-    """A server cannot be reached: wait and try again, nothing is wrong with the data."""
+    """A server cannot be reached: wait and try again, nothing is wrong with the data. ``server`` is its name."""
 
     code = "OUTAGE"
+    server: ClassVar[str] = "unknown"
 
 
 class BrokerUnreachable(Outage):
     """nats-server does not answer."""
 
     code = "BROKER_UNREACHABLE"
+    server = "nats"
 
 
 class DatabaseUnreachable(Outage):
     """PostgreSQL does not answer."""
 
     code = "DATABASE_UNREACHABLE"
+    server = "postgresql"
 
 
 class QueueUnreachable(Outage):
     """Redis does not answer."""
 
     code = "QUEUE_UNREACHABLE"
+    server = "redis"

@@ -1,6 +1,7 @@
 """Facts: everything telemetry may hear about, listed once. The core states them, listeners decide.
 
-A fact carries ids, sizes and reasons, never a payload or a credential.
+A fact carries ids, sizes and reasons, never a payload or a credential. Those that only measure have their own
+places: how long handlers took in `relay.domain.timings`, how much waits in `relay.queries`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ class PublishedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEventsPublished(Fact):
-    """EVT-047-001, for one settled batch."""
+    """EVT-047-001, for one settled batch, which JetStream took ``seconds`` to acknowledge."""
 
     events: Sequence[PublishedEvent]
     duplicates: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +97,12 @@ class MessageRetried(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(Fact):
-    """EVT-047-002: message_id, original_subject, reason, attempts. Alert."""
+    """EVT-047-002: message_id, original_subject, reason, attempts; ``kind`` is its class. Alert."""
 
     subscription: str
     message_id: UUID
     original_subject: str
+    kind: str
     reason: str
     attempts: int
 

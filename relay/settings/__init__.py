@@ -14,31 +14,36 @@ from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
+from relay.settings.metrics import MetricsSettings
 from relay.settings.model import (
     AlertSettings,
+    ArchiveSettings,
     ContextSettings,
     Envelope,
     PublishSettings,
-    Section,
     Settings,
     StreamSettings,
     SubscriptionSettings,
 )
 from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
 from relay.settings.rules import check
+from relay.settings.section import Section
 from relay.settings.sources import read_layers
 from relay.settings.values import CONTEXT_NAME, format_duration, format_size, hide_url
 
 __all__ = [
     "AlertSettings",
+    "ArchiveSettings",
     "ContextSettings",
     "Envelope",
+    "MetricsSettings",
     "PublishSettings",
     "Settings",
     "StreamSettings",
     "SubscriptionSettings",
     "effective",
     "load_settings",
+    "share_counts",
 ]
 
 _HINT = "declare [contexts.<name>] in relay.toml in the working directory, or name the file in RELAY_CONFIG"
@@ -64,6 +69,11 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
         raise refuse(problems, layers.origins)
     settings._origins.update(layers.origins)  # noqa: SLF001 - ours: pydantic has no other place for it
     return settings
+
+
+def share_counts(directory: Path) -> None:
+    """Tell prometheus-client, which has no other way to be told, to count in files below ``directory``."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
 
 
 def _build(data: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:

@@ -8,9 +8,7 @@ from importlib.machinery import PathFinder
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     DirectoryPath,
     Field,
     PrivateAttr,
@@ -28,7 +26,10 @@ from relay.domain.topology import (
     advisory_consumer,
     dead_letter_consumer,
 )
+from relay.settings.metrics import MetricsSettings
+from relay.settings.section import Section
 from relay.settings.values import (
+    AbsolutePath,
     Age,
     BrokerName,
     Count,
@@ -64,20 +65,6 @@ def installed_actor_modules() -> tuple[str, ...]:
         if package and PathFinder.find_spec(module, package.submodule_search_locations):
             found.append(module)
     return tuple(found)
-
-
-class Section(BaseModel):
-    """A table of relay.toml. Unknown keys are refused; values do not change after start."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    #: Fields that the names of the enclosing tables fill, so that nobody writes them.
-    filled: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    def writable(cls) -> list[str]:
-        """Return the keys that may be written in this table."""
-        return [key for key in cls.model_fields if key not in cls.filled]
 
 
 class StreamSettings(Section):
@@ -125,6 +112,16 @@ class AlertSettings(Section):
 
     webhook: WebhookUrl | None = None
     per_minute: int = Field(default=6, ge=1, le=60)
+
+
+class ArchiveSettings(Section):
+    """Where rows go that have come to their end ``after`` so long: published, processed, closed, finished.
+
+    ``after`` must be longer than any stream keeps messages. ``directory`` must exist, on every worker.
+    """
+
+    after: Duration | None = None
+    directory: AbsolutePath | None = None
 
 
 class SubscriptionSettings(Section):
@@ -197,7 +194,8 @@ class ContextSettings(Section):
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
     alerts: AlertSettings = AlertSettings()
-    subscriptions: dict[str, SubscriptionSettings] = {}
+    archive: ArchiveSettings = ArchiveSettings()
+    subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
     def dead_letter_spec(self) -> ConsumerSpec:
         """Return the consumer by which dead letters are recorded."""
@@ -248,7 +246,8 @@ class Settings(Section):
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
     task_window: int = Field(default=200, ge=1, le=100_000)
     failpoints: DirectoryPath | None = None
-    contexts: dict[str, ContextSettings] = {}
+    metrics: MetricsSettings = MetricsSettings()
+    contexts: dict[str, ContextSettings] = Field(default_factory=dict)
 
     #: Where each value comes from, by key path; what is not listed is a default.
     _origins: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)

@@ -10,7 +10,7 @@ from typing import get_args
 from pydantic import ValidationError
 
 from relay.domain.errors import ConfigurationError
-from relay.settings.model import Section
+from relay.settings.section import Section
 
 KeyPath = tuple[str, ...]
 Origins = Mapping[KeyPath, str]

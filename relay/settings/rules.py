@@ -33,9 +33,10 @@ def check(settings: Settings) -> list[Problem]:
             _handler_kind,
             _order,
             _dead_letters,
+            _archive,
         ):
             problems += rule(context)
-    for over_all in (_databases, _streams, _durables, _filters_reach):
+    for over_all in (_databases, _streams, _durables, _filters_reach, _archived_streams, _metrics):
         problems += over_all(settings)
     return problems
 
@@ -170,6 +171,14 @@ def _dead_letters(context: ContextSettings) -> Problems:
             )
 
 
+def _archive(context: ContextSettings) -> Problems:
+    archive = context.archive
+    if archive.after is not None and archive.directory is None:
+        yield Problem(_at(context, "archive", "directory"), "is required", "where rows go that leave their table")
+    elif archive.directory is not None and archive.after is None:
+        yield Problem(_at(context, "archive", "after"), "is required", 'for example after = "90d"')
+
+
 # --- all contexts together ---
 
 
@@ -231,3 +240,31 @@ def _filters_reach(settings: Settings) -> Problems:
         if stream and not any(subjects_overlap(wanted, subject) for subject in stream.subjects):
             message = f"{wanted} is outside {stream.name}, which holds {', '.join(stream.subjects)}"
             yield Problem(_sub(subscription, "filter_subject"), message)
+
+
+def _metrics(settings: Settings) -> Problems:
+    """Check that the counts of worker processes can be added up: Prometheus meets them at one address."""
+    if settings.metrics.worker is not None and settings.metrics.directory is None:
+        message = "is required where metrics.worker is set"
+        yield Problem(("metrics", "directory"), message, 'for example "/run/jetrelay", on this host alone')
+
+
+def _archived_streams(settings: Settings) -> Problems:
+    """Check that rows outlive their messages, so that one that comes again is known, and one lost is still here.
+
+    Streams that others declare are asked before anything is archived.
+    """
+    declared = {stream.name: stream for _, stream in _all_streams(settings)}
+    for context in settings.contexts.values():
+        if (after := context.archive.after) is None:
+            continue
+        read = {subscription.stream for subscription in context.subscriptions.values()}
+        for name in sorted({context.stream.name} | read & declared.keys()):
+            age = declared[name].max_age
+            if age is None or age >= after:
+                keeps = "for ever" if age is None else f"for {format_duration(age)}"
+                yield Problem(
+                    _at(context, "archive", "after"),
+                    f"must be longer than the max_age of {name}, which keeps messages {keeps}",
+                    "rows must outlive their messages: one that comes again must be known",
+                )

@@ -9,6 +9,7 @@ import json
 import re
 from datetime import timedelta
 from keyword import iskeyword
+from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -35,6 +36,7 @@ _SIZE = re.compile(r"([0-9]+) ?(B|[KMGT]i?B)", re.IGNORECASE)
 #: Names of contexts and subscriptions: subject tokens, variables and parts of broker names.
 CONTEXT_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+_ADDRESS = re.compile(r"(?:([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):)?([0-9]{1,5})")
 _BROKER_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -174,10 +176,24 @@ def _pattern(value: str) -> str:
     return value
 
 
+def _absolute(value: Path) -> Path:
+    if not value.is_absolute():
+        raise ValueError("must begin with /: every process starts in a folder of its own")
+    return value
+
+
 def _broker_name(value: str) -> str:
     if not _BROKER_NAME.fullmatch(value):
         raise ValueError(f"{value[:80]!r} is not a name for a stream or consumer; write A-Z a-z 0-9 _ -")
     return value
+
+
+def _listen_address(value: object) -> str:
+    """Read ``9464``, which is on 127.0.0.1, ``0.0.0.0:9464`` or ``[::]:9464``. Raises ValueError."""
+    match = _ADDRESS.fullmatch(str(value).strip())
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(f"{str(value)[:80]!r} is not an address to listen at; write 9464 or 0.0.0.0:9464")
+    return f"{match[1] or '127.0.0.1'}:{int(match[2])}"
 
 
 def _unlimited(value: object) -> object:
@@ -209,9 +225,11 @@ Count = Annotated[int, AfterValidator(_count)]
 Subject = Annotated[str, AfterValidator(_pattern)]
 Subjects = Annotated[tuple[Subject, ...], BeforeValidator(parse_list)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 BrokerName = Annotated[str, AfterValidator(_broker_name)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 NatsUrl = Annotated[SecretStr, AfterValidator(_nats_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 WebhookUrl = Annotated[SecretStr, AfterValidator(_webhook_url)]
+ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
 HandlerUrl = Annotated[str, AfterValidator(_handler_url)]

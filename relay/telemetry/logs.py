@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 
 from relay.bus import RequestContext
+from relay.domain.archive import ArchiveFailed, ArchiveHeld, RowsArchived
 from relay.domain.facts import (
     AlertFailed,
     DeliveriesRecovered,
@@ -50,7 +51,9 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     MessageDeadLettered: logging.ERROR,
     ScheduledRunFailed: logging.ERROR,
     TaskFailed: logging.ERROR,
+    ArchiveFailed: logging.ERROR,
     AlertFailed: logging.WARNING,
+    ArchiveHeld: logging.WARNING,
     OutageSeen: logging.WARNING,
     PublishFailed: logging.WARNING,
     MessageRetried: logging.WARNING,
@@ -62,6 +65,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     DeliveryExhausted: logging.WARNING,
     DeliveriesRecovered: logging.WARNING,
     LeadTaken: logging.INFO,
+    RowsArchived: logging.INFO,
     ScheduledRunFinished: logging.INFO,
     MessagesReEnqueued: logging.INFO,
     OutboxEventsPublished: logging.DEBUG,

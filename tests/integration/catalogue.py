@@ -72,6 +72,7 @@ OUR_OUTBOX_INDEXES = {
     "idx_outbox_due": f"(available_at) WHERE {_DUE}",
     "idx_outbox_failed": f"(hashtext(partition_key), seq) WHERE {_FAILED}",
     "idx_outbox_ledger": "(published_stream, published_seq) WHERE (published_seq IS NOT NULL)",
+    "idx_outbox_published": "(published_at) WHERE (published_at IS NOT NULL)",
     "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",
 }
 OUR_INBOX: dict[str, Column] = {
@@ -104,10 +105,11 @@ OUR_INBOX_CONSTRAINTS = {
 }
 _HOLDS = "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_over))"
 OUR_INBOX_INDEXES = {
-    "idx_inbox_sweep": "(enqueued_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL))",
+    "idx_inbox_sweep": "(subscription, enqueued_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL))",
     "idx_inbox_correlation": "(correlation_id)",
     "idx_inbox_stream": "(stream, stream_seq)",
     "idx_inbox_dead_lettered": "(dead_lettered_at) WHERE (dead_lettered_at IS NOT NULL)",
+    "idx_inbox_processed": "(processed_at) WHERE (processed_at IS NOT NULL)",
     "idx_inbox_order": f"(subscription, order_key, order_seq, message_id) WHERE {_HOLDS}",
 }
 DEAD_LETTERS: dict[str, Column] = {
@@ -157,6 +159,23 @@ AUDIT_LOG: dict[str, Column] = {
     "action": (TEXT, NOT_NULL, None),
     "ids": ("text[]", NOT_NULL, None),
     "note": (TEXT, NULL, None),
+}
+ARCHIVE_BATCHES: dict[str, Column] = {
+    "kind": (TEXT, NOT_NULL, None),
+    "number": (BIGINT, NOT_NULL, None),
+    "rows": (BIGINT, NOT_NULL, None),
+    "size": (BIGINT, NOT_NULL, None),
+    "sha256": (TEXT, NOT_NULL, None),
+    "first_id": (UUID, NOT_NULL, None),
+    "first_at": (TIME, NOT_NULL, None),
+    "last_id": (UUID, NOT_NULL, None),
+    "last_at": (TIME, NOT_NULL, None),
+    "archived_at": (TIME, NOT_NULL, "now()"),
+    "announced_at": (TIME, NULL, None),
+}
+ARCHIVE_BATCHES_CONSTRAINTS = {
+    "archive_batches_pkey": "PRIMARY KEY (kind, number)",
+    "chk_archive_kind": "CHECK ((kind = ANY (ARRAY['outbox'::text, 'inbox'::text, 'tasks'::text])))",
 }
 INBOX_WATERMARKS: dict[str, Column] = {
     "subscription": (TEXT, NOT_NULL, None),
@@ -255,6 +274,7 @@ TASK_OUTBOX = (
 TASK_OUTBOX_INDEXES = {
     "idx_task_correlation": "(correlation_id)",
     "idx_task_due": "(queue, available_at) WHERE ((status = 'pending'::text) AND (available_at IS NOT NULL))",
+    "idx_task_finished": "(finished_at) WHERE (finished_at IS NOT NULL)",
     "idx_task_failed": "(seq) WHERE (status = 'failed'::text)",
     "idx_task_ready": "(queue, priority, seq) WHERE ((status = 'pending'::text) AND (available_at IS NULL))",
     "idx_task_running": "(concurrency_key) WHERE (claim_token IS NOT NULL)",

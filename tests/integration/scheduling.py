@@ -79,9 +79,11 @@ class Scheduler:
 
 
 @asynccontextmanager
-async def scheduling(directory: Path, database_url: str, redis_url: str) -> AsyncIterator[Scheduler]:
+async def scheduling(
+    directory: Path, database_url: str, redis_url: str, **environ: str
+) -> AsyncIterator[Scheduler]:
     path = configuration(directory, database_url=database_url, redis_url=redis_url, namespace=f"t{uuid4().hex}")
-    application = Application(load_settings(path, {}), role="scheduler")
+    application = Application(load_settings(path, environ), role="scheduler")
     facts: list[Fact] = []
     application.facts.listen(facts.append)
     parts = application.context("sea")

@@ -144,9 +144,9 @@ def test_what_the_inbox_lacks_is_handed_to_the_fleet(cli: Cli, context: str, val
     assert (actor, arguments[:3]) == ("reconcile_inbox", [context, "own", None])
 
 
-def queued(valkey: ValkeyServer, namespace: str) -> list[tuple[str, list[Any]]]:
+def queued(valkey: ValkeyServer, namespace: str, queue: str = "relay-upkeep") -> list[tuple[str, list[Any]]]:
     with redis.Redis.from_url(valkey.url) as client:
-        messages = client.hvals(f"{namespace}:relay-upkeep.msgs")
+        messages = client.hvals(f"{namespace}:{queue}.msgs")
     return [(message["actor_name"], message["args"]) for message in map(json.loads, messages)]
 
 

@@ -26,6 +26,8 @@ ALL = (
     "0004_ordered_subscriptions",
     "0005_tasks",
     "0006_scheduler",
+    "0007_inbox_sweep",
+    "0008_archive",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from relay.adapters.postgres.sql import statement
+from tests.integration.plans import explain
 
 ROWS, KEYS = 100_000, 10
 FILL = f"""
@@ -19,7 +19,6 @@ FILL = f"""
     SELECT gen_random_uuid(), 's', 'sub', 'UP', n, '', '', 'e', 1, 'k' || n % {KEYS}, n, NULL
     FROM generate_series(1, {ROWS}) AS n
 """
-Node = dict[str, Any]
 
 
 @pytest.fixture
@@ -31,21 +30,9 @@ def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def nodes(node: Node) -> Iterator[Node]:
-    yield node
-    for child in node.get("Plans", []):
-        yield from nodes(child)
-
-
 def looked_at(conn: psycopg.Connection[Any], name: str, **parameters: Any) -> float:
     """Run a statement, roll it back; how many rows its busiest step has touched in all."""
-    with conn.transaction(force_rollback=True):
-        found = conn.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement(name)}".encode(), parameters).fetchone()
-    assert found is not None
-    return max(
-        node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
-        for node in nodes(found[0][0]["Plan"])
-    )
+    return explain(conn, name, **parameters).touched
 
 
 def at(conn: psycopg.Connection[Any], seq: int) -> UUID:

@@ -74,6 +74,7 @@ async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription)
         subscription="from_upstream",
         message_id=message_id,
         original_subject=sub.subject,
+        kind="deterministic",
         reason="why",
         attempts=1,
     )

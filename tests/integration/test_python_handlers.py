@@ -23,6 +23,7 @@ from relay import Event, Outbox, RequestContext
 from relay.devstack import NatsServer
 from relay.domain.facts import MessageProcessed
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass
+from relay.domain.timings import HandlerAnswered
 from tests.integration.consuming import subscribed
 from tests.integration.python_handling import KINDS, Handling, Vibe, handling, nothing, sync_session
 
@@ -57,7 +58,7 @@ async def test_the_effect_and_the_row_are_settled_by_one_transaction(
     assert row["processed_at"] >= row["received_at"]
     assert (row["attempts"], row["claim_token"]) == (1, None)
     await calls.sub.acked()
-    assert [type(fact) for fact in calls.sub.facts[1:]] == [MessageProcessed]
+    assert [type(fact) for fact in calls.sub.facts[1:]] == [HandlerAnswered, MessageProcessed]
 
 
 async def test_a_crash_after_the_handler_and_before_the_commit_leaves_no_effect_and_is_made_good(

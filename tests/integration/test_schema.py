@@ -70,6 +70,13 @@ def test_incidents_and_the_audit_log_are_as_designed(conn: Connection) -> None:
     assert list(catalogue.columns(conn, "audit_log").items()) == list(catalogue.AUDIT_LOG.items())
 
 
+def test_archived_batches_are_as_designed(conn: Connection) -> None:
+    assert list(catalogue.columns(conn, "archive_batches").items()) == list(catalogue.ARCHIVE_BATCHES.items())
+    assert catalogue.constraints(conn, "archive_batches") == catalogue.ARCHIVE_BATCHES_CONSTRAINTS
+    unannounced = {"idx_archive_unannounced": "(archived_at) WHERE (announced_at IS NULL)"}
+    assert catalogue.indexes(conn, "archive_batches") == unannounced
+
+
 def test_processed_events_are_one_row_for_each_handler_and_message(conn: Connection) -> None:
     assert catalogue.columns(conn, "processed_events") == catalogue.PROCESSED_EVENTS
     assert catalogue.constraints(conn, "processed_events") == catalogue.PROCESSED_EVENTS_CONSTRAINTS
@@ -118,7 +125,15 @@ def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Conne
 
 def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
-    ours = ["audit_log", "dead_letters", "inbox_messages", "inbox_watermarks", "outbox_events", "parked_keys"]
+    ours = [
+        "archive_batches",
+        "audit_log",
+        "dead_letters",
+        "inbox_messages",
+        "inbox_watermarks",
+        "outbox_events",
+        "parked_keys",
+    ]
     scheduler = ["scheduled_jobs", "scheduled_runs", "scheduler_lease"]
     more = ["processed_events", "relay_alembic_version", "relay_wakeup", *scheduler, "task_outbox", "task_rates"]
     assert found == [*ours, *more]

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,6 +17,7 @@ from uuid import UUID, uuid4
 import dramatiq
 import pytest
 
+from relay.adapters import redis
 from relay.adapters.redis import RelayBroker, create_broker
 from relay.bootstrap import HANDLE_QUEUE, job
 from relay.devstack import NatsServer, ValkeyServer
@@ -37,15 +40,24 @@ chunk = {chunk}
 """
 # What the worker does around an actor, in one event loop.
 RUN = """
-import asyncio, json, sys
-from consumer import actors
+import asyncio, importlib, json, sys
+actors = importlib.import_module(sys.argv[1])
 async def run():
     await actors.application.start()
-    arguments = [json.loads(it) if it.startswith("[") else it for it in sys.argv[2:]]
-    await actors.broker.get_actor(sys.argv[1]).fn.__wrapped__(*arguments)
+    arguments = [json.loads(it) if it.startswith("[") else it for it in sys.argv[3:]]
+    await actors.broker.get_actor(sys.argv[2]).fn.__wrapped__(*arguments)
     await actors.application.stop()
 asyncio.run(run())
 """
+
+
+def run_actor(config: Path, module: str, actor: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[2])
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": root, "RELAY_CONFIG": str(config)}
+    command = [sys.executable, "-c", RUN, module, actor, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @dataclass
@@ -61,11 +73,7 @@ class Upkeep:
         self.config.write_text(self.template.replace("{chunk}", str(chunk)))
 
     def run(self, actor: str, *arguments: str) -> None:
-        root = str(Path(__file__).parents[2])
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": root, "RELAY_CONFIG": str(self.config)}
-        command = [sys.executable, "-c", RUN, actor, self.sub.context, SUBSCRIPTION, *(arguments or ["token"])]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
+        run_actor(self.config, "consumer.actors", actor, self.sub.context, SUBSCRIPTION, *(arguments or ["token"]))
 
     def jobs(self, queue: str = HANDLE_QUEUE) -> list[dramatiq.Message[Any]]:
         jobs: list[Any] = self.broker.client.hvals(f"{self.broker.namespace}:{queue}.msgs")
@@ -79,6 +87,15 @@ class Upkeep:
         message_id = await self.sub.received()
         await self.sub.query("UPDATE inbox_messages SET enqueued_at = enqueued_at - interval '1 minute'")
         return message_id
+
+
+@contextmanager
+def travelled(shift: timedelta) -> Iterator[None]:
+    """Within the block the broker of this process lives at another time."""
+    with pytest.MonkeyPatch.context() as patch:
+        now = redis._now
+        patch.setattr(redis, "_now", lambda: now() + shift // timedelta(milliseconds=1))
+        yield
 
 
 @pytest.fixture
@@ -105,15 +122,38 @@ async def test_the_sweep_enqueues_what_no_queue_brought(upkeep: Upkeep) -> None:
     assert upkeep.enqueued() == [str(message_id)]
 
 
-async def test_the_sweep_adds_nothing_to_a_queue_that_nobody_keeps_up_with(upkeep: Upkeep) -> None:
+async def test_the_sweep_leaves_alone_what_waits_in_a_queue_that_nobody_keeps_up_with(upkeep: Upkeep) -> None:
     """With handlers that hang, sweeps would take all that waits for lost, and new messages stand behind it."""
-    await upkeep.overdue()
-    upkeep.broker.enqueue_many([job(HANDLE_QUEUE, "handle_message", "", "", "waiting") for _ in range(1_000)])
+    behind_head = await upkeep.overdue()
+    with travelled(timedelta(minutes=-2)):
+        upkeep.broker.enqueue_many([job(HANDLE_QUEUE, "handle_message", "", "", "head")])
     upkeep.run("sweep_inbox")
-    assert set(upkeep.enqueued()) == {"waiting"}
+    assert upkeep.enqueued() == ["head"]
     upkeep.broker.client.lpop(f"{upkeep.broker.namespace}:{HANDLE_QUEUE}")
     upkeep.run("sweep_inbox")
-    assert len(set(upkeep.enqueued())) == 2
+    assert set(upkeep.enqueued()) == {"head", str(behind_head)}
+
+
+async def test_the_sweep_enqueues_what_should_have_left_a_long_queue_before_its_head(upkeep: Upkeep) -> None:
+    """However long the queue is: another subscription's messages must not keep this one's from being found."""
+    lost = await upkeep.overdue()
+    with travelled(timedelta(seconds=-20)):
+        upkeep.broker.enqueue_many([job(HANDLE_QUEUE, "handle_message", "", "", "other") for _ in range(2_000)])
+    upkeep.run("sweep_inbox")
+    assert set(upkeep.enqueued()) == {"other", str(lost)}
+
+
+async def test_a_retry_at_the_head_tells_when_it_came_and_not_when_it_was_made(upkeep: Upkeep) -> None:
+    lost = await upkeep.overdue()
+    with travelled(timedelta(minutes=-2)):
+        retry = job(HANDLE_QUEUE, "handle_message", "", "", "retry")
+        upkeep.broker.declare_queue(HANDLE_QUEUE)
+        upkeep.broker.enqueue(retry)
+        [text] = upkeep.broker.client.hvals(f"{upkeep.broker.namespace}:{HANDLE_QUEUE}.msgs")
+        upkeep.broker.flush(HANDLE_QUEUE)
+    upkeep.broker.enqueue(dramatiq.Message.decode(text))
+    upkeep.run("sweep_inbox")
+    assert set(upkeep.enqueued()) == {"retry", str(lost)}
 
 
 async def test_what_is_enqueued_travels_in_chunks_and_the_last_one_alone(upkeep: Upkeep) -> None:

@@ -265,3 +265,15 @@ def test_an_order_is_by_key_or_none(load: Load) -> None:
     )
     settings = load(BASE.replace("handler =", 'order = "key"\nhandler ='))
     assert settings.contexts["sea"].subscriptions["from_vibespro"].failed_head == "block"
+
+
+def test_workers_that_cannot_add_up_are_refused(load: Load) -> None:
+    message = refusal(load, f"[metrics]\nworker = 9465\n{BASE}")
+    assert "relay.toml:1: metrics.directory: is required where metrics.worker is set" in message
+    assert load(f"[metrics]\nworker = 9465\ndirectory = 'm'\n{BASE}").metrics.directory == Path("m")
+
+
+def test_metrics_can_be_configured_by_variables(load: Load) -> None:
+    """Kubernetes sets variables that look like ours and end in _PORT; none of these does."""
+    found = load(RELAY_METRICS__SCHEDULER="9464", RELAY_METRICS__INTERVAL="5s").metrics
+    assert (found.scheduler, found.worker, found.interval.total_seconds()) == ("127.0.0.1:9464", None, 5)

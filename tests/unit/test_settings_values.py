@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from relay.settings import MetricsSettings
 from relay.settings.sources import key_lines
 from relay.settings.values import format_duration, format_size, parse_duration, parse_size
 
@@ -97,3 +99,27 @@ def test_lines_of_every_way_to_write_a_key() -> None:
         ("many",): 13,
         ("many", "z"): 14,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (9464, "127.0.0.1:9464"),
+        ("9464", "127.0.0.1:9464"),
+        ("0.0.0.0:9464", "0.0.0.0:9464"),
+        ("metrics.internal:80", "metrics.internal:80"),
+        ("[::1]:9464", "[::1]:9464"),
+    ],
+)
+def test_an_address_to_listen_at_is_a_port_of_this_machine_unless_it_names_a_host(
+    text: object, address: str
+) -> None:
+    assert MetricsSettings(scheduler=text).scheduler == address  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "65536", "-1", "host:", ":9464", "::1:9464", "http://h:80", True, "94.64"]
+)
+def test_what_is_no_address_is_refused(text: object) -> None:
+    with pytest.raises(ValidationError, match="not an address to listen at; write 9464"):
+        MetricsSettings(scheduler=text)  # type: ignore[arg-type]

@@ -98,12 +98,12 @@ class PostgresInboxAdapter:
             cursor = await conn.execute(statement(name), parameters)
             return cursor.rowcount == 1
 
-    async def overdue(self, subscription: str, limit: int) -> Sequence[UUID]:
+    async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
         await self._forget_order(subscription)
         async with connection(self._pool) as conn:
             cursor = await conn.execute(
                 statement(self._overdue),
-                {"subscription": subscription, "limit": limit, "grace": self._grace},
+                {"subscription": subscription, "limit": limit, "grace": self._grace + waited},
             )
             return [message_id for (message_id,) in await cursor.fetchall()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -14,9 +14,18 @@ from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.unreachable import reaching, reason
 from relay.domain.errors import DatabaseUnreachable
-from relay.queries import InboxBacklog, OutboxBacklog, SchemaMissing
+from relay.queries import (
+    Backlogs,
+    InboxBacklog,
+    OutboxBacklog,
+    Overdue,
+    SchemaMissing,
+    SubscriptionBacklog,
+    TaskBacklog,
+    Waiting,
+)
 
-Row = TypeVar("Row", OutboxBacklog, InboxBacklog)
+Row = TypeVar("Row")
 
 
 class PostgresBacklogReader:
@@ -27,21 +36,33 @@ class PostgresBacklogReader:
 
     async def outbox_backlog(self) -> OutboxBacklog:
         """QRY-050."""
-        return await self._read("outbox_backlog", OutboxBacklog)
+        async with self._reading() as conn:
+            return await _one(conn, "outbox_backlog", OutboxBacklog)
 
     async def inbox_backlog(self) -> InboxBacklog:
         """QRY-051."""
-        return await self._read("inbox_backlog", InboxBacklog)
+        async with self._reading() as conn:
+            return await _one(conn, "inbox_backlog", InboxBacklog)
 
-    async def _read(self, name: str, result: type[Row]) -> Row:
+    async def backlogs(self) -> Backlogs:
+        """What metrics show."""
+        async with self._reading() as conn:
+            return Backlogs(
+                outbox=await _one(conn, "outbox_backlog", OutboxBacklog),
+                overdue=await _one(conn, "outbox_overdue", Overdue),
+                inbox=await _all(conn, "inbox_backlogs", SubscriptionBacklog),
+                tasks=await _one(conn, "task_backlog", TaskBacklog),
+                incidents=await _all(conn, "open_incidents", Waiting),
+                parked=await _all(conn, "parked_backlog", Waiting),
+            )
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[Connection]:
         try:
-            async with self._connection() as conn, conn.cursor(row_factory=class_row(result)) as cursor:
-                await cursor.execute(statement(name))
-                row = await cursor.fetchone()
+            async with self._connection() as conn:
+                yield conn
         except (UndefinedTable, UndefinedColumn) as error:
             raise SchemaMissing("the database lacks tables of the relay", hint="run: relay db upgrade") from error
-        assert row is not None  # an aggregate has exactly one row
-        return row
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
@@ -53,6 +74,17 @@ class PostgresBacklogReader:
             yield self._source
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             raise DatabaseUnreachable(reason(error)) from error
+
+
+async def _all(conn: Connection, name: str, result: type[Row]) -> Sequence[Row]:
+    async with conn.cursor(row_factory=class_row(result)) as cursor:
+        await cursor.execute(statement(name))
+        return await cursor.fetchall()
+
+
+async def _one(conn: Connection, name: str, result: type[Row]) -> Row:
+    [row] = await _all(conn, name, result)  # an aggregate has exactly one row
+    return row
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
+from relay.adapters.postgres.archive_schema import archive_table
 from relay.adapters.postgres.processed import processed_events_table
 from relay.adapters.postgres.scheduler_tables import add_scheduler_tables
 from relay.adapters.postgres.task_schema import task_tables
@@ -133,7 +134,12 @@ inbox_messages: Final = Table(
 _inbox: Final = inbox_messages.c
 _open: Final = _inbox.processed_at.is_(None)
 Index("idx_inbox_unprocessed", _inbox.received_at, postgresql_where=_open)
-Index("idx_inbox_sweep", _inbox.enqueued_at, postgresql_where=_open & _inbox.dead_lettered_at.is_(None))
+Index(
+    "idx_inbox_sweep",
+    _inbox.subscription,
+    _inbox.enqueued_at,
+    postgresql_where=_open & _inbox.dead_lettered_at.is_(None),
+)
 Index("idx_inbox_correlation", _inbox.correlation_id)
 Index("idx_inbox_stream", _inbox.stream, _inbox.stream_seq)
 Index(
@@ -248,3 +254,6 @@ task_outbox, task_rates = task_tables(metadata)
 
 #: The lease, the schedule and the runs of cron jobs (DESIGN §8).
 scheduler_lease, scheduled_jobs, scheduled_runs = add_scheduler_tables(metadata)
+
+#: The batches of rows that have left their tables for cold storage (DESIGN §2).
+archive_batches: Final = archive_table(metadata)

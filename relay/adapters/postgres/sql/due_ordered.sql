@@ -6,10 +6,12 @@ FROM (
      FROM inbox_messages
      WHERE processed_at IS NULL AND dead_lettered_at IS NULL AND enqueued_at <= now()
        AND subscription = %(subscription)s
+     ORDER BY enqueued_at
      LIMIT %(limit)s)
     UNION ALL
     (SELECT 1
      FROM inbox_messages
      WHERE processed_at IS NULL AND dead_lettered_at IS NULL AND enqueued_at IS NULL
        AND subscription = %(subscription)s
+     ORDER BY enqueued_at
      LIMIT %(limit)s)) AS due

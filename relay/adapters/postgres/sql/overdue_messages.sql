@@ -1,8 +1,9 @@
 -- Rows that a queue should have delivered by now: the queue was flushed, or its worker died. Marking
--- them keeps the next sweep from sending them again while they wait their turn.
+-- them keeps the next sweep from sending them again while they wait their turn. An array of ids, as the rows
+-- are then found by their ids however many they are: a join would read the whole table for a few thousand.
 UPDATE inbox_messages
 SET enqueued_at = now()
-WHERE message_id IN (
+WHERE message_id = ANY (ARRAY(
     SELECT message_id
     FROM inbox_messages
     WHERE processed_at IS NULL
@@ -13,5 +14,5 @@ WHERE message_id IN (
       AND (next_attempt_at IS NULL OR next_attempt_at <= now())
     ORDER BY enqueued_at
     LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED)
+    FOR UPDATE SKIP LOCKED))
 RETURNING message_id

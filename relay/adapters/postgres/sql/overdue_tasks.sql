@@ -1,8 +1,9 @@
 -- Delivered tasks that their queue should have brought by now: the queue was flushed, or its worker died. Marking
--- them keeps the next sweep from sending them again while they wait their turn.
+-- them keeps the next sweep from sending them again while they wait their turn. An array for the reason that
+-- overdue_messages gives.
 UPDATE task_outbox
 SET enqueued_at = now()
-WHERE id IN (
+WHERE id = ANY (ARRAY(
     SELECT id
     FROM task_outbox
     WHERE status = 'delivered'
@@ -12,5 +13,5 @@ WHERE id IN (
       AND (next_attempt_at IS NULL OR next_attempt_at <= now())
     ORDER BY enqueued_at
     LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED)
+    FOR UPDATE SKIP LOCKED))
 RETURNING id, type, queue, priority

@@ -1,0 +1,62 @@
+"""Backlogs of the context that only publishes, and how long it takes to empty them.
+
+The commit of a backlog is the start, so a fleet may run all the while. The end is the settling of the last row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import psycopg
+
+from benchmarks.stream import jetstream, until_stored
+from benchmarks.turns import wait_until
+from benchmarks.workload import fill
+
+STREAM: Final = "BENCH_EVENTS"
+_WAITING: Final = "SELECT EXISTS (SELECT FROM outbox_events WHERE published_at IS NULL)"
+
+#: A loop that publishes everything there is, given the addresses of database and broker; returns how many.
+Loop = Callable[[str, str], Awaitable[int]]
+
+
+async def clear(url: str, nats_url: str) -> None:
+    """Empty the table and then the stream: in this order nobody misses in the stream what the table names."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("TRUNCATE outbox_events")
+    async with jetstream(nats_url) as js:
+        await js.purge_stream(STREAM)
+
+
+async def drain_by_fleet(url: str, nats_url: str, count: int, keys: int) -> float:
+    """Events per second of the fleet that runs.
+
+    The stream is watched while it fills, which costs the database nothing, and the table at the end.
+    """
+    async with jetstream(nats_url) as js:
+        before = (await js.stream_info(STREAM)).state.messages
+        start = commit(url, count, keys)
+        await until_stored(js, STREAM, before + count)
+    with psycopg.connect(url, autocommit=True) as connection:
+        wait_until("every event is settled", lambda: connection.execute(_WAITING).fetchone() == (False,))
+    return count / (time.perf_counter() - start)
+
+
+async def drain_by_loop(url: str, nats_url: str, count: int, keys: int, loop: Loop) -> float:
+    """Events per second of a loop."""
+    start = commit(url, count, keys)
+    done = await loop(url, nats_url)
+    seconds = time.perf_counter() - start
+    if done != count:
+        raise SystemExit(f"{done} of {count} events were published")
+    return count / seconds
+
+
+def commit(url: str, count: int, keys: int) -> float:
+    """Commit a backlog at once; returns when."""
+    with psycopg.connect(url) as connection:
+        fill(connection, count, keys)
+        connection.commit()
+        return time.perf_counter()

@@ -1,0 +1,25 @@
+"""What is measured: one module for each, in the order in which they share fleets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from benchmarks.figures import Curve, Row
+from benchmarks.measures import claim, consume, drain, idle, insert, latency, memory, snapshot, start, tasks
+from benchmarks.stage import Stage
+
+Measure = Callable[[Stage], Iterator[Row | Curve]]
+
+MEASURES: Final[dict[str, Measure]] = {
+    "insert": insert.run,
+    "drain": drain.run,
+    "latency": latency.run,
+    "consume": consume.run,
+    "tasks": tasks.run,
+    "idle": idle.run,
+    "start": start.run,
+    "claim": claim.run,
+    "snapshot": snapshot.run,
+    "memory": memory.run,
+}

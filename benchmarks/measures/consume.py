@@ -1,0 +1,91 @@
+"""How fast messages of a stream are handled: inbox row, handler, verdict and acknowledgement of each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final
+
+import psycopg
+
+from benchmarks.figures import Reference, Row
+from benchmarks.http import Handler
+from benchmarks.layouts import CHUNKS, consuming
+from benchmarks.reference.wire import Wire
+from benchmarks.stage import Stage
+from benchmarks.stream import jetstream, until_acknowledged, until_delivering
+from benchmarks.turns import Case, take_turns
+from benchmarks.workload import wire_messages
+
+#: Where nobody listens: for a fleet of which no HTTP handler is called.
+UNUSED_SERVICE: Final = "http://127.0.0.1:9/handle"
+_STREAM: Final = "SOURCE_EVENTS"
+_UNIT: Final = "messages/s"
+
+
+def run(stage: Stage) -> Iterator[Row]:
+    """Measure each kind of handler beside bare Dramatiq, and the handler service alone."""
+    count = stage.sizes.messages
+    with Handler(stage.directory) as service:
+        cases: dict[str, Case] = {
+            "bare Dramatiq": lambda: stage.bare().rate(count),
+            "Python handler": partial(_consume, stage, service.url, "each"),
+            "HTTP handler alone": partial(_alone, stage, service),
+            "HTTP handler": partial(_consume, stage, service.url, "http"),
+        }
+        if CHUNKS:
+            cases["Python handler, chunk = 50"] = partial(_consume, stage, service.url, "chunked")
+        runs = take_turns(stage, "consume", _UNIT, cases)
+        stage.rest()
+    bare = Reference("(d) bare Dramatiq, 2 × 8", runs["bare Dramatiq"])
+    row = partial(Row, unit=_UNIT)
+    yield row(measure="consume, Python handler", runs=runs["Python handler"], reference=bare, at_least=0.5)
+    if CHUNKS:
+        chunked = runs["Python handler, chunk = 50"]
+        yield row(measure="the same, chunk = 50", runs=chunked, reference=bare, at_least=1.3)
+    yield row(measure="consume, HTTP handler", runs=runs["HTTP handler"], reference=bare, at_least=0.3)
+    alone = Reference("the handler service alone", runs["HTTP handler alone"])
+    yield row(measure="the same", runs=runs["HTTP handler"], reference=alone)
+
+
+def _consume(stage: Stage, service: str, name: str) -> float:
+    """Messages per second from the first delivery until the consumer has every acknowledgement."""
+    url, count = stage.fleet(consuming(service)).url("sink"), stage.sizes.messages
+    # In this order nobody misses in the inbox what the stream holds, and brings it back.
+    asyncio.run(_purge(stage.nats_url))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("TRUNCATE inbox_messages CASCADE")
+        seconds = asyncio.run(_timed(stage.nats_url, name, count))
+        processed = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
+        if (row := connection.execute(processed).fetchone()) != (count,):
+            raise SystemExit(f"{row} of {count} messages were processed")
+    return count / seconds
+
+
+async def _purge(nats_url: str) -> None:
+    async with jetstream(nats_url) as js:
+        await js.purge_stream(_STREAM)
+
+
+async def _timed(nats_url: str, name: str, count: int) -> float:
+    durable = f"sink__{name}"
+    async with jetstream(nats_url) as js:
+        await js.pause_consumer(_STREAM, durable, (datetime.now(UTC) + timedelta(hours=1)).isoformat())
+        wire = await Wire.connect(nats_url)
+        for batch in wire_messages("source", name, count):
+            await wire.publish(batch)
+        await wire.close()
+        await js.resume_consumer(_STREAM, durable)
+        # A pull request that waits does not hear of the end of the pause, so the next one begins.
+        await until_delivering(js, _STREAM, durable)
+        start = time.perf_counter()
+        await until_acknowledged(js, _STREAM, durable)
+        return time.perf_counter() - start
+
+
+def _alone(stage: Stage, service: Handler) -> float:
+    stage.rest()
+    return service.rate(stage.sizes.messages)

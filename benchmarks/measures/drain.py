@@ -1,0 +1,87 @@
+"""How fast a backlog reaches the stream: by real workers, by the reference loops, and without a database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from benchmarks import backlog
+from benchmarks.figures import Reference, Row
+from benchmarks.layouts import PUBLISHING
+from benchmarks.reference import ceiling, textbook
+from benchmarks.reference.wire import Wire
+from benchmarks.stage import Stage
+from benchmarks.turns import Case, take_turns
+from benchmarks.workload import wire_messages
+
+_UNIT: Final = "events/s"
+
+
+def run(stage: Stage) -> Iterator[Row]:
+    """Measure all rows of throughput."""
+    events = stage.sizes.events
+    stage.fleet(PUBLISHING, workers=0)
+    cases: dict[str, Case] = {
+        "textbook": partial(_reference, stage, textbook.drain, max(events // 10, 100)),
+        "ceiling": partial(_reference, stage, ceiling.drain, events),
+        "raw JetStream": partial(_raw, stage, events),
+        "one worker, 200 keys": partial(_fleet, stage, 1, events, 200),
+        "two workers, 200 keys": partial(_fleet, stage, 2, events, 200),
+        "two workers, 10 hot keys": partial(_fleet, stage, 2, events, 10),
+    }
+    runs = take_turns(stage, "drain", _UNIT, cases)
+    by_hand = Reference("(b) ceiling", runs["ceiling"])
+    naive = Reference("(a) textbook", runs["textbook"])
+    raw = Reference("(c) raw JetStream publish", runs["raw JetStream"])
+    two = partial(
+        Row, measure=f"drain {events:,} events, 2 workers", unit=_UNIT, runs=runs["two workers, 200 keys"]
+    )
+    yield two(reference=by_hand, at_least=0.6)
+    yield two(reference=naive, at_least=12)
+    yield two(reference=raw)
+    one = partial(Row, measure="the same, 1 worker", unit=_UNIT, runs=runs["one worker, 200 keys"])
+    yield one(reference=by_hand, at_least=0.45)
+    hot = partial(Row, measure="the same, 2 workers, 10 hot keys", unit=_UNIT)
+    yield hot(runs=runs["two workers, 10 hot keys"], reference=by_hand, at_least=0.3)
+
+
+def _fleet(stage: Stage, workers: int, count: int, keys: int) -> float:
+    """Events per second of real workers, in an empty table."""
+    url = stage.fleet(PUBLISHING, workers=workers).url("bench")
+    asyncio.run(backlog.clear(url, stage.nats_url))
+    # The scheduler leads, and the workers have done what they do when they start.
+    asyncio.run(backlog.drain_by_fleet(url, stage.nats_url, 1, 1))
+    asyncio.run(backlog.clear(url, stage.nats_url))
+    return asyncio.run(backlog.drain_by_fleet(url, stage.nats_url, count, keys))
+
+
+def _reference(stage: Stage, loop: backlog.Loop, count: int) -> float:
+    stage.rest()
+    url = stage.database("reference")
+    asyncio.run(backlog.clear(url, stage.nats_url))
+    return asyncio.run(backlog.drain_by_loop(url, stage.nats_url, count, 200, loop))
+
+
+def _raw(stage: Stage, count: int) -> float:
+    """Messages per second of a publisher that has everything in memory, two batches under way."""
+    stage.rest()
+    batches = list(wire_messages("bench", "made", count))
+
+    async def publish() -> float:
+        wire = await Wire.connect(stage.nats_url)
+        waiting = iter(batches)
+
+        async def one() -> None:
+            for batch in waiting:
+                await wire.publish(batch)
+
+        start = time.perf_counter()
+        await asyncio.gather(one(), one())
+        seconds = time.perf_counter() - start
+        await wire.close()
+        return seconds
+
+    return count / asyncio.run(publish())

@@ -1,0 +1,66 @@
+"""How much each measure does: a smoke of seconds, the default, and what the figures are promised for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much to do.
+
+    ``events``: the backlog of a drain. ``messages``, ``tasks``: to be handled. ``samples``: of a latency.
+    ``inserts``: transactions of one event. ``unpublished``: backlogs for which a claim is timed, beside
+    ``published`` other rows. ``minutes``: how long a snapshot is held. ``growth``: events that a worker publishes
+    while its memory is watched. ``idle``: seconds for which an idle fleet is watched.
+    """
+
+    events: int
+    messages: int
+    tasks: int
+    samples: int
+    inserts: int
+    unpublished: tuple[int, ...]
+    published: int
+    minutes: float
+    growth: int
+    idle: float
+
+
+QUICK: Final = Sizes(
+    events=2_000,
+    messages=400,
+    tasks=400,
+    samples=10,
+    inserts=100,
+    unpublished=(1_000, 5_000),
+    published=2_000,
+    minutes=0.1,
+    growth=5_000,
+    idle=2,
+)
+DEFAULT: Final = Sizes(
+    events=100_000,
+    messages=20_000,
+    tasks=20_000,
+    samples=200,
+    inserts=1_000,
+    unpublished=(10_000, 30_000, 100_000, 300_000),
+    published=500_000,
+    minutes=1,
+    growth=300_000,
+    idle=20,
+)
+FULL: Final = Sizes(
+    events=100_000,
+    messages=50_000,
+    tasks=50_000,
+    samples=500,
+    inserts=3_000,
+    unpublished=(10_000, 30_000, 100_000, 300_000, 1_000_000),
+    published=5_000_000,
+    minutes=10,
+    growth=1_000_000,
+    idle=60,
+)

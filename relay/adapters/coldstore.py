@@ -1,0 +1,104 @@
+"""ColdStore in a folder: a local disk, or whatever is mounted there."""
+
+from __future__ import annotations
+
+import asyncio
+import filecmp
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final, TypeVar
+
+from relay.domain.archive import ArchiveConflict, StoreUnreachable
+
+Answer = TypeVar("Answer")
+
+_UNFINISHED: Final = ".part"
+
+
+class FolderStore:
+    """Files appear by a rename, after they and before their folder are on disk. Readable by their owner only.
+
+    The folder itself is never made: where a disk is not mounted, nothing must be written in its place.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def put(self, name: str, content: IO[bytes]) -> None:
+        await self._do(lambda: self._put(self._root / name, content))
+
+    async def get(self, name: str, into: IO[bytes]) -> bool:
+        return await self._do(lambda: _get(self._root / name, into))
+
+    async def names(self, prefix: str) -> Sequence[str]:
+        return await self._do(lambda: sorted(self._names(prefix)))
+
+    async def _do(self, work: Callable[[], Answer]) -> Answer:
+        return await asyncio.to_thread(self._reaching, work)
+
+    def _reaching(self, work: Callable[[], Answer]) -> Answer:
+        if not self._root.is_dir():
+            raise StoreUnreachable(
+                f"{self._root} is no directory", hint="create it, or mount what is meant to be there"
+            )
+        try:
+            return work()
+        except OSError as error:
+            raise StoreUnreachable(f"{error.filename or self._root}: {error.strerror or error}") from error
+
+    def _put(self, target: Path, content: IO[bytes]) -> None:
+        self._make(target.parent)
+        content.seek(0)
+        with _part_of(target) as part:
+            shutil.copyfileobj(content, part)
+            part.flush()
+            os.fsync(part.fileno())
+            if target.exists() and not filecmp.cmp(part.name, target, shallow=False):
+                raise ArchiveConflict(f"{target} is there already and holds something else")
+            Path(part.name).replace(target)
+        _sync(target.parent)
+
+    def _make(self, folder: Path) -> None:
+        """Make a folder and have its name on disk, too."""
+        if folder != self._root and not folder.is_dir():
+            self._make(folder.parent)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _sync(folder.parent)
+
+    def _names(self, prefix: str) -> Iterator[str]:
+        folder, _, beginning = prefix.rpartition("/")
+        for path in (self._root / folder).glob(f"{beginning}*"):
+            yield path.relative_to(self._root).as_posix()
+
+
+@contextmanager
+def _part_of(target: Path) -> Iterator[IO[bytes]]:
+    """A file beside its target that nobody else writes, removed if it was not renamed."""
+    with tempfile.NamedTemporaryFile(
+        prefix=f"{target.name}.", suffix=_UNFINISHED, dir=target.parent, delete=False
+    ) as part:
+        try:
+            yield part
+        finally:
+            Path(part.name).unlink(missing_ok=True)
+
+
+def _get(source: Path, into: IO[bytes]) -> bool:
+    try:
+        with source.open("rb") as file:
+            shutil.copyfileobj(file, into)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

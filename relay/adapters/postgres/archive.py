@@ -1,0 +1,101 @@
+"""ArchiveTables on one context's database: what may leave its table, and which batches have."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from relay.adapters.postgres.audit import Audit
+from relay.adapters.postgres.pool import Connection
+from relay.adapters.postgres.source import Source
+from relay.adapters.postgres.sql import statement
+from relay.commands.batchfile import ArchivedRow
+from relay.commands.operate import Operator
+from relay.domain.archive import ArchiveKind, Manifest
+
+#: So many rows are in memory at a time; a row may be as large as the broker's largest message.
+_PAGE: Final = 50
+_STREAMS: Final = {ArchiveKind.OUTBOX: "ledger_streams", ArchiveKind.INBOX: "inbox_streams"}
+
+
+class _Batch:
+    """The transaction that locks a batch."""
+
+    def __init__(self, conn: Connection, kind: ArchiveKind, number: int, wanted: dict[str, Any]) -> None:
+        self.number = number
+        self._conn, self._kind, self._wanted = conn, kind, wanted
+
+    async def rows(self) -> AsyncGenerator[Sequence[ArchivedRow], None]:
+        async with self._conn.cursor("archive") as cursor:
+            await cursor.execute(statement(f"archive_{self._kind}"), self._wanted)
+            while page := await cursor.fetchmany(_PAGE):
+                yield [ArchivedRow(*row) for row in page]
+
+    async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
+        deleted = await self._conn.execute(statement(f"delete_{self._kind}"), {"ids": list(ids)})
+        await self._conn.execute(statement("record_archived"), asdict(manifest))
+        await Audit(self._conn).audit("archive", [manifest.file], by)
+        return deleted.rowcount
+
+
+class PostgresArchive:
+    """One batch at a time in a database, kept by an advisory lock of the batch's transaction."""
+
+    def __init__(self, source: Source, context: str) -> None:
+        self._source = source
+        self._context = context
+
+    async def streams(self, kind: ArchiveKind) -> Sequence[str]:
+        if kind not in _STREAMS:
+            return []
+        return [name for (name,) in await self._all(_STREAMS[kind])]
+
+    def open(
+        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta, limit: int
+    ) -> AbstractAsyncContextManager[_Batch | None]:
+        return self._open(kind, {"streams": list(streams), "after": after, "limit": limit})
+
+    @asynccontextmanager
+    async def _open(self, kind: ArchiveKind, wanted: dict[str, Any]) -> AsyncIterator[_Batch | None]:
+        async with self._source() as conn, conn.transaction():
+            await conn.execute(statement("begin_archive"))
+            [locked] = await _one(conn, "lock_archive")
+            if not locked:
+                yield None
+                return
+            [number] = await _one(conn, "next_archived", kind=kind)
+            yield _Batch(conn, kind, number, wanted)
+
+    async def waiting(
+        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta
+    ) -> tuple[int, datetime | None, datetime | None]:
+        [row] = await self._all(f"archivable_{kind}", streams=list(streams), after=after)
+        count, first, last = row
+        return count, first, last
+
+    async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
+        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement("archived_batches"), {"unannounced": unannounced})
+            rows = await cursor.fetchall()
+        return [Manifest(**row | {"context": self._context, "kind": ArchiveKind(row["kind"])}) for row in rows]
+
+    async def announced(self, manifest: Manifest) -> None:
+        async with self._source() as conn:
+            key = {"kind": manifest.kind, "number": manifest.number}
+            await conn.execute(statement("mark_announced"), key)
+
+    async def _all(self, name: str, **parameters: Any) -> list[Any]:
+        async with self._source() as conn:
+            return await (await conn.execute(statement(name), parameters)).fetchall()
+
+
+async def _one(conn: Connection, name: str, **parameters: Any) -> Sequence[Any]:
+    row = await (await conn.execute(statement(name), parameters)).fetchone()
+    assert row is not None  # each of these selects exactly one row
+    return tuple(row)

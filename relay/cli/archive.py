@@ -1,0 +1,164 @@
+"""`relay archive`: move rows that have had their time to cold storage, list what is there, read it again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from relay.adapters.postgres.archive import PostgresArchive
+from relay.bootstrap import Application
+from relay.cli.contexts import ContextOption, JsonOption
+from relay.cli.operating import operator, print_json, print_table
+from relay.commands.archive import ArchiveReport, ArchiveRows, Finding
+from relay.domain.archive import ArchiveOff, Manifest
+from relay.domain.errors import RelayError
+from relay.settings import load_settings
+
+Answer = TypeVar("Answer")
+
+app = typer.Typer(help="Cold storage: move rows there, list, verify.")
+
+_COLUMNS: Final = ("number", "rows", "size", "first_at", "last_at", "file")
+
+
+@app.callback(invoke_without_command=True)
+def archive(
+    call: typer.Context,
+    *,
+    context: ContextOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
+    actor: Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Archive everything that has had its time. The scheduler does so by itself, every hour.
+
+    Status 1 if a context fails, or rows must stay because of their stream.
+    """
+    if call.invoked_subcommand is not None:
+        return
+    by = operator(actor, None)
+    reports, complete = _each(context, lambda rows: rows.look() if dry_run else rows.run(by))
+    found = list(reports.values())
+    if as_json:
+        print_json([asdict(report) for report in found])
+    else:
+        _print_counts(found) if dry_run else _print_done(found)
+    for report in found:
+        for held in report.held:
+            print(f"held {report.context}: {held.kind} of {held.stream}: {held.reason}", file=sys.stderr)
+    if not complete or any(report.held for report in found):
+        raise typer.Exit(1)
+
+
+def _print_done(reports: list[ArchiveReport]) -> None:
+    for report in reports:
+        for manifest in report.batches:
+            print(f"{report.context}: {manifest.rows} rows to {manifest.file}")
+        if not report.batches:
+            print(f"{report.context}: nothing has had its time")
+
+
+def _print_counts(reports: list[ArchiveReport]) -> None:
+    rows = [asdict(found).values() for report in reports for found in report.waiting]
+    print_table(("context", "kind", "rows", "oldest", "youngest"), [list(row) for row in rows])
+
+
+@app.command("list")
+def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """List the batches in the archive. Status 1 if a database does not answer."""
+    answers, complete = _visit(context, _batches)
+    rows = [_row(manifest) for found in answers.values() for manifest in found]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(("context", "kind", *_COLUMNS), [list(row.values()) for row in rows])
+    else:
+        print("Nothing is archived.")
+    if not complete:
+        raise typer.Exit(1)
+
+
+async def _batches(application: Application, name: str) -> list[Manifest]:
+    from relay.adapters.postgres.source import pooled
+
+    return list(await PostgresArchive(pooled(application.context(name).pool), name).batches())
+
+
+def _row(manifest: Manifest) -> dict[str, Any]:
+    values = {name: getattr(manifest, name) for name in _COLUMNS}
+    return {"context": manifest.context, "kind": manifest.kind, **values}
+
+
+@app.command()
+def verify(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """Read every file again and compare it with its manifest. Status 1 if one is missing or damaged."""
+    answers, complete = _each(context, _findings)
+    found = [{"context": name, **asdict(one)} for name, findings in answers.items() for one in findings]
+    damaged = [one for one in found if one["error"]]
+    if as_json:
+        print_json(found)
+    else:
+        _print_findings(answers)
+    if damaged or not complete:
+        raise typer.Exit(1)
+
+
+async def _findings(rows: ArchiveRows) -> list[Finding]:
+    return [found async for found in rows.verify()]
+
+
+def _print_findings(answers: dict[str, list[Finding]]) -> None:
+    for name, findings in answers.items():
+        for found in findings:
+            if found.error:
+                print(f"error ARCHIVE_DAMAGED: {found.file}: {found.error}")
+            elif found.left_over:
+                print(f"{found.file}: no batch names it; left by an interrupted run, or by one under way")
+        sound = sum(not found.error and not found.left_over for found in findings)
+        print(f"{name}: {sound} of {sum(not found.left_over for found in findings)} files are sound")
+
+
+# --- one context after the other ---
+
+
+def _each(context: str | None, work: Callable[[ArchiveRows], Awaitable[Answer]]) -> tuple[dict[str, Answer], bool]:
+    """Have each context that has an archive do something."""
+
+    async def one(application: Application, name: str) -> Answer:
+        rows = application.archive(name)
+        if rows is None:
+            raise ArchiveOff(f"{name} has no archive", hint=f"[contexts.{name}.archive] after = …, directory = …")
+        return await work(rows)
+
+    return _visit(context, one, archived=True)
+
+
+def _visit(
+    context: str | None, ask: Callable[[Application, str], Awaitable[Answer]], *, archived: bool = False
+) -> tuple[dict[str, Answer], bool]:
+    """Ask each context, or the one that is named; one that fails gets its line on stderr."""
+    settings = load_settings()
+    chosen = [name for name, own in settings.contexts.items() if own.archive.after is not None or not archived]
+    return asyncio.run(_ask(Application(settings, role="cli"), [context] if context else chosen, ask))
+
+
+async def _ask(
+    application: Application, names: list[str], ask: Callable[[Application, str], Awaitable[Answer]]
+) -> tuple[dict[str, Answer], bool]:
+    answers = {}
+    await application.start()
+    try:
+        for name in names:
+            try:
+                answers[name] = await ask(application, name)
+            except RelayError as error:
+                hint = f" ({error.hint})" if error.hint else ""
+                print(f"error {error.code}: context {name}: {error.message}{hint}", file=sys.stderr)
+    finally:
+        await application.stop()
+    return answers, len(answers) == len(names)

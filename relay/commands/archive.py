@@ -1,0 +1,252 @@
+"""Archive: rows that have had their time leave their table for cold storage (MicroDAO §17).
+
+The order is what makes it safe. Rows are locked, written to a file whose name follows from its content, read
+back, and only then deleted, by the ids that were read back, in the transaction that locked them and that records
+the batch. The manifest follows the commit. So a crash leaves the rows where they are, or the rows in a file that
+the record names; a file that no manifest names was left by a crash and is no part of the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from relay.commands import batchfile
+from relay.commands.archive_ports import ArchiveTables, ColdStore, OpenBatch
+from relay.commands.batchfile import BatchFile
+from relay.commands.operate import Operator
+from relay.commands.reconcile import StreamAuditor, StreamState
+from relay.domain.archive import (
+    ArchiveBusy,
+    ArchiveConflict,
+    ArchiveDamaged,
+    ArchiveError,
+    ArchiveFailed,
+    ArchiveHeld,
+    ArchiveKind,
+    Manifest,
+    RowsArchived,
+    folder,
+)
+from relay.domain.facts import FactSink
+
+#: A batch holds its rows locked until it is stored, so it ends at this many rows or bytes, uncompressed.
+ROWS: Final = 5_000
+BYTES: Final = 64 * 1024**2
+#: How long one scheduled run goes on, in seconds; the next one continues.
+TICK: Final = 300.0
+SCHEDULER: Final = Operator("scheduler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How many rows of a kind could be archived now, and the times of the oldest and the youngest."""
+
+    context: str
+    kind: ArchiveKind
+    rows: int
+    first_at: datetime | None
+    last_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A stream whose rows stay, and why."""
+
+    kind: ArchiveKind
+    stream: str
+    reason: str
+
+
+@dataclass(slots=True)
+class ArchiveReport:
+    """What came of a run, or of a look at what it would do."""
+
+    context: str
+    batches: list[Manifest] = field(default_factory=list)
+    waiting: list[Waiting] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One file looked at. ``error`` None: it holds what its manifest says. ``left_over``: no batch names it."""
+
+    file: str
+    error: str | None = None
+    left_over: bool = False
+
+
+class ArchiveRows:
+    """The archive of one context. Repeatable; of two at once one is refused."""
+
+    def __init__(
+        self,
+        context: str,
+        after: timedelta,
+        tables: ArchiveTables,
+        store: ColdStore,
+        auditor: StreamAuditor,
+        facts: FactSink,
+        *,
+        rows: int = ROWS,
+        size: int = BYTES,
+    ) -> None:
+        self._context, self._after = context, after
+        self._tables, self._store, self._auditor = tables, store, auditor
+        self._facts = facts
+        self._rows, self._size = rows, size
+
+    async def tick(self, go_on: Callable[[], bool]) -> None:
+        """The scheduled run, bounded in time. Raises outages only: what else goes wrong is a fact."""
+        end = time.monotonic() + TICK
+        try:
+            await self.run(SCHEDULER, lambda: go_on() and time.monotonic() < end)
+        except ArchiveBusy:
+            return
+        except ArchiveError as error:
+            self._facts(ArchiveFailed(context=self._context, error=str(error)))
+
+    async def run(self, by: Operator, go_on: Callable[[], bool] = lambda: True) -> ArchiveReport:
+        """Archive what has had its time, a batch of each kind in turn, while ``go_on``.
+
+        Raises ArchiveBusy, ArchiveConflict, ArchiveDamaged, and BrokerUnreachable, DatabaseUnreachable,
+        StoreUnreachable. Batches that were committed before stay so.
+        """
+        report = ArchiveReport(self._context)
+        for manifest in await self._tables.batches(unannounced=True):
+            await self._announce(manifest)
+        left = [(kind, await self._past(kind, report)) for kind in ArchiveKind]
+        while left:
+            for each in [*left]:
+                done = await self._batch(*each, by) if go_on() else None
+                if done is None:
+                    left.remove(each)
+                else:
+                    report.batches.append(done)
+        return report
+
+    async def look(self) -> ArchiveReport:
+        """Count what a run would archive. Changes nothing, locks nothing."""
+        report = ArchiveReport(self._context)
+        for kind in ArchiveKind:
+            rows, first, last = await self._tables.waiting(kind, await self._past(kind, report), self._after)
+            found = Waiting(context=self._context, kind=kind, rows=rows, first_at=first, last_at=last)
+            report.waiting.append(found)
+        return report
+
+    async def verify(self) -> AsyncIterator[Finding]:
+        """Read every file again and compare it with its manifest, and that with the record."""
+        for manifest in await self._tables.batches():
+            yield Finding(manifest.file, await self._doubt(manifest))
+        folders = [folder(self._context, kind) for kind in ArchiveKind]
+        names = [name for prefix in folders for name in await self._store.names(prefix)]
+        # The record is read after the names: what was committed meanwhile is in it.
+        known = {name for batch in await self._tables.batches() for name in (batch.file, batch.name)}
+        for name in names:
+            if name not in known:
+                yield Finding(name, left_over=True)
+
+    async def _past(self, kind: ArchiveKind, report: ArchiveReport) -> list[str]:
+        """The streams that can have no message left of any row that is old enough; the others are told of."""
+        past = []
+        for stream in await self._tables.streams(kind):
+            reason = held_back(await self._auditor.state(stream), self._after)
+            if reason is None:
+                past.append(stream)
+            else:
+                report.held.append(Held(kind, stream, reason))
+                self._facts(ArchiveHeld(context=self._context, kind=kind, stream=stream, reason=reason))
+        return past
+
+    async def _batch(self, kind: ArchiveKind, streams: Sequence[str], by: Operator) -> Manifest | None:
+        """Archive one batch; None when nothing has had its time."""
+        async with self._tables.open(kind, streams, self._after, self._rows) as batch:
+            if batch is None:
+                raise ArchiveBusy(
+                    f"another process archives {self._context} now", hint="try again when it has ended"
+                )
+            with batchfile.spool() as file:
+                draft = await self._write(batch, BatchFile(file))
+                if not draft.ids:
+                    return None
+                manifest = await asyncio.to_thread(draft.finish, self._context, kind, batch.number)
+                await self._refuse_taken(manifest)
+                await self._store.put(manifest.file, file)
+            # What is deleted is what was read back, and nothing else.
+            ids = await self._read_back(manifest)
+            if ids != draft.ids or await batch.remove(ids, manifest, by) != len(ids):
+                raise ArchiveDamaged(f"{manifest.file} does not hold the rows that are locked")
+        await self._announce(manifest)
+        return manifest
+
+    async def _write(self, batch: OpenBatch, draft: BatchFile) -> BatchFile:
+        async with aclosing(batch.rows()) as pages:
+            async for rows in pages:
+                await asyncio.to_thread(draft.write, rows)
+                if draft.size >= self._size:
+                    break
+        return draft
+
+    async def _refuse_taken(self, manifest: Manifest) -> None:
+        """A batch that is not committed yet cannot have a manifest, unless of another database."""
+        if await self._store.get(manifest.name, io.BytesIO()):
+            raise ArchiveConflict(
+                f"{manifest.name} is there already, and not of this database",
+                hint="each has a directory of its own; after a restore move away what relay archive verify names",
+            )
+
+    async def _read_back(self, manifest: Manifest) -> Sequence[UUID]:
+        with batchfile.spool() as file:
+            if not await self._store.get(manifest.file, file):
+                raise ArchiveDamaged(f"{manifest.file} is missing")
+            contents = await asyncio.to_thread(batchfile.read, file, manifest.kind)
+        batchfile.check(contents, manifest)
+        return contents.ids
+
+    async def _announce(self, manifest: Manifest) -> None:
+        """Store the manifest of a committed batch. Repeatable."""
+        await self._store.put(manifest.name, io.BytesIO(manifest.text()))
+        await self._tables.announced(manifest)
+        self._facts(
+            RowsArchived(
+                context=self._context,
+                kind=manifest.kind,
+                file=manifest.file,
+                rows=manifest.rows,
+                first_at=manifest.first_at,
+                last_at=manifest.last_at,
+            )
+        )
+
+    async def _doubt(self, manifest: Manifest) -> str | None:
+        stored = io.BytesIO()
+        try:
+            await self._read_back(manifest)
+        except ArchiveDamaged as error:
+            return error.message
+        if not await self._store.get(manifest.name, stored):
+            return f"{manifest.name} is missing; the next run writes it"
+        return None if stored.getvalue() == manifest.text() else f"{manifest.name} says something else"
+
+
+def held_back(state: StreamState | None, after: timedelta) -> str | None:
+    """Why rows of a stream must stay, None if they may go.
+
+    A message can come again, and must be known, while its stream keeps it; and what the stream loses
+    meanwhile, only the outbox can bring back.
+    """
+    if state is None:
+        return "the stream does not exist, so nobody knows for how long it keeps messages"
+    if state.max_age is None:
+        return "the stream keeps messages for ever; give it a max_age"
+    if state.max_age >= after:
+        return f"the stream keeps messages for {state.max_age}; archive.after must be longer"
+    return None

@@ -1,0 +1,110 @@
+"""A batch of the archive as a file: one row a line as JSON, compressed. The same rows make the same bytes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import IO, NamedTuple
+from uuid import UUID
+
+from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest
+
+
+class ArchivedRow(NamedTuple):
+    """A row on its way out of its table: its id, the time of its end, and all its columns as a JSON object."""
+
+    id: UUID
+    at: datetime
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file was found to hold: its own measures, and the rows by id."""
+
+    size: int
+    sha256: str
+    ids: Sequence[UUID]
+
+
+class BatchFile:
+    """A batch as it is written: to a temporary file, so that its size never matters to memory. Blocks."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        # Without a time or a name in its header, the same rows make the same bytes.
+        self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+        self.ids: list[UUID] = []
+        self._times: list[datetime] = []
+        #: Before compression.
+        self.size = 0
+
+    def write(self, rows: Iterable[ArchivedRow]) -> None:
+        """Append rows."""
+        for row in rows:
+            line = row.line.encode() + b"\n"
+            self._gzip.write(line)
+            self.size += len(line)
+            self.ids.append(row.id)
+            self._times = [*self._times[:1], row.at]
+
+    def finish(self, context: str, kind: ArchiveKind, number: int) -> Manifest:
+        """Write what is left and describe the batch, which has at least one row."""
+        self._gzip.close()
+        size, sha256 = _measure(self.file)
+        return Manifest(
+            context=context,
+            kind=kind,
+            number=number,
+            rows=len(self.ids),
+            size=size,
+            sha256=sha256,
+            first_id=self.ids[0],
+            first_at=self._times[0],
+            last_id=self.ids[-1],
+            last_at=self._times[-1],
+        )
+
+
+@contextmanager
+def spool() -> Iterator[IO[bytes]]:
+    """A file that is gone afterwards."""
+    with tempfile.TemporaryFile(prefix="jetrelay-archive-") as file:
+        yield file
+
+
+def read(file: IO[bytes], kind: ArchiveKind) -> Contents:
+    """Read a batch from its beginning to its end. Raises ArchiveDamaged. Blocks."""
+    size, sha256 = _measure(file)
+    try:
+        with gzip.open(file, "rb") as lines:
+            ids = [UUID(json.loads(line)[kind.key]) for line in lines]
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArchiveDamaged(f"cannot be read: {type(error).__name__}: {error}"[:300]) from error
+    return Contents(size, sha256, ids)
+
+
+def check(contents: Contents, manifest: Manifest) -> None:
+    """Compare a file with what its manifest says. Raises ArchiveDamaged."""
+    ids = contents.ids
+    found = (contents.size, contents.sha256, len(ids), ids[0] if ids else None, ids[-1] if ids else None)
+    said = (manifest.size, manifest.sha256, manifest.rows, manifest.first_id, manifest.last_id)
+    for what, is_, should in zip(("size", "sha256", "rows", "first id", "last id"), found, said, strict=True):
+        if is_ != should:
+            raise ArchiveDamaged(f"{manifest.file} has {what} {is_}; the manifest says {should}")
+
+
+def _measure(file: IO[bytes]) -> tuple[int, str]:
+    """The size of a file and the digest of its content; leaves it at its beginning."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    file.seek(0)
+    return size, digest

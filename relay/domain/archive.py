@@ -1,0 +1,150 @@
+"""The archive as values: what may be archived, how a batch is named and described, what is told of it.
+
+A batch is a file of rows that have left their table, and a manifest that vouches for it. Only what a manifest
+names belongs to the archive.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+from relay.domain.errors import Outage, RelayError
+from relay.domain.facts import Fact
+
+FORMAT: Final = "jetrelay-archive/1"
+
+
+class ArchiveKind(StrEnum):
+    """The tables whose rows are archived."""
+
+    OUTBOX = "outbox"
+    INBOX = "inbox"
+    TASKS = "tasks"
+
+    @property
+    def key(self) -> str:
+        """The column that identifies a row."""
+        return "message_id" if self is ArchiveKind.INBOX else "id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a batch holds. ``size``, in bytes, and ``sha256`` are of the compressed file.
+
+    Times are those at which the rows came to their end: published, processed or dead-lettered, finished.
+    """
+
+    context: str
+    kind: ArchiveKind
+    number: int
+    rows: int
+    size: int
+    sha256: str
+    first_id: UUID
+    first_at: datetime
+    last_id: UUID
+    last_at: datetime
+
+    @property
+    def file(self) -> str:
+        """The name of the file. It follows from the content, so no two contents ever share one."""
+        return f"{self.folder}{self.number:08d}-{self.sha256[:16]}.jsonl.gz"
+
+    @property
+    def name(self) -> str:
+        """The name of the manifest itself."""
+        return f"{self.folder}{self.number:08d}.json"
+
+    @property
+    def folder(self) -> str:
+        """Where the batches of this kind are."""
+        return folder(self.context, self.kind)
+
+    def text(self) -> bytes:
+        """Return the manifest as it is stored, always the same for the same batch."""
+        fields = {"format": FORMAT, "file": self.file.rpartition("/")[2], **asdict(self)}
+        return json.dumps(fields, indent=2, default=_plain).encode() + b"\n"
+
+
+def folder(context: str, kind: ArchiveKind) -> str:
+    """Where the batches of a context and kind are: the beginning of their names."""
+    return f"{context}/{kind}/"
+
+
+def _plain(value: object) -> str:
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+class ArchiveError(RelayError):
+    """Base of what keeps rows from being archived. The rows stay where they are."""
+
+    code = "ARCHIVE_ERROR"
+
+
+class ArchiveOff(ArchiveError):
+    """The context has no archive."""
+
+    code = "ARCHIVE_OFF"
+
+
+class ArchiveBusy(ArchiveError):
+    """Another process archives this context now."""
+
+    code = "ARCHIVE_BUSY"
+
+
+class ArchiveDamaged(ArchiveError):
+    """A file is missing, or does not hold what was written."""
+
+    code = "ARCHIVE_DAMAGED"
+
+
+class ArchiveConflict(ArchiveError):
+    """A name of the archive is taken by something else: another database writes to the same place."""
+
+    code = "ARCHIVE_CONFLICT"
+
+
+class StoreUnreachable(Outage):
+    """The place of the archive cannot be read or written."""
+
+    code = "STORE_UNREACHABLE"
+    server = "archive"
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsArchived(Fact):
+    """A batch has left its table and lies in the archive."""
+
+    kind: str
+    file: str
+    rows: int
+    first_at: datetime
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveHeld(Fact):
+    """Rows that belong to a stream are not archived: the stream may still have, or give out, their messages."""
+
+    kind: str
+    stream: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveFailed(Fact):
+    """The archive cannot be trusted or continued; an operator must look. No row was deleted. Alert."""
+
+    error: str

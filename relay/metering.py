@@ -1,0 +1,131 @@
+"""Which process counts what, and where Prometheus reads it. Nothing of this runs unless an address is configured.
+
+The processes of one ``dramatiq`` command count in files of one directory. Dramatiq forks one more process, which
+adds them up and answers for all: what a worker has counted outlives it, so that no sum ever falls.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from dramatiq.middleware import Middleware
+
+from relay.domain.errors import ConfigurationError, MissingExtraError
+from relay.domain.facts import FactSink
+from relay.settings import Settings, load_settings, share_counts
+
+if TYPE_CHECKING:
+    from relay.telemetry.metrics import Known, MetricFacts
+
+#: How often it is looked whether the command still runs, in seconds.
+_LOOK: Final = 1.0
+
+#: Names that the application's code gives: cron jobs, types of tasks.
+Names = Mapping[str, Sequence[str]]
+
+
+def known_labels(settings: Settings, *, jobs: Names | None = None, types: Sequence[str] = ()) -> Known:
+    """The labels that are known beforehand. ``jobs``: the cron jobs of each context."""
+    return {
+        name: {
+            "subscription": list(context.subscriptions),
+            "stream": [context.stream.name],
+            "job": (jobs or {}).get(name, ()),
+            "type": types,
+        }
+        for name, context in settings.contexts.items()
+    }
+
+
+def scheduler_metrics(settings: Settings, jobs: Names) -> Sequence[FactSink]:
+    """The listeners of a scheduler: counters, and gauges of the backlogs it samples. Raises MissingExtraError."""
+    if settings.metrics.scheduler is None:
+        return []
+    with _client():
+        from relay.telemetry.exposition import listen  # noqa: PLC0415 - optional
+    interval = settings.metrics.interval.total_seconds()
+    return listen(known_labels(settings, jobs=jobs), settings.metrics.scheduler, interval)
+
+
+def tasks_metrics(settings: Settings, types: Sequence[str]) -> Sequence[FactSink]:
+    """The listeners of ``python -m tasks``. Raises MissingExtraError."""
+    if settings.metrics.tasks is None:
+        return []
+    with _client():
+        from relay.telemetry.exposition import listen  # noqa: PLC0415 - optional
+    return listen(known_labels(settings, types=types), settings.metrics.tasks)
+
+
+def worker_metrics(settings: Settings) -> MetricFacts | None:
+    """The listener of a worker process; None if nobody reads it.
+
+    Call it before the application's modules are loaded: their own counters, if they have any, are then added up
+    with ours. Raises MissingExtraError, and ConfigurationError when the directory cannot be written.
+    """
+    if (directory := _directory(settings)) is None:
+        return None
+    share_counts(directory)
+    with _client():
+        from relay.telemetry.exposition import listen_in_files  # noqa: PLC0415 - optional
+    try:
+        return listen_in_files(known_labels(settings), directory)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{directory} cannot be written: {error.strerror}",
+            field="metrics.directory",
+            hint="name a directory of the account that runs the workers, with 3 MB for each of them",
+        ) from error
+
+
+class Exposition(Middleware):
+    """Has Dramatiq fork the process that answers for the workers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._forks = [] if settings.metrics.worker is None else [answer_for_workers]
+
+    @property
+    def forks(self) -> list[Callable[[], int]]:
+        """What Dramatiq runs beside the workers, each in a process of its own."""
+        return self._forks
+
+
+def answer_for_workers() -> int:
+    """Answer for the workers of the command that forked this process, until that ends."""
+    settings, parent = load_settings(), multiprocessing.parent_process()
+    directory = _directory(settings)
+    if settings.metrics.worker is not None and settings.metrics.directory is not None and directory is not None:
+        from relay.telemetry.exposition import answer_for, forget_ended  # noqa: PLC0415 - optional
+
+        forget_ended(settings.metrics.directory)
+        answer_for(directory, settings.metrics.worker)
+    # Killed, the command could tell nobody; who comes after it needs the address.
+    while parent is not None and parent.is_alive():
+        time.sleep(_LOOK)
+    return 0
+
+
+def _directory(settings: Settings) -> Path | None:
+    """Where the workers of this command count: the command is their parent, whatever the way they were started."""
+    if settings.metrics.worker is None or settings.metrics.directory is None:
+        return None
+    command = multiprocessing.parent_process()
+    number = os.getpid() if command is None else command.pid
+    return settings.metrics.directory / f"workers-{number}"
+
+
+@contextmanager
+def _client() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        raise MissingExtraError(
+            "metrics are configured and prometheus-client is not installed", hint="pip install 'jetrelay[metrics]'"
+        ) from None

@@ -1,0 +1,155 @@
+"""Gauges of what waits, from the samples of the scheduler that leads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from relay.domain.facts import Fact, LeadLost, LeadTaken
+from relay.domain.policies import DeadLetterClass
+from relay.queries import Backlogs, BacklogsSampled
+from relay.telemetry.metrics import OTHER
+
+#: After so many intervals without a sample the last one says nothing any more.
+_FRESH: Final = 4
+_CLASSES: Final = [kind.value for kind in DeadLetterClass]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A gauge: one attribute of the items of one part of the backlogs."""
+
+    name: str
+    text: str
+    part: str
+    attribute: str
+
+
+_AGE: Final = "oldest_age_seconds"
+GAUGES: Final = (
+    Gauge("outbox_waiting", "Events that are neither published nor dead.", "outbox", "count"),
+    Gauge("outbox_oldest_age_seconds", "How long the oldest of them has waited.", "outbox", _AGE),
+    Gauge(
+        "outbox_overdue_seconds",
+        "How long the first event that should have left waits.",
+        "overdue",
+        "seconds",
+    ),
+    Gauge("outbox_dead", "Events that were given up and wait for an operator.", "outbox", "dead"),
+    Gauge("inbox_waiting", "Messages that are neither processed nor dead-lettered.", "inbox", "count"),
+    Gauge("inbox_oldest_age_seconds", "How long the oldest of them has waited.", "inbox", _AGE),
+    Gauge("inbox_failing", "Of them, those that were tried more than three times.", "inbox", "failed_attempts"),
+    Gauge("task_outbox_waiting", "Tasks that are due and not finished.", "tasks", "count"),
+    Gauge("task_outbox_oldest_age_seconds", "How long the oldest of them has been due.", "tasks", _AGE),
+    Gauge("task_outbox_delayed", "Tasks whose time is to come.", "tasks", "delayed"),
+    Gauge("task_outbox_failed", "Tasks that were given up and wait for an operator.", "tasks", "failed"),
+    Gauge("incidents_open", "Incidents that wait for an operator.", "incidents", "count"),
+    Gauge("incidents_oldest_age_seconds", "How long the oldest of them has waited.", "incidents", _AGE),
+    Gauge("parked_keys", "Keys set aside behind a dead letter.", "parked", "count"),
+    Gauge("parked_keys_oldest_age_seconds", "How long the first of them has been.", "parked", _AGE),
+)
+LEADING: Final = ("scheduler_leading", "Whether this scheduler leads the context.")
+SAMPLED: Final = ("backlog_sampled_timestamp_seconds", "When the backlogs of the context were last counted.")
+
+_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "outbox": (),
+    "overdue": (),
+    "tasks": (),
+    "inbox": ("subscription",),
+    "parked": ("subscription",),
+    "incidents": ("subscription", "class"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    backlogs: Backlogs
+    taken: float
+    at: float
+
+
+class BacklogGauges(Collector):
+    """The listener that remembers the last sample of each context, and shows it while this scheduler leads.
+
+    A scheduler that has lost the lead, or samples that stopped coming, leave no number behind to be believed.
+    ``subscriptions``: those of each context, shown even if nothing of them waits.
+    """
+
+    def __init__(
+        self,
+        subscriptions: Mapping[str, Collection[str]],
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._patience = interval * _FRESH
+        self._clock = clock
+        self._leading: set[str] = set()
+        self._samples: dict[str, _Sample] = {}
+
+    def __call__(self, fact: Fact, /) -> None:
+        """Take note of a sample, or of who leads."""
+        match fact:
+            case BacklogsSampled(backlogs=backlogs):
+                self._samples[fact.context] = _Sample(backlogs, self._clock(), time.time())
+            case LeadTaken():
+                # What was sampled under an earlier lead is as old as that.
+                self._samples.pop(fact.context, None)
+                self._leading.add(fact.context)
+            case LeadLost():
+                self._leading.discard(fact.context)
+
+    def collect(self) -> Iterable[Metric]:
+        """Answer Prometheus, from another thread."""
+        leading = self._leading.copy()
+        samples = {name: sample for name, sample in self._samples.copy().items() if name in leading}
+        yield _family(*LEADING, {(name,): float(name in leading) for name in self._subscriptions})
+        yield _family(*SAMPLED, {(name,): sample.at for name, sample in samples.items()})
+        now = self._clock()
+        fresh = {name: it.backlogs for name, it in samples.items() if now - it.taken <= self._patience}
+        for gauge in GAUGES:
+            values = {(name, *labels): 0.0 for name in fresh for labels in self._expected(name, gauge.part)}
+            for name, backlogs in fresh.items():
+                for labels, value in self._values(name, backlogs, gauge):
+                    values[name, *labels] = _merged(gauge, values.get((name, *labels), 0.0), value)
+            yield _family(gauge.name, gauge.text, values, _LABELS[gauge.part])
+
+    def _expected(self, context: str, part: str) -> Iterator[tuple[str, ...]]:
+        subscriptions = self._subscriptions.get(context, ())
+        match _LABELS[part]:
+            case ():
+                yield ()
+            case (_,):
+                yield from ((name,) for name in subscriptions)
+            case _:
+                yield from ((name, kind) for name in subscriptions for kind in _CLASSES)
+
+    def _values(self, context: str, backlogs: Backlogs, gauge: Gauge) -> Iterator[tuple[tuple[str, ...], float]]:
+        found: Any = getattr(backlogs, gauge.part)
+        labels = _LABELS[gauge.part]
+        for item in found if labels else [found]:
+            values = []
+            if labels:
+                values.append(item.subscription if item.subscription in self._subscriptions[context] else OTHER)
+            if "class" in labels:
+                values.append(item.kind)
+            yield tuple(values), float(getattr(item, gauge.attribute))
+
+
+def _merged(gauge: Gauge, one: float, other: float) -> float:
+    """Subscriptions that are not configured any more are one together."""
+    return max(one, other) if gauge.attribute == _AGE else one + other
+
+
+def _family(
+    name: str, text: str, values: Mapping[tuple[str, ...], float], labels: tuple[str, ...] = ()
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"jetrelay_{name}", text, labels=("context", *labels))
+    for at, value in values.items():
+        family.add_metric(at, value)
+    return family

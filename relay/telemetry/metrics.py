@@ -1,0 +1,190 @@
+"""Metrics from facts, for Prometheus: how often, and how long it took.
+
+Every metric carries the context. The other labels have few values, known beforehand: subscriptions, classes,
+servers, names from the application's code. Ids are for the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from relay.domain.archive import ArchiveFailed, ArchiveHeld, ArchiveKind, RowsArchived, StoreUnreachable
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
+from relay.domain.facts import (
+    AlertFailed,
+    DeliveriesRecovered,
+    DeliveryExhausted,
+    EventDied,
+    Fact,
+    InboxGapFilled,
+    IncidentRecorded,
+    LeadLost,
+    LeadTaken,
+    MessageDeadLettered,
+    MessageProcessed,
+    MessageRetried,
+    MessagesReceived,
+    MessagesReEnqueued,
+    OutageSeen,
+    OutboxEventsPublished,
+    PublishFailed,
+    ScheduledRunFailed,
+    ScheduledRunFinished,
+    ScheduledRunMissed,
+    ScheduledRunRetried,
+    StreamLossFound,
+    TaskCompleted,
+    TaskFailed,
+    TaskPutOff,
+    TaskRetried,
+    TasksDelivered,
+    TaskUnhandled,
+)
+from relay.domain.policies import DeadLetterClass
+from relay.domain.timings import HandlerAnswered, TaskAnswered
+
+#: A subscription that is not configured: its name comes from a letter that anybody may have written.
+OTHER: Final = "other"
+#: A handler may take seconds, and is given up after its time-out, 30 s by default.
+_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+#: Labels that are called otherwise where they come from: "class" and "type" are taken in Python.
+_ATTRIBUTES: Final = {"class": "kind", "type": "task_type"}
+_ALWAYS: Final[Mapping[str, Collection[str]]] = {
+    "class": [kind.value for kind in DeadLetterClass],
+    "kind": [kind.value for kind in ArchiveKind],
+    "server": [it.server for it in (BrokerUnreachable, DatabaseUnreachable, QueueUnreachable, StoreUnreachable)],
+    "waits_for": ["turn", "room"],
+}
+
+#: Which values each label may have, by context.
+Known = Mapping[str, Mapping[str, Collection[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A counter, and by how much a fact raises it."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+    by: Callable[[Any], float] = lambda _: 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A histogram of the fact's ``seconds``."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+_SUB: Final = ("subscription",)
+
+COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
+    OutboxEventsPublished: (
+        Count("events_published", "Events that JetStream has acknowledged.", by=lambda fact: len(fact.events)),
+        Count("events_duplicate", "Of them, those it had already.", by=lambda fact: fact.duplicates),
+    ),
+    PublishFailed: (Count("publish_failures", "Attempts at publishing an event that failed by its fault."),),
+    EventDied: (Count("events_dead", "Events that were given up and wait for an operator."),),
+    OutageSeen: (Count("outages", "Times a server could not be reached.", ("server",)),),
+    MessagesReceived: (
+        Count("messages_received", "Messages read from the stream.", _SUB, lambda fact: fact.received),
+        Count("messages_duplicate", "Of them, those the inbox had already.", _SUB, lambda fact: fact.duplicates),
+    ),
+    MessageProcessed: (Count("messages_processed", "Messages that a handler has dealt with.", _SUB),),
+    MessageRetried: (Count("messages_retried", "Attempts that failed and are repeated.", _SUB),),
+    MessageDeadLettered: (Count("messages_dead_lettered", "Messages given up.", (*_SUB, "class")),),
+    IncidentRecorded: (Count("incidents_recorded", "Dead letters recorded as incidents.", (*_SUB, "class")),),
+    AlertFailed: (Count("alerts_failed", "Alerts that the webhook did not take."),),
+    MessagesReEnqueued: (Count("messages_reenqueued", "Messages no queue held.", _SUB, lambda fact: fact.count),),
+    DeliveriesRecovered: (
+        Count("deliveries_recovered", "Messages that had gone down with a worker.", _SUB, lambda fact: fact.count),
+    ),
+    DeliveryExhausted: (Count("deliveries_exhausted", "Messages JetStream gave up delivering.", _SUB),),
+    StreamLossFound: (
+        Count("stream_losses", "Events the stream lost.", ("stream",), lambda fact: fact.tail + fact.middle),
+    ),
+    InboxGapFilled: (Count("inbox_gaps", "Messages the inbox had lost.", _SUB, lambda fact: fact.count),),
+    TasksDelivered: (
+        Count("tasks_delivered", "Tasks brought to a queue.", by=lambda fact: fact.count),
+        Count("tasks_redelivered", "Of them, those that were lost.", by=lambda fact: fact.count * fact.again),
+    ),
+    TaskCompleted: (Count("tasks_completed", "Tasks that a handler has dealt with.", ("type",)),),
+    TaskRetried: (Count("tasks_retried", "Attempts at tasks that failed and are repeated.", ("type",)),),
+    TaskFailed: (Count("tasks_failed", "Tasks that were given up and wait for an operator.", ("type",)),),
+    TaskPutOff: (Count("tasks_put_off", "Times a limit kept a task waiting.", ("waits_for",)),),
+    TaskUnhandled: (Count("tasks_unhandled", "Times a worker got a task of a type it does not know."),),
+    LeadTaken: (Count("leads_taken", "Times this scheduler took the lead."),),
+    LeadLost: (Count("leads_lost", "Times this scheduler could not renew its lead."),),
+    RowsArchived: (Count("rows_archived", "Rows moved to the archive.", ("kind",), lambda fact: fact.rows),),
+    ArchiveHeld: (Count("archive_holds", "Times rows of a stream had to stay in their table.", ("kind",)),),
+    ArchiveFailed: (Count("archive_failures", "Times the archive could not be trusted or continued."),),
+    ScheduledRunFinished: (Count("cron_runs_finished", "Runs of cron jobs carried out.", ("job",)),),
+    ScheduledRunRetried: (Count("cron_runs_retried", "Attempts that failed and are repeated.", ("job",)),),
+    ScheduledRunFailed: (Count("cron_runs_failed", "Runs of cron jobs that were given up.", ("job",)),),
+    ScheduledRunMissed: (Count("cron_runs_missed", "Runs no scheduler was there for in time.", ("job",)),),
+}
+
+TIMINGS: Final[Mapping[type[Fact], Timing]] = {
+    OutboxEventsPublished: Timing("publish_batch_seconds", "How long JetStream took to acknowledge a batch."),
+    HandlerAnswered: Timing("handler_seconds", "How long a handler took for a message.", _SUB),
+    TaskAnswered: Timing("task_seconds", "How long a handler took for a task.", ("type",)),
+}
+
+
+class MetricFacts:
+    """The listener that counts. Counters of ``known`` labels are there from the start, at 0: a rise shows."""
+
+    def __init__(self, known: Known, registry: CollectorRegistry) -> None:
+        self._subscriptions = {name: frozenset(values["subscription"]) for name, values in known.items()}
+        self._counters = {
+            kind: [(spec, _counter(spec, registry)) for spec in specs] for kind, specs in COUNTS.items()
+        }
+        self._histograms = {kind: (spec, _histogram(spec, registry)) for kind, spec in TIMINGS.items()}
+        self.expect(known)
+
+    def expect(self, known: Known) -> None:
+        """Begin the counters of further labels. One whose labels are not all known begins with its first fact."""
+        counters = [pair for pairs in self._counters.values() for pair in pairs]
+        metrics: list[tuple[Count | Timing, Counter | Histogram]] = [*counters, *self._histograms.values()]
+        for context, values in known.items():
+            for spec, metric in metrics:
+                for labels in _combinations(spec.labels, {**_ALWAYS, **values}):
+                    metric.labels(context, *labels)
+
+    def __call__(self, fact: Fact, /) -> None:
+        """Count one fact."""
+        kind = type(fact)
+        for count, counter in self._counters.get(kind, ()):
+            counter.labels(*self._labels(count, fact)).inc(count.by(fact))
+        if timed := self._histograms.get(kind):
+            timing, histogram = timed
+            histogram.labels(*self._labels(timing, fact)).observe(fact.seconds)  # type: ignore[attr-defined]
+
+    def _labels(self, spec: Count | Timing, fact: Fact) -> Iterable[str]:
+        yield fact.context
+        for label in spec.labels:
+            value = getattr(fact, _ATTRIBUTES.get(label, label))
+            if label == "subscription" and value not in self._subscriptions.get(fact.context, ()):
+                value = OTHER
+            yield value
+
+
+def _combinations(labels: tuple[str, ...], values: Mapping[str, Collection[str]]) -> Iterable[tuple[str, ...]]:
+    return product(*(values.get(label, ()) for label in labels))
+
+
+def _counter(spec: Count, registry: CollectorRegistry) -> Counter:
+    return Counter(f"jetrelay_{spec.name}_total", spec.text, ("context", *spec.labels), registry=registry)
+
+
+def _histogram(spec: Timing, registry: CollectorRegistry) -> Histogram:
+    labels = ("context", *spec.labels)
+    return Histogram(f"jetrelay_{spec.name}", spec.text, labels, registry=registry, buckets=_BUCKETS)

@@ -1,0 +1,80 @@
+"""A database with much of everything: what waits, what is finished, what failed, died or is delayed."""
+
+from __future__ import annotations
+
+from tests.integration.plans import Connection
+
+BACKLOG, FINISHED, KEYS = 100_000, 200_000, 5_000
+
+
+def events(conn: Connection, count: int, key: str, **columns: str) -> None:
+    """Insert into the outbox; ``key`` and ``columns`` are expressions of ``n``, the number of the row."""
+    of_event = {
+        "aggregate_type": "'vibe'",
+        "aggregate_id": "'1'",
+        "event_type": "'vibe_created'",
+        "payload": "'{}'",
+    }
+    _insert(
+        conn, "outbox_events", 1, count, {"id": "gen_random_uuid()", **of_event, "partition_key": key, **columns}
+    )
+
+
+def messages(conn: Connection, first: int, count: int, subscription: str, **columns: str) -> None:
+    """Insert into the inbox, a hundred for each tenth of a second, the first of all ten minutes ago."""
+    came = "now() - interval '10 min' + n / 100 * interval '100 ms'"
+    texts = dict.fromkeys(("subject", "stream", "ack_subject", "body", "event_type"), "'x'")
+    own = {"message_id": "gen_random_uuid()", "subscription": f"'{subscription}'", "stream_seq": "n"}
+    _insert(
+        conn, "inbox_messages", first, count, texts | own | {"enqueued_at": came, "received_at": came} | columns
+    )
+
+
+def tasks(conn: Connection, count: int, **columns: str) -> None:
+    """Insert tasks of five queues."""
+    own = {"id": "gen_random_uuid()", "type": "'mail'", "payload": "'{}'", "queue": "'q' || n % 5"}
+    _insert(conn, "task_outbox", 1, count, own | columns)
+
+
+def _insert(conn: Connection, table: str, first: int, count: int, columns: dict[str, str]) -> None:
+    values = f"SELECT {', '.join(columns.values())} FROM generate_series({first}, {first + count - 1}) AS n"
+    conn.execute(f"INSERT INTO {table} ({', '.join(columns)}) {values}".encode())
+
+
+def crowd(conn: Connection) -> None:
+    """Fill all three tables."""
+    conn.execute("SET synchronous_commit = off")
+    _crowd_outbox(conn)
+    _crowd_inbox(conn)
+    _crowd_tasks(conn)
+    conn.execute("VACUUM ANALYZE")
+
+
+def _crowd_outbox(conn: Connection) -> None:
+    failed, later, past = {"publish_attempts": "1"}, "now() + interval '1 hour'", "now() - interval '1 second'"
+    ledger = {"published_stream": "'S'", "published_seq": "n"}
+    events(conn, FINISHED, f"'key' || n % {KEYS}", published_at="now()", publish_attempts="1", **ledger)
+    events(conn, BACKLOG, f"CASE WHEN n % 10 = 0 THEN '' ELSE 'key' || n % {KEYS} END")
+    # Heads that failed a while ago, and one behind each.
+    events(conn, 1_000, "'failed' || n", available_at=later, **failed)
+    events(conn, 1_000, "'failed' || n")
+    events(conn, 1_000, "'again' || n", available_at=past, **failed)
+    events(conn, 1_000, "'dead' || n", dead_at="now()", **failed)
+    events(conn, 10_000, "'later' || n", available_at=later)
+
+
+def _crowd_inbox(conn: Connection) -> None:
+    messages(conn, 1, FINISHED, "busy", processed_at="clock_timestamp()")
+    messages(conn, FINISHED, BACKLOG, "busy")
+    messages(conn, FINISHED, 10, "quiet")
+    messages(conn, FINISHED, 1_000, "busy", dead_lettered_at="now()")
+
+
+def _crowd_tasks(conn: Connection) -> None:
+    later, delivered = "now() + interval '1 hour'", {"status": "'delivered'"}
+    tasks(conn, FINISHED, status="'completed'", finished_at="now()")
+    tasks(conn, BACKLOG)
+    tasks(conn, 10_000, available_at=later)
+    tasks(conn, BACKLOG, enqueued_at="now() - n * interval '1 ms'", **delivered)
+    waiting = {"waits_for": "'room'", "next_attempt_at": later, **delivered}
+    tasks(conn, 10_000, concurrency_key="'key' || n % 2", **waiting)

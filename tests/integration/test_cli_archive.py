@@ -1,0 +1,171 @@
+"""`relay archive` as an operator types it, and the job that the scheduler sends and a worker runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.cli import main
+from relay.devstack import NatsServer, ValkeyServer
+from scheduler.jobs import jobs
+from tests.integration.publishing import query
+from tests.integration.test_cli_reconcile import publish, queued, with_application
+from tests.integration.test_upkeep import run_actor
+
+Cli = Callable[..., tuple[int, str, str]]
+OLD = "UPDATE outbox_events SET published_at = now() - interval '100 days'"
+
+
+@pytest.fixture
+def context(
+    database_url: str,
+    nats_server: NatsServer,
+    valkey: ValkeyServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """A context with an archive in ./cold; another one, quiet, has neither an archive nor a database."""
+    name = f"arc{database_url.rpartition('_')[2]}"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cold").mkdir()
+    (tmp_path / "relay.toml").write_text(
+        f"""\
+nats_url = "{nats_server.url}"
+redis_url = "{valkey.url}"
+redis_namespace = "{name}"
+[contexts.{name}]
+database_url = "{database_url}"
+stream.max_bytes = "10MB"
+dlq.max_bytes = "10MB"
+[contexts.{name}.archive]
+after = "90d"
+directory = "{tmp_path / "cold"}"
+[contexts.quiet]
+database_url = "postgresql://127.0.0.1:1/quiet"
+"""
+    )
+    return name
+
+
+@pytest.fixture
+def cli(
+    context: str, database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Cli:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["relay", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        printed = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, printed.out, printed.err
+
+    assert run("streams", "ensure", "--context", context)[0] == 0
+    with_application(context, lambda app: publish(app, context))
+    query(database_url, OLD)
+    return run
+
+
+def test_a_dry_run_counts_and_changes_nothing(cli: Cli, context: str, database_url: str, tmp_path: Path) -> None:
+    status, output, _ = cli("archive", "--dry-run", "--json")
+    [report] = json.loads(output)
+    assert (status, report["context"], report["batches"]) == (0, context, [])
+    assert [(found["kind"], found["rows"]) for found in report["waiting"]] == [
+        ("outbox", 3),
+        ("inbox", 0),
+        ("tasks", 0),
+    ]
+    assert "outbox" in cli("archive", "--dry-run")[1]
+    assert [*(tmp_path / "cold").iterdir()] == []
+    assert query(database_url, "SELECT count(*) AS n FROM outbox_events") == [{"n": 3}]
+
+
+def test_archive_list_and_verify(cli: Cli, context: str, database_url: str, tmp_path: Path) -> None:
+    assert cli("archive", "list", "--context", context) == (0, "Nothing is archived.\n", "")
+    status, output, _ = cli("archive", "--actor", "ann", "--context", context)
+    assert (status, f"{context}: 3 rows to {context}/outbox/00000001-" in output) == (0, True)
+    assert query(database_url, "SELECT count(*) AS n FROM outbox_events") == [{"n": 0}]
+    assert query(database_url, "SELECT actor FROM audit_log") == [{"actor": "ann"}]
+    assert cli("archive")[1] == f"{context}: nothing has had its time\n"
+    status, output, _ = cli("archive", "list", "--json", "--context", context)
+    [batch] = json.loads(output)
+    assert (status, batch["kind"], batch["number"], batch["rows"]) == (0, "outbox", 1, 3)
+    assert "00000001" in cli("archive", "list", "--context", context)[1]
+    assert cli("archive", "verify") == (0, f"{context}: 1 of 1 files are sound\n", "")
+    left = tmp_path / "cold" / context / "outbox" / "00000002-0.jsonl.gz"
+    left.touch()
+    status, output, _ = cli("archive", "verify")
+    assert (status, "00000002-0.jsonl.gz: no batch names it" in output, "None" in output) == (0, True, False)
+    left.unlink()
+    (tmp_path / "cold" / batch["file"]).write_bytes(b"")
+    status, output, _ = cli("archive", "verify")
+    assert (status, "error ARCHIVE_DAMAGED" in output, "0 of 1" in output) == (1, True, True)
+    status, output, _ = cli("archive", "verify", "--json")
+    assert (status, "size 0" in json.loads(output)[0]["error"] or "read" in output) == (1, True)
+
+
+def test_reconciliation_after_an_archive_is_quiet(cli: Cli, context: str) -> None:
+    assert cli("archive")[0] == 0
+    with_application(context, lambda app: publish(app, context))
+    assert cli("reconcile", "--context", context)[0] == 0
+
+
+def test_what_is_held_back_is_said_and_status_one(cli: Cli, context: str) -> None:
+    async def keep_for_ever(application: Any) -> None:
+        js = (await application.nats.client()).jetstream()
+        config = (await js.stream_info(f"{context.upper()}_EVENTS")).config
+        config.max_age = 0
+        await js.update_stream(config)
+
+    with_application(context, keep_for_ever)
+    status, output, error = cli("archive")
+    assert (status, "nothing has had its time" in output) == (1, True)
+    assert f"held {context}: outbox of {context.upper()}_EVENTS: the stream keeps messages for ever" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("archive", "--context", "quiet"), "error ARCHIVE_OFF: context quiet: quiet has no archive"),
+        (("archive", "--context", "nowhere"), "error UNKNOWN_CONTEXT"),
+        (("archive", "list", "--context", "quiet"), "error DATABASE_UNREACHABLE: context quiet"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(cli: Cli, arguments: tuple[str, ...], expected: str) -> None:
+    status, _, error = cli(*arguments)
+    assert (status, error.count("\n"), expected in error) == (1, 1, True)
+
+
+def test_a_place_that_is_away_is_said_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "cold").rmdir()
+    status, _, error = cli("archive")
+    assert (status, "error STORE_UNREACHABLE" in error, "mount" in error) == (1, True, True)
+
+
+def test_the_scheduler_sends_it_every_hour_where_it_is_on(cli: Cli, context: str, valkey: ValkeyServer) -> None:
+    async def tick(application: Any) -> None:
+        from relay.adapters.redis import create_broker
+
+        broker = create_broker(valkey.url, namespace=context, middleware=[])
+        [job] = [job for job in jobs(application, broker, context) if job.name == f"archive:{context}"]
+        assert job.every == timedelta(hours=1)
+        assert not [job for job in jobs(application, broker, "quiet") if job.name.startswith("archive")]
+        for _ in range(2):
+            await job.tick()
+
+    with_application(context, tick)
+    [(actor, arguments)] = queued(valkey, context, "relay-archive")
+    assert (actor, arguments[0]) == ("archive", context)
+
+
+def test_a_worker_archives(cli: Cli, context: str, database_url: str, tmp_path: Path) -> None:
+    done = run_actor(tmp_path / "relay.toml", "relay.actors", "archive", context, "token")
+    assert "RowsArchived" in done.stderr
+    assert query(database_url, "SELECT count(*) AS n FROM outbox_events") == [{"n": 0}]
+    assert query(database_url, "SELECT actor FROM audit_log") == [{"actor": "scheduler"}]
+    run_actor(tmp_path / "relay.toml", "relay.actors", "archive", "quiet", "token")

@@ -1,0 +1,87 @@
+"""How worker processes count together, and what happens where they cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from relay.domain.errors import ConfigurationError, MissingExtraError
+from relay.metering import scheduler_metrics, tasks_metrics, worker_metrics
+from relay.settings import MetricsSettings, Settings
+
+ROOT = Path(__file__).parents[2]
+#: A worker process that counts a message, in a module that loads prometheus-client before ours has chosen files.
+WORKER = """
+import os, sys
+from pathlib import Path
+from prometheus_client import Counter
+from relay.domain.facts import AlertFailed
+from relay.metering import worker_metrics
+from relay.settings import load_settings
+
+metrics = worker_metrics(load_settings(Path(sys.argv[1]), {}))
+metrics(AlertFailed(context="sea", error="x"))
+Counter("mine", "A counter of the application.").inc(7)
+os.kill(os.getpid(), 9)
+"""
+
+
+def run(directory: Path) -> int:
+    config = directory / "relay.toml"
+    config.write_text(
+        f'[metrics]\nworker = 9465\ndirectory = "{directory}/metrics"\n'
+        '[contexts.sea]\ndatabase_url = "postgresql://localhost/sea"\n'
+    )
+    command = [sys.executable, "-c", WORKER, str(config)]
+    with subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True) as worker:
+        _, errors = worker.communicate(timeout=60)
+    assert worker.returncode == -9, errors
+    return worker.pid
+
+
+def test_what_a_worker_has_counted_outlives_it(tmp_path: Path) -> None:
+    for _ in range(2):
+        number = run(tmp_path)
+        directory = tmp_path / "metrics" / f"workers-{number}"
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(directory))
+        assert registry.get_sample_value("jetrelay_alerts_failed_total", {"context": "sea"}) == 1
+        assert registry.get_sample_value("mine_total") == 7
+
+
+def test_the_files_have_their_room_before_a_disk_is_full(tmp_path: Path) -> None:
+    """A write into a file without blocks, on a full disk, would be a SIGBUS in the middle of a handler."""
+    number = run(tmp_path)
+    files = sorted((tmp_path / "metrics" / f"workers-{number}").glob("*.db"))
+    assert [file.name.partition("_")[0] for file in files] == ["counter", "histogram"]
+    for file in files:
+        assert file.stat().st_blocks * 512 >= file.stat().st_size == 1 << 20
+
+
+def test_without_an_address_there_is_no_listener() -> None:
+    assert worker_metrics(Settings()) is None
+    assert [*scheduler_metrics(Settings(), {}), *tasks_metrics(Settings(), [])] == []
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "set by the test, so that it is unset after it")
+    (tmp_path / "file").touch()
+    metrics = MetricsSettings(worker="9465", directory=tmp_path / "file")
+    with pytest.raises(ConfigurationError, match=r"file/workers-\d+ cannot be written: Not a directory"):
+        worker_metrics(Settings(metrics=metrics))
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("exposition", "metrics", "backlogs"):
+        monkeypatch.delitem(sys.modules, f"relay.telemetry.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    settings = Settings(metrics=MetricsSettings(scheduler="9464", tasks="9466"))
+    with pytest.raises(MissingExtraError, match=r"pip install 'jetrelay\[metrics\]'"):
+        scheduler_metrics(settings, {})
+    with pytest.raises(MissingExtraError):
+        tasks_metrics(settings, [])

@@ -1,0 +1,136 @@
+"""The statements that run all the time read through their indexes, whatever waits and whatever is finished beside.
+
+Each is tried with a plan for its values and with the plan for any values: PostgreSQL may choose either.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from relay.domain.ordering import Shard
+from tests.integration.crowded import BACKLOG, KEYS, crowd, events
+from tests.integration.plans import Plan, explain
+
+BLOCKED = 20_000
+TABLES = {"outbox_events", "inbox_messages", "task_outbox"}
+GRACE = timedelta(seconds=5)
+BEGINNING = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A statement: the indexes it reads, one of each alternative, and how many rows its busiest step may look at.
+
+    Unless ``sorted`` says otherwise, nothing is put in order that an index does not give in order.
+    """
+
+    statement: str
+    indexes: set[str]
+    touched: int
+    parameters: dict[str, Any] = field(default_factory=dict)
+    sorted: int = 0
+
+
+SHARD = {"lanes": Shard(0, 2).lanes, "limit": 300, "dead_head_blocks": False}
+CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
+BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
+GUARDS = {
+    # Half of the lanes, so half of what is looked at is another's.
+    "claim": Guard(
+        "claim_outbox", {"idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed"}, 3 * 300, SHARD, sorted=2 * 300
+    ),
+    "due": Guard("outbox_due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
+    # An exact number of what waits has to be counted; what is finished is not looked at.
+    "outbox backlog": Guard("outbox_backlog", {"idx_outbox_unpublished"}, BACKLOG + 14_000),
+    "inbox backlog": Guard("inbox_backlog", {"idx_inbox_unprocessed"}, BACKLOG + 1_010),
+    "sweep": Guard(
+        "overdue_messages",
+        {"idx_inbox_sweep", "inbox_messages_pkey"},
+        1_000,
+        {**BUSY, "limit": 1_000, "grace": GRACE},
+    ),
+    "long sweep": Guard(
+        "overdue_messages",
+        {"idx_inbox_sweep", "inbox_messages_pkey"},
+        5_000,
+        {**BUSY, "limit": 5_000, "grace": GRACE},
+    ),
+    "sweep beside a backlog": Guard(
+        "overdue_messages",
+        {"idx_inbox_sweep", "inbox_messages_pkey"},
+        10,
+        {**QUIET, "limit": 1_000, "grace": GRACE},
+    ),
+    "due messages": Guard("due_messages", {"idx_inbox_sweep"}, 2_000, {**BUSY, "limit": 2_000}),
+    "due messages beside a backlog": Guard("due_messages", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}),
+    "due messages of an ordered subscription": Guard(
+        "due_ordered", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}
+    ),
+    # A page in the order of arrival ends within a batch, which is put in order by the ids.
+    "waiting": Guard(
+        "waiting_messages",
+        {"idx_inbox_unprocessed"},
+        1_200,
+        {**BUSY, "limit": 1_000, "received_at": BEGINNING, "message_id": UUID(int=0)},
+        sorted=1_200,
+    ),
+    "queues": Guard("pending_task_queues", {"idx_task_ready", "idx_task_due"}, 10, sorted=10),
+    "delivered queues": Guard("delivered_task_queues", {"idx_task_sweep"}, 10, {"grace": GRACE}, sorted=10),
+    "claim of tasks": Guard(
+        "claim_pending_tasks",
+        {"idx_task_ready", "idx_task_due", "task_outbox_pkey"},
+        2 * 300,
+        {"queue": "q1", "limit": 300},
+        sorted=2 * 300,
+    ),
+    "sweep of tasks": Guard(
+        "overdue_tasks",
+        {"idx_task_sweep", "task_outbox_pkey"},
+        300,
+        {"queue": "q1", "limit": 300, "grace": GRACE},
+    ),
+    "running tasks": Guard("running_tasks", {"idx_task_running"}, 1, {"key": "key1"}),
+    "claim of a message": Guard("claim_message", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}),
+    "claim of an ordered message": Guard(
+        "claim_ordered", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}
+    ),
+    "claim of a task": Guard("claim_task", {"task_outbox_pkey"}, 1, {"id": uuid4(), **CLAIM}),
+    "next task": Guard("next_task_of_key", {"idx_task_waiting", "task_outbox_pkey"}, 1, {"key": "key1"}),
+}
+
+
+@pytest.mark.timeout(600)  # half a million rows, on a machine that may have other things to do
+def test_they_read_through_their_indexes_and_no_more_than_they_need(
+    database_url: str, subtests: pytest.Subtests
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        crowd(conn)
+        for (name, guard), generic in itertools.product(GUARDS.items(), (False, True)):
+            with subtests.test(name, generic=generic):
+                plan = explain(conn, guard.statement, generic=generic, **guard.parameters)
+                assert plan.indexes() == guard.indexes
+                held_to(plan, guard.touched, guard.sorted)
+
+
+def test_what_waits_behind_a_failed_head_is_looked_at_once(database_url: str) -> None:
+    """It costs each claim a look, and a second where there is something to claim: never a look at each other."""
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        events(conn, 1, "'hot'", publish_attempts="1", available_at="now() + interval '1 hour'")
+        events(conn, BLOCKED, "'hot'")
+        events(conn, KEYS, "'key' || n")
+        conn.execute("VACUUM ANALYZE outbox_events")
+        plan = explain(conn, "claim_outbox", **{**SHARD, "lanes": Shard(0, 1).lanes})
+    held_to(plan, BLOCKED + 2 * 300, 2 * 300)
+
+
+def held_to(plan: Plan, touched: int, sorted_rows: int) -> None:
+    assert not plan.read_whole() & TABLES
+    assert plan.touched <= touched
+    assert plan.sorted <= sorted_rows
