@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from datetime import timedelta
 from functools import cache
 from typing import Any, Final
-from uuid import UUID
 
 import dramatiq
-from dramatiq.errors import Retry
 
 from consumer.deadletters import RecordDeadLetters, SendAlerts
-from consumer.handlers import load
-from consumer.inprocess import CALLS, PythonEventHandler
-from consumer.order import GoOn, WatchNumbers
-from consumer.process import ProcessConfig, ProcessInboxMessage
+from consumer.handling import enqueue, on_receipt
+from consumer.order import WatchNumbers
 from consumer.pull import PullConfig, PullMessages
 from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverConfig, RecoverDeliveries
@@ -24,10 +18,8 @@ from consumer.rescue import RescueExhausted
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.reader import StreamReader
-from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.webhook import Webhook
-from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, job, retry_policy
-from relay.domain.errors import ConfigurationError, Outage
+from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE
 from relay.domain.facts import MessagesReEnqueued
 from relay.domain.topology import advisory_consumer
 
@@ -48,13 +40,13 @@ def _pull(context: str, subscription: str) -> PullMessages:
         subscription=subscription,
         envelope=settings.envelope,
         batch_size=_batch_size(settings.max_ack_pending),
-        ack_on_receipt=_on_receipt(context, subscription),
+        ack_on_receipt=on_receipt(context, subscription),
     )
     return PullMessages(
         config,
         application.inbox(context, subscription),
         application.consumer(context, subscription),
-        _enqueue(context, subscription),
+        enqueue(context, subscription),
         application.facts,
         application.order(context, subscription),
         _watch(context, subscription),
@@ -69,50 +61,9 @@ def _watch(context: str, subscription: str) -> WatchNumbers | None:
     return WatchNumbers(subscription, settings.stream, order, application.consumer(context, subscription))
 
 
-def _go_on(context: str, subscription: str) -> GoOn | None:
-    order = application.order(context, subscription)
-    if order is None:
-        return None
-    return GoOn(order, application.consumer(context, subscription), _enqueue(context, subscription))
-
-
-def _on_receipt(context: str, subscription: str) -> bool:
-    """Whether JetStream is done with a message once the inbox row is committed."""
-    return application.subscription(context, subscription).settle == "inbox"
-
-
 def _batch_size(max_ack_pending: int) -> int:
     """No more than JetStream hands out at once; -1 is no limit."""
     return _MAX_BATCH if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH)
-
-
-@cache
-def _process(context: str, subscription: str) -> ProcessInboxMessage:
-    settings = application.subscription(context, subscription)
-    config = ProcessConfig(
-        context=context,
-        subscription=subscription,
-        envelope=settings.envelope,
-        policy=retry_policy(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
-        acked=_on_receipt(context, subscription),
-    )
-    return ProcessInboxMessage(
-        config,
-        application.inbox(context, subscription),
-        application.handler(context, subscription),
-        application.consumer(context, subscription),
-        application.context(context).dead_letters,
-        application.facts,
-        _go_on(context, subscription),
-    )
-
-
-def _enqueue(context: str, subscription: str) -> Callable[[Sequence[UUID]], Awaitable[None]]:
-    async def enqueue(ids: Sequence[UUID]) -> None:
-        jobs = [job(HANDLE_QUEUE, "handle_message", context, subscription, str(id)) for id in ids]
-        await asyncio.to_thread(broker.enqueue_many, jobs)
-
-    return enqueue
 
 
 @dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **_PULL_RETRIES)
@@ -123,18 +74,6 @@ async def pull_messages(context: str, subscription: str, token: str) -> None:
     async with duty(context, f"pull:{context}:{subscription}", token) as ours:
         if ours:
             await _pull(context, subscription).run(lambda: not application.stopping and loop.time() < end)
-
-
-@dramatiq.actor(queue_name=HANDLE_QUEUE, priority=10, max_retries=None)
-async def handle_message(context: str, subscription: str, message_id: str) -> None:
-    """Process one inbox message (CMD-051). The row owns the retry, Dramatiq's Retries middleware times it."""
-    try:
-        delay = await _process(context, subscription).process(UUID(message_id))
-    except Outage:
-        # The row keeps its claim until the lease is over; the sweep brings it back.
-        return
-    if delay is not None:
-        raise Retry(delay=int(delay / timedelta(milliseconds=1)))
 
 
 @dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
@@ -148,7 +87,7 @@ async def sweep_inbox(context: str, subscription: str, token: str) -> None:
         waited = await asyncio.to_thread(broker.head_waits, HANDLE_QUEUE)
         ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_LIMIT, waited)
         if ids:
-            await _enqueue(context, subscription)(ids)
+            await enqueue(context, subscription)(ids)
             application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
 
 
@@ -156,7 +95,7 @@ async def sweep_inbox(context: str, subscription: str, token: str) -> None:
 async def keep_in_progress(context: str, subscription: str, token: str) -> None:
     """Send +WPI for every message that waits or runs, so that JetStream does not deliver it again."""
     async with chore(f"keep_in_progress:{context}:{subscription}", token):
-        if not _on_receipt(context, subscription):
+        if not on_receipt(context, subscription):
             consumer = application.consumer(context, subscription)
             async for replies in application.inbox(context, subscription).waiting(subscription, _PAGE):
                 await consumer.in_progress(replies)
@@ -237,7 +176,7 @@ def _rescue(context: str, subscription: str) -> RescueExhausted:
 
 @cache
 def _recover(context: str, subscription: str) -> RecoverDeliveries:
-    config = RecoverConfig(context, subscription, on_receipt=_on_receipt(context, subscription))
+    config = RecoverConfig(context, subscription, on_receipt=on_receipt(context, subscription))
     return RecoverDeliveries(
         config,
         application.inbox(context, subscription),
@@ -255,27 +194,3 @@ def _reader(context: str, subscription: str) -> StreamReader:
     return StreamReader(
         application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
     )
-
-
-def _python_handler(context: str, name: str) -> PythonEventHandler:
-    """The functions of a subscription's module, on its context's database. Raises InvalidHandler."""
-    parts, settings = application.context(context), application.subscription(context, name)
-    if settings.python_module is None:
-        raise ConfigurationError(f"{settings.handler} names no module", field="handler")
-    transactions = HandlerTransactions(
-        parts.settings.database_url.get_secret_value(),
-        limit=settings.handler_timeout,
-        size=CALLS,
-        application_name=f"jetrelay-handler-{context}",
-    )
-    return PythonEventHandler(
-        load(settings.python_module), transactions, timeout=settings.handler_timeout, unknown=settings.unknown
-    )
-
-
-application.handler_kinds["python"] = _python_handler
-for _context in application.settings.contexts.values():
-    for _subscription in _context.subscriptions.values():
-        # Now, so that a worker with a handler that cannot be used does not start.
-        if _subscription.python_module is not None:
-            load(_subscription.python_module)

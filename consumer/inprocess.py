@@ -7,22 +7,40 @@ transaction, and is then, like a service, called at least once.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 
+from consumer.chunk import side_by_side
 from consumer.handlers import Registry
-from consumer.signatures import IncomingEvent, Inject, MessageContext
+from consumer.signatures import IncomingEvent, Inject, MessageContext, Signature
 from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.envelope import DEFAULT_ENVELOPE, MSG_ID, decode
 from relay.domain.model import HandlerResult, Verdict
-from relay.handling.calls import DETAIL, Call, Calls, answered
+from relay.handling.calls import DETAIL, Call, Calls, answer, answered
+from relay.handling.together import Answers, Member, Together
 from relay.ports import HandlerRequest
 
 #: How many calls of one subscription may run at once in a process, those that outlived their time-out included.
 CALLS: Final = 16
 
 Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A request, the key of its event and the call that it asks for."""
+
+    request: HandlerRequest
+    key: str
+    member: Member
+
+    @property
+    def signature(self) -> Signature:
+        return self.member.call.function.signature
 
 
 class PythonEventHandler:
@@ -45,16 +63,63 @@ class PythonEventHandler:
         self._timeout = timeout.total_seconds()
         self._unknown = unknown
         self._calls = Calls(CALLS)
+        self._together = Together(transactions, self._calls, self._timeout)
+        # Half of the calls: those of the other half wait in no chunk.
+        self._side_by_side = side_by_side(self, asyncio.Semaphore(max(1, CALLS // 2)))
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """See the port. Whatever the function raises becomes an answer."""
         return await answered(self._handle(request), self._timeout)
+
+    async def handle_all(self, requests: Sequence[HandlerRequest]) -> Answers:
+        """See `consumer.chunk.AskAll`. Functions that write in the inbox transaction share it."""
+        answers: Answers = {}
+        sharing: dict[bool, list[_Prepared]] = {False: [], True: []}
+        others: list[HandlerRequest] = []
+        for request in requests:
+            prepared = self._prepared(request)
+            if isinstance(prepared, HandlerResult):
+                answers[request.message_id] = prepared
+            elif prepared.signature.in_transaction:
+                sharing[prepared.signature.is_async].append(prepared)
+            else:
+                others.append(request)
+        for members in sharing.values():
+            answers |= await self._share(members)
+        answers |= await self._side_by_side(others)
+        return answers
+
+    def _prepared(self, request: HandlerRequest) -> _Prepared | HandlerResult:
+        try:
+            return self._prepare(request)
+        except Exception as error:
+            return answer(error)
+
+    async def _share(self, members: list[_Prepared]) -> Answers:
+        if not members:
+            return {}
+        # By key, so that two transactions take the locks of what their events are about in one order.
+        members.sort(key=lambda it: it.key)
+        answers, rest = await self._together.run([it.member for it in members], members[0].request.token)
+        left = set(rest)
+        for it in members:
+            if it.request.message_id in left:
+                answers[it.request.message_id] = await self.handle(it.request)
+        return answers
 
     async def close(self) -> None:
         """Close the connections."""
         await self._transactions.close()
 
     async def _handle(self, request: HandlerRequest) -> HandlerResult:
+        prepared = self._prepare(request)
+        if isinstance(prepared, HandlerResult):
+            return prepared
+        with prepared.member.context.use():
+            return await self._calls.run(prepared.member.call)
+
+    def _prepare(self, request: HandlerRequest) -> _Prepared | HandlerResult:
+        """The call that a request asks for. Raises what an upcaster raises, and Poison."""
         event = _read(request)
         route = self._registry.find(event.event_type, event.event_version)
         if route is None:
@@ -65,7 +130,8 @@ class PythonEventHandler:
             causation_id=event.causation_id,
             attempt=request.attempt,
         )
-        with RequestContext(correlation_id=context.correlation_id, causation_id=event.message_id).use():
+        around = RequestContext(correlation_id=context.correlation_id, causation_id=event.message_id)
+        with around.use():
             event = route.upcast(event)
             call = Call(
                 route.handler,
@@ -74,7 +140,7 @@ class PythonEventHandler:
                 Settlement.of_message(request.message_id, request.token),
                 self._transactions,
             )
-            return await self._calls.run(call)
+        return _Prepared(request, event.partition_key or "", Member(request.message_id, call, around))
 
     def _without_handler(self, event: IncomingEvent) -> HandlerResult:
         reason = (

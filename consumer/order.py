@@ -20,8 +20,8 @@ class KeyOrder(Protocol):
     async def promote(self, ids: Sequence[UUID]) -> Sequence[UUID]:
         """Those of ``ids`` that waited for their turn and may run by now; marks them as enqueued."""
 
-    async def next_of_key(self, row: InboxRow) -> UUID | None:
-        """The head of the row's key, if it may run; marks it as enqueued."""
+    async def next_of_keys(self, subscription: str, keys: Sequence[str]) -> Sequence[UUID]:
+        """The heads of keys, those that may run; marks them as enqueued."""
 
     async def set_aside(self, row: InboxRow) -> Sequence[str]:
         """Reply subjects of what is parked with the row's key."""
@@ -85,14 +85,14 @@ class GoOn:
         self._consumer = consumer
         self._enqueue = enqueue
 
-    async def after(self, row: InboxRow) -> None:
-        """Enqueue the next message of the row's key. Whatever fails here, the sweep does within seconds."""
-        if row.order_key is None:
+    async def after(self, *rows: InboxRow) -> None:
+        """Enqueue the next message of each row's key. Whatever fails here, the sweep does within seconds."""
+        keys = [row.order_key for row in rows if row.order_key is not None]
+        if not keys:
             return
         try:
-            following = await self._order.next_of_key(row)
-            if following is not None:
-                await self._enqueue([following])
+            if following := await self._order.next_of_keys(rows[0].subscription, keys):
+                await self._enqueue(following)
         except Outage:
             return
 

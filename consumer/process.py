@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -15,7 +17,8 @@ from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
 from relay.domain.envelope import handler_request
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry, RetryPolicy, decide
+from relay.domain.model import HandlerResult
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, RetryPolicy, decide
 from relay.domain.timings import HandlerAnswered
 from relay.failpoints import reach
 from relay.ports import (
@@ -27,7 +30,7 @@ from relay.ports import (
 )
 
 #: A claim outlives its worker by this much at most; a live worker renews it four times as often.
-_LEASE: Final = timedelta(seconds=8)
+LEASE: Final = timedelta(seconds=8)
 _DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
 
 
@@ -71,28 +74,42 @@ class ProcessInboxMessage:
 
         Raises DatabaseUnreachable; the row then keeps its claim until the lease is over.
         """
-        claim = await self._inbox.claim(message_id, _LEASE, self._config.policy.max_attempts)
+        claim = await self._inbox.claim(message_id, LEASE, self._config.policy.max_attempts)
         if claim is None:
             return None
         reach("after_message_claim")
         disposition = claim.row.condemned or await self._ask(claim)
         match disposition:
-            case Ack():
-                await self._finish(claim, disposition)
+            case Ack(settled):
+                if settled or await self._inbox.mark_processed(claim, disposition):
+                    await self.finish([claim])
             case DeadLetter():
                 return await self._dead_letter(claim, disposition)
             case Retry(delay):
                 return await self._put_off(claim, disposition, delay)
         return None
 
-    async def _ask(self, claim: ClaimedMessage) -> Ack | DeadLetter | Retry:
+    async def _ask(self, claim: ClaimedMessage) -> Disposition:
+        request = self.request(claim)
+        if isinstance(request, DeadLetter):
+            return request
+        begun = time.perf_counter()
+        with kept(lambda: self._inbox.renew(claim, LEASE)):
+            result = await self._handler.handle(request)
+        config, seconds = self._config, time.perf_counter() - begun
+        self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
+        reach("after_handler_before_mark")
+        return self.decide(result, claim)
+
+    def request(self, claim: ClaimedMessage) -> HandlerRequest | DeadLetter:
+        """What the handler is asked, or why it cannot be."""
         row = claim.row
         try:
             body = handler_request(self._config.envelope, row.subject, row.headers, row.body)
         except MalformedMessage as error:
             # It was read when it came: the subscription's envelope has been changed since.
             return DeadLetter(str(error), DeadLetterClass.POISON)
-        request = HandlerRequest(
+        return HandlerRequest(
             message_id=row.message_id,
             subject=row.subject,
             event_type=row.event_type or "",
@@ -103,32 +120,23 @@ class ProcessInboxMessage:
             headers=row.headers,
             token=claim.token,
         )
-        keeper = asyncio.create_task(self._keep(claim))
-        begun = time.perf_counter()
-        try:
-            result = await self._handler.handle(request)
-        finally:
-            keeper.cancel()
-        config, seconds = self._config, time.perf_counter() - begun
-        self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
-        reach("after_handler_before_mark")
+
+    def decide(self, result: HandlerResult, claim: ClaimedMessage) -> Disposition:
+        """What the subscription's policy makes of an answer."""
         return decide(result, claim.attempts, self._config.policy, random.random())  # noqa: S311
 
-    async def _keep(self, claim: ClaimedMessage) -> None:
-        """Renew the claim while the handler works. Stops when it is lost: the token then fences us off."""
-        while True:
-            await asyncio.sleep(_LEASE.total_seconds() / 4)
-            try:
-                if not await self._inbox.renew(claim, _LEASE):
-                    return
-            except DatabaseUnreachable:
-                continue
-
-    async def _finish(self, claim: ClaimedMessage, disposition: Ack) -> None:
-        """Processed, then acknowledged: in this order, so that a crash between the two loses nothing."""
-        if not disposition.settled and not await self._inbox.mark_processed(claim, disposition):
+    async def finish(self, claims: Sequence[ClaimedMessage]) -> None:
+        """Messages are processed, and now acknowledged: in this order, so that a crash between loses nothing."""
+        if not claims:
             return
         reach("after_commit_before_ack")
+        for claim in claims:
+            self._tell_processed(claim)
+        if self._go_on is not None:
+            await self._go_on.after(*(claim.row for claim in claims))
+        await self._ack(claims)
+
+    def _tell_processed(self, claim: ClaimedMessage) -> None:
         self._facts(
             MessageProcessed(
                 context=self._config.context,
@@ -138,14 +146,16 @@ class ProcessInboxMessage:
                 attempts=claim.attempts,
             )
         )
-        if self._go_on is not None:
-            await self._go_on.after(claim.row)
-        await self._ack(claim, disposition)
 
     async def _put_off(self, claim: ClaimedMessage, disposition: Retry, delay: timedelta) -> timedelta | None:
         """No ack (POL-047-007): the row owns the next attempt."""
         if not await self._inbox.record_error(claim, disposition):
             return None
+        self.tell_retried(claim, disposition)
+        return delay
+
+    def tell_retried(self, claim: ClaimedMessage, disposition: Retry) -> None:
+        """State the fact that a message is put off."""
         self._facts(
             MessageRetried(
                 context=self._config.context,
@@ -153,16 +163,19 @@ class ProcessInboxMessage:
                 message_id=claim.row.message_id,
                 correlation_id=claim.row.correlation_id,
                 attempts=claim.attempts,
-                delay_seconds=delay.total_seconds(),
+                delay_seconds=disposition.delay.total_seconds(),
                 error=disposition.error,
             )
         )
-        return delay
 
     async def _dead_letter(self, claim: ClaimedMessage, disposition: DeadLetter) -> timedelta | None:
         """POL-047-006. The verdict is recorded first, so that an outage now does not ask the handler again."""
         if claim.row.condemned is None and not await self._inbox.condemn(claim, disposition):
             return None
+        return await self.route(claim, disposition)
+
+    async def route(self, claim: ClaimedMessage, disposition: DeadLetter) -> timedelta | None:
+        """Store the dead letter of a recorded verdict; returns after how long to try again if that failed."""
         reach("after_condemn")
         try:
             await self._dead_letters.route(_failed(claim), disposition)
@@ -171,25 +184,48 @@ class ProcessInboxMessage:
             return _DEAD_LETTER_PAUSE
         reach("before_dlq_commit")
         if await self._inbox.mark_dead_lettered(claim):
-            await self._ack(claim, disposition)
+            poison = disposition.reason if disposition.kind is DeadLetterClass.POISON else None
+            await self._ack([claim], poison)
             if self._go_on is not None:
                 await self._go_on.after_death(claim.row)
         return None
 
-    async def _ack(self, claim: ClaimedMessage, disposition: Ack | DeadLetter) -> None:
+    async def _ack(self, claims: Sequence[ClaimedMessage], poison: str | None = None) -> None:
         """Acknowledge, or terminate what no handler was ever asked about."""
         if self._config.acked:
             return
-        reply = claim.row.ack_subject
+        replies = [claim.row.ack_subject for claim in claims]
         try:
-            match disposition:
-                case DeadLetter(reason, DeadLetterClass.POISON):
-                    await self._consumer.terminate([reply], reason)
-                case _:
-                    await self._consumer.ack([reply])
+            if poison is None:
+                await self._consumer.ack(replies)
+            else:
+                await self._consumer.terminate(replies, poison)
         except BrokerUnreachable:
-            # The row is finished: the next look at what JetStream holds open acknowledges it.
+            # The rows are finished: the next look at what JetStream holds open acknowledges them.
             return
+
+
+@contextmanager
+def kept(renew: Callable[[], Awaitable[bool]]) -> Iterator[None]:
+    """Renew a claim while the block runs. Stops when it is lost: the token then fences us off."""
+    keeper: list[asyncio.Task[None]] = []
+
+    async def keep() -> None:
+        while True:
+            with suppress(DatabaseUnreachable):
+                if not await renew():
+                    return
+            await asyncio.sleep(LEASE.total_seconds() / 4)
+
+    loop = asyncio.get_running_loop()
+    # Most blocks end long before; for those a timer is all it takes.
+    timer = loop.call_later(LEASE.total_seconds() / 4, lambda: keeper.append(loop.create_task(keep())))
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for task in keeper:
+            task.cancel()
 
 
 def _failed(claim: ClaimedMessage) -> FailedMessage:

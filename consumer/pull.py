@@ -128,6 +128,8 @@ class PullMessages:
         if self._config.ack_on_receipt:
             return [row.ack_subject for row in rows]
         done = {known.message_id for known in inserted if known.done or known.parked}
+        if not done:
+            return []
         return [row.ack_subject for row in rows if not done.isdisjoint(_ids(row))]
 
     async def _hand_over(self, inserted: Sequence[Inserted]) -> None:

@@ -260,6 +260,6 @@ def retry_policy(max_attempts: int, initial: timedelta, maximum: timedelta) -> R
     return RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=initial, maximum=maximum))
 
 
-def job(queue: str, actor: str, *args: str | int | None) -> Message[Any]:
+def job(queue: str, actor: str, *args: str | int | list[str] | None) -> Message[Any]:
     """A message for an actor, by name: names and ids only, never content."""
     return Message(queue_name=queue, actor_name=actor, args=args, kwargs={}, options={})

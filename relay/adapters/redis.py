@@ -6,8 +6,10 @@ broker this one waits blockingly instead of polling, and enqueues a batch in one
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -16,6 +18,7 @@ import dramatiq
 import redis
 import redis.exceptions
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
+from dramatiq.common import current_millis, dq_name
 from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialBackoff
@@ -27,6 +30,16 @@ from relay.domain.errors import QueueUnreachable
 _WAIT: Final = 1.0
 #: The same on a delay queue, where the wait also bounds how late a retry starts.
 _DELAY_WAIT: Final = 0.2
+#: So many acknowledgements are sent together at most.
+_ACKS: Final = 16
+#: While a worker is busy they wait for each other this long at most, in seconds.
+_ROOM_WAIT: Final = 0.005
+#: As the broker's own: what was given back to the queue meanwhile keeps its content.
+_ACK: Final = """
+for _, id in ipairs(ARGV) do
+    if redis.call("srem", KEYS[1], id) > 0 then redis.call("hdel", KEYS[2], id) end
+end
+"""
 #: Every so many idle waits the broker's own fetch runs, which does the upkeep of its keys.
 _UPKEEP: Final = 30
 #: The option that says when a message was put into its queue, in milliseconds of Unix time.
@@ -50,7 +63,12 @@ def _now() -> int:
 
 
 class RelayBroker(RedisBroker):
-    """RedisBroker with a blocking wait on its queues and bulk enqueueing."""
+    """RedisBroker with a blocking wait on its queues, bulk enqueueing and bulk acknowledgements."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.unacknowledged: dict[str, list[str]] = {}
+        self._ack_script = self.client.register_script(_ACK)
 
     @property
     def consumer_class(self) -> type[_RedisConsumer]:
@@ -70,6 +88,11 @@ class RelayBroker(RedisBroker):
                 pipeline.execute()
         except redis.exceptions.RedisError as error:
             raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+
+    def ack_many(self, queue_name: str, ids: Sequence[str]) -> None:
+        """Acknowledge messages in one round trip, as the broker's own script does it with one."""
+        acks = f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
+        self._ack_script(keys=[acks, f"{self.namespace}:{queue_name}.msgs"], args=ids)
 
     def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
         """Enqueue as the stock broker does: retries come this way."""
@@ -99,30 +122,96 @@ class RelayBroker(RedisBroker):
             raise QueueUnreachable(f"Redis is not reachable: {error}") from error
 
 
+def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Message[Any]:
+    """The same message, to be enqueued now and handled after ``delay``."""
+    eta = current_millis() + int(delay / timedelta(milliseconds=1))
+    return message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
+
+
 class _BlockingConsumer(_RedisConsumer):
     """Waits on the queue's list instead of sleeping: an idle worker starts a job within milliseconds.
 
-    ``BLMOVE`` of the head onto itself returns as soon as there is a head, and changes nothing.
+    ``BLMOVE`` of the head onto itself returns as soon as there is a head, and changes nothing. A busy worker
+    fetches when a part of its prefetch is free, not for each message, and acknowledges several at once: what
+    a crash leaves unacknowledged comes again, and finds its row finished.
     """
 
     def __init__(self, broker: RelayBroker, queue_name: str, prefetch: int, timeout: int) -> None:
         super().__init__(broker, queue_name, prefetch, timeout)
         self._key = f"{broker.namespace}:{queue_name}"
         self._wait = _DELAY_WAIT if queue_name.endswith(".DQ") else _WAIT
+        self._part = max(1, prefetch // 4)
         self._idle = 0
+        self._busy = self._waiting = False
+        # Kept by the broker: a consumer that lost its connection is followed by another.
+        self._done = broker.unacknowledged.setdefault(queue_name, [])
+        self._lock = threading.Lock()
+        self._room = threading.Event()
 
     def __next__(self) -> Any:
-        # A full prefetch must not make the stock consumer sleep longer and longer.
-        self.misses = 0
-        if not self.message_cache and self.outstanding_message_count < self.prefetch and not self._head():
-            self._idle += 1
-            if self._idle % _UPKEEP:
-                return None
-        return super().__next__()
-
-    def _head(self) -> bool:
         try:
-            head = self.broker.client.blmove(self._key, self._key, self._wait, "LEFT", "LEFT")
+            if not self.message_cache and not self._fill():
+                return None
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
             raise ConnectionClosed(error) from None
-        return head is not None
+        return super().__next__()
+
+    def _fill(self) -> bool:
+        """Fetch what there is room for; False when there is none, or nothing to fetch."""
+        self._flush()
+        if self._free() < self._part:
+            self._room.wait(_ROOM_WAIT)
+            self._room.clear()
+            return False
+        if not self._busy and not self._head():
+            self._idle += 1
+            if self._idle % _UPKEEP:
+                return False
+        self.message_cache = self.broker.do_fetch(self.queue_name, self._free())
+        self._busy = bool(self.message_cache)
+        return self._busy
+
+    def _free(self) -> int:
+        return int(self.prefetch - self.outstanding_message_count)
+
+    def _head(self) -> bool:
+        """Wait for a head. Acknowledgements do not wait meanwhile."""
+        self._waiting = True
+        try:
+            self._flush()
+            return self.broker.client.blmove(self._key, self._key, self._wait, "LEFT", "LEFT") is not None
+        finally:
+            self._waiting = False
+
+    def ack(self, message: Any) -> None:
+        """Note that a message is done with."""
+        with self._lock:
+            self._done.append(message.options["redis_message_id"])
+            due = len(self._done) >= _ACKS
+        self.queued_message_ids.discard(message.message_id)
+        if self._free() >= self._part:
+            self._room.set()
+        if due or self._waiting:
+            try:
+                self._flush()
+            except redis.exceptions.ConnectionError as error:
+                raise ConnectionClosed(error) from None
+
+    def close(self) -> None:
+        """Acknowledge what is done with."""
+        with suppress(redis.exceptions.RedisError):
+            self._flush()
+        super().close()
+
+    def _flush(self) -> None:
+        with self._lock:
+            done = self._done[:]
+            self._done.clear()
+        if not done:
+            return
+        try:
+            self.broker.ack_many(self.queue_name, done)
+        except redis.exceptions.RedisError:
+            with self._lock:
+                self._done[:0] = done
+            raise

@@ -258,6 +258,12 @@ class ClaimLost(RelayError):
     code = "CLAIM_LOST"
 
 
+class TransactionBroken(RelayError):
+    """A function has ended the transaction that it shares with others, or lost its connection."""
+
+    code = "TRANSACTION_BROKEN"
+
+
 class Outage(RelayError):
     """A server cannot be reached: wait and try again, nothing is wrong with the data. ``server`` is its name."""
 

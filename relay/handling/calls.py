@@ -13,19 +13,26 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
 from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.adapters.postgres.pool import first_line
+from relay.adapters.postgres.shared import AsyncTransaction, Transaction
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage, RelayError
 from relay.domain.model import HandlerResult, Verdict
 from relay.handling.signatures import Inject, Signature
 
+Result = TypeVar("Result")
+
+#: After how long without work a thread ends, in seconds.
+_IDLE: Final = 10.0
 #: How much of an error is kept.
 DETAIL: Final = 500
-_SETTLED: Final = HandlerResult(Verdict.PROCESSED, settled=True)
+#: The answer of a function whose writes have ended its row.
+SETTLED: Final = HandlerResult(Verdict.PROCESSED, settled=True)
 _PROCESSED: Final = HandlerResult(Verdict.PROCESSED)
 
 
@@ -65,9 +72,15 @@ class Call:
             await self.function.call(self._argument, self._injected)
             return _PROCESSED
         async with self._transactions.settle_async(self._settlement) as transaction:
-            own = {Inject.ASYNC_SESSION: transaction.session, Inject.ASYNC_CONNECTION: transaction.connection}
-            await self.function.call(self._argument, {**self._injected, **own})
-        return _SETTLED
+            await self.write_async(transaction)
+        return SETTLED
+
+    async def write_async(self, transaction: AsyncTransaction) -> None:
+        """Await a coroutine function that writes in ``transaction``."""
+        own: dict[Inject, Any] = {Inject.ASYNC_CONNECTION: transaction.connection}
+        if Inject.ASYNC_SESSION in self.function.signature.others.values():
+            own[Inject.ASYNC_SESSION] = transaction.session
+        await self.function.call(self._argument, {**self._injected, **own})
 
     def run_in_thread(self) -> HandlerResult:
         """Call a plain function."""
@@ -75,8 +88,15 @@ class Call:
             self._call({})
             return _PROCESSED
         with self._transactions.settle(self._settlement) as transaction:
-            self._call({Inject.SESSION: transaction.session, Inject.CONNECTION: transaction.connection})
-        return _SETTLED
+            self.write(transaction)
+        return SETTLED
+
+    def write(self, transaction: Transaction) -> None:
+        """Call a plain function that writes in ``transaction``."""
+        own: dict[Inject, Any] = {Inject.CONNECTION: transaction.connection}
+        if Inject.SESSION in self.function.signature.others.values():
+            own[Inject.SESSION] = transaction.session
+        self._call(own)
 
     def _call(self, own: Mapping[Inject, Any]) -> None:
         result = self.function.call(self._argument, {**self._injected, **own})
@@ -87,31 +107,64 @@ class Call:
             )
 
 
+class _Threads:
+    """Daemon threads that are used again: beginning one for each call would hold up the event loop.
+
+    One that hangs does not keep the process from stopping.
+    """
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            another = self._idle == 0
+            if not another:
+                self._idle -= 1
+        if another:
+            threading.Thread(target=self._serve, name="jetrelay-handler", daemon=True).start()
+        self._work.put(work)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=_IDLE)
+            except Empty:
+                with self._lock:
+                    if self._idle:
+                        self._idle -= 1
+                        return
+                continue
+            work()
+            with self._lock:
+                self._idle += 1
+
+
 class Calls:
     """Runs at most ``size`` calls at once, those that outlived their time-out included."""
 
     def __init__(self, size: int) -> None:
-        self._slots = asyncio.Semaphore(size)
+        self.slots = asyncio.Semaphore(size)
+        self._threads = _Threads()
 
     async def run(self, call: Call) -> HandlerResult:
         """Run one call, where its function wants to be run. Raises what a coroutine function raises."""
         if call.function.signature.is_async:
-            async with self._slots:
+            async with self.slots:
                 return await call.run()
-        return await self._in_thread(call.run_in_thread)
+        return await self.in_thread(call.run_in_thread, answer)
 
-    async def _in_thread(self, call: Callable[[], HandlerResult]) -> HandlerResult:
-        """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not.
-
-        A daemon, so that a function that hangs does not keep the process from stopping.
-        """
-        await self._slots.acquire()
+    async def in_thread(self, call: Callable[[], Result], failed: Callable[[BaseException], Result]) -> Result:
+        """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not."""
+        await self.slots.acquire()
         loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[HandlerResult] = loop.create_future()
+        outcome: asyncio.Future[Result] = loop.create_future()
         around = contextvars.copy_context()
 
-        def finish(result: HandlerResult) -> None:
-            self._slots.release()
+        def finish(result: Result) -> None:
+            self.slots.release()
             if not outcome.done():
                 outcome.set_result(result)
 
@@ -119,14 +172,14 @@ class Calls:
             try:
                 result = around.run(call)
             except BaseException as error:
-                result = answer(error)
+                result = failed(error)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(finish, result)
 
         try:
-            threading.Thread(target=run, name="jetrelay-handler", daemon=True).start()
+            self._threads.run(run)
         except RuntimeError:
-            self._slots.release()
+            self.slots.release()
             raise
         return await outcome
 
@@ -139,10 +192,15 @@ async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerRes
             return await work
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if isinstance(error, TimeoutError) and clock.expired():
-            return HandlerResult.failed(f"time-out: no answer within {seconds:g} s")
+            return timed_out(seconds)
         if isinstance(error, asyncio.CancelledError) and _is_cancelled():
             raise
         return answer(error)
+
+
+def timed_out(seconds: float) -> HandlerResult:
+    """What a function that takes too long is taken to have said."""
+    return HandlerResult.failed(f"time-out: no answer within {seconds:g} s")
 
 
 def answer(error: BaseException) -> HandlerResult:

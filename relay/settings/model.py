@@ -131,7 +131,8 @@ class SubscriptionSettings(Section):
     ``max_attempts`` counts handler calls, ``max_deliver`` JetStream's deliveries. ``settle``: JetStream gets its
     acknowledgement after the handler's answer, or once the inbox row is committed. ``unknown``: what becomes
     of an event for which the Python module has no handler. ``order``: "key" has the messages of one partition
-    key handled one after the other; ``failed_head``: what becomes of those behind a dead letter.
+    key handled one after the other; ``failed_head``: what becomes of those behind a dead letter. ``chunk``: how
+    many messages at most a worker takes up together, each with a verdict of its own.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name", "context"})
@@ -149,6 +150,7 @@ class SubscriptionSettings(Section):
     unknown: Literal["dead-letter", "skip", "retry"] = "dead-letter"
     order: Literal["none", "key"] = "none"
     failed_head: FailedHead = "block"
+    chunk: int = Field(default=1, ge=1, le=500)
     handler_timeout: Duration = _seconds(30)
     connect_timeout: Duration = _seconds(5)
     max_attempts: int = Field(default=20, ge=1)

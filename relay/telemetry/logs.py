@@ -120,11 +120,12 @@ class LogFacts:
 
     def __init__(self) -> None:
         self._log = structlog.stdlib.get_logger("relay")
+        self._gate = logging.getLogger("relay")
 
     def __call__(self, fact: Fact, /) -> None:
         """Write one line, if its level is on."""
         level = _LEVELS.get(type(fact), logging.DEBUG)
-        if not logging.getLogger("relay").isEnabledFor(level):
+        if not self._gate.isEnabledFor(level):
             return
         self._log.log(level, type(fact).__name__, **_fields(fact))
 

@@ -59,9 +59,11 @@ def count(fleet: Fleet) -> int:
 
 
 @pytest.mark.parametrize("fault", ["a worker", "a worker and nats-server", "valkey's memory"])
-@pytest.mark.parametrize("settle", ["handler", "inbox"])
-def test_effects_of_a_key_happen_once_and_in_order(start_fleet: StartFleet, fault: str, settle: str) -> None:
-    fleet = start(start_fleet, settle=settle)
+@pytest.mark.parametrize(("settle", "chunk"), [("handler", 1), ("inbox", 1), ("handler", 16)])
+def test_effects_of_a_key_happen_once_and_in_order(
+    start_fleet: StartFleet, fault: str, settle: str, chunk: int
+) -> None:
+    fleet = start(start_fleet, f"chunk = {chunk}\n", settle=settle)
     fleet.scheduler()
     workers = [fleet.worker(), fleet.worker()]
     expected = commit(fleet, flaky=1)

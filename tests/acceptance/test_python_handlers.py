@@ -110,3 +110,46 @@ def test_a_worker_does_not_start_with_a_handler_it_cannot_use(
     worker: subprocess.Popen[bytes] = fleet.worker()
     assert worker.wait(30) != 0
     assert f"INVALID_HANDLER [handler]: {expected}" in fleet.log("worker")
+
+
+# --- many messages at a time ---
+
+CHUNK = "chunk = 20\n"
+
+
+@pytest.fixture
+def chunk_fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
+    fleet = start_fleet(handler=HANDLER, more=CHUNK, max_ack_pending=300)
+    fleet.query("sea", python_effects.TABLE)
+    return fleet
+
+
+def test_every_effect_of_a_chunk_happens_once_though_workers_are_killed_in_the_middle(chunk_fleet: Fleet) -> None:
+    fleet = chunk_fleet
+    fleet.scheduler()
+    workers = [fleet.worker(), fleet.worker()]
+    good = commit(fleet, *({"n": n} for n in range(600)))
+    bad = commit(fleet, *({"n": n, "poison": True} for n in range(10)))
+    for victim, reached in ((0, 40), (1, 250)):
+        wait_for("some are processed", lambda reached=reached: processed(fleet) > reached)
+        fleet.kill(workers[victim])
+        workers[victim] = fleet.worker()
+    wait_for("all are finished", lambda: processed(fleet) == len(good) and dead(fleet) == len(bad))
+    once = Counter(dict.fromkeys(good, 1))
+    assert effects(fleet) == once
+    assert followed(fleet) == once
+    wait_for("all are acknowledged", lambda: fleet.ack_pending() == 0)
+    assert fleet.query("sea", "SELECT count(*) FROM inbox_messages WHERE attempts > 4") == [(0,)]
+
+
+def test_a_message_that_kills_its_worker_takes_its_chunk_along_once_at_most(chunk_fleet: Fleet) -> None:
+    fleet = chunk_fleet
+    fleet.scheduler()
+    fleet.worker()
+    payloads = [{"n": 2 * n, "crash": n == 5} for n in range(20)]
+    ids = commit(fleet, *payloads)
+    wait_for("the worker is dead", lambda: fleet.running[-1].poll() is not None)
+    fleet.worker()
+    wait_for("all are processed", lambda: processed(fleet) == len(ids))
+    assert effects(fleet) == Counter(dict.fromkeys(ids, 1))
+    assert {row[0] for row in fleet.query("sea", "SELECT attempts FROM inbox_messages")} <= {1, 2}

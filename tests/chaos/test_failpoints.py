@@ -1,6 +1,6 @@
 """Killed, paused or cut off at every step of the delivery paths: each event once, in order, nothing left over.
 
-All cases together take minutes of waiting for leases to run out and hardly any work, so four fleets play them at
+All cases together take minutes of waiting for leases to run out and hardly any work, so five fleets play them at
 once, each one case after the other. A case has its fleet to itself, and a fleet that a case has failed on is
 replaced. Run without ``-n``: every process of it would play all cases.
 """
@@ -24,18 +24,20 @@ from tests.chaos.story import Story
 
 #: Where a Python handler makes a difference: it settles the row itself, in its own transaction.
 HANDLERS = {
-    "after_message_claim": ("http", "python"),
+    "after_message_claim": ("http", "python", "chunk"),
     "after_handler_before_mark": ("http", "python"),
-    "after_mark_before_handler_commit": ("python", "async"),
+    "after_mark_before_handler_commit": ("python", "async", "chunk"),
+    "after_commit_before_ack": ("http", "chunk"),
 }
-#: How many fleets of a kind there are; coroutines are the Python handlers of events in version 2.
-FLEETS = {"http": 3, "python": 1}
+#: How many fleets of a kind there are. Coroutines are the Python handlers of events in version 2; the functions
+#: of a chunk share a transaction.
+FLEETS = {"http": 3, "python": 1, "chunk": 1}
 #: One case at its slowest, and those that wait for the same fleet before it.
 SECONDS = 600
 
 
 class Case(NamedTuple):
-    """One crash; ``handler``: http, python (a function) or async (a coroutine)."""
+    """One crash; ``handler``: http, python (a function), async (a coroutine) or chunk (functions together)."""
 
     point: str
     action: Action
@@ -47,7 +49,7 @@ class Case(NamedTuple):
     @property
     def fleet(self) -> str:
         """The kind of fleet it is played on."""
-        return "http" if self.handler == "http" else "python"
+        return "python" if self.handler == "async" else self.handler
 
 
 CASES = [
@@ -119,8 +121,9 @@ class Matrix:
                 directory,
                 handler=address,
                 handler_timeout=HANDLER_TIMEOUT,
+                more="chunk = 10" if kind == "chunk" else "",
                 failpoints=points,
-                story=Story(Source(kind)),
+                story=Story(Source.HTTP if kind == "http" else Source.PYTHON),
             )
         )
         if service is not None:

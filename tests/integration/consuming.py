@@ -16,6 +16,7 @@ import psycopg
 from nats.js.api import ConsumerConfig, StreamConfig
 from psycopg.rows import dict_row
 
+from consumer.chunk import ProcessChunk, side_by_side
 from consumer.order import GoOn, WatchNumbers
 from consumer.process import ProcessConfig, ProcessInboxMessage
 from consumer.pull import PullConfig, PullMessages
@@ -24,6 +25,7 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.reader import StreamReader
+from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.pool import create_pool
@@ -178,6 +180,11 @@ class Subscription:
             self.facts.append,
             self.order and GoOn(self.order, self.consumer, self.enqueue),
         )
+
+    def chunk(self, handler: Any, **parts: Any) -> ProcessChunk:
+        claims = parts.pop("claims", None) or PostgresChunks(self.pool, ordered=self.order is not None)
+        ask_all = getattr(handler, "handle_all", None) or side_by_side(handler)
+        return ProcessChunk(self.process(handler, **parts), claims, ask_all)
 
     def recover(self, filter_subject: str | None = None, **parts: Any) -> RecoverDeliveries:
         reader = StreamReader(

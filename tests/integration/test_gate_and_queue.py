@@ -209,6 +209,39 @@ def calls(client: Any) -> dict[str, int]:
     return {name.removeprefix("cmdstat_"): int(found["calls"]) for name, found in stats.items()}
 
 
+def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(own_valkey.url), []
+    dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    broker.enqueue_many([job("q", "n") for _ in range(400)])
+    broker.client.config_resetstat()
+    with working(broker, threads=8):
+        soon("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+    scripts = calls(broker.client)["evalsha"]
+    assert scripts < 400, "a script to fetch and one to acknowledge for each job would be 800"
+
+
+def test_acknowledgements_that_redis_did_not_take_are_sent_again(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
+    monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.05)
+    broker, ran, cut = fresh_broker(valkey.url), [], []
+    acknowledge = broker.ack_many
+
+    def stumble(queue_name: str, ids: Sequence[str]) -> None:
+        if len(cut) < 3:
+            cut.append(ids)
+            raise redis.exceptions.ConnectionError("cut")
+        acknowledge(queue_name, ids)
+
+    monkeypatch.setattr(broker, "ack_many", stumble)
+    dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    broker.enqueue_many([job("q", "n") for _ in range(50)])
+    with working(broker):
+        soon("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+    assert (len(ran), len(cut)) == (50, 3)
+
+
 def test_an_idle_worker_waits_instead_of_asking_and_starts_a_job_at_once(
     own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,10 +44,9 @@ def at(conn: psycopg.Connection[Any], seq: int) -> UUID:
 def test_nothing_looks_at_the_tail_of_a_key(conn: psycopg.Connection[Any]) -> None:
     head, last = at(conn, 5), at(conn, ROWS)
     claim = {"token": uuid4(), "lease": timedelta(seconds=8), "max_attempts": 20, "exhausted": "x"}
-    key = {"subscription": "sub", "order_key": "k5"}
     assert looked_at(conn, "claim_ordered", message_id=head, **claim) <= 2
     assert looked_at(conn, "claim_ordered", message_id=last, **claim) <= 2
-    assert looked_at(conn, "next_of_key", **key) <= 2
+    assert looked_at(conn, "next_of_keys", subscription="sub", order_keys=["k5"]) <= 2
     sweep = {"subscription": "sub", "limit": 1000, "grace": timedelta(seconds=5)}
     assert looked_at(conn, "overdue_ordered", **sweep) <= 2 * KEYS
     ids = [at(conn, seq) for seq in (1, 2, 50_000, 99_000)]

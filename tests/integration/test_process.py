@@ -209,7 +209,7 @@ async def test_the_claim_is_renewed_while_a_slow_handler_works(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = timedelta(seconds=1)
-    monkeypatch.setattr(process_module, "_LEASE", lease)
+    monkeypatch.setattr(process_module, "LEASE", lease)
     message_id = await sub.received()
 
     async def slow(request: HandlerRequest) -> HandlerResult:
@@ -232,7 +232,7 @@ async def test_the_claim_is_renewed_while_a_slow_handler_works(
 async def test_a_renewal_that_the_database_did_not_take_is_tried_again(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_module, "_LEASE", timedelta(milliseconds=400))
+    monkeypatch.setattr(process_module, "LEASE", timedelta(milliseconds=400))
     renewals: list[str] = []
     enough = asyncio.Event()
 

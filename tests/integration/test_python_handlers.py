@@ -364,7 +364,7 @@ async def test_a_function_that_takes_too_long_cannot_commit_later(
     await asyncio.to_thread(over.wait, 20)
     # Its slot is free again once its transaction is over.
     for _ in range(16):
-        await asyncio.wait_for(handler._calls._slots.acquire(), 10)
+        await asyncio.wait_for(handler._calls.slots.acquire(), 10)
     assert await calls.effects() == []
     assert await calls.sub.row(message_id) == before
     assert (before["processed_at"], before["dead_lettered_at"] is not None) == (None, max_attempts == 1)
@@ -397,10 +397,40 @@ async def test_functions_that_hang_take_up_a_bounded_number_of_threads(
         assert "time-out" in (await calls.sub.row(message_id))["last_error"]
     assert len(started) == 1
     go_on.set()
-    await asyncio.wait_for(handler._calls._slots.acquire(), 10)
-    handler._calls._slots.release()
+    await asyncio.wait_for(handler._calls.slots.acquire(), 10)
+    handler._calls.slots.release()
     await calls.again(second, handler)
     assert (len(started), await calls.state(second)) == (2, "processed")
+
+
+async def test_a_thread_is_used_again(calls: Handling) -> None:
+    threads: list[int] = []
+    handler = calls.handler(noting(threads))
+    for message_id in [await calls.received() for _ in range(3)]:
+        await calls.sub.process(handler).process(message_id)
+    assert len(threads) == 3
+    assert len(set(threads)) == 1
+
+
+def noting(threads: list[int]) -> Callable[..., Any]:
+    def note(vibe: Vibe) -> None:
+        threads.append(threading.get_ident())
+
+    return note
+
+
+async def test_a_connection_that_was_closed_while_it_lay_idle_fails_no_message(
+    calls: Handling, kind: Callable[..., Any]
+) -> None:
+    handler = calls.handler(kind(nothing))
+    await calls.sub.process(handler).process(await calls.received())
+    ended = await calls.sub.query(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'handling'"
+    )
+    assert ended == [{"pg_terminate_backend": True}]
+    message_id = await calls.received()
+    assert await calls.sub.process(handler).process(message_id) is None
+    assert (await calls.state(message_id), (await calls.sub.row(message_id))["attempts"]) == ("processed", 1)
 
 
 # --- the chain of events ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -35,14 +36,16 @@ stream = "{stream}"
 durable = "down"
 filter_subject = "{name}.event.>"
 handler = "http://127.0.0.1:9/handle"
+chunk = {chunk}
 """
 # What the worker does around an actor, in one event loop.
 RUN = """
-import asyncio, importlib, sys
+import asyncio, importlib, json, sys
 actors = importlib.import_module(sys.argv[1])
 async def run():
     await actors.application.start()
-    await getattr(actors, sys.argv[2]).fn.__wrapped__(*sys.argv[3:])
+    arguments = [json.loads(it) if it.startswith("[") else it for it in sys.argv[3:]]
+    await actors.broker.get_actor(sys.argv[2]).fn.__wrapped__(*arguments)
     await actors.application.stop()
 asyncio.run(run())
 """
@@ -64,14 +67,20 @@ class Upkeep:
     sub: Subscription
     config: Path
     broker: RelayBroker
+    template: str
 
-    def run(self, actor: str) -> None:
-        run_actor(self.config, "consumer.actors", actor, self.sub.context, SUBSCRIPTION, "token")
+    def configure(self, chunk: int) -> None:
+        self.config.write_text(self.template.replace("{chunk}", str(chunk)))
+
+    def run(self, actor: str, *arguments: str) -> None:
+        run_actor(self.config, "consumer.actors", actor, self.sub.context, SUBSCRIPTION, *(arguments or ["token"]))
+
+    def jobs(self, queue: str = HANDLE_QUEUE) -> list[dramatiq.Message[Any]]:
+        jobs: list[Any] = self.broker.client.hvals(f"{self.broker.namespace}:{queue}.msgs")
+        return [dramatiq.Message.decode(text) for text in jobs]
 
     def enqueued(self) -> list[str]:
-        key = f"{self.broker.namespace}:{HANDLE_QUEUE}.msgs"
-        jobs: list[Any] = self.broker.client.hvals(key)
-        return [str(dramatiq.Message.decode(text).args[2]) for text in jobs]
+        return [str(job.args[2]) for job in self.jobs()]
 
     async def overdue(self) -> UUID:
         """A message that was enqueued a minute ago and never came."""
@@ -98,8 +107,11 @@ async def upkeep(
         config = tmp_path / "relay.toml"
         values = {"redis_url": valkey.url, "namespace": namespace, "nats_url": nats_server.url}
         values |= {"context": sub.context, "database_url": database_url, "subscription": SUBSCRIPTION}
-        config.write_text(CONFIG.format(stream=sub.stream, name=sub.name, **values))
-        yield Upkeep(sub, config, create_broker(valkey.url, namespace=namespace, middleware=[]))
+        template = CONFIG.format(stream=sub.stream, name=sub.name, chunk="{chunk}", **values)
+        broker = create_broker(valkey.url, namespace=namespace, middleware=[])
+        upkeep = Upkeep(sub, config, broker, template)
+        upkeep.configure(chunk=1)
+        yield upkeep
 
 
 async def test_the_sweep_enqueues_what_no_queue_brought(upkeep: Upkeep) -> None:
@@ -142,6 +154,31 @@ async def test_a_retry_at_the_head_tells_when_it_came_and_not_when_it_was_made(u
     upkeep.broker.enqueue(dramatiq.Message.decode(text))
     upkeep.run("sweep_inbox")
     assert set(upkeep.enqueued()) == {"retry", str(lost)}
+
+
+async def test_what_is_enqueued_travels_in_chunks_and_the_last_one_alone(upkeep: Upkeep) -> None:
+    upkeep.configure(chunk=2)
+    ids = {str(await upkeep.overdue()) for _ in range(5)}
+    upkeep.run("sweep_inbox")
+    jobs = upkeep.jobs()
+    assert sorted(job.actor_name for job in jobs) == ["handle_chunk", "handle_chunk", "handle_message"]
+    found = [job.args[2] if job.actor_name == "handle_chunk" else [job.args[2]] for job in jobs]
+    assert sorted(len(part) for part in found) == [1, 2, 2]
+    assert {id for part in found for id in part} == ids
+
+
+async def test_what_a_chunk_leaves_is_enqueued_alone_in_its_own_time(upkeep: Upkeep) -> None:
+    """Nothing listens where the handler should be, so both are to be tried again; one was tried before."""
+    upkeep.configure(chunk=2)
+    tried, new = [await upkeep.sub.received(), await upkeep.sub.received()]
+    await upkeep.sub.process(Handler.answering(503)).process(tried)
+    await upkeep.sub.query("UPDATE inbox_messages SET next_attempt_at = NULL")
+    upkeep.run("handle_chunk", json.dumps([str(tried), str(new)]))
+    [at_once], [later] = upkeep.jobs(), upkeep.jobs(f"{HANDLE_QUEUE}.DQ")
+    assert (at_once.actor_name, at_once.args[2]) == ("handle_message", str(tried))
+    assert (later.actor_name, later.args[2]) == ("handle_message", str(new))
+    due = (await upkeep.sub.row(new))["next_attempt_at"].timestamp() * 1000
+    assert abs(later.options["eta"] - due) < 5_000
 
 
 async def test_jetstream_is_told_of_messages_in_progress(upkeep: Upkeep) -> None:

@@ -78,6 +78,7 @@ def test_defaults_of_a_subscription(load: Load) -> None:
         None,
     )
     assert (subscription.max_deliver, subscription.max_ack_pending, subscription.max_attempts) == (20, 50, 20)
+    assert subscription.chunk == 1
     assert subscription.ack_wait == 120 * SECOND
     assert (subscription.handler_timeout, subscription.connect_timeout) == (30 * SECOND, 5 * SECOND)
     assert (subscription.backoff_initial, subscription.backoff_max) == (SECOND, 60 * SECOND)

@@ -252,6 +252,13 @@ def test_a_policy_for_failed_heads_needs_an_order(load: Load) -> None:
         assert 'add order = "key" or leave it out' in text
 
 
+@pytest.mark.parametrize("size", [0, 501])
+def test_a_chunk_has_between_one_and_five_hundred_messages(load: Load, size: int) -> None:
+    assert f"{SUB}.chunk: should be" in refusal(load, BASE.replace("handler =", f"chunk = {size}\nhandler ="))
+    settings = load(BASE.replace("handler =", "chunk = 500\nhandler ="))
+    assert settings.contexts["sea"].subscriptions["from_vibespro"].chunk == 500
+
+
 def test_an_order_is_by_key_or_none(load: Load) -> None:
     assert f"{SUB}.order: should be 'none' or 'key'" in refusal(
         load, BASE.replace("handler =", 'order = "subject"\nhandler =')

@@ -70,7 +70,7 @@ class PostgresInboxAdapter:
             limits = {"max_attempts": max_attempts, "exhausted": exhausted}
             await cursor.execute(statement(self._claim), parameters | limits)
             row = await cursor.fetchone()
-        return None if row is None else _claimed(token, row)
+        return None if row is None else claimed(token, row)
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("renew_claim", claim, lease=lease)
@@ -177,7 +177,8 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text[:_ERROR_LIMIT])
 
 
-def _claimed(token: UUID, row: Mapping[str, Any]) -> ClaimedMessage:
+def claimed(token: UUID, row: Mapping[str, Any]) -> ClaimedMessage:
+    """The claim of a row that was taken under ``token``."""
     reason = row["dead_letter_reason"]
     condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
     columns = {name: row[name] for name in _COLUMNS}

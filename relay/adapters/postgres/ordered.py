@@ -67,21 +67,20 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
 
     async def promote(self, ids: Sequence[UUID]) -> Sequence[UUID]:
         """See KeyOrder."""
-        async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("promote_messages"), {"ids": list(ids)})
-            return [id for (id,) in await cursor.fetchall()]
+        return await self._values("promote_messages", {"ids": list(ids)})
 
-    async def next_of_key(self, row: InboxRow) -> UUID | None:
+    async def next_of_keys(self, subscription: str, keys: Sequence[str]) -> Sequence[UUID]:
         """See KeyOrder."""
-        found = await self._of_key("next_of_key", row)
-        return found[0] if found else None
+        return await self._values("next_of_keys", {"subscription": subscription, "order_keys": list(keys)})
 
     async def set_aside(self, row: InboxRow) -> Sequence[str]:
         """See KeyOrder."""
-        return await self._of_key("set_aside_messages", row) if self._failed_head == "park" else []
-
-    async def _of_key(self, name: str, row: InboxRow) -> list[Any]:
+        if self._failed_head != "park":
+            return []
         parameters = {"subscription": row.subscription, "order_key": row.order_key}
+        return await self._values("set_aside_messages", parameters)
+
+    async def _values(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         async with connection(self._pool) as conn:
             cursor = await conn.execute(statement(name), parameters)
             return [value for (value,) in await cursor.fetchall()]

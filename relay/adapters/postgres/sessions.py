@@ -20,6 +20,7 @@ from relay.adapters.postgres.enqueue import Row, check_driver, insert_sqlalchemy
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 
 _KEY: Final = "jetrelay_outbox"
+_LATER: Final = "jetrelay_outbox_later"
 
 
 @dataclass(slots=True)
@@ -44,9 +45,25 @@ def collect(session: Session, rows: Sequence[Row]) -> None:
     transaction = _innermost(session)
     waiting = _watch(session)
     if waiting.written:
-        insert_sqlalchemy(session.connection(), rows)
+        _insert(session, rows)
     else:
         waiting.batches.append((transaction, tuple(rows)))
+
+
+def write_later(session: Session, rows: list[Row]) -> None:
+    """Have the session add to ``rows`` what it would write when it commits.
+
+    For sessions that share a transaction: whoever commits it writes what all of them have added, at once.
+    """
+    session.info[_LATER] = session, rows
+
+
+def _insert(session: Session, rows: Sequence[Row]) -> None:
+    owner, later = session.info.get(_LATER, (None, None))
+    if owner is session:
+        later.extend(rows)
+    else:
+        insert_sqlalchemy(session.connection(), rows)
 
 
 def _check_bind(session: Session) -> None:
@@ -100,7 +117,7 @@ def _write(session: Session) -> None:
     session.flush()
     rows = [row for _, batch in waiting.batches for row in batch]
     if rows:
-        insert_sqlalchemy(session.connection(), rows)
+        _insert(session, rows)
     waiting.batches.clear()
     waiting.written = True
 

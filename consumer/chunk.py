@@ -1,0 +1,127 @@
+"""Many messages taken up at once (``chunk``): one claim, one settlement, and each keeps a verdict of its own.
+
+Only messages that were never tried share a chunk. What is to be tried again is handled alone, so that a
+message that kills its worker does so to others once at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Final, Protocol, TypeAlias
+from uuid import UUID
+
+from consumer.process import LEASE, ProcessInboxMessage, kept
+from relay.domain.model import HandlerResult
+from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
+from relay.failpoints import reach
+from relay.ports import ClaimedMessage, EventHandler, HandlerRequest
+
+#: How many messages of a chunk a service is asked about at the same time.
+_AT_ONCE: Final = 8
+
+#: Asks a handler about many messages; an answer for each.
+AskAll: TypeAlias = Callable[[Sequence[HandlerRequest]], Awaitable[Mapping[UUID, HandlerResult]]]
+
+
+class ChunkClaims(Protocol):
+    """What a chunk asks of the inbox, beyond PORT-047-002. All raise DatabaseUnreachable."""
+
+    async def claim(
+        self, ids: Sequence[UUID], lease: timedelta
+    ) -> tuple[Sequence[ClaimedMessage], Sequence[UUID]]:
+        """Take what is due, free and untried, under one token; beside it the ids that were tried before."""
+
+    async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
+        """Extend the claims that are left. False when none is."""
+
+    async def settle(self, verdicts: Mapping[UUID, Disposition], token: UUID) -> set[UUID]:
+        """Record every verdict in one statement; returns the ids whose claim was not lost."""
+
+
+def side_by_side(handler: EventHandler, room: asyncio.Semaphore | None = None) -> AskAll:
+    """Ask about a few messages at a time; ``room`` bounds the calls of all chunks, not just of each."""
+
+    async def ask_all(requests: Sequence[HandlerRequest]) -> dict[UUID, HandlerResult]:
+        slots = room or asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(request: HandlerRequest) -> HandlerResult:
+            async with slots:
+                return await handler.handle(request)
+
+        answers = await asyncio.gather(*(ask(request) for request in requests))
+        return {request.message_id: answer for request, answer in zip(requests, answers, strict=True)}
+
+    return ask_all
+
+
+class ProcessChunk:
+    """Handles the messages of a chunk. Safe to run twice at once with the same ids: the claims admit one."""
+
+    def __init__(self, one: ProcessInboxMessage, claims: ChunkClaims, ask_all: AskAll) -> None:
+        self._one = one
+        self._claims = claims
+        self._ask_all = ask_all
+
+    async def process(self, ids: Sequence[UUID]) -> dict[UUID, timedelta]:
+        """Process messages; returns which are to be handled alone, and after how long.
+
+        Raises DatabaseUnreachable; rows that are not settled then keep their claim until the lease is over.
+        """
+        claims, tried = await self._claims.claim(ids, LEASE)
+        later = dict.fromkeys(tried, timedelta(0))
+        if claims:
+            reach("after_message_claim")
+            with kept(lambda: self._claims.renew(claims, LEASE)):
+                later |= await self._handle(claims)
+        return later
+
+    async def _handle(self, claims: Sequence[ClaimedMessage]) -> dict[UUID, timedelta]:
+        verdicts = await self._ask(claims)
+        done = [claim for claim in claims if _is_settled(verdicts[claim.row.message_id])]
+        await self._one.finish(done)
+        return await self._settle([claim for claim in claims if claim not in done], verdicts)
+
+    async def _ask(self, claims: Sequence[ClaimedMessage]) -> dict[UUID, Disposition]:
+        verdicts: dict[UUID, Disposition] = {}
+        requests: dict[UUID, HandlerRequest] = {}
+        for claim in claims:
+            request = claim.row.condemned or self._one.request(claim)
+            if isinstance(request, DeadLetter):
+                verdicts[claim.row.message_id] = request
+            else:
+                requests[claim.row.message_id] = request
+        answers = await self._ask_all([*requests.values()]) if requests else {}
+        reach("after_handler_before_mark")
+        asked = [claim for claim in claims if claim.row.message_id in requests]
+        return verdicts | {it.row.message_id: self._one.decide(answers[it.row.message_id], it) for it in asked}
+
+    async def _settle(
+        self, claims: Sequence[ClaimedMessage], verdicts: Mapping[UUID, Disposition]
+    ) -> dict[UUID, timedelta]:
+        """Record what no handler has settled itself; returns what is to be tried again."""
+        if not claims:
+            return {}
+        new = {claim.row.message_id: verdicts[claim.row.message_id] for claim in claims if not claim.row.condemned}
+        ours = await self._claims.settle(new, claims[0].token) if new else set()
+        ours |= {claim.row.message_id for claim in claims if claim.row.condemned}
+        held = [claim for claim in claims if claim.row.message_id in ours]
+        await self._one.finish([it for it in held if isinstance(verdicts[it.row.message_id], Ack)])
+        later: dict[UUID, timedelta] = {}
+        for claim in held:
+            match verdicts[claim.row.message_id]:
+                case Retry() as retry:
+                    self._one.tell_retried(claim, retry)
+                    later[claim.row.message_id] = retry.delay
+                case DeadLetter() as dead:
+                    delay = await self._one.route(claim, dead)
+                    if delay is not None:
+                        later[claim.row.message_id] = delay
+                case Ack():
+                    pass
+        return later
+
+
+def _is_settled(verdict: Disposition) -> bool:
+    return isinstance(verdict, Ack) and verdict.settled

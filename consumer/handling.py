@@ -1,0 +1,137 @@
+"""The actors that handle messages: one message each, or a chunk where the subscription asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+import dramatiq
+from dramatiq.errors import Retry
+
+from consumer.chunk import ProcessChunk, side_by_side
+from consumer.handlers import load
+from consumer.inprocess import CALLS, PythonEventHandler
+from consumer.order import GoOn
+from consumer.process import ProcessConfig, ProcessInboxMessage
+from relay.actors import application, broker
+from relay.adapters.postgres.chunks import PostgresChunks
+from relay.adapters.postgres.handling import HandlerTransactions
+from relay.adapters.redis import delayed
+from relay.bootstrap import HANDLE_QUEUE, job, retry_policy
+from relay.domain.errors import ConfigurationError, Outage
+
+
+def on_receipt(context: str, subscription: str) -> bool:
+    """Whether JetStream is done with a message once the inbox row is committed."""
+    return application.subscription(context, subscription).settle == "inbox"
+
+
+def _go_on(context: str, subscription: str) -> GoOn | None:
+    order = application.order(context, subscription)
+    if order is None:
+        return None
+    return GoOn(order, application.consumer(context, subscription), enqueue(context, subscription))
+
+
+@cache
+def _process(context: str, subscription: str) -> ProcessInboxMessage:
+    settings = application.subscription(context, subscription)
+    config = ProcessConfig(
+        context=context,
+        subscription=subscription,
+        envelope=settings.envelope,
+        policy=retry_policy(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
+        acked=on_receipt(context, subscription),
+    )
+    return ProcessInboxMessage(
+        config,
+        application.inbox(context, subscription),
+        application.handler(context, subscription),
+        application.consumer(context, subscription),
+        application.context(context).dead_letters,
+        application.facts,
+        _go_on(context, subscription),
+    )
+
+
+def enqueue(context: str, subscription: str) -> Callable[[Sequence[UUID]], Awaitable[None]]:
+    """Bring messages of a subscription to the workers, in chunks of its size."""
+    size = application.subscription(context, subscription).chunk
+
+    async def put(ids: Sequence[UUID]) -> None:
+        texts = [str(id) for id in ids]
+        chunks = [texts[first : first + size] for first in range(0, len(texts), size)]
+        await asyncio.to_thread(broker.enqueue_many, [_handling(context, subscription, chunk) for chunk in chunks])
+
+    return put
+
+
+def _handling(context: str, subscription: str, ids: list[str]) -> dramatiq.Message[Any]:
+    if len(ids) == 1:
+        return job(HANDLE_QUEUE, "handle_message", context, subscription, ids[0])
+    return job(HANDLE_QUEUE, "handle_chunk", context, subscription, ids)
+
+
+@cache
+def _process_chunk(context: str, subscription: str) -> ProcessChunk:
+    handler = application.handler(context, subscription)
+    return ProcessChunk(
+        _process(context, subscription),
+        PostgresChunks(
+            application.context(context).pool, ordered=application.order(context, subscription) is not None
+        ),
+        handler.handle_all if isinstance(handler, PythonEventHandler) else side_by_side(handler),
+    )
+
+
+@dramatiq.actor(queue_name=HANDLE_QUEUE, priority=10, max_retries=None)
+async def handle_message(context: str, subscription: str, message_id: str) -> None:
+    """Process one inbox message (CMD-051). The row owns the retry, Dramatiq's Retries middleware times it."""
+    try:
+        delay = await _process(context, subscription).process(UUID(message_id))
+    except Outage:
+        # The row keeps its claim until the lease is over; the sweep brings it back.
+        return
+    if delay is not None:
+        raise Retry(delay=int(delay / timedelta(milliseconds=1)))
+
+
+@dramatiq.actor(queue_name=HANDLE_QUEUE, priority=10, max_retries=None)
+async def handle_chunk(context: str, subscription: str, message_ids: list[str]) -> None:
+    """Process many inbox messages. What is to be tried again comes back one by one, each in its own time."""
+    with suppress(Outage):
+        later = await _process_chunk(context, subscription).process([UUID(id) for id in message_ids])
+        if later:
+            jobs = [(_handling(context, subscription, [str(id)]), delay) for id, delay in later.items()]
+            await asyncio.to_thread(
+                broker.enqueue_many, [delayed(it, delay) if delay else it for it, delay in jobs]
+            )
+
+
+def _python_handler(context: str, name: str) -> PythonEventHandler:
+    """The functions of a subscription's module, on its context's database. Raises InvalidHandler."""
+    parts, settings = application.context(context), application.subscription(context, name)
+    if settings.python_module is None:
+        raise ConfigurationError(f"{settings.handler} names no module", field="handler")
+    transactions = HandlerTransactions(
+        parts.settings.database_url.get_secret_value(),
+        limit=settings.handler_timeout,
+        size=CALLS,
+        application_name=f"jetrelay-handler-{context}",
+    )
+    return PythonEventHandler(
+        load(settings.python_module), transactions, timeout=settings.handler_timeout, unknown=settings.unknown
+    )
+
+
+application.handler_kinds["python"] = _python_handler
+for _context in application.settings.contexts.values():
+    for _subscription in _context.subscriptions.values():
+        # Now, so that a worker with a handler that cannot be used does not start.
+        if _subscription.python_module is not None:
+            load(_subscription.python_module)

@@ -1,0 +1,68 @@
+"""Many inbox rows claimed, renewed and settled at once: what `consumer.chunk.ChunkClaims` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from psycopg.rows import dict_row
+
+from relay.adapters.postgres.inbox import claimed, clean
+from relay.adapters.postgres.pool import Pool, connection
+from relay.adapters.postgres.sql import statement
+from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
+from relay.ports import ClaimedMessage
+
+#: What a verdict writes: the error, the class of a dead letter, the delay of a retry.
+_Written = tuple[str | None, str | None, timedelta | None]
+
+
+class PostgresChunks:
+    """The leases and tokens of PORT-047-002, a chunk at a time: the rows of a chunk share one token."""
+
+    def __init__(self, pool: Pool, *, ordered: bool = False) -> None:
+        self._pool = pool
+        self._claim = "claim_chunk_ordered" if ordered else "claim_chunk"
+
+    async def claim(
+        self, ids: Sequence[UUID], lease: timedelta
+    ) -> tuple[Sequence[ClaimedMessage], Sequence[UUID]]:
+        token = uuid4()
+        async with connection(self._pool) as conn:
+            cursor = conn.cursor(row_factory=dict_row)
+            parameters = {"ids": list(ids), "token": token, "lease": lease}
+            await cursor.execute(statement(self._claim), parameters)
+            rows = await cursor.fetchall()
+        taken = [claimed(token, row) for row in rows if row["message_id"] is not None]
+        return taken, [row["id"] for row in rows if row["message_id"] is None]
+
+    async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
+        parameters = {"ids": _ids(claims), "token": claims[0].token, "lease": lease}
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement("renew_chunk"), parameters)
+            return cursor.rowcount > 0
+
+    async def settle(self, verdicts: Mapping[UUID, Disposition], token: UUID) -> set[UUID]:
+        written = [_written(verdict) for verdict in verdicts.values()]
+        parameters: dict[str, Any] = {"ids": list(verdicts), "token": token}
+        for position, name in enumerate(("errors", "kinds", "delays")):
+            parameters[name] = [values[position] for values in written]
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement("settle_chunk"), parameters)
+            return {id for (id,) in await cursor.fetchall()}
+
+
+def _ids(claims: Sequence[ClaimedMessage]) -> list[UUID]:
+    return [claim.row.message_id for claim in claims]
+
+
+def _written(verdict: Disposition) -> _Written:
+    match verdict:
+        case Ack():
+            return None, None, None
+        case DeadLetter(reason, kind):
+            return clean(reason), kind.value, None
+        case Retry(delay, error):
+            return clean(error), None, delay

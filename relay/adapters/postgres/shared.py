@@ -1,0 +1,205 @@
+"""One transaction for the functions of several messages: each works in a savepoint of its own.
+
+A function that fails undoes what it wrote and nothing else. What their sessions add to an outbox is written
+when all are done, in one statement: its locks are taken in one order, so that two such transactions cannot
+deadlock over them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from relay.adapters.postgres.enqueue import Row, insert_sqlalchemy, insert_sqlalchemy_async
+from relay.adapters.postgres.sessions import write_later
+from relay.adapters.postgres.sql import statement
+from relay.domain.errors import ClaimLost, TransactionBroken
+from relay.failpoints import reach
+
+_BEGIN: Final = "SAVEPOINT jetrelay"
+_KEEP: Final = "RELEASE SAVEPOINT jetrelay"
+_UNDO: Final = "ROLLBACK TO SAVEPOINT jetrelay"
+#: Deadlock and serialization failure: nobody's fault, and gone when it is tried again.
+_CONFLICTS: Final = {"40P01", "40001"}
+
+
+class Transaction:
+    """What a function in a thread may write through; both are one transaction.
+
+    The session is made for those who ask for it. ``later``: where it leaves its outbox rows.
+    """
+
+    def __init__(
+        self, outer: Connection, connection: psycopg.Connection[Any], later: list[Row] | None = None
+    ) -> None:
+        self.connection = connection
+        self._outer = outer
+        self._later = later
+
+    @cached_property
+    def session(self) -> Session:
+        """The session, which works in a savepoint of its own."""
+        session = Session(self._outer, join_transaction_mode="create_savepoint")
+        if self._later is not None:
+            write_later(session, self._later)
+        return session
+
+    @contextmanager
+    def used(self) -> Iterator[Transaction]:
+        """Keep what the session has written when the block ends well."""
+        try:
+            yield self
+            if "session" in self.__dict__:
+                self.session.commit()
+        finally:
+            if "session" in self.__dict__:
+                self.session.close()
+
+
+class AsyncTransaction:
+    """What a coroutine may write through; see `Transaction`."""
+
+    def __init__(
+        self, outer: AsyncConnection, connection: psycopg.AsyncConnection[Any], later: list[Row] | None = None
+    ) -> None:
+        self.connection = connection
+        self._outer = outer
+        self._later = later
+
+    @cached_property
+    def session(self) -> AsyncSession:
+        """The session, which works in a savepoint of its own."""
+        session = AsyncSession(self._outer, join_transaction_mode="create_savepoint")
+        if self._later is not None:
+            write_later(session.sync_session, self._later)
+        return session
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[AsyncTransaction]:
+        """Keep what the session has written when the block ends well."""
+        try:
+            yield self
+            if "session" in self.__dict__:
+                await self.session.commit()
+        finally:
+            if "session" in self.__dict__:
+                # Also when the coroutine is being stopped.
+                await asyncio.shield(self.session.close())
+
+
+class _Shared:
+    """What the two kinds have in common.
+
+    ``broken``: a savepoint could not be kept or undone, so nothing of the transaction may be relied on.
+    ``conflict``: a function has lost a deadlock to another transaction, so this one should end soon.
+    """
+
+    def __init__(self) -> None:
+        self.broken = self.conflict = False
+        self._rows: list[Row] = []
+        self._first = True
+
+    def _next(self) -> str:
+        """What begins a step: the one before it is kept, or undone already, in the same round trip."""
+        first, self._first = self._first, False
+        return _BEGIN if first else f"{_KEEP}; {_BEGIN}"
+
+    def _note(self, error: BaseException) -> None:
+        self.conflict = self.conflict or _sqlstate(error) in _CONFLICTS
+
+    def _check(self, rowcount: int, ids: Sequence[UUID]) -> None:
+        if rowcount != len(ids):
+            raise ClaimLost("other workers hold some of the rows by now; what was written is rolled back")
+        reach("after_mark_before_handler_commit")
+
+
+class SharedTransaction(_Shared):
+    """For plain functions, in a thread. ``pid`` is the server's name for it."""
+
+    def __init__(self, outer: Connection, driver: psycopg.Connection[Any], cursor: psycopg.Cursor[Any]) -> None:
+        super().__init__()
+        self._outer, self._driver, self._cursor = outer, driver, cursor
+        self.pid = driver.info.backend_pid
+
+    @contextmanager
+    def step(self) -> Iterator[Transaction]:
+        """Run the block in a savepoint: an error undoes what it wrote. Raises TransactionBroken."""
+        self._execute(self._next())
+        rows: list[Row] = []
+        try:
+            with Transaction(self._outer, self._driver, rows).used() as transaction:
+                yield transaction
+        except BaseException as error:
+            self._note(error)
+            self._execute(_UNDO)
+            raise
+        self._rows += rows
+
+    def settle(self, ids: Sequence[UUID], token: UUID) -> None:
+        """End the rows of the steps that were kept. Raises ClaimLost when one of their claims is not ours."""
+        self._execute(_KEEP)
+        insert_sqlalchemy(self._outer, self._rows)
+        self._cursor.execute(statement("mark_chunk_processed"), {"ids": list(ids), "token": token})
+        self._check(self._cursor.rowcount, ids)
+
+    def _execute(self, sql: str) -> None:
+        try:
+            self._cursor.execute(sql.encode(), prepare=False)
+        except psycopg.Error as error:
+            self.broken = True
+            raise TransactionBroken("the transaction of several messages is gone") from error
+
+
+class AsyncSharedTransaction(_Shared):
+    """The same for coroutines."""
+
+    def __init__(
+        self, outer: AsyncConnection, driver: psycopg.AsyncConnection[Any], cursor: psycopg.AsyncCursor[Any]
+    ) -> None:
+        super().__init__()
+        self._outer, self._driver, self._cursor = outer, driver, cursor
+
+    @asynccontextmanager
+    async def step(self) -> AsyncIterator[AsyncTransaction]:
+        """Run the block in a savepoint: an error undoes what it wrote. Raises TransactionBroken."""
+        await self._execute(self._next())
+        rows: list[Row] = []
+        try:
+            async with AsyncTransaction(self._outer, self._driver, rows).used() as transaction:
+                yield transaction
+        except BaseException as error:
+            self._note(error)
+            await self._execute(_UNDO)
+            raise
+        self._rows += rows
+
+    async def settle(self, ids: Sequence[UUID], token: UUID) -> None:
+        """End the rows of the steps that were kept. Raises ClaimLost when one of their claims is not ours."""
+        await self._execute(_KEEP)
+        await insert_sqlalchemy_async(self._outer, self._rows)
+        await self._cursor.execute(statement("mark_chunk_processed"), {"ids": list(ids), "token": token})
+        self._check(self._cursor.rowcount, ids)
+
+    async def _execute(self, sql: str) -> None:
+        try:
+            await self._cursor.execute(sql.encode(), prepare=False)
+        except psycopg.Error as error:
+            self.broken = True
+            raise TransactionBroken("the transaction of several messages is gone") from error
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    """The code that PostgreSQL gave, if it was PostgreSQL that refused."""
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        error = error.orig
+    return error.sqlstate if isinstance(error, psycopg.Error) else None

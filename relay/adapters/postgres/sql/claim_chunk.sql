@@ -1,0 +1,25 @@
+-- As claim_message, for many rows at once and under one token. What was tried before is only named: it may
+-- be what has killed its worker, so it is handled alone and cannot take a chunk with it again. Rows that
+-- another worker is at are passed over.
+WITH due AS MATERIALIZED (
+    SELECT message_id, attempts
+    FROM inbox_messages
+    WHERE message_id = ANY (%(ids)s::uuid[])
+      AND processed_at IS NULL
+      AND dead_lettered_at IS NULL
+      AND (claimed_until IS NULL OR claimed_until < now())
+      AND (next_attempt_at IS NULL OR next_attempt_at <= now() + interval '50 milliseconds')
+    FOR UPDATE SKIP LOCKED),
+taken AS (
+    UPDATE inbox_messages AS i
+    SET claim_token = %(token)s,
+        claimed_until = now() + %(lease)s,
+        attempts = CASE WHEN i.dead_letter_reason IS NULL THEN 1 ELSE 0 END
+    FROM due
+    WHERE i.message_id = due.message_id AND due.attempts = 0
+    RETURNING i.message_id, i.subject, i.subscription, i.stream, i.stream_seq, i.ack_subject, i.body, i.headers,
+              i.event_type, i.event_version, i.occurred_at, i.partition_key, i.correlation_id, i.causation_id,
+              i.order_key, i.attempts, i.requeues, i.dead_letter_reason, i.dead_letter_class)
+SELECT due.message_id AS id, taken.*
+FROM due
+LEFT JOIN taken ON taken.message_id = due.message_id

@@ -1,0 +1,225 @@
+"""Python functions of several messages in one transaction, each with an answer of its own.
+
+A message whose function fails is undone alone. If the transaction as a whole fails (a claim was lost, the
+connection broke, the commit was refused), nothing of it has happened: each message that it would have ended is
+handled once more, alone. The claims fence this: a row that did end is not ended again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+from uuid import UUID
+
+from relay.adapters.postgres.handling import HandlerTransactions
+from relay.adapters.postgres.shared import AsyncSharedTransaction, SharedTransaction
+from relay.bus import RequestContext
+from relay.domain.errors import TransactionBroken
+from relay.domain.model import HandlerResult
+from relay.handling.calls import SETTLED, Call, Calls, answer, answered, timed_out
+
+#: A transaction takes no further message after so long, in seconds: it holds locks, and a crash undoes it.
+_LONGEST: Final = 0.5
+#: How often to look at a commit that is under way, in seconds.
+_LOOK: Final = 1.0
+
+Answers: TypeAlias = dict[UUID, HandlerResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A message's call, and the context it runs in."""
+
+    id: UUID
+    call: Call
+    context: RequestContext
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the first ``begun`` messages: ``answers``, and those to be handled ``alone``."""
+
+    answers: Answers = field(default_factory=dict)
+    alone: list[Member] = field(default_factory=list)
+    begun: int = 0
+
+
+class Batch:
+    """One transaction over as many of ``members``, from the first on, as fit into it."""
+
+    def __init__(self, members: Sequence[Member], token: UUID, transactions: HandlerTransactions) -> None:
+        self._members = members
+        self._token = token
+        self._transactions = transactions
+        self._outcome = Outcome()
+        self._written: list[Member] = []
+        self._begin = self._since = time.monotonic()
+        self._lock = threading.Lock()
+        self._pid: int | None = None
+        self._abandoned = self._committing = False
+
+    # --- in its thread, or on the loop ---
+
+    def run(self) -> Outcome:
+        """Call plain functions, one after the other."""
+        try:
+            with self._transactions.share() as shared:
+                self._pid = shared.pid
+                for member in self._members:
+                    if not self._next():
+                        break
+                    self._judge(member, _step(shared, member), shared)
+                self._close()
+                shared.settle([member.id for member in self._written], self._token)
+        except BaseException as error:
+            return self._lost(error)
+        finally:
+            with self._lock:
+                self._pid = None
+        return self._kept()
+
+    async def run_async(self, seconds: float) -> Outcome:
+        """Await coroutine functions, one after the other and each for so long."""
+        try:
+            async with self._transactions.share_async() as shared:
+                for member in self._members:
+                    if not self._next():
+                        break
+                    result = await answered(_step_async(shared, member), seconds)
+                    late = result is not SETTLED and time.monotonic() - self._since >= seconds
+                    self._judge(member, timed_out(seconds) if late else result, shared, late=late)
+                await shared.settle([member.id for member in self._written], self._token)
+        except Exception as error:
+            return self._lost(error)
+        return self._kept()
+
+    def _next(self) -> bool:
+        """Whether the transaction takes a further message."""
+        now = time.monotonic()
+        with self._lock:
+            if self._abandoned:
+                raise TransactionBroken("a function has outlived its time-out")
+            if self._outcome.begun and now - self._begin > _LONGEST:
+                return False
+            self._outcome.begun += 1
+            self._since = now
+        return True
+
+    def _judge(
+        self,
+        member: Member,
+        result: HandlerResult,
+        shared: SharedTransaction | AsyncSharedTransaction,
+        *,
+        late: bool = False,
+    ) -> None:
+        """Note an answer. One that others may have caused does not count: the message is handled alone."""
+        with self._lock:
+            if (shared.broken or shared.conflict) and not late:
+                self._outcome.alone.append(member)
+            elif result is SETTLED:
+                self._written.append(member)
+            else:
+                self._outcome.answers[member.id] = result
+        if shared.broken:
+            raise TransactionBroken("the transaction of several messages is gone")
+        if shared.conflict:
+            # Whoever won the deadlock may wait for what the others have locked here.
+            self._begin -= _LONGEST
+            shared.conflict = False
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._abandoned:
+                raise TransactionBroken("a function has outlived its time-out")
+            self._committing = True
+
+    def _kept(self) -> Outcome:
+        self._outcome.answers |= {member.id: SETTLED for member in self._written}
+        return self._outcome
+
+    def _lost(self, error: BaseException) -> Outcome:
+        """Nothing was written. Who was not even asked, as no transaction could be begun, has failed."""
+        self._outcome.alone += self._written
+        if not self._outcome.begun:
+            self._outcome.answers = {member.id: answer(error) for member in self._members}
+            self._outcome.begun = len(self._members)
+        return self._outcome
+
+    # --- on the loop, beside its thread ---
+
+    async def watched(self, calls: Calls, seconds: float) -> Outcome:
+        """Run in a thread. One whose function takes longer than ``seconds`` is left to itself."""
+        running = asyncio.ensure_future(calls.in_thread(self.run, self._lost))
+        while True:
+            left = _LOOK if self._committing else self._since + seconds - time.monotonic()
+            await asyncio.wait({running}, timeout=max(0.0, left) + 0.001)
+            if running.done():
+                return running.result()
+            if time.monotonic() >= self._since + seconds and (outcome := self._abandon(seconds)) is not None:
+                await asyncio.to_thread(self._end)
+                return outcome
+
+    def _abandon(self, seconds: float) -> Outcome | None:
+        """Forbid the thread to commit; None when it is at it already."""
+        with self._lock:
+            if self._committing:
+                return None
+            self._abandoned = True
+            begun = self._outcome.begun or len(self._members)
+            known = {member.id for member in (*self._written, *self._outcome.alone)} | {*self._outcome.answers}
+            without = {member.id: timed_out(seconds) for member in self._members[:begun] if member.id not in known}
+            alone = [*self._outcome.alone, *self._written]
+            return Outcome(self._outcome.answers | without, alone, begun)
+
+    def _end(self) -> None:
+        """End the transaction that was left behind: the messages that are handled alone need its locks."""
+        with self._lock:
+            if self._pid is not None:
+                self._transactions.end_session(self._pid)
+
+
+class Together:
+    """Runs the calls of a chunk in as few transactions as they fit into. ``seconds`` bounds each call."""
+
+    def __init__(self, transactions: HandlerTransactions, calls: Calls, seconds: float) -> None:
+        self._transactions = transactions
+        self._calls = calls
+        self._seconds = seconds
+
+    async def run(self, members: Sequence[Member], token: UUID) -> tuple[Answers, list[UUID]]:
+        """Run calls that are all coroutine functions or all plain ones; returns answers, and who has none."""
+        answers: Answers = {}
+        alone: list[UUID] = []
+        while members:
+            outcome = await self._run(Batch(members, token, self._transactions), members[0])
+            answers |= outcome.answers
+            alone += [member.id for member in outcome.alone]
+            members = members[outcome.begun :]
+        return answers, alone
+
+    async def _run(self, batch: Batch, first: Member) -> Outcome:
+        if not first.call.function.signature.is_async:
+            return await batch.watched(self._calls, self._seconds)
+        async with self._calls.slots:
+            return await batch.run_async(self._seconds)
+
+
+def _step(shared: SharedTransaction, member: Member) -> HandlerResult:
+    try:
+        with member.context.use(), shared.step() as transaction:
+            member.call.write(transaction)
+    except BaseException as error:
+        return answer(error)
+    return SETTLED
+
+
+async def _step_async(shared: AsyncSharedTransaction, member: Member) -> HandlerResult:
+    with member.context.use():
+        async with shared.step() as transaction:
+            await member.call.write_async(transaction)
+    return SETTLED
