@@ -21,10 +21,7 @@ from relay.domain.policies import MANY, Ack, DeadLetter, Published, PublishOutco
 class OutboxRow(NamedTuple):
     """A claimed event, as text wherever the publisher only passes it on."""
 
-    seq: int
     id: str
-    aggregate_type: str
-    aggregate_id: str
     event_type: str
     event_version: int
     payload: str
@@ -58,6 +55,10 @@ class ClaimedBatch(Protocol):
     def lanes(self) -> Sequence[int]:
         """The lanes this claim holds; empty when another publisher has them all."""
 
+    @property
+    def more(self) -> bool:
+        """Whether more may be due than was claimed: a lane has given its whole share of the batch."""
+
     async def mark_published(self, acks: Mapping[str, Published]) -> None:
         """Record the PubAck of each id in one statement."""
 
@@ -73,7 +74,7 @@ class OutboxRepository(Protocol):
     """
 
     def find_unpublished(self, shard: Shard, limit: int) -> AbstractAsyncContextManager[ClaimedBatch]:
-        """Claim up to ``limit`` due rows of the shard, in order, heads of keys first.
+        """Claim up to ``limit`` due rows of the shard, in the order of each key, the same share from every lane.
 
         Takes the locks of the shard's free lanes, so no other claim holds rows of the same keys.
         Raises DatabaseUnreachable.

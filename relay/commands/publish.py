@@ -67,7 +67,7 @@ class PublishOutboxEvents:
         self._facts = facts
 
     async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
-        """Publish the shard's events until a batch comes back short; returns how many went out.
+        """Publish the shard's events until a claim leaves nothing behind; returns how many went out.
 
         ``go_on`` is asked between batches. Raises BrokerUnreachable or DatabaseUnreachable; what was
         acknowledged before is settled, nothing else is touched and no attempt is spent.
@@ -81,7 +81,7 @@ class PublishOutboxEvents:
             self._report(settled)
             total += sum(isinstance(outcome, Published) for outcome in settled.outcomes.values())
             _raise_on_outage(settled.outcomes.values())
-            if len(settled.rows) < self._config.batch_size or not go_on():
+            if not claim.more or not go_on():
                 return total
 
     async def publish(self, outbox_event_id: UUID) -> Published:

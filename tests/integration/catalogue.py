@@ -65,10 +65,14 @@ OUR_OUTBOX: dict[str, Column] = {
     "generation": (INT, NOT_NULL, "0"),
 }
 _READY = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NULL))"
+_LANE = (
+    "(\nCASE\n    WHEN (partition_key = ''::text) THEN '-1'::integer"
+    "\n    ELSE (hashtext(partition_key) & 63)\nEND)"
+)
 _FAILED = "((published_at IS NULL) AND (publish_attempts > 0))"
 _DUE = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NOT NULL))"
 OUR_OUTBOX_INDEXES = {
-    "idx_outbox_ready": f"(seq) WHERE {_READY}",
+    "idx_outbox_ready": f"({_LANE}, seq) WHERE {_READY}",
     "idx_outbox_due": f"(available_at) WHERE {_DUE}",
     "idx_outbox_failed": f"(hashtext(partition_key), seq) WHERE {_FAILED}",
     "idx_outbox_ledger": "(published_stream, published_seq) WHERE (published_seq IS NOT NULL)",

@@ -23,6 +23,7 @@ class _Claim:
     conn: Connection
     lanes: Sequence[int] = ()
     rows: Sequence[OutboxRow] = field(default_factory=list)
+    more: bool = False
 
     async def mark_published(self, acks: Mapping[str, Published]) -> None:
         if acks:
@@ -78,7 +79,10 @@ class PostgresOutboxAdapter:
                 statement("claim_outbox"),
                 {"lanes": claim.lanes, "limit": limit, "dead_head_blocks": self._dead_head_blocks},
             )
-            claim.rows = [OutboxRow._make(row) for row in await cursor.fetchall()]
+            found = await cursor.fetchall()
+            claim.rows = [OutboxRow._make(row[:-1]) for row in found]
+            # The last column is the share of a lane: with fewer rows in all, no lane has been cut short.
+            claim.more = bool(found) and len(found) >= found[0][-1]
             yield claim
 
     def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[_Claim]:

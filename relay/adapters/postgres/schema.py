@@ -72,7 +72,12 @@ _outbox: Final = outbox_events.c
 _live: Final = _outbox.published_at.is_(None) & _outbox.dead_at.is_(None)
 Index("idx_outbox_unpublished", _outbox.occurred_at, postgresql_where=_outbox.published_at.is_(None))
 Index("idx_outbox_correlation", _outbox.correlation_id)
-Index("idx_outbox_ready", _outbox.seq, postgresql_where=_live & _outbox.available_at.is_(None))
+Index(
+    "idx_outbox_ready",
+    text("(CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END)"),
+    _outbox.seq,
+    postgresql_where=_live & _outbox.available_at.is_(None),
+)
 Index("idx_outbox_due", _outbox.available_at, postgresql_where=_live & _outbox.available_at.is_not(None))
 Index(
     "idx_outbox_failed",

@@ -1,6 +1,6 @@
 -- Claim one unpublished event for CMD-050, unless an earlier event of its key is still unpublished; a dead
 -- one counts only under dead_head = 'block'.
-SELECT seq, id::text, aggregate_type, aggregate_id, event_type, event_version, payload::text,
+SELECT id::text, event_type, event_version, payload::text,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, partition_key, topic, headers::text,
        publish_attempts, generation

@@ -1,30 +1,59 @@
--- Claim due events of the held lanes, in the order of their keys' commits.
+-- Claim due events of the held lanes, within a key in the order of commits.
 --
+-- lane: those of them where something is ready; each may give its share of the batch, so that a claim reads
+-- what it takes and nothing of the lanes of others. Number -1 has the unordered events (partition_key = ''),
+-- which belong to no lane; SKIP LOCKED shares them out. In random order: a batch may be smaller than the
+-- number of lanes.
 -- ready: never failed, not delayed. due: back-off or delay is over. An event waits while an earlier
 -- one of its key has failed and is not published (a dead one counts only under dead_head = 'block';
 -- one that was published before and is replayed counts only for other replays).
--- Unordered events (partition_key = '') belong to no lane; SKIP LOCKED shares them out.
 -- skipped: a row that somebody else has locked, an operator at work on it say, holds its key back too.
-WITH ready AS (
-    SELECT e.*
-    FROM outbox_events AS e
-    WHERE e.published_at IS NULL
-      AND e.dead_at IS NULL
-      AND e.available_at IS NULL
-      AND (e.partition_key = '' OR (hashtext(e.partition_key) & 63) = ANY (%(lanes)s::int[]))
-      AND (e.partition_key = '' OR NOT EXISTS (
-          SELECT 1
-          FROM outbox_events AS earlier
-          WHERE hashtext(earlier.partition_key) = hashtext(e.partition_key)
-            AND earlier.partition_key = e.partition_key
-            AND earlier.seq < e.seq
-            AND earlier.published_at IS NULL
-            AND earlier.publish_attempts > 0
-            AND (earlier.generation = 0 OR e.generation > 0)
-            AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)))
-    ORDER BY e.seq
+-- Each look is in the order of an index, and ends there, or it may be done by another that reads far more;
+-- OFFSET 0 keeps the last one, lane by lane, apart from the rest.
+WITH failed AS MATERIALIZED (
+    SELECT count(*) > 0 AS some
+    FROM (SELECT
+          FROM outbox_events
+          WHERE published_at IS NULL AND publish_attempts > 0
+          ORDER BY hashtext(partition_key), seq
+          LIMIT 1) AS first
+), lane AS MATERIALIZED (
+    SELECT number
+    FROM unnest(%(lanes)s::int[] || -1) AS number, LATERAL (
+        SELECT
+        FROM outbox_events AS e
+        WHERE e.published_at IS NULL
+          AND e.dead_at IS NULL
+          AND e.available_at IS NULL
+          AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = number
+        ORDER BY e.seq
+        LIMIT 1) AS first
+    ORDER BY random()
+), share AS MATERIALIZED (
+    SELECT GREATEST(1, %(limit)s::int / GREATEST(1, count(*))) AS rows FROM lane
+), ready AS (
+    SELECT lane.number, e.*
+    FROM lane, LATERAL (
+        SELECT e.*
+        FROM outbox_events AS e
+        WHERE e.published_at IS NULL
+          AND e.dead_at IS NULL
+          AND e.available_at IS NULL
+          AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = lane.number
+          AND (lane.number = -1 OR NOT (SELECT failed.some FROM failed) OR NOT EXISTS (
+              SELECT 1
+              FROM outbox_events AS earlier
+              WHERE hashtext(earlier.partition_key) = hashtext(e.partition_key)
+                AND earlier.partition_key = e.partition_key
+                AND earlier.seq < e.seq
+                AND earlier.published_at IS NULL
+                AND earlier.publish_attempts > 0
+                AND (earlier.generation = 0 OR e.generation > 0)
+                AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)))
+        ORDER BY e.seq
+        LIMIT (SELECT share.rows FROM share)
+        FOR UPDATE SKIP LOCKED) AS e
     LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED
 ), due AS (
     SELECT e.*
     FROM outbox_events AS e
@@ -47,21 +76,33 @@ WITH ready AS (
     FOR UPDATE SKIP LOCKED
 ), skipped AS (
     SELECT e.partition_key, min(e.seq) AS seq
-    FROM outbox_events AS e
-    WHERE e.published_at IS NULL
-      AND e.dead_at IS NULL
-      AND e.available_at IS NULL
-      AND e.partition_key <> ''
-      AND e.seq <= (SELECT max(seq) FROM ready)
-      AND e.seq NOT IN (SELECT seq FROM ready)
-      AND (hashtext(e.partition_key) & 63) = ANY (%(lanes)s::int[])
+    FROM (SELECT number, max(seq) AS seq FROM ready WHERE number >= 0 GROUP BY number) AS last, LATERAL (
+        SELECT e.partition_key, e.seq
+        FROM outbox_events AS e
+        WHERE e.published_at IS NULL
+          AND e.dead_at IS NULL
+          AND e.available_at IS NULL
+          AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = last.number
+          AND e.seq <= last.seq
+        ORDER BY e.seq
+        OFFSET 0) AS e
+    WHERE e.seq NOT IN (SELECT seq FROM ready)
+      AND e.partition_key IN (SELECT partition_key FROM ready UNION ALL SELECT partition_key FROM due)
     GROUP BY e.partition_key
+), claimed AS (
+    SELECT seq, id, event_type, event_version, payload, occurred_at, correlation_id, causation_id,
+           partition_key, topic, headers, publish_attempts, generation
+    FROM ready
+    UNION ALL
+    SELECT seq, id, event_type, event_version, payload, occurred_at, correlation_id, causation_id,
+           partition_key, topic, headers, publish_attempts, generation
+    FROM due
 )
-SELECT seq, id::text, aggregate_type, aggregate_id, event_type, event_version, payload::text,
+SELECT id::text, event_type, event_version, payload::text,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, partition_key, topic, headers::text,
-       publish_attempts, generation
-FROM (SELECT * FROM ready UNION ALL SELECT * FROM due) AS claimed
+       publish_attempts, generation, (SELECT share.rows FROM share)
+FROM claimed
 WHERE NOT EXISTS (
     SELECT 1 FROM skipped WHERE skipped.partition_key = claimed.partition_key AND skipped.seq < claimed.seq)
 ORDER BY seq

@@ -3,7 +3,7 @@
 SELECT (SELECT count(*) FROM (
            SELECT 1 FROM outbox_events
            WHERE published_at IS NULL AND dead_at IS NULL AND available_at IS NULL
-           ORDER BY seq
+           ORDER BY CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END, seq
            LIMIT %(limit)s) AS ready)
      + (SELECT count(*) FROM (
            SELECT 1 FROM outbox_events
