@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +31,8 @@ from relay.domain.subject import EventSubject, check_token, check_version
 MSG_ID: Final = "Nats-Msg-Id"
 SCHEMA_VERSION: Final = "1.0"
 DEFAULT_ENVELOPE: Final = "handler"
+#: Keys that are their own quotation.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.\-/:@!$&'()*+,;=~]*")
 
 
 class Outgoing(NamedTuple):
@@ -131,11 +134,16 @@ def encode(envelope: str, event: Outgoing, generation: int = 0) -> tuple[bytes, 
     """Return body and headers of an event. Our own names are not the caller's, even where we have no value."""
     body, own = _ENCODERS[envelope](event)
     own[MSG_ID] = event.id if generation == 0 else f"{event.id}.{generation}"
-    own[KEY] = quote(event.partition_key, safe="/:@!$&'()*+,;=~") or None
+    own[KEY] = _quoted(event.partition_key) or None
     taken = {name.lower() for name in own} if event.headers else ()
     headers = {name: value for name, value in event.headers.items() if name.lower() not in taken}
-    headers.update((name, value) for name, value in own.items() if value is not None)
+    headers |= {name: value for name, value in own.items() if value is not None}
     return body.encode(), headers
+
+
+def _quoted(key: str) -> str:
+    """A key as a header carries it. Most need no quotes, which is seen sooner than done."""
+    return key if _PLAIN.fullmatch(key) else quote(key, safe="/:@!$&'()*+,;=~")
 
 
 # --- decoding -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 
@@ -20,8 +20,7 @@ class Fact:
     context: str
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedEvent:
+class PublishedEvent(NamedTuple):
     """EVT-047-001 for one event: outbox_id, event_type, subject, published_at."""
 
     outbox_id: str
