@@ -24,6 +24,8 @@ Listener: TypeAlias = Callable[[bytes, bytes, bytes | None], None]
 
 #: A message without reply subject and headers, in whose body there is no line break.
 _PLAIN_MESSAGE: Final = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n([^\r]*)\r\n")
+#: So many bytes are written without asking whether the socket takes them.
+_AT_ONCE: Final = 65_536
 _READY_TIMEOUT: Final = 2.0
 _RESTART_DELAY: Final = 0.5
 _CLOSE_TIMEOUT: Final = 2.0
@@ -59,6 +61,7 @@ class RelayClient(Client):
         super().__init__()
         self._listeners: dict[int, Listener] = {}
         self._ps = _Parser(self)
+        self._turning = False
 
     async def listen(self, subject: str, listener: Listener) -> None:
         """Subscribe, and have ``listener`` called for every message as it is read from the socket."""
@@ -93,8 +96,24 @@ class RelayClient(Client):
             raise nats.errors.OutboundBufferLimitError
         self._pending.append(command)
         self._pending_data_size += len(command)
-        if self._flush_queue.empty():
-            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+        if not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        """Send what this turn of the loop has written: at once if it is little, else by the task that can wait."""
+        self._turning = False
+        if not self._pending or not self.is_connected or self._flush_queue is None or self._transport is None:
+            return
+        if self._pending_data_size > _AT_ONCE:
+            if self._flush_queue.empty():
+                self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+            return
+        # An error ends the connection, of which the reading side hears.
+        with suppress(OSError, RuntimeError):
+            self._transport.write(b"".join(self._pending))
+        self._pending.clear()
+        self._pending_data_size = 0
 
     async def written(self) -> None:
         """Wait until the socket has taken what was written. A connection that is lost meanwhile counts as done."""
