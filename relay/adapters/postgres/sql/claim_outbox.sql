@@ -2,8 +2,7 @@
 --
 -- lane: those of them where something is ready; each may give its share of the batch, so that a claim reads
 -- what it takes and nothing of the lanes of others. Number -1 has the unordered events (partition_key = ''),
--- which belong to no lane; SKIP LOCKED shares them out. In random order: a batch may be smaller than the
--- number of lanes.
+-- which belong to no lane; SKIP LOCKED shares them out. In random order: the last may find the batch full.
 -- ready: never failed, not delayed. due: back-off or delay is over. An event waits while an earlier
 -- one of its key has failed and is not published (a dead one counts only under dead_head = 'block';
 -- one that was published before and is replayed counts only for other replays).
@@ -30,7 +29,7 @@ WITH failed AS MATERIALIZED (
         LIMIT 1) AS first
     ORDER BY random()
 ), share AS MATERIALIZED (
-    SELECT GREATEST(1, %(limit)s::int / GREATEST(1, count(*))) AS rows FROM lane
+    SELECT ceil(%(limit)s::int / GREATEST(1, count(*))::float8)::int AS rows FROM lane
 ), ready AS (
     SELECT lane.number, e.*
     FROM lane, LATERAL (
