@@ -33,7 +33,6 @@ from relay.domain.subject import check_subject, check_token, check_version, even
 from relay.failpoints import reach
 from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
 
-
 #: More than subject, headers and the room kept free come to, but for the key, of which a character takes up to
 #: twelve when it is quoted: a smaller message need not be measured.
 _MOST_AROUND: Final = 16_384

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from relay.domain.ordering import Shard
+from relay.domain.ordering import LANES, Shard
 from tests.integration.crowded import BACKLOG, KEYS, crowd, events
 from tests.integration.plans import Plan, explain
 
@@ -134,6 +134,30 @@ def test_what_waits_behind_a_failed_head_is_looked_at_once(database_url: str) ->
         conn.execute("VACUUM ANALYZE outbox_events")
         plan = explain(conn, "claim_outbox", after="begin_claim", **{**SHARD, "lanes": Shard(0, 1).lanes})
     held_to(plan, BLOCKED + 2 * 300, 2 * 300)
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_a_backlog_without_statistics_is_claimed_by_its_indexes_too(database_url: str, generic: bool) -> None:
+    """A table that was empty when it was last looked at tells the planner nothing."""
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute("ALTER TABLE outbox_events SET (autovacuum_enabled = off)")
+        conn.execute("VACUUM ANALYZE outbox_events")
+        events(conn, BLOCKED, f"'key' || n % {KEYS}")
+        plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **SHARD)
+    assert "idx_outbox_unpublished" not in plan.indexes()
+    held_to(plan, 2 * 300, 2 * 300)
+
+
+def test_the_backlog_of_other_lanes_is_not_read(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        events(conn, BLOCKED, "'hot'")
+        events(conn, 10, "'key' || n")
+        conn.execute("VACUUM ANALYZE outbox_events")
+        found = conn.execute("SELECT hashtext('hot') & 63").fetchone()
+        assert found is not None
+        others = [lane for lane in range(LANES) if lane != found[0]]
+        plan = explain(conn, "claim_outbox", after="begin_claim", **{**SHARD, "lanes": others})
+    held_to(plan, LANES, LANES)
 
 
 def held_to(plan: Plan, touched: int, sorted_rows: int) -> None:

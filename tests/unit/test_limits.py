@@ -297,3 +297,10 @@ def test_depth_is_told_of_parsed_json_too() -> None:
     assert nests_deeper([[{"a": []}]], 3)
     assert not nests_deeper("[[[[[", 0)
     assert nests_deeper({}, 0)
+
+
+@pytest.mark.parametrize("before", range(20))
+@pytest.mark.parametrize("digits", ["9" * 19, "9223372036854775808"])
+def test_a_long_integer_is_found_wherever_it_stands(before: int, digits: str) -> None:
+    with pytest.raises(InvalidPayload):
+        check_payload_text(f'["{"x" * before}", {digits}]')
