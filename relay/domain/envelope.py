@@ -134,16 +134,12 @@ def encode(envelope: str, event: Outgoing, generation: int = 0) -> tuple[bytes, 
     """Return body and headers of an event. Our own names are not the caller's, even where we have no value."""
     body, own = _ENCODERS[envelope](event)
     own[MSG_ID] = event.id if generation == 0 else f"{event.id}.{generation}"
-    own[KEY] = _quoted(event.partition_key) or None
+    key = event.partition_key
+    own[KEY] = (key if _PLAIN.fullmatch(key) else quote(key, safe="/:@!$&'()*+,;=~")) or None
     taken = {name.lower() for name in own} if event.headers else ()
     headers = {name: value for name, value in event.headers.items() if name.lower() not in taken}
     headers |= {name: value for name, value in own.items() if value is not None}
     return body.encode(), headers
-
-
-def _quoted(key: str) -> str:
-    """A key as a header carries it. Most need no quotes, which is seen sooner than done."""
-    return key if _PLAIN.fullmatch(key) else quote(key, safe="/:@!$&'()*+,;=~")
 
 
 # --- decoding -------------------------------------------------------------------------------------
