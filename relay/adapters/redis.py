@@ -27,8 +27,8 @@ from redis.retry import Retry
 from relay.domain.errors import QueueUnreachable
 
 #: A blocking wait ends after this long, so that a stopping worker is not held up, in seconds.
-_WAIT: Final = 1.0
-#: The same on a delay queue, where the wait also bounds how late a retry starts.
+_WAIT: Final = 2.0
+#: The same while a delay queue has given out messages, as the wait then bounds how late they start.
 _DELAY_WAIT: Final = 0.2
 #: So many acknowledgements are sent together at most.
 _ACKS: Final = 16
@@ -41,7 +41,7 @@ for _, id in ipairs(ARGV) do
 end
 """
 #: Every so many idle waits the broker's own fetch runs, which does the upkeep of its keys.
-_UPKEEP: Final = 30
+_UPKEEP: Final = 15
 #: The option that says when a message was put into its queue, in milliseconds of Unix time.
 _ENQUEUED: Final = "relay_enqueued"
 
@@ -139,7 +139,7 @@ class _BlockingConsumer(_RedisConsumer):
     def __init__(self, broker: RelayBroker, queue_name: str, prefetch: int, timeout: int) -> None:
         super().__init__(broker, queue_name, prefetch, timeout)
         self._key = f"{broker.namespace}:{queue_name}"
-        self._wait = _DELAY_WAIT if queue_name.endswith(".DQ") else _WAIT
+        self._delays = queue_name.endswith(".DQ")
         self._part = max(1, prefetch // 4)
         self._idle = 0
         self._busy = self._waiting = False
@@ -179,7 +179,8 @@ class _BlockingConsumer(_RedisConsumer):
         self._waiting = True
         try:
             self._flush()
-            return self.broker.client.blmove(self._key, self._key, self._wait, "LEFT", "LEFT") is not None
+            wait = _DELAY_WAIT if self._delays and self.outstanding_message_count else _WAIT
+            return self.broker.client.blmove(self._key, self._key, wait, "LEFT", "LEFT") is not None
         finally:
             self._waiting = False
 
