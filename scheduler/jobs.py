@@ -17,6 +17,7 @@ from typing import Any, Final
 from dramatiq import Message
 
 from relay.adapters.postgres.reads import PostgresBacklogReader
+from relay.adapters.postgres.wakeup import EVENTS
 from relay.adapters.redis import RelayBroker
 from relay.bootstrap import (
     ARCHIVE_QUEUE,
@@ -31,11 +32,12 @@ from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.facts import OutageSeen
 from relay.domain.schedule import WaitingRun
 from relay.queries import BacklogsSampled
+from scheduler.hints import Hints
 from scheduler.task_ticks import task_ticks
 
 _PULL: Final = timedelta(milliseconds=500)
+_SWEEP: Final = timedelta(seconds=1)
 _UPKEEP: Final = {
-    "sweep_inbox": timedelta(seconds=1),
     "recover_deliveries": timedelta(seconds=3),
     "rescue_exhausted": timedelta(seconds=10),
 }
@@ -43,16 +45,11 @@ _RECORD: Final = timedelta(seconds=2)
 _RECONCILE: Final = timedelta(seconds=30)
 _PRUNE: Final = timedelta(hours=1)
 _ARCHIVE: Final = timedelta(hours=1)
-#: A tick that takes longer is given up, in seconds.
-TICK_LIMIT: Final = 5.0
 #: From so many events waiting, or hints between two ticks, the outbox is under load and hints are no use.
 _MANY: Final = 100
 _MANY_HINTS: Final = 20
 #: How long it then stays awake, in seconds.
 _AWAKE: Final = 1.0
-#: How often and how soon to look again while a job is outstanding, in seconds.
-_LOOKS: Final = 10
-_LOOK_AGAIN: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +91,7 @@ def jobs(application: Application, broker: RelayBroker, context: str) -> Iterato
         yield Job(f"pull:{context}:{name}", _PULL, pull)
         duty = f"reconcile_inbox:{context}:{name}"
         yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_inbox", context, name))
+        yield Job(f"sweep_inbox:{context}:{name}", _SWEEP, partial(_sweep, application, send, context, name))
         upkeep = {**_UPKEEP, "keep_in_progress": subscription.ack_wait / 4}
         for actor, every in upkeep.items():
             duty = f"{actor}:{context}:{name}"
@@ -104,6 +102,13 @@ async def _sample(application: Application, context: str) -> None:
     """Count what waits, for the metrics. Raises DatabaseUnreachable and SchemaMissing."""
     backlogs = await PostgresBacklogReader(application.context(context).pool).backlogs()
     application.facts(BacklogsSampled(context=context, backlogs=backlogs))
+
+
+async def _sweep(application: Application, send: Sender, context: str, subscription: str) -> None:
+    """Send a sweep if there is anything in the inbox that it could find. Raises DatabaseUnreachable."""
+    if await application.context(context).wakeup.inbox_open(subscription):
+        duty = f"sweep_inbox:{context}:{subscription}"
+        await send.job(duty, UPKEEP_QUEUE, "sweep_inbox", context, subscription)
 
 
 class Sender:
@@ -155,12 +160,11 @@ class PublishTick:
         self._parts = application.context(context)
         self._facts = application.facts
         self._send = send
-        self._hints = 0
+        self._hints = Hints(context, self._poll, application.facts)
+        self._hinted = 0
         self._awake_until = 0.0
         self._lost = False
         self._running = asyncio.Lock()
-        self._hinted = False
-        self._hearing: asyncio.Task[None] | None = None
 
     def take_over(self) -> None:
         """Another has led until now: what it enqueued may sit in a back-off that nobody would cut short."""
@@ -168,9 +172,9 @@ class PublishTick:
 
     async def tick(self) -> None:
         """One poll. Never raises for an outage: the next tick comes anyway."""
-        self._parts.wakeup.listen(self._hint)
+        self._parts.wakeup.listen(EVENTS, self._hint)
         await self._poll()
-        self._hints = 0
+        self._hinted = 0
 
     async def _poll(self) -> bool:
         """Send jobs if anything is due; returns whether it is left to jobs that are outstanding already."""
@@ -191,7 +195,7 @@ class PublishTick:
     def _may_sleep(self, due: int) -> bool:
         """Many events or hints at once keep the outbox awake for a second."""
         now = asyncio.get_running_loop().time()
-        if due >= _MANY or self._hints > _MANY_HINTS:
+        if due >= _MANY or self._hinted > _MANY_HINTS:
             self._awake_until = now + _AWAKE
         return now >= self._awake_until
 
@@ -208,30 +212,5 @@ class PublishTick:
         return all(sent)
 
     def _hint(self) -> None:
-        self._hinted = True
-        self._hints += 1
-        if self._hearing is None or self._hearing.done():
-            self._hearing = asyncio.get_running_loop().create_task(self._answer_hints())
-
-    async def _answer_hints(self) -> None:
-        """Poll for each hint.
-
-        A job that is just ending may have looked too early for the new event, so while one is outstanding
-        look again, until a tick would come anyway.
-        """
-        while self._hinted:
-            self._hinted = False
-            for _ in range(_LOOKS):
-                if not await self._poll_for_hint():
-                    break
-                await asyncio.sleep(_LOOK_AGAIN)
-
-    async def _poll_for_hint(self) -> bool:
-        """Poll under the limit of a tick: one that hangs would keep the ticks themselves from polling."""
-        try:
-            async with asyncio.timeout(TICK_LIMIT):
-                return await self._poll()
-        except TimeoutError:
-            error = f"no answer within {TICK_LIMIT:g} s"
-            self._facts(OutageSeen(context=self._parts.name, server="postgresql", error=error))
-            return False
+        self._hinted += 1
+        self._hints()

@@ -111,7 +111,7 @@ class WorkerRuntime(AsyncIO):
         self._budgets = budgets
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        _use_uvloop()
+        use_uvloop()
         super().before_worker_boot(broker, worker)
         budgets = {
             name: worker.worker_threads if threads is None else threads
@@ -139,7 +139,7 @@ def _loop() -> EventLoopThread:
     return thread
 
 
-def _use_uvloop() -> None:
+def use_uvloop() -> None:
     """Uvloop is an optional speed-up (``jetrelay[fast]``)."""
     try:
         import uvloop  # noqa: PLC0415 - optional

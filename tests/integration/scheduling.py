@@ -74,6 +74,28 @@ class Scheduler:
         with psycopg.connect(self.database_url) as connection:
             Outbox("sea").add_many(connection, [event(f"v{n}") for n in range(count)])
 
+    def schedule(self) -> None:
+        """A task that is due."""
+        query(
+            self.database_url, "INSERT INTO task_outbox (id, type, payload) VALUES (gen_random_uuid(), 't', '1')"
+        )
+
+    def lose_a_task(self) -> None:
+        """A task that was delivered and has not begun for a minute."""
+        query(
+            self.database_url,
+            "INSERT INTO task_outbox (id, type, payload, status, enqueued_at)"
+            " VALUES (gen_random_uuid(), 't', '1', 'delivered', now() - interval '1 min')",
+        )
+
+    def receive(self, subscription: str = "from_up", *, processed: bool = False) -> None:
+        """A message in the inbox."""
+        query(
+            self.database_url,
+            "INSERT INTO inbox_messages (message_id, subject, subscription, processed_at)"
+            f" VALUES (gen_random_uuid(), 'up.event.a.v1', '{subscription}', {'now()' if processed else 'NULL'})",
+        )
+
     def sleeping(self) -> bool:
         return bool(query(self.database_url, "SELECT sleeping FROM relay_wakeup")[0]["sleeping"])
 

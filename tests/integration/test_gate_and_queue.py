@@ -306,7 +306,7 @@ def test_a_worker_outlives_a_restart_of_redis(own_valkey: ValkeyServer) -> None:
 def test_jobs_that_hang_take_no_thread_of_other_queues(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_use_uvloop", lambda: None)  # it would stay on for the tests that follow
+    monkeypatch.setattr(workers, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
     release, hanging, ran = threading.Event(), [], []
     quiesced = threading.Event()
 

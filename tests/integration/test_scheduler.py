@@ -11,6 +11,7 @@ import pytest
 
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.facts import OutageSeen
+from scheduler import hints as hints_module
 from scheduler import jobs as jobs_module
 from tests.integration.publishing import eventually, query
 from tests.integration.scheduling import Scheduler, scheduling
@@ -103,7 +104,7 @@ async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(
     """The next hint would come in an hour, and the tick waits for the poll that is under way."""
     await scheduler.tick()
     await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
-    monkeypatch.setattr(jobs_module, "TICK_LIMIT", 0.3)
+    monkeypatch.setattr(hints_module, "TICK_LIMIT", 0.3)
     with psycopg.connect(scheduler.database_url) as blocking:
         blocking.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
         query(scheduler.database_url, "NOTIFY relay_outbox")
@@ -171,6 +172,8 @@ async def test_without_redis_a_tick_says_so_and_goes_on(tmp_path: Path, database
 
 
 async def test_every_duty_of_a_subscription_has_one_job_outstanding(scheduler: Scheduler) -> None:
+    scheduler.receive()
+    scheduler.lose_a_task()
     for _ in range(3):
         for name in scheduler.table:
             await scheduler.tick(name)
@@ -195,3 +198,57 @@ async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(sche
     every = {name: job.every.total_seconds() for name, job in scheduler.table.items()}
     assert every["keep_in_progress:sea:from_up"] == 25
     assert every["publish:sea"] == 3600
+
+
+async def test_nothing_is_swept_while_there_is_nothing_to_find(scheduler: Scheduler) -> None:
+    async def swept() -> list[str]:
+        for name in scheduler.table:
+            if name.startswith("sweep"):
+                await scheduler.tick(name)
+        return sorted(message.actor_name for message in scheduler.messages("relay-upkeep"))
+
+    assert await swept() == []
+    scheduler.receive(processed=True)
+    scheduler.receive(subscription="another")
+    scheduler.schedule()
+    assert await swept() == []
+    scheduler.receive()
+    assert await swept() == ["sweep_inbox"]
+    scheduler.lose_a_task()
+    assert await swept() == ["sweep_inbox", "sweep_tasks"]
+
+
+# --- tasks ---
+
+
+async def test_a_task_is_delivered_on_the_hint_of_its_commit(scheduler: Scheduler) -> None:
+    """No tick but the first runs here."""
+    await scheduler.tick()
+    await scheduler.tick("deliver_tasks:sea")
+    await eventually("hints are welcome", scheduler.sleeping)
+    assert scheduler.sent("relay-upkeep") == []
+    scheduler.schedule()
+    await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)], seconds=20)
+
+
+async def test_a_hint_that_finds_a_job_outstanding_looks_again(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job may be at its end, and have looked too early for the task."""
+    await scheduler.tick()
+    await scheduler.tick("deliver_tasks:sea")
+    await eventually("hints are welcome", scheduler.sleeping)
+    gates, duty = scheduler.application.gates, "deliver_tasks:sea"
+    token = await gates.open(duty)
+    asked: list[str | None] = []
+    ask = gates.open
+
+    async def noted(duty: str, *, force: bool = False) -> str | None:
+        asked.append(await ask(duty, force=force))
+        return asked[-1]
+
+    monkeypatch.setattr(gates, "open", noted)
+    scheduler.schedule()
+    await eventually("it was in vain", lambda: None in asked)
+    await gates.close(duty, str(token))
+    await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)], seconds=20)
