@@ -12,12 +12,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
-
-from dramatiq import Message
+from typing import Final
 
 from relay.adapters.postgres.reads import PostgresBacklogReader
-from relay.adapters.postgres.wakeup import EVENTS
+from relay.adapters.postgres.wakeup import EVENTS, Due
 from relay.adapters.redis import RelayBroker
 from relay.bootstrap import (
     ARCHIVE_QUEUE,
@@ -30,6 +28,7 @@ from relay.bootstrap import (
 )
 from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.facts import OutageSeen
+from relay.domain.ordering import Shard
 from relay.domain.schedule import WaitingRun
 from relay.queries import BacklogsSampled
 from scheduler.hints import Hints
@@ -123,9 +122,9 @@ class Sender:
     ) -> bool:
         """Enqueue a job unless one of its duty is outstanding; ``force`` replaces that one."""
         try:
-            token = await self._application.gates.open(duty, force=force)
-            if token is not None:
-                await self._enqueue([job(queue, actor, context, *args, token)])
+            token = await self._application.gates.open(
+                duty, force=force, send=lambda token: self._broker.entry(job(queue, actor, context, *args, token))
+            )
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
             return False
@@ -136,12 +135,9 @@ class Sender:
         messages = [job(CRON_QUEUE, "run_cron", context, run.job, run.scheduled_for.isoformat()) for run in runs]
         try:
             if messages:
-                await self._enqueue(messages)
+                await asyncio.to_thread(self._broker.enqueue_many, messages)
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
-
-    async def _enqueue(self, messages: Sequence[Message[Any]]) -> None:
-        await asyncio.to_thread(self._broker.enqueue_many, messages)
 
     async def turn(self, duty: str, actor: str, context: str, *args: str) -> bool:
         """Enqueue an audit: which page is its turn goes by the clock, so that no process has to remember it."""
@@ -150,7 +146,7 @@ class Sender:
 
 
 class PublishTick:
-    """Asks the database whether anything is due, and if so sends a job per shard.
+    """Asks the database whether anything is due, and if so sends a job per shard that it concerns.
 
     The tick is the guarantee. The hint that producers send while the outbox sleeps runs the same tick
     at once. Under load the outbox is awake: no transaction pays for a hint, and polling is enough.
@@ -190,23 +186,26 @@ class PublishTick:
                 # Given up: the database is silent, which is as bad.
                 self._lost = True
                 raise
-            return due > 0 and not await self._publish()
+            return due.count > 0 and not await self._publish(due)
 
-    def _may_sleep(self, due: int) -> bool:
+    def _may_sleep(self, due: Due) -> bool:
         """Many events or hints at once keep the outbox awake for a second."""
         now = asyncio.get_running_loop().time()
-        if due >= _MANY or self._hinted > _MANY_HINTS:
+        if due.count >= _MANY or self._hinted > _MANY_HINTS:
             self._awake_until = now + _AWAKE
         return now >= self._awake_until
 
-    async def _publish(self) -> bool:
+    async def _publish(self, due: Due) -> bool:
         # After an outage of the database the outstanding job may sit in a long back-off.
         force, self._lost = self._lost, False
-        name, shards = self._parts.name, self._parts.settings.publish.shards
+        name, count = self._parts.name, self._parts.settings.publish.shards
+        # Of many events some were not counted, and a forced job is one for whatever a lost one held.
+        everywhere = force or due.count >= _MANY
+        shards = [n for n in range(count) if everywhere or due.concerns(Shard(n, count))]
         sent = await asyncio.gather(
             *(
                 self._send.job(f"publish:{name}:{shard}", PUBLISH_QUEUE, "publish_shard", name, shard, force=force)
-                for shard in range(shards)
+                for shard in shards
             )
         )
         return all(sent)

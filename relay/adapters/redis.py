@@ -24,6 +24,7 @@ from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from relay.adapters.gate import Entry
 from relay.domain.errors import QueueUnreachable
 
 #: A blocking wait ends after this long, so that a stopping worker is not held up, in seconds.
@@ -76,18 +77,22 @@ class RelayBroker(RedisBroker):
 
     def enqueue_many(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
         """Enqueue messages in one round trip. Raises QueueUnreachable; some may be enqueued even then."""
-        now = _now()
         try:
             with self.client.pipeline(transaction=False) as pipeline:
                 for message in messages:
-                    # The two writes of the broker's own enqueue script, under a fresh id as it does.
-                    key, identity = f"{self.namespace}:{message.queue_name}", str(uuid4())
-                    copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: now})
-                    pipeline.hset(f"{key}.msgs", identity, copy.encode())
+                    # The two writes of the broker's own enqueue script.
+                    key, identity, data = self.entry(message)
+                    pipeline.hset(f"{key}.msgs", identity, data)
                     pipeline.rpush(key, identity)
                 pipeline.execute()
         except redis.exceptions.RedisError as error:
             raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+
+    def entry(self, message: dramatiq.Message[Any]) -> Entry:
+        """A message as it goes into its queue now, under a fresh id as the stock broker does it."""
+        identity = str(uuid4())
+        copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: _now()})
+        return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
     def ack_many(self, queue_name: str, ids: Sequence[str]) -> None:
         """Acknowledge messages in one round trip, as the broker's own script does it with one."""

@@ -15,6 +15,7 @@ import psycopg
 import redis
 
 from relay import Outbox
+from relay.adapters.postgres.wakeup import Due
 from relay.adapters.redis import create_broker
 from relay.bootstrap import Application
 from relay.domain.facts import Fact
@@ -70,9 +71,13 @@ class Scheduler:
         ids: list[Any] = list(client.lrange(key, 0, -1))  # type: ignore[arg-type]
         return [dramatiq.Message.decode(client.hget(f"{key}.msgs", id)) for id in ids]  # type: ignore[arg-type]
 
-    def produce(self, count: int = 1) -> None:
+    def produce(self, count: int = 20) -> None:
         with psycopg.connect(self.database_url) as connection:
             Outbox("sea").add_many(connection, [event(f"v{n}") for n in range(count)])
+
+    def add(self, key: str | None) -> None:
+        with psycopg.connect(self.database_url) as connection:
+            Outbox("sea").add(connection, event("v0", partition_key=key))
 
     def schedule(self) -> None:
         """A task that is due."""
@@ -116,7 +121,7 @@ async def scheduling(
     scheduler = Scheduler(application, table, facts, database_url)
     due = parts.wakeup.due
 
-    async def counted(limit: int) -> int:
+    async def counted(limit: int) -> Due:
         found = await due(limit)
         scheduler.polls += 1
         return found

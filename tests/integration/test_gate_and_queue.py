@@ -22,7 +22,7 @@ from dramatiq.middleware import Retries
 from relay.adapters import gate as gate_module
 from relay.adapters import redis as redis_module
 from relay.adapters import workers
-from relay.adapters.gate import Gates
+from relay.adapters.gate import Entry, Gates
 from relay.adapters.redis import RelayBroker, create_broker
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import job
@@ -61,6 +61,23 @@ async def test_a_gate_lets_one_job_through(gates: Gates) -> None:
     assert len([token for token in tokens if token is not None]) == 1
     assert await gates.open("pull") is None
     assert await gates.open("publish") is not None  # each duty has a gate of its own
+
+
+async def test_a_job_is_in_its_queue_when_its_gate_is_open_and_once_only(
+    gates: Gates, valkey: ValkeyServer
+) -> None:
+    broker = create_broker(valkey.url, namespace=gates._namespace, middleware=[])
+
+    def send(token: str) -> Entry:
+        return broker.entry(job("q", "note", token))
+
+    tokens = [await gates.open("pull", send=send) for _ in range(3)]
+    tokens.append(await gates.open("pull", send=send, force=True))
+    assert [token is None for token in tokens] == [False, True, True, False]
+    ran: list[str] = []
+    dramatiq.actor(ran.append, broker=broker, actor_name="note", queue_name="q")
+    with working(broker):
+        await eventually("it has run", lambda: ran == [tokens[0], tokens[3]])
 
 
 async def test_force_takes_a_gate_over_and_the_former_job_finds_out(gates: Gates) -> None:

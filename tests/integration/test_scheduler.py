@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -38,7 +39,7 @@ async def test_while_nothing_is_due_nothing_is_enqueued_and_hints_are_welcome(sc
 async def test_what_is_due_brings_one_job_per_shard_and_no_other_until_it_has_ended(
     scheduler: Scheduler,
 ) -> None:
-    scheduler.produce()
+    scheduler.produce(20)
     for _ in range(5):
         await scheduler.tick()
     assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 1)]
@@ -47,6 +48,35 @@ async def test_what_is_due_brings_one_job_per_shard_and_no_other_until_it_has_en
     for _ in range(5):
         await scheduler.tick()
     assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 0), ("sea", 1)]
+
+
+async def test_an_event_brings_a_job_for_the_shard_of_its_key_and_no_other(scheduler: Scheduler) -> None:
+    """Of each key alone, as every job costs a worker something."""
+    await scheduler.tick()
+    await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
+    query(scheduler.database_url, "ALTER TABLE outbox_events DISABLE TRIGGER relay_wake_publisher")
+    expected = []
+    for key in ("v1", "v2", "v3", "v4", "v5", "v6", None):
+        scheduler.add(key)
+        [row] = query(scheduler.database_url, "SELECT hashtext(partition_key) & 1 AS shard FROM outbox_events")
+        expected.append(("sea", row["shard"]))
+        await scheduler.tick()
+        assert scheduler.sent() == expected
+        last = scheduler.messages()[-1]
+        await scheduler.application.gates.close(f"publish:sea:{last.args[1]}", last.args[2])
+        query(scheduler.database_url, "DELETE FROM outbox_events")
+    assert len(set(expected)) == 2
+
+
+async def test_when_there_are_many_events_every_shard_has_a_job(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all of them were looked at."""
+    monkeypatch.setattr(jobs_module, "_MANY", 3)
+    for _ in range(3):
+        scheduler.add("v1")
+    await scheduler.tick()
+    assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 1)]
 
 
 async def test_events_that_are_dead_or_delayed_are_not_due(scheduler: Scheduler) -> None:
@@ -58,7 +88,7 @@ async def test_events_that_are_dead_or_delayed_are_not_due(scheduler: Scheduler)
     assert scheduler.sent() == []
     query(scheduler.database_url, "UPDATE outbox_events SET available_at = now() WHERE dead_at IS NULL")
     await scheduler.tick()
-    assert len(scheduler.sent()) == 2
+    assert len(scheduler.sent()) == 1
 
 
 async def test_a_hint_runs_the_tick_at_once(scheduler: Scheduler) -> None:
@@ -243,8 +273,8 @@ async def test_a_hint_that_finds_a_job_outstanding_looks_again(
     asked: list[str | None] = []
     ask = gates.open
 
-    async def noted(duty: str, *, force: bool = False) -> str | None:
-        asked.append(await ask(duty, force=force))
+    async def noted(duty: str, **options: Any) -> str | None:
+        asked.append(await ask(duty, **options))
         return asked[-1]
 
     monkeypatch.setattr(gates, "open", noted)

@@ -7,17 +7,31 @@ publisher has said that it sleeps. Polling is the guarantee; without hints every
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from relay.adapters.postgres.pool import Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.tasks import GRACE
 from relay.adapters.postgres.watch import Watch
+from relay.domain.ordering import Shard
 
 CHANNEL: Final = "relay_outbox"
 #: The payloads of hints: an event was recorded, a task was scheduled.
 EVENTS: Final = ""
 TASKS: Final = "tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """How many events wait to be published, and the lanes of their keys, a bit each."""
+
+    count: int
+    lanes: int
+
+    def concerns(self, shard: Shard) -> bool:
+        """Whether any is in a lane of ``shard``."""
+        return any(self.lanes >> lane & 1 for lane in shard.lanes)
 
 
 class Wakeup:
@@ -29,10 +43,10 @@ class Wakeup:
         self._sleeping: bool | None = None
         self._wakes: dict[str, Callable[[], None]] = {}
 
-    async def due(self, limit: int) -> int:
-        """How many events are waiting to be published, counted up to ``limit``. Raises DatabaseUnreachable."""
-        rows = await self._watch.ask("outbox_due", {"limit": limit})
-        return int(rows[0][0] or 0)
+    async def due(self, limit: int) -> Due:
+        """What waits to be published, counted up to ``limit``. Raises DatabaseUnreachable."""
+        [[count, lanes]] = await self._watch.ask("outbox_due", {"limit": limit})
+        return Due(int(count or 0), int(lanes or 0))
 
     async def tasks_due(self) -> bool:
         """Whether a task is waiting to be delivered. Raises DatabaseUnreachable."""
