@@ -172,9 +172,11 @@ class _BlockingConsumer(_RedisConsumer):
             self._idle += 1
             if self._idle % _UPKEEP:
                 return False
-        self.message_cache = self.broker.do_fetch(self.queue_name, self._free())
-        self._busy = bool(self.message_cache)
-        return self._busy
+        room = self._free()
+        self.message_cache = self.broker.do_fetch(self.queue_name, room)
+        # Fewer than there was room for were all: to ask for more at once would be in vain.
+        self._busy = len(self.message_cache) >= room
+        return bool(self.message_cache)
 
     def _free(self) -> int:
         return int(self.prefetch - self.outstanding_message_count)

@@ -237,6 +237,18 @@ def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: Valke
     assert scripts < 400, "a script to fetch and one to acknowledge for each job would be 800"
 
 
+def test_a_lone_job_is_fetched_once_and_nothing_after_it(own_valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(own_valkey.url), []
+    dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    with working(broker):
+        for count in (1, 2):
+            broker.client.config_resetstat()
+            broker.enqueue_many([job("q", "n")])
+            soon("it has run", lambda n=count: len(ran) == n)
+            soon("it is acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+        assert calls(broker.client)["evalsha"] == 2, "one script fetches it, one acknowledges it"
+
+
 def test_acknowledgements_that_redis_did_not_take_are_sent_again(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
