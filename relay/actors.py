@@ -87,18 +87,21 @@ def _drain_all() -> None:
 
 async def _send_publish(context: str, shard: int) -> None:
     try:
-        token = await application.gates.open(f"publish:{context}:{shard}", force=True)
-        await asyncio.to_thread(broker.enqueue_many, [job(PUBLISH_QUEUE, "publish_shard", context, shard, token)])
+        await application.gates.open(
+            f"publish:{context}:{shard}",
+            force=True,
+            send=lambda token: broker.entry(job(PUBLISH_QUEUE, "publish_shard", context, shard, token)),
+        )
     except Outage as error:
         application.facts(OutageSeen(context=context, server="redis", error=error.message))
 
 
 async def _send_reconcile(context: str) -> None:
     try:
-        token = await application.gates.open(f"reconcile_stream:{context}")
-        if token is not None:
-            message = job(UPKEEP_QUEUE, "reconcile_stream", context, 0, token)
-            await asyncio.to_thread(broker.enqueue_many, [message])
+        await application.gates.open(
+            f"reconcile_stream:{context}",
+            send=lambda token: broker.entry(job(UPKEEP_QUEUE, "reconcile_stream", context, 0, token)),
+        )
     except Outage as error:
         application.facts(OutageSeen(context=context, server="redis", error=error.message))
 

@@ -19,6 +19,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from relay.adapters.postgres.schedule import PostgresLease
 from relay.adapters.postgres.source import pooled
 from relay.adapters.redis import RelayBroker, create_broker
+from relay.adapters.workers import use_uvloop
 from relay.bootstrap import Application
 from relay.cron import Cron, load_crons
 from relay.domain.errors import RelayError
@@ -53,6 +54,7 @@ def main() -> int:
         if arguments.list:
             asyncio.run(_list(settings, crons))
         else:
+            use_uvloop()
             jobs = {name: [job.name for job in found] for name, found in crons.items()}
             asyncio.run(run(settings, crons, [LogFacts(), *scheduler_metrics(settings, jobs)]))
     except RelayError as error:

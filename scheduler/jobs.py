@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
-
-from dramatiq import Message
+from typing import Final
 
 from relay.adapters.postgres.reads import PostgresBacklogReader
+from relay.adapters.postgres.wakeup import EVENTS, Due
 from relay.adapters.redis import RelayBroker
 from relay.bootstrap import (
     ARCHIVE_QUEUE,
@@ -29,13 +28,15 @@ from relay.bootstrap import (
 )
 from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.facts import OutageSeen
+from relay.domain.ordering import Shard
 from relay.domain.schedule import WaitingRun
 from relay.queries import BacklogsSampled
+from scheduler.hints import Hints
 from scheduler.task_ticks import task_ticks
 
 _PULL: Final = timedelta(milliseconds=500)
+_SWEEP: Final = timedelta(seconds=1)
 _UPKEEP: Final = {
-    "sweep_inbox": timedelta(seconds=1),
     "recover_deliveries": timedelta(seconds=3),
     "rescue_exhausted": timedelta(seconds=10),
 }
@@ -43,16 +44,11 @@ _RECORD: Final = timedelta(seconds=2)
 _RECONCILE: Final = timedelta(seconds=30)
 _PRUNE: Final = timedelta(hours=1)
 _ARCHIVE: Final = timedelta(hours=1)
-#: A tick that takes longer is given up, in seconds.
-TICK_LIMIT: Final = 5.0
 #: From so many events waiting, or hints between two ticks, the outbox is under load and hints are no use.
 _MANY: Final = 100
 _MANY_HINTS: Final = 20
 #: How long it then stays awake, in seconds.
 _AWAKE: Final = 1.0
-#: How often and how soon to look again while a job is outstanding, in seconds.
-_LOOKS: Final = 10
-_LOOK_AGAIN: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +90,7 @@ def jobs(application: Application, broker: RelayBroker, context: str) -> Iterato
         yield Job(f"pull:{context}:{name}", _PULL, pull)
         duty = f"reconcile_inbox:{context}:{name}"
         yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_inbox", context, name))
+        yield Job(f"sweep_inbox:{context}:{name}", _SWEEP, partial(_sweep, application, send, context, name))
         upkeep = {**_UPKEEP, "keep_in_progress": subscription.ack_wait / 4}
         for actor, every in upkeep.items():
             duty = f"{actor}:{context}:{name}"
@@ -104,6 +101,13 @@ async def _sample(application: Application, context: str) -> None:
     """Count what waits, for the metrics. Raises DatabaseUnreachable and SchemaMissing."""
     backlogs = await PostgresBacklogReader(application.context(context).pool).backlogs()
     application.facts(BacklogsSampled(context=context, backlogs=backlogs))
+
+
+async def _sweep(application: Application, send: Sender, context: str, subscription: str) -> None:
+    """Send a sweep if there is anything in the inbox that it could find. Raises DatabaseUnreachable."""
+    if await application.context(context).wakeup.inbox_open(subscription):
+        duty = f"sweep_inbox:{context}:{subscription}"
+        await send.job(duty, UPKEEP_QUEUE, "sweep_inbox", context, subscription)
 
 
 class Sender:
@@ -118,9 +122,9 @@ class Sender:
     ) -> bool:
         """Enqueue a job unless one of its duty is outstanding; ``force`` replaces that one."""
         try:
-            token = await self._application.gates.open(duty, force=force)
-            if token is not None:
-                await self._enqueue([job(queue, actor, context, *args, token)])
+            token = await self._application.gates.open(
+                duty, force=force, send=lambda token: self._broker.entry(job(queue, actor, context, *args, token))
+            )
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
             return False
@@ -131,12 +135,9 @@ class Sender:
         messages = [job(CRON_QUEUE, "run_cron", context, run.job, run.scheduled_for.isoformat()) for run in runs]
         try:
             if messages:
-                await self._enqueue(messages)
+                await asyncio.to_thread(self._broker.enqueue_many, messages)
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
-
-    async def _enqueue(self, messages: Sequence[Message[Any]]) -> None:
-        await asyncio.to_thread(self._broker.enqueue_many, messages)
 
     async def turn(self, duty: str, actor: str, context: str, *args: str) -> bool:
         """Enqueue an audit: which page is its turn goes by the clock, so that no process has to remember it."""
@@ -145,7 +146,7 @@ class Sender:
 
 
 class PublishTick:
-    """Asks the database whether anything is due, and if so sends a job per shard.
+    """Asks the database whether anything is due, and if so sends a job per shard that it concerns.
 
     The tick is the guarantee. The hint that producers send while the outbox sleeps runs the same tick
     at once. Under load the outbox is awake: no transaction pays for a hint, and polling is enough.
@@ -155,12 +156,11 @@ class PublishTick:
         self._parts = application.context(context)
         self._facts = application.facts
         self._send = send
-        self._hints = 0
+        self._hints = Hints(context, self._poll, application.facts)
+        self._hinted = 0
         self._awake_until = 0.0
         self._lost = False
         self._running = asyncio.Lock()
-        self._hinted = False
-        self._hearing: asyncio.Task[None] | None = None
 
     def take_over(self) -> None:
         """Another has led until now: what it enqueued may sit in a back-off that nobody would cut short."""
@@ -168,9 +168,9 @@ class PublishTick:
 
     async def tick(self) -> None:
         """One poll. Never raises for an outage: the next tick comes anyway."""
-        self._parts.wakeup.listen(self._hint)
+        self._parts.wakeup.listen(EVENTS, self._hint)
         await self._poll()
-        self._hints = 0
+        self._hinted = 0
 
     async def _poll(self) -> bool:
         """Send jobs if anything is due; returns whether it is left to jobs that are outstanding already."""
@@ -186,52 +186,30 @@ class PublishTick:
                 # Given up: the database is silent, which is as bad.
                 self._lost = True
                 raise
-            return due > 0 and not await self._publish()
+            return due.count > 0 and not await self._publish(due)
 
-    def _may_sleep(self, due: int) -> bool:
+    def _may_sleep(self, due: Due) -> bool:
         """Many events or hints at once keep the outbox awake for a second."""
         now = asyncio.get_running_loop().time()
-        if due >= _MANY or self._hints > _MANY_HINTS:
+        if due.count >= _MANY or self._hinted > _MANY_HINTS:
             self._awake_until = now + _AWAKE
         return now >= self._awake_until
 
-    async def _publish(self) -> bool:
+    async def _publish(self, due: Due) -> bool:
         # After an outage of the database the outstanding job may sit in a long back-off.
         force, self._lost = self._lost, False
-        name, shards = self._parts.name, self._parts.settings.publish.shards
+        name, count = self._parts.name, self._parts.settings.publish.shards
+        # Of many events some were not counted, and a forced job is one for whatever a lost one held.
+        everywhere = force or due.count >= _MANY
+        shards = [n for n in range(count) if everywhere or due.concerns(Shard(n, count))]
         sent = await asyncio.gather(
             *(
                 self._send.job(f"publish:{name}:{shard}", PUBLISH_QUEUE, "publish_shard", name, shard, force=force)
-                for shard in range(shards)
+                for shard in shards
             )
         )
         return all(sent)
 
     def _hint(self) -> None:
-        self._hinted = True
-        self._hints += 1
-        if self._hearing is None or self._hearing.done():
-            self._hearing = asyncio.get_running_loop().create_task(self._answer_hints())
-
-    async def _answer_hints(self) -> None:
-        """Poll for each hint.
-
-        A job that is just ending may have looked too early for the new event, so while one is outstanding
-        look again, until a tick would come anyway.
-        """
-        while self._hinted:
-            self._hinted = False
-            for _ in range(_LOOKS):
-                if not await self._poll_for_hint():
-                    break
-                await asyncio.sleep(_LOOK_AGAIN)
-
-    async def _poll_for_hint(self) -> bool:
-        """Poll under the limit of a tick: one that hangs would keep the ticks themselves from polling."""
-        try:
-            async with asyncio.timeout(TICK_LIMIT):
-                return await self._poll()
-        except TimeoutError:
-            error = f"no answer within {TICK_LIMIT:g} s"
-            self._facts(OutageSeen(context=self._parts.name, server="postgresql", error=error))
-            return False
+        self._hinted += 1
+        self._hints()

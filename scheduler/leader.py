@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -16,12 +16,16 @@ from apscheduler.triggers.interval import IntervalTrigger
 from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.facts import FactSink, LeadLost, LeadTaken, OutageSeen
 from relay.domain.schedule import JobRecord
+from scheduler.beat import Beat
 from scheduler.crons import CronTick
-from scheduler.jobs import TICK_LIMIT, Job
+from scheduler.hints import TICK_LIMIT
+from scheduler.jobs import Job
 from scheduler.lease import Lease
 
 #: How often the runs of jobs are told, in turns of the lease.
 _TELL: Final = 4
+#: Jobs more frequent than this are spared the clock's bookkeeping.
+_FREQUENT: Final = timedelta(seconds=1)
 
 _log = logging.getLogger("relay.scheduler")
 
@@ -60,6 +64,7 @@ class Leader:
         self._turns = 0
         self._told: str | None = None
         self._last: dict[str, tuple[datetime, str | None]] = {}
+        self._beats: dict[str, Beat] = {}
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -131,6 +136,9 @@ class Leader:
     def _schedule(self) -> None:
         # A late tick runs at once and stands for all that were missed; a tick that hangs is not joined by others.
         for job in self._jobs.values():
+            if job.every < _FREQUENT:
+                self._beats[job.name] = Beat(job.every, partial(self._scheduled, job))
+                continue
             self._clock.add_job(
                 partial(self._scheduled, job),
                 IntervalTrigger(seconds=job.every.total_seconds()),
@@ -143,6 +151,9 @@ class Leader:
             )
 
     def _unschedule(self) -> None:
+        for beat in self._beats.values():
+            beat.stop()
+        self._beats.clear()
         for name in self._jobs:
             if self._clock.get_job(name):
                 self._clock.remove_job(name)
@@ -196,6 +207,6 @@ class Leader:
 
     def _record(self, job: Job) -> JobRecord:
         last, error = self._last.get(job.name, (None, None))
-        scheduled = self._clock.get_job(job.name)
-        following = scheduled.next_run_time if scheduled else None
+        scheduled, beat = self._clock.get_job(job.name), self._beats.get(job.name)
+        following = beat.next_at if beat else scheduled.next_run_time if scheduled else None
         return JobRecord(job.name, f"every {job.every.total_seconds():g} s", last, following, error)

@@ -7,10 +7,10 @@ twice, as the tables' locks decide; the gate only saves the second one the troub
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import redis.asyncio
@@ -24,6 +24,33 @@ from relay.domain.errors import QueueUnreachable
 TTL: Final = timedelta(seconds=6)
 #: A job that waits for a server to return keeps its gate for longer than its longest back-off.
 BACKOFF_TTL: Final = timedelta(seconds=75)
+#: What a gate does it does in one step: nothing comes in between, and an idle fleet does little else.
+_OPEN: Final = """
+if ARGV[3] == "force" then redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
+elseif not redis.call("set", KEYS[1], ARGV[1], "NX", "PX", ARGV[2]) then return 0 end
+if KEYS[2] then
+    redis.call("hset", KEYS[2] .. ".msgs", ARGV[4], ARGV[5])
+    redis.call("rpush", KEYS[2], ARGV[4])
+end
+return 1
+"""
+_RENEW: Final = """
+local holder = redis.call("get", KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
+return 1
+"""
+_CLOSE: Final = """
+if redis.call("get", KEYS[1]) == ARGV[1] then redis.call("del", KEYS[1]) end
+"""
+
+
+class Entry(NamedTuple):
+    """A message as it lies in its queue: the key of the queue, and under which id what the message is."""
+
+    queue: str
+    id: str
+    data: bytes
 
 
 class Gates:
@@ -38,16 +65,25 @@ class Gates:
             decode_responses=True,
             retry=Retry(NoBackoff(), 1),
         )
+        self._open, self._extend, self._close = map(self._client.register_script, (_OPEN, _RENEW, _CLOSE))
 
-    async def open(self, duty: str, *, force: bool = False) -> str | None:
+    async def open(
+        self, duty: str, *, force: bool = False, send: Callable[[str], Entry] | None = None
+    ) -> str | None:
         """Open the gate for a new job; returns its token, or None when a job is outstanding.
 
-        ``force`` takes the gate over: the job that had it finds its token gone and ends. Raises
-        QueueUnreachable.
+        ``force`` takes the gate over: the job that had it finds its token gone and ends. ``send`` makes the job's
+        message of the token; it is in its queue when the gate is open. Raises QueueUnreachable.
         """
         token = uuid4().hex
+        keys: list[str] = [self._key(duty)]
+        args: list[str | int | bytes] = [token, _ms(TTL), "force" if force else ""]
+        if send is not None:
+            entry = send(token)
+            keys.append(entry.queue)
+            args += [entry.id, entry.data]
         try:
-            opened = await self._client.set(self._key(duty), token, nx=not force, px=_ms(TTL))
+            opened = await self._open(keys=keys, args=args)
         except redis.exceptions.RedisError as error:
             raise QueueUnreachable(f"Redis is not reachable: {error}") from error
         return token if opened else None
@@ -69,8 +105,7 @@ class Gates:
 
     async def close(self, duty: str, token: str) -> None:
         """The job is done: the next tick may start another."""
-        if await self._is(duty, token):
-            await self._quietly(self._client.delete(self._key(duty)))
+        await self._quietly(self._close(keys=[self._key(duty)], args=[token]))
 
     async def back_off(self, duty: str, token: str) -> None:
         """The job waits for a server and comes back by itself: keep ticks from starting others."""
@@ -87,14 +122,8 @@ class Gates:
 
     async def _renew(self, duty: str, token: str, ttl: timedelta) -> bool:
         """Extend the gate, or take it when nobody has it. False only when another job has it."""
-        if not await self._is(duty, token):
-            return False
-        await self._quietly(self._client.set(self._key(duty), token, px=_ms(ttl)))
-        return True
-
-    async def _is(self, duty: str, token: str) -> bool:
-        holder = await self._quietly(self._client.get(self._key(duty)))
-        return holder is None or holder == token
+        kept = await self._quietly(self._extend(keys=[self._key(duty)], args=[token, _ms(ttl)]))
+        return kept is None or bool(kept)
 
     async def _quietly(self, command: Any) -> Any:
         try:

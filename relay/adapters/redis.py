@@ -24,11 +24,12 @@ from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from relay.adapters.gate import Entry
 from relay.domain.errors import QueueUnreachable
 
 #: A blocking wait ends after this long, so that a stopping worker is not held up, in seconds.
-_WAIT: Final = 1.0
-#: The same on a delay queue, where the wait also bounds how late a retry starts.
+_WAIT: Final = 2.0
+#: The same while a delay queue has given out messages, as the wait then bounds how late they start.
 _DELAY_WAIT: Final = 0.2
 #: So many acknowledgements are sent together at most.
 _ACKS: Final = 16
@@ -41,7 +42,7 @@ for _, id in ipairs(ARGV) do
 end
 """
 #: Every so many idle waits the broker's own fetch runs, which does the upkeep of its keys.
-_UPKEEP: Final = 30
+_UPKEEP: Final = 15
 #: The option that says when a message was put into its queue, in milliseconds of Unix time.
 _ENQUEUED: Final = "relay_enqueued"
 
@@ -76,18 +77,22 @@ class RelayBroker(RedisBroker):
 
     def enqueue_many(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
         """Enqueue messages in one round trip. Raises QueueUnreachable; some may be enqueued even then."""
-        now = _now()
         try:
             with self.client.pipeline(transaction=False) as pipeline:
                 for message in messages:
-                    # The two writes of the broker's own enqueue script, under a fresh id as it does.
-                    key, identity = f"{self.namespace}:{message.queue_name}", str(uuid4())
-                    copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: now})
-                    pipeline.hset(f"{key}.msgs", identity, copy.encode())
+                    # The two writes of the broker's own enqueue script.
+                    key, identity, data = self.entry(message)
+                    pipeline.hset(f"{key}.msgs", identity, data)
                     pipeline.rpush(key, identity)
                 pipeline.execute()
         except redis.exceptions.RedisError as error:
             raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+
+    def entry(self, message: dramatiq.Message[Any]) -> Entry:
+        """A message as it goes into its queue now, under a fresh id as the stock broker does it."""
+        identity = str(uuid4())
+        copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: _now()})
+        return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
     def ack_many(self, queue_name: str, ids: Sequence[str]) -> None:
         """Acknowledge messages in one round trip, as the broker's own script does it with one."""
@@ -139,7 +144,7 @@ class _BlockingConsumer(_RedisConsumer):
     def __init__(self, broker: RelayBroker, queue_name: str, prefetch: int, timeout: int) -> None:
         super().__init__(broker, queue_name, prefetch, timeout)
         self._key = f"{broker.namespace}:{queue_name}"
-        self._wait = _DELAY_WAIT if queue_name.endswith(".DQ") else _WAIT
+        self._delays = queue_name.endswith(".DQ")
         self._part = max(1, prefetch // 4)
         self._idle = 0
         self._busy = self._waiting = False
@@ -167,9 +172,11 @@ class _BlockingConsumer(_RedisConsumer):
             self._idle += 1
             if self._idle % _UPKEEP:
                 return False
-        self.message_cache = self.broker.do_fetch(self.queue_name, self._free())
-        self._busy = bool(self.message_cache)
-        return self._busy
+        room = self._free()
+        self.message_cache = self.broker.do_fetch(self.queue_name, room)
+        # Fewer than there was room for were all: to ask for more at once would be in vain.
+        self._busy = len(self.message_cache) >= room
+        return bool(self.message_cache)
 
     def _free(self) -> int:
         return int(self.prefetch - self.outstanding_message_count)
@@ -179,7 +186,8 @@ class _BlockingConsumer(_RedisConsumer):
         self._waiting = True
         try:
             self._flush()
-            return self.broker.client.blmove(self._key, self._key, self._wait, "LEFT", "LEFT") is not None
+            wait = _DELAY_WAIT if self._delays and self.outstanding_message_count else _WAIT
+            return self.broker.client.blmove(self._key, self._key, wait, "LEFT", "LEFT") is not None
         finally:
             self._waiting = False
 

@@ -13,7 +13,7 @@ import dataclasses
 import heapq
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from queue import PriorityQueue
+from queue import Empty, PriorityQueue
 from typing import Any, Final
 
 from dramatiq.asyncio import EventLoopThread, get_event_loop_thread
@@ -23,6 +23,10 @@ from dramatiq.worker import Worker
 
 #: The budget of queues that have none of their own.
 DEFAULT: Final = ""
+#: How long an idle thread waits for a message, in seconds: dramatiq's own second wakes all of them every second.
+_PATIENCE: Final = 15.0
+#: The same once the worker shuts down, when its threads should look whether they are still wanted.
+_HASTE: Final = 0.05
 
 
 class BudgetedQueue(PriorityQueue[Any]):
@@ -36,7 +40,23 @@ class BudgetedQueue(PriorityQueue[Any]):
         self._budgets = dict(budgets)
         self._running: dict[str, int] = dict.fromkeys(budgets, 0)
         self._taken = threading.local()
+        self._patience = _PATIENCE
         super().__init__()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Wait for a message, longer than a dramatiq worker asks for. Raises Empty, at once on `hurry`."""
+        with self.not_empty:
+            if block and not self._qsize():
+                self.not_empty.wait(self._patience)
+            if not self._qsize():
+                raise Empty
+            return self._get()
+
+    def hurry(self) -> None:
+        """Wake the threads that wait, now and from now on: they are about to be stopped."""
+        with self.mutex:
+            self._patience = _HASTE
+            self.not_empty.notify_all()
 
     def _init(self, maxsize: int) -> None:
         self._heaps: dict[str, list[Any]] = {name: [] for name in self._budgets}
@@ -91,7 +111,7 @@ class WorkerRuntime(AsyncIO):
         self._budgets = budgets
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        _use_uvloop()
+        use_uvloop()
         super().before_worker_boot(broker, worker)
         budgets = {
             name: worker.worker_threads if threads is None else threads
@@ -104,6 +124,8 @@ class WorkerRuntime(AsyncIO):
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self._quiesce()
+        if isinstance(worker.work_queue, BudgetedQueue):
+            worker.work_queue.hurry()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         _loop().run_coroutine(self._stop())
@@ -117,7 +139,7 @@ def _loop() -> EventLoopThread:
     return thread
 
 
-def _use_uvloop() -> None:
+def use_uvloop() -> None:
     """Uvloop is an optional speed-up (``jetrelay[fast]``)."""
     try:
         import uvloop  # noqa: PLC0415 - optional

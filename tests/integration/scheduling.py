@@ -15,6 +15,7 @@ import psycopg
 import redis
 
 from relay import Outbox
+from relay.adapters.postgres.wakeup import Due
 from relay.adapters.redis import create_broker
 from relay.bootstrap import Application
 from relay.domain.facts import Fact
@@ -70,9 +71,35 @@ class Scheduler:
         ids: list[Any] = list(client.lrange(key, 0, -1))  # type: ignore[arg-type]
         return [dramatiq.Message.decode(client.hget(f"{key}.msgs", id)) for id in ids]  # type: ignore[arg-type]
 
-    def produce(self, count: int = 1) -> None:
+    def produce(self, count: int = 20) -> None:
         with psycopg.connect(self.database_url) as connection:
             Outbox("sea").add_many(connection, [event(f"v{n}") for n in range(count)])
+
+    def add(self, key: str | None) -> None:
+        with psycopg.connect(self.database_url) as connection:
+            Outbox("sea").add(connection, event("v0", partition_key=key))
+
+    def schedule(self) -> None:
+        """A task that is due."""
+        query(
+            self.database_url, "INSERT INTO task_outbox (id, type, payload) VALUES (gen_random_uuid(), 't', '1')"
+        )
+
+    def lose_a_task(self) -> None:
+        """A task that was delivered and has not begun for a minute."""
+        query(
+            self.database_url,
+            "INSERT INTO task_outbox (id, type, payload, status, enqueued_at)"
+            " VALUES (gen_random_uuid(), 't', '1', 'delivered', now() - interval '1 min')",
+        )
+
+    def receive(self, subscription: str = "from_up", *, processed: bool = False) -> None:
+        """A message in the inbox."""
+        query(
+            self.database_url,
+            "INSERT INTO inbox_messages (message_id, subject, subscription, processed_at)"
+            f" VALUES (gen_random_uuid(), 'up.event.a.v1', '{subscription}', {'now()' if processed else 'NULL'})",
+        )
 
     def sleeping(self) -> bool:
         return bool(query(self.database_url, "SELECT sleeping FROM relay_wakeup")[0]["sleeping"])
@@ -94,7 +121,7 @@ async def scheduling(
     scheduler = Scheduler(application, table, facts, database_url)
     due = parts.wakeup.due
 
-    async def counted(limit: int) -> int:
+    async def counted(limit: int) -> Due:
         found = await due(limit)
         scheduler.polls += 1
         return found

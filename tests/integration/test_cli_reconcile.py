@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from relay import Event, Outbox
+from relay.adapters.gate import Entry
 from relay.bootstrap import Application
 from relay.cli import main
 from relay.commands import reconcile as reconcile_module
@@ -163,8 +164,9 @@ def test_the_scheduler_audits_streams_and_inboxes_every_half_minute(context: str
     sent: list[tuple[Any, ...]] = []
 
     class Broker:
-        def enqueue_many(self, messages: list[Any]) -> None:
-            sent.extend((message.actor_name, *message.args[:-2]) for message in messages)
+        def entry(self, message: Any) -> Entry:
+            sent.append((message.actor_name, *message.args[:-2]))
+            return Entry(f"{context}:audits", message.message_id, message.encode())
 
     async def tick(application: Application) -> None:
         table = [job for job in jobs(application, Broker(), context) if job.name.startswith("reconcile")]

@@ -22,7 +22,7 @@ from dramatiq.middleware import Retries
 from relay.adapters import gate as gate_module
 from relay.adapters import redis as redis_module
 from relay.adapters import workers
-from relay.adapters.gate import Gates
+from relay.adapters.gate import Entry, Gates
 from relay.adapters.redis import RelayBroker, create_broker
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import job
@@ -61,6 +61,23 @@ async def test_a_gate_lets_one_job_through(gates: Gates) -> None:
     assert len([token for token in tokens if token is not None]) == 1
     assert await gates.open("pull") is None
     assert await gates.open("publish") is not None  # each duty has a gate of its own
+
+
+async def test_a_job_is_in_its_queue_when_its_gate_is_open_and_once_only(
+    gates: Gates, valkey: ValkeyServer
+) -> None:
+    broker = create_broker(valkey.url, namespace=gates._namespace, middleware=[])
+
+    def send(token: str) -> Entry:
+        return broker.entry(job("q", "note", token))
+
+    tokens = [await gates.open("pull", send=send) for _ in range(3)]
+    tokens.append(await gates.open("pull", send=send, force=True))
+    assert [token is None for token in tokens] == [False, True, True, False]
+    ran: list[str] = []
+    dramatiq.actor(ran.append, broker=broker, actor_name="note", queue_name="q")
+    with working(broker):
+        await eventually("it has run", lambda: ran == [tokens[0], tokens[3]])
 
 
 async def test_force_takes_a_gate_over_and_the_former_job_finds_out(gates: Gates) -> None:
@@ -220,6 +237,18 @@ def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: Valke
     assert scripts < 400, "a script to fetch and one to acknowledge for each job would be 800"
 
 
+def test_a_lone_job_is_fetched_once_and_nothing_after_it(own_valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(own_valkey.url), []
+    dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    with working(broker):
+        for count in (1, 2):
+            broker.client.config_resetstat()
+            broker.enqueue_many([job("q", "n")])
+            soon("it has run", lambda n=count: len(ran) == n)
+            soon("it is acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+        assert calls(broker.client)["evalsha"] == 2, "one script fetches it, one acknowledges it"
+
+
 def test_acknowledgements_that_redis_did_not_take_are_sent_again(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,8 +283,8 @@ def test_an_idle_worker_waits_instead_of_asking_and_starts_a_job_at_once(
         soon("that is done with", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
         broker.client.config_resetstat()
         start = time.monotonic()
-        soon("it waits", lambda: calls(broker.client).get("blmove", 0) >= 8)
-        # One wait in four seconds on the queue and five a second on its delay queue.
+        soon("it waits", lambda: calls(broker.client).get("blmove", 0) >= 3)
+        # One wait in four seconds on the queue and one on its delay queue, which holds nothing.
         assert time.monotonic() - start > 0.8
         others = {name: n for name, n in calls(broker.client).items() if name not in {"info", "blmove"}}
         # Each of the two queues may be due for its upkeep once: a script and three commands inside it.
@@ -264,6 +293,31 @@ def test_an_idle_worker_waits_instead_of_asking_and_starts_a_job_at_once(
         actor.send()
         soon("it has run", lambda: len(ran) == 2)
         assert ran[1] - start < 3  # less than a wait lasts: the wait ended early
+
+
+def test_a_delay_queue_is_looked_at_often_only_while_something_is_delayed(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, ran, waits = fresh_broker(valkey.url), [], []
+    block = broker.client.blmove
+
+    def noted(source: str, target: str, wait: float, *ends: Any) -> Any:
+        waits.append((source.rpartition(":")[2], wait))
+        return block(source, target, wait, *ends)
+
+    monkeypatch.setattr(broker.client, "blmove", noted)
+    monkeypatch.setattr(redis_module, "_WAIT", 0.3)
+    monkeypatch.setattr(redis_module, "_DELAY_WAIT", 0.02)
+    actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    with working(broker):
+        soon("it waits", lambda: waits.count(("q.DQ", 0.3)) > 2)
+        assert ("q.DQ", 0.02) not in waits
+        broker.enqueue(actor.message(), delay=400)
+        soon("it looks often", lambda: ("q.DQ", 0.02) in waits)
+        soon("it has run", lambda: ran)
+        del waits[:]
+        soon("it waits again", lambda: waits.count(("q.DQ", 0.3)) > 2)
+    assert ("q", 0.02) not in waits
 
 
 def test_a_worker_outlives_a_restart_of_redis(own_valkey: ValkeyServer) -> None:
@@ -281,7 +335,7 @@ def test_a_worker_outlives_a_restart_of_redis(own_valkey: ValkeyServer) -> None:
 def test_jobs_that_hang_take_no_thread_of_other_queues(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_use_uvloop", lambda: None)  # it would stay on for the tests that follow
+    monkeypatch.setattr(workers, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
     release, hanging, ran = threading.Event(), [], []
     quiesced = threading.Event()
 

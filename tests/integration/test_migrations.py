@@ -29,6 +29,7 @@ ALL = (
     "0007_inbox_sweep",
     "0008_archive",
     "0009_lanes",
+    "0010_task_hints",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.facts import OutageSeen
+from scheduler import hints as hints_module
 from scheduler import jobs as jobs_module
 from tests.integration.publishing import eventually, query
 from tests.integration.scheduling import Scheduler, scheduling
@@ -37,7 +39,7 @@ async def test_while_nothing_is_due_nothing_is_enqueued_and_hints_are_welcome(sc
 async def test_what_is_due_brings_one_job_per_shard_and_no_other_until_it_has_ended(
     scheduler: Scheduler,
 ) -> None:
-    scheduler.produce()
+    scheduler.produce(20)
     for _ in range(5):
         await scheduler.tick()
     assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 1)]
@@ -46,6 +48,35 @@ async def test_what_is_due_brings_one_job_per_shard_and_no_other_until_it_has_en
     for _ in range(5):
         await scheduler.tick()
     assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 0), ("sea", 1)]
+
+
+async def test_an_event_brings_a_job_for_the_shard_of_its_key_and_no_other(scheduler: Scheduler) -> None:
+    """Of each key alone, as every job costs a worker something."""
+    await scheduler.tick()
+    await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
+    query(scheduler.database_url, "ALTER TABLE outbox_events DISABLE TRIGGER relay_wake_publisher")
+    expected = []
+    for key in ("v1", "v2", "v3", "v4", "v5", "v6", None):
+        scheduler.add(key)
+        [row] = query(scheduler.database_url, "SELECT hashtext(partition_key) & 1 AS shard FROM outbox_events")
+        expected.append(("sea", row["shard"]))
+        await scheduler.tick()
+        assert scheduler.sent() == expected
+        last = scheduler.messages()[-1]
+        await scheduler.application.gates.close(f"publish:sea:{last.args[1]}", last.args[2])
+        query(scheduler.database_url, "DELETE FROM outbox_events")
+    assert len(set(expected)) == 2
+
+
+async def test_when_there_are_many_events_every_shard_has_a_job(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all of them were looked at."""
+    monkeypatch.setattr(jobs_module, "_MANY", 3)
+    for _ in range(3):
+        scheduler.add("v1")
+    await scheduler.tick()
+    assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 1)]
 
 
 async def test_events_that_are_dead_or_delayed_are_not_due(scheduler: Scheduler) -> None:
@@ -57,7 +88,7 @@ async def test_events_that_are_dead_or_delayed_are_not_due(scheduler: Scheduler)
     assert scheduler.sent() == []
     query(scheduler.database_url, "UPDATE outbox_events SET available_at = now() WHERE dead_at IS NULL")
     await scheduler.tick()
-    assert len(scheduler.sent()) == 2
+    assert len(scheduler.sent()) == 1
 
 
 async def test_a_hint_runs_the_tick_at_once(scheduler: Scheduler) -> None:
@@ -103,7 +134,7 @@ async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(
     """The next hint would come in an hour, and the tick waits for the poll that is under way."""
     await scheduler.tick()
     await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
-    monkeypatch.setattr(jobs_module, "TICK_LIMIT", 0.3)
+    monkeypatch.setattr(hints_module, "TICK_LIMIT", 0.3)
     with psycopg.connect(scheduler.database_url) as blocking:
         blocking.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
         query(scheduler.database_url, "NOTIFY relay_outbox")
@@ -171,6 +202,8 @@ async def test_without_redis_a_tick_says_so_and_goes_on(tmp_path: Path, database
 
 
 async def test_every_duty_of_a_subscription_has_one_job_outstanding(scheduler: Scheduler) -> None:
+    scheduler.receive()
+    scheduler.lose_a_task()
     for _ in range(3):
         for name in scheduler.table:
             await scheduler.tick(name)
@@ -195,3 +228,57 @@ async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(sche
     every = {name: job.every.total_seconds() for name, job in scheduler.table.items()}
     assert every["keep_in_progress:sea:from_up"] == 25
     assert every["publish:sea"] == 3600
+
+
+async def test_nothing_is_swept_while_there_is_nothing_to_find(scheduler: Scheduler) -> None:
+    async def swept() -> list[str]:
+        for name in scheduler.table:
+            if name.startswith("sweep"):
+                await scheduler.tick(name)
+        return sorted(message.actor_name for message in scheduler.messages("relay-upkeep"))
+
+    assert await swept() == []
+    scheduler.receive(processed=True)
+    scheduler.receive(subscription="another")
+    scheduler.schedule()
+    assert await swept() == []
+    scheduler.receive()
+    assert await swept() == ["sweep_inbox"]
+    scheduler.lose_a_task()
+    assert await swept() == ["sweep_inbox", "sweep_tasks"]
+
+
+# --- tasks ---
+
+
+async def test_a_task_is_delivered_on_the_hint_of_its_commit(scheduler: Scheduler) -> None:
+    """No tick but the first runs here."""
+    await scheduler.tick()
+    await scheduler.tick("deliver_tasks:sea")
+    await eventually("hints are welcome", scheduler.sleeping)
+    assert scheduler.sent("relay-upkeep") == []
+    scheduler.schedule()
+    await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)], seconds=20)
+
+
+async def test_a_hint_that_finds_a_job_outstanding_looks_again(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job may be at its end, and have looked too early for the task."""
+    await scheduler.tick()
+    await scheduler.tick("deliver_tasks:sea")
+    await eventually("hints are welcome", scheduler.sleeping)
+    gates, duty = scheduler.application.gates, "deliver_tasks:sea"
+    token = await gates.open(duty)
+    asked: list[str | None] = []
+    ask = gates.open
+
+    async def noted(duty: str, **options: Any) -> str | None:
+        asked.append(await ask(duty, **options))
+        return asked[-1]
+
+    monkeypatch.setattr(gates, "open", noted)
+    scheduler.schedule()
+    await eventually("it was in vain", lambda: None in asked)
+    await gates.close(duty, str(token))
+    await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)], seconds=20)

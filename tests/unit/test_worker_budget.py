@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from queue import Empty
 from types import SimpleNamespace
@@ -82,6 +83,33 @@ def test_a_waiting_thread_wakes_up_when_a_place_becomes_free() -> None:
     waiter.start()
     queue.task_done()
     assert got.wait(10)
+
+
+def test_an_idle_thread_is_not_woken_for_nothing() -> None:
+    """A dramatiq worker asks for a second; while nothing comes, it does not get to ask again."""
+    queue, got = BudgetedQueue({DEFAULT: 8}), threading.Event()
+    waiter = threading.Thread(target=lambda: (queue.get(timeout=0.001), got.set()), daemon=True)
+    waiter.start()
+    assert not got.wait(0.2)
+    assert waiter.is_alive()
+    queue.put(Item(1, "other"))
+    assert got.wait(10)
+
+
+def test_who_waits_while_the_worker_shuts_down_is_woken_and_waits_no_more() -> None:
+    queue, woken = BudgetedQueue({DEFAULT: 8}), threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(Empty):
+            queue.get(timeout=60)
+        with pytest.raises(Empty):
+            queue.get(timeout=60)
+        woken.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    time.sleep(0.05)
+    queue.hurry()
+    assert woken.wait(5)
 
 
 def test_within_the_budgets_the_lower_number_goes_first() -> None:

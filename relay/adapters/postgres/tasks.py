@@ -10,13 +10,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 from relay.adapters.postgres.inbox import clean
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, turn
+
+#: How long after a task should have begun the sweep takes it for lost.
+GRACE: Final = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class PostgresTasks:
         self,
         pool: Pool,
         *,
-        grace: timedelta = timedelta(seconds=5),
+        grace: timedelta = GRACE,
         full_wait: timedelta = timedelta(seconds=8),
     ) -> None:
         self._pool = pool

@@ -1,42 +1,64 @@
 """Wake-up by LISTEN/NOTIFY: a hint that costs nothing under load (DESIGN §5).
 
 A NOTIFY takes a lock of the whole database cluster at commit, so producers send one only while the
-publisher has said that it sleeps. Polling is the guarantee; without this module everything still works.
+publisher has said that it sleeps. Polling is the guarantee; without hints everything still works.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-import psycopg
-
-from relay.adapters.postgres.pool import Pool, connection, first_line
+from relay.adapters.postgres.pool import Pool, connection
 from relay.adapters.postgres.sql import statement
+from relay.adapters.postgres.tasks import GRACE
+from relay.adapters.postgres.watch import Watch
+from relay.domain.ordering import Shard
 
 CHANNEL: Final = "relay_outbox"
-_RECONNECT: Final = 1.0
-#: How often the listening connection is probed, in seconds: a dead socket looks alive otherwise.
-_PROBE: Final = 15.0
+#: The payloads of hints: an event was recorded, a task was scheduled.
+EVENTS: Final = ""
+TASKS: Final = "tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """How many events wait to be published, and the lanes of their keys, a bit each."""
+
+    count: int
+    lanes: int
+
+    def concerns(self, shard: Shard) -> bool:
+        """Whether any is in a lane of ``shard``."""
+        return any(self.lanes >> lane & 1 for lane in shard.lanes)
 
 
 class Wakeup:
-    """Asks whether anything is due, and listens for hints on a connection of its own."""
+    """Asks whether anything is due, and hears hints, on a connection of its own."""
 
     def __init__(self, pool: Pool, url: str) -> None:
         self._pool = pool
-        self._url = url
-        self._task: asyncio.Task[None] | None = None
+        self._watch = Watch(url, CHANNEL, self._hear)
         self._sleeping: bool | None = None
-        self.last_error: str | None = None
+        self._wakes: dict[str, Callable[[], None]] = {}
 
-    async def due(self, limit: int) -> int:
-        """How many events are waiting to be published, counted up to ``limit``. Raises DatabaseUnreachable."""
-        async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("outbox_due"), {"limit": limit})
-            row = await cursor.fetchone()
-        return int(row[0]) if row else 0
+    async def due(self, limit: int) -> Due:
+        """What waits to be published, counted up to ``limit``. Raises DatabaseUnreachable."""
+        [[count, lanes]] = await self._watch.ask("outbox_due", {"limit": limit})
+        return Due(int(count or 0), int(lanes or 0))
+
+    async def tasks_due(self) -> bool:
+        """Whether a task is waiting to be delivered. Raises DatabaseUnreachable."""
+        return bool(await self._watch.ask("pending_task_queues"))
+
+    async def tasks_overdue(self) -> bool:
+        """Whether a delivered task should have begun by now. Raises DatabaseUnreachable."""
+        return bool(await self._watch.ask("delivered_task_queues", {"grace": GRACE}))
+
+    async def inbox_open(self, subscription: str) -> bool:
+        """Whether any message of a subscription has not come to its end. Raises DatabaseUnreachable."""
+        return bool(await self._watch.ask("inbox_open", {"subscription": subscription}))
 
     async def set_sleeping(self, sleeping: bool) -> None:
         """Tell producers whether to send hints; does nothing when they were told already."""
@@ -47,35 +69,20 @@ class Wakeup:
                 await conn.execute("RESET synchronous_commit")
             self._sleeping = sleeping
 
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` for every hint, in the event loop, until `close`."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._listen(wake))
+    def listen(self, kind: str, wake: Callable[[], None]) -> None:
+        """Call ``wake`` for every hint of a kind, in the event loop, from the next look until `close`."""
+        self._wakes[kind] = wake
 
     async def close(self) -> None:
         """Stop listening."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        self._wakes.clear()
+        await self._watch.close()
 
-    async def _listen(self, wake: Callable[[], None]) -> None:
-        while True:
-            try:
-                async with await psycopg.AsyncConnection.connect(
-                    self._url, autocommit=True, connect_timeout=3, application_name="jetrelay-wakeup"
-                ) as conn:
-                    await conn.execute(f"LISTEN {CHANNEL}")
-                    # Another process may have told producers otherwise meanwhile.
-                    self._sleeping = None
-                    wake()
-                    await self._hear(conn, wake)
-            except psycopg.Error as error:
-                self.last_error = first_line(error)
-            await asyncio.sleep(_RECONNECT)
-
-    async def _hear(self, conn: psycopg.AsyncConnection[object], wake: Callable[[], None]) -> None:
-        while True:
-            async for _ in conn.notifies(timeout=_PROBE):
+    def _hear(self, kind: str | None) -> None:
+        if kind is None:
+            # Another process may have told producers otherwise meanwhile.
+            self._sleeping = None
+            for wake in list(self._wakes.values()):
                 wake()
-            await conn.execute("SELECT 1")
+        elif kind in self._wakes:
+            self._wakes[kind]()
