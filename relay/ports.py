@@ -109,8 +109,7 @@ class JetStreamPublisher(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """A message as JetStream handed it out; ``reply`` is where its acknowledgement goes."""
 
     subject: str
@@ -165,8 +164,7 @@ class JetStreamConsumer(Protocol):
         """Stop redelivery for good (+TERM)."""
 
 
-@dataclass(frozen=True, slots=True)
-class InboxRow:
+class InboxRow(NamedTuple):
     """A received message on its way into the inbox, or out of it. An unreadable one has no event type."""
 
     message_id: UUID
@@ -190,8 +188,7 @@ class InboxRow:
     consumer_seq: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+class Inserted(NamedTuple):
     """What the inbox knew of a message: ``new``, or ``done`` (processed or dead-lettered) earlier.
 
     ``parked`` with its key, or not ``runnable`` before another of its key: both only where order is kept.
@@ -204,8 +201,7 @@ class Inserted:
     runnable: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedMessage:
+class ClaimedMessage(NamedTuple):
     """An inbox row held under a claim token; ``attempts`` includes the one about to be made.
 
     A condemned row is claimed only to store its dead letter, and that is no attempt.

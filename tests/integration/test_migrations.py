@@ -30,6 +30,7 @@ ALL = (
     "0008_archive",
     "0009_lanes",
     "0010_task_hints",
+    "0011_inbox_room",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

@@ -19,8 +19,8 @@ from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, CR
 
 from relay.domain.errors import BrokerUnreachable
 
-#: Takes subject, body and raw headers of a message, on the event loop; must not raise.
-Listener: TypeAlias = Callable[[bytes, bytes, bytes | None], None]
+#: Takes subject, reply subject, body and raw headers of a message, on the event loop; must not raise.
+Listener: TypeAlias = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 #: A message without reply subject and headers, in whose body there is no line break.
 _PLAIN_MESSAGE: Final = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n([^\r]*)\r\n")
@@ -85,7 +85,7 @@ class RelayClient(Client):
         if listener is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         else:
-            listener(subject, data, headers)
+            listener(subject, reply, data, headers)
 
     def write(self, command: bytes) -> None:
         """Have a protocol command sent, together with what else is written before the loop turns.

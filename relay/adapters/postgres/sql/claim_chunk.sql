@@ -5,8 +5,7 @@ WITH due AS MATERIALIZED (
     SELECT message_id, attempts
     FROM inbox_messages
     WHERE message_id = ANY (%(ids)s::uuid[])
-      AND processed_at IS NULL
-      AND dead_lettered_at IS NULL
+      AND num_nonnulls(processed_at, dead_lettered_at) = 0
       AND (claimed_until IS NULL OR claimed_until < now())
       AND (next_attempt_at IS NULL OR next_attempt_at <= now() + interval '50 milliseconds')
     FOR UPDATE SKIP LOCKED),
@@ -20,6 +19,9 @@ taken AS (
     RETURNING i.message_id, i.subject, i.subscription, i.stream, i.stream_seq, i.ack_subject, i.body, i.headers,
               i.event_type, i.event_version, i.occurred_at, i.partition_key, i.correlation_id, i.causation_id,
               i.order_key, i.attempts, i.requeues, i.dead_letter_reason, i.dead_letter_class)
-SELECT due.message_id AS id, taken.*
+SELECT * FROM taken
+UNION ALL
+SELECT message_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM due
-LEFT JOIN taken ON taken.message_id = due.message_id
+WHERE attempts > 0
