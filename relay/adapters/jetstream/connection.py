@@ -76,7 +76,7 @@ class RelayClient(Client):
             listener = self._listeners.get(int(sid))
             if listener is None or len(body) != int(size):
                 break
-            listener(subject, body, None)
+            listener(subject, b"", body, None)
             position = found.end()
         return data[position:]
 
