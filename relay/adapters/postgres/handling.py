@@ -23,6 +23,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from relay.adapters.postgres.lazy import LazyAsyncConnection, LazyConnection
 from relay.adapters.postgres.pool import CONNECTION
 from relay.adapters.postgres.shared import AsyncSharedTransaction, AsyncTransaction, SharedTransaction, Transaction
 from relay.adapters.postgres.sql import statement
@@ -31,8 +32,8 @@ from relay.failpoints import reach
 
 _DIALECT: Final = "postgresql+psycopg://"
 
-_Begun: TypeAlias = tuple[Connection, psycopg.Connection[Any], psycopg.Cursor[Any]]
-_BegunAsync: TypeAlias = tuple[AsyncConnection, psycopg.AsyncConnection[Any], psycopg.AsyncCursor[Any]]
+_Begun: TypeAlias = tuple[Connection, LazyConnection, psycopg.Cursor[Any]]
+_BegunAsync: TypeAlias = tuple[AsyncConnection, LazyAsyncConnection, psycopg.AsyncCursor[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,8 @@ class HandlerTransactions:
 
     @cached_property
     def _engine(self) -> Engine:
-        def connect() -> psycopg.Connection[Any]:
-            return psycopg.connect(self._url, **self._connection)
+        def connect() -> LazyConnection:
+            return LazyConnection.connect(self._url, **self._connection)
 
         engine = create_engine(_DIALECT, creator=connect, **self._pool)
         listen.listen(engine, "checkout", _check_alive)
@@ -87,8 +88,8 @@ class HandlerTransactions:
 
     @cached_property
     def _async_engine(self) -> AsyncEngine:
-        async def connect() -> psycopg.AsyncConnection[Any]:
-            return await psycopg.AsyncConnection.connect(self._url, **self._connection)
+        async def connect() -> LazyAsyncConnection:
+            return await LazyAsyncConnection.connect(self._url, **self._connection)
 
         engine = create_async_engine(_DIALECT, async_creator=connect, **self._pool)
         listen.listen(engine.sync_engine, "checkout", _check_alive)
@@ -185,15 +186,15 @@ def _has_input(socket: int) -> bool:
     return bool(look.poll(0))
 
 
-def _driver(connection: Connection) -> psycopg.Connection[Any]:
+def _driver(connection: Connection) -> LazyConnection:
     driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
+    assert isinstance(driver, LazyConnection)
     return driver
 
 
-async def _async_driver(connection: AsyncConnection) -> psycopg.AsyncConnection[Any]:
+async def _async_driver(connection: AsyncConnection) -> LazyAsyncConnection:
     driver = (await connection.get_raw_connection()).driver_connection
-    assert isinstance(driver, psycopg.AsyncConnection)
+    assert isinstance(driver, LazyAsyncConnection)
     return driver
 
 

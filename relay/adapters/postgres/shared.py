@@ -1,6 +1,7 @@
 """One transaction for the functions of several messages: each works in a savepoint of its own.
 
-A function that fails undoes what it wrote and nothing else. What their sessions add to an outbox is written
+A function that fails undoes what it wrote and nothing else; one that asks the server nothing pays for no
+savepoint. What their sessions add to an outbox is written
 when all are done, in one statement: its locks are taken in one order, so that two such transactions cannot
 deadlock over them.
 """
@@ -21,14 +22,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.enqueue import Row, insert_sqlalchemy, insert_sqlalchemy_async
+from relay.adapters.postgres.lazy import LazyAsyncConnection, LazyConnection
 from relay.adapters.postgres.sessions import write_later
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost, TransactionBroken
 from relay.failpoints import reach
 
-_BEGIN: Final = "SAVEPOINT jetrelay"
-_KEEP: Final = "RELEASE SAVEPOINT jetrelay"
-_UNDO: Final = "ROLLBACK TO SAVEPOINT jetrelay"
+_BEGIN: Final = b"SAVEPOINT jetrelay"
+_KEEP: Final = b"RELEASE SAVEPOINT jetrelay"
+_UNDO: Final = b"ROLLBACK TO SAVEPOINT jetrelay"
 #: Deadlock and serialization failure: nobody's fault, and gone when it is tried again.
 _CONFLICTS: Final = {"40P01", "40001"}
 
@@ -59,7 +61,7 @@ class Transaction:
         """Keep what the session has written when the block ends well."""
         try:
             yield self
-            if "session" in self.__dict__:
+            if "session" in self.__dict__ and self.session.in_transaction():
                 self.session.commit()
         finally:
             if "session" in self.__dict__:
@@ -89,7 +91,7 @@ class AsyncTransaction:
         """Keep what the session has written when the block ends well."""
         try:
             yield self
-            if "session" in self.__dict__:
+            if "session" in self.__dict__ and self.session.in_transaction():
                 await self.session.commit()
         finally:
             if "session" in self.__dict__:
@@ -107,12 +109,17 @@ class _Shared:
     def __init__(self) -> None:
         self.broken = self.conflict = False
         self._rows: list[Row] = []
-        self._first = True
+        self._open = False
 
-    def _next(self) -> str:
-        """What begins a step: the one before it is kept, or undone already, in the same round trip."""
-        first, self._first = self._first, False
-        return _BEGIN if first else f"{_KEEP}; {_BEGIN}"
+    def _arm(self, driver: LazyConnection | LazyAsyncConnection) -> None:
+        """Have a step begin when it is used; in the same trip the one before is kept, or undone already."""
+        driver.before = _KEEP + b"; " + _BEGIN if self._open else _BEGIN
+
+    def _disarm(self, driver: LazyConnection | LazyAsyncConnection) -> bool:
+        """Whether the step was used."""
+        used, driver.before = driver.before is None, None
+        self._open = self._open or used
+        return used
 
     def _note(self, error: BaseException) -> None:
         self.conflict = self.conflict or _sqlstate(error) in _CONFLICTS
@@ -126,7 +133,7 @@ class _Shared:
 class SharedTransaction(_Shared):
     """For plain functions, in a thread. ``pid`` is the server's name for it."""
 
-    def __init__(self, outer: Connection, driver: psycopg.Connection[Any], cursor: psycopg.Cursor[Any]) -> None:
+    def __init__(self, outer: Connection, driver: LazyConnection, cursor: psycopg.Cursor[Any]) -> None:
         super().__init__()
         self._outer, self._driver, self._cursor = outer, driver, cursor
         self.pid = driver.info.backend_pid
@@ -134,27 +141,30 @@ class SharedTransaction(_Shared):
     @contextmanager
     def step(self) -> Iterator[Transaction]:
         """Run the block in a savepoint: an error undoes what it wrote. Raises TransactionBroken."""
-        self._execute(self._next())
+        self._arm(self._driver)
         rows: list[Row] = []
         try:
             with Transaction(self._outer, self._driver, rows).used() as transaction:
                 yield transaction
         except BaseException as error:
             self._note(error)
-            self._execute(_UNDO)
+            if self._disarm(self._driver):
+                self._execute(_UNDO)
             raise
+        self._disarm(self._driver)
         self._rows += rows
 
     def settle(self, ids: Sequence[UUID], token: UUID) -> None:
         """End the rows of the steps that were kept. Raises ClaimLost when one of their claims is not ours."""
-        self._execute(_KEEP)
+        if self._open:
+            self._execute(_KEEP)
         insert_sqlalchemy(self._outer, self._rows)
         self._cursor.execute(statement("mark_chunk_processed"), {"ids": list(ids), "token": token})
         self._check(self._cursor.rowcount, ids)
 
-    def _execute(self, sql: str) -> None:
+    def _execute(self, sql: bytes) -> None:
         try:
-            self._cursor.execute(sql.encode(), prepare=False)
+            self._cursor.execute(sql, prepare=False)
         except psycopg.Error as error:
             self.broken = True
             raise TransactionBroken("the transaction of several messages is gone") from error
@@ -164,7 +174,7 @@ class AsyncSharedTransaction(_Shared):
     """The same for coroutines."""
 
     def __init__(
-        self, outer: AsyncConnection, driver: psycopg.AsyncConnection[Any], cursor: psycopg.AsyncCursor[Any]
+        self, outer: AsyncConnection, driver: LazyAsyncConnection, cursor: psycopg.AsyncCursor[Any]
     ) -> None:
         super().__init__()
         self._outer, self._driver, self._cursor = outer, driver, cursor
@@ -172,27 +182,30 @@ class AsyncSharedTransaction(_Shared):
     @asynccontextmanager
     async def step(self) -> AsyncIterator[AsyncTransaction]:
         """Run the block in a savepoint: an error undoes what it wrote. Raises TransactionBroken."""
-        await self._execute(self._next())
+        self._arm(self._driver)
         rows: list[Row] = []
         try:
             async with AsyncTransaction(self._outer, self._driver, rows).used() as transaction:
                 yield transaction
         except BaseException as error:
             self._note(error)
-            await self._execute(_UNDO)
+            if self._disarm(self._driver):
+                await self._execute(_UNDO)
             raise
+        self._disarm(self._driver)
         self._rows += rows
 
     async def settle(self, ids: Sequence[UUID], token: UUID) -> None:
         """End the rows of the steps that were kept. Raises ClaimLost when one of their claims is not ours."""
-        await self._execute(_KEEP)
+        if self._open:
+            await self._execute(_KEEP)
         await insert_sqlalchemy_async(self._outer, self._rows)
         await self._cursor.execute(statement("mark_chunk_processed"), {"ids": list(ids), "token": token})
         self._check(self._cursor.rowcount, ids)
 
-    async def _execute(self, sql: str) -> None:
+    async def _execute(self, sql: bytes) -> None:
         try:
-            await self._cursor.execute(sql.encode(), prepare=False)
+            await self._cursor.execute(sql, prepare=False)
         except psycopg.Error as error:
             self.broken = True
             raise TransactionBroken("the transaction of several messages is gone") from error
