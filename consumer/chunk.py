@@ -79,9 +79,12 @@ class ProcessChunk:
 
     async def _handle(self, claims: Sequence[ClaimedMessage]) -> dict[UUID, timedelta]:
         verdicts = await self._ask(claims)
-        done = [claim for claim in claims if _is_settled(verdicts[claim.row.message_id])]
+        done: list[ClaimedMessage] = []
+        rest: list[ClaimedMessage] = []
+        for claim in claims:
+            (done if _is_settled(verdicts[claim.row.message_id]) else rest).append(claim)
         await self._one.finish(done)
-        return await self._settle([claim for claim in claims if claim not in done], verdicts)
+        return await self._settle(rest, verdicts)
 
     async def _ask(self, claims: Sequence[ClaimedMessage]) -> dict[UUID, Disposition]:
         verdicts: dict[UUID, Disposition] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 from uuid import UUID
@@ -178,7 +178,31 @@ class PullMessages:
 
     def _row(self, delivery: Delivery) -> InboxRow:
         """Read a delivery. One that cannot be read never will be: it is dead on arrival."""
-        row = InboxRow(
+        try:
+            event = decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
+        except MalformedMessage as error:
+            return self._unreadable(delivery, error)
+        return InboxRow(
+            message_id=event.message_id,
+            subject=delivery.subject,
+            subscription=self._config.subscription,
+            stream=delivery.stream,
+            stream_seq=delivery.stream_seq,
+            ack_subject=delivery.reply,
+            body=delivery.body,
+            headers=delivery.headers,
+            event_type=event.event_type,
+            event_version=event.event_version,
+            occurred_at=event.occurred_at,
+            partition_key=event.partition_key,
+            correlation_id=event.correlation_id,
+            causation_id=event.causation_id,
+            order_key=self._order_key(delivery),
+            consumer_seq=delivery.consumer_seq,
+        )
+
+    def _unreadable(self, delivery: Delivery, error: MalformedMessage) -> InboxRow:
+        return InboxRow(
             message_id=stand_in_id(delivery.stream, delivery.stream_seq),
             subject=delivery.subject,
             subscription=self._config.subscription,
@@ -187,22 +211,9 @@ class PullMessages:
             ack_subject=delivery.reply,
             body=delivery.body,
             headers=delivery.headers,
+            condemned=DeadLetter(str(error), DeadLetterClass.POISON),
             order_key=self._order_key(delivery),
             consumer_seq=delivery.consumer_seq,
-        )
-        try:
-            event = decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
-        except MalformedMessage as error:
-            return replace(row, condemned=DeadLetter(str(error), DeadLetterClass.POISON))
-        return replace(
-            row,
-            message_id=event.message_id,
-            event_type=event.event_type,
-            event_version=event.event_version,
-            occurred_at=event.occurred_at,
-            partition_key=event.partition_key,
-            correlation_id=event.correlation_id,
-            causation_id=event.causation_id,
         )
 
     def _order_key(self, delivery: Delivery) -> str | None:

@@ -108,8 +108,7 @@ class JetStreamPublisher(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """A message as JetStream handed it out; ``reply`` is where its acknowledgement goes."""
 
     subject: str
@@ -164,8 +163,7 @@ class JetStreamConsumer(Protocol):
         """Stop redelivery for good (+TERM)."""
 
 
-@dataclass(frozen=True, slots=True)
-class InboxRow:
+class InboxRow(NamedTuple):
     """A received message on its way into the inbox, or out of it. An unreadable one has no event type."""
 
     message_id: UUID
@@ -189,8 +187,7 @@ class InboxRow:
     consumer_seq: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+class Inserted(NamedTuple):
     """What the inbox knew of a message: ``new``, or ``done`` (processed or dead-lettered) earlier.
 
     ``parked`` with its key, or not ``runnable`` before another of its key: both only where order is kept.
@@ -203,8 +200,7 @@ class Inserted:
     runnable: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedMessage:
+class ClaimedMessage(NamedTuple):
     """An inbox row held under a claim token; ``attempts`` includes the one about to be made.
 
     A condemned row is claimed only to store its dead letter, and that is no attempt.

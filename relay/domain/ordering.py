@@ -53,7 +53,7 @@ def default_key(aggregate_type: str, aggregate_id: str) -> str:
 def partition_key(headers: Mapping[str, str]) -> str | None:
     """The key that a message's producer gave it; None if it gave none. Raises MalformedMessage."""
     key = unquote(headers.get(KEY, ""))
-    if "\x00" in key or any("\ud800" <= char <= "\udfff" for char in key):
+    if "\x00" in key or (not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key)):
         raise MalformedMessage("cannot be stored as text", field=KEY)
     return key or None
 

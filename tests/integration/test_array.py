@@ -43,6 +43,12 @@ def test_texts(connection: psycopg.Connection[Any], texts: list[str | None]) -> 
     assert read(connection, array.of_texts(texts), "text") == texts
 
 
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.binary()))
+def test_bytes(connection: psycopg.Connection[Any], bodies: list[bytes]) -> None:
+    assert read(connection, array.of_bytes(bodies), "bytea") == bodies
+
+
 def test_moments(connection: psycopg.Connection[Any]) -> None:
     assert read(connection, array.of_moments(MOMENTS), "timestamptz") == MOMENTS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -96,7 +95,7 @@ async def test_a_message_twice_in_one_batch_becomes_one_row_with_the_later_reply
     inbox: PostgresInboxAdapter, database_url: str
 ) -> None:
     first, other = inbox_row(1), inbox_row(2)
-    again = replace(first, stream_seq=3, ack_subject="reply.again")
+    again = first._replace(stream_seq=3, ack_subject="reply.again")
     known = await inbox.insert([first, other, again])
     assert [it.message_id for it in known] == [first.message_id, other.message_id]
     assert stored(database_url, first)["ack_subject"] == "reply.again"
@@ -109,10 +108,10 @@ async def test_a_known_message_keeps_its_state_and_gets_the_new_reply_subject_an
     await inbox.insert([row])
     await inbox.record_error(await claimed(inbox, row), Retry(timedelta(minutes=1), "boom"))
     before = stored(database_url, row)
-    again = replace(row, ack_subject="reply.again", stream_seq=9, body=b"other", headers={}, event_type="other")
+    again = row._replace(ack_subject="reply.again", stream_seq=9, body=b"other", headers={}, event_type="other")
     await inbox.insert([again])
     assert stored(database_url, row) == before | {"ack_subject": "reply.again", "stream_seq": 9}
-    await inbox.insert([replace(row, ack_subject="")])
+    await inbox.insert([row._replace(ack_subject="")])
     assert stored(database_url, row)["ack_subject"] == "reply.again"
 
 

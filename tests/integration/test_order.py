@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -179,7 +178,7 @@ async def test_batches_that_overtake_each_other_run_in_order(sub: Subscription) 
 async def test_the_watermark_moves_with_the_rows_or_not_at_all(sub: Subscription) -> None:
     await received(sub, "a")
     before = await mark(sub)
-    poison = replace(inbox_row(2, stream=sub.stream, event_type="a\x00b"), order_key="a", consumer_seq=2)
+    poison = inbox_row(2, stream=sub.stream, event_type="a\x00b")._replace(order_key="a", consumer_seq=2)
     with pytest.raises(Exception, match="cannot store"):
         await sub.inbox.insert([poison])
     assert await mark(sub) == before == Watermark(1, 1)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
+
+#: Bytes in hexadecimal digits; in an array their backslash needs another.
+_HEX: Final = r'"\\x%s"'
 
 
 def of_plain(elements: Iterable[Any]) -> str:
@@ -24,6 +27,11 @@ def of_moments(elements: Iterable[datetime | None]) -> str:
 def of_texts(elements: Iterable[str | None]) -> str:
     """An array of any texts."""
     return f"{{{','.join(['NULL' if it is None else _quoted(it) for it in elements])}}}"
+
+
+def of_bytes(elements: Iterable[bytes]) -> str:
+    """An array of any bytes."""
+    return f"{{{','.join([_HEX % it.hex() for it in elements])}}}"
 
 
 def _quoted(text: str) -> str:

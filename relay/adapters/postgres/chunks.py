@@ -7,13 +7,12 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from psycopg.rows import dict_row
-
-from relay.adapters.postgres.inbox import claimed, clean
+from relay.adapters.postgres import array
+from relay.adapters.postgres.inbox import clean
 from relay.adapters.postgres.pool import Pool, connection
 from relay.adapters.postgres.sql import statement
-from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
-from relay.ports import ClaimedMessage
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry
+from relay.ports import ClaimedMessage, InboxRow
 
 #: What a verdict writes: the error, the class of a dead letter, the delay of a retry.
 _Written = tuple[str | None, str | None, timedelta | None]
@@ -31,15 +30,15 @@ class PostgresChunks:
     ) -> tuple[Sequence[ClaimedMessage], Sequence[UUID]]:
         token = uuid4()
         async with connection(self._pool) as conn:
-            cursor = conn.cursor(row_factory=dict_row)
-            parameters = {"ids": list(ids), "token": token, "lease": lease}
+            cursor = conn.cursor(binary=True)
+            parameters = {"ids": array.of_plain(ids), "token": token, "lease": lease}
             await cursor.execute(statement(self._claim), parameters)
             rows = await cursor.fetchall()
-        taken = [claimed(token, row) for row in rows if row["message_id"] is not None]
-        return taken, [row["id"] for row in rows if row["message_id"] is None]
+        taken = [_claimed(token, values) for _, *values in rows if values[0] is not None]
+        return taken, [id for id, message_id, *_ in rows if message_id is None]
 
     async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
-        parameters = {"ids": _ids(claims), "token": claims[0].token, "lease": lease}
+        parameters = {"ids": array.of_plain(_ids(claims)), "token": claims[0].token, "lease": lease}
         async with connection(self._pool) as conn:
             cursor = await conn.execute(statement("renew_chunk"), parameters)
             return cursor.rowcount > 0
@@ -52,6 +51,13 @@ class PostgresChunks:
         async with connection(self._pool) as conn:
             cursor = await conn.execute(statement("settle_chunk"), parameters)
             return {id for (id,) in await cursor.fetchall()}
+
+
+def _claimed(token: UUID, values: Sequence[Any]) -> ClaimedMessage:
+    """The claim of a row, by the order in which claim_chunk.sql names the columns."""
+    *columns, order_key, attempts, requeues, reason, kind = values
+    condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(kind))
+    return ClaimedMessage(token, InboxRow._make([*columns, condemned, order_key, None]), attempts, requeues)
 
 
 def _ids(claims: Sequence[ClaimedMessage]) -> list[UUID]:

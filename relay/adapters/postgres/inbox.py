@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres import array
 from relay.adapters.postgres.pool import Connection, Pool, connection, first_line
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
@@ -36,6 +37,30 @@ _COLUMNS: Final = (
     "order_key",
 )
 _ERROR_LIMIT: Final = 2_000
+
+
+def _headers(values: Sequence[Mapping[str, str]]) -> str:
+    return array.of_texts([json.dumps(dict(headers)) for headers in values])
+
+
+#: How a column of many rows is written.
+_WRITERS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "message_id": array.of_plain,
+    "subject": array.of_texts,
+    "subscription": array.of_texts,
+    "stream": array.of_texts,
+    "stream_seq": array.of_plain,
+    "ack_subject": array.of_texts,
+    "body": array.of_bytes,
+    "headers": _headers,
+    "event_type": array.of_texts,
+    "event_version": array.of_plain,
+    "occurred_at": array.of_moments,
+    "partition_key": array.of_texts,
+    "correlation_id": array.of_plain,
+    "causation_id": array.of_plain,
+    "order_key": array.of_texts,
+}
 _LOOK: Final = 60.0
 _BEGINNING: Final = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 
@@ -160,12 +185,13 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
     """Insert a batch by the statement ``name``. Raises MalformedMessage when PostgreSQL refuses a value of it."""
     # A statement may touch a row once: of a message that is in the batch twice, the later delivery counts.
     rows = list({row.message_id: row for row in rows}.values())
-    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
-    columns["headers"] = [json.dumps(dict(row.headers)) for row in rows]
-    columns["reason"] = [row.condemned and clean(row.condemned.reason) for row in rows]
-    columns["kind"] = [row.condemned and row.condemned.kind.value for row in rows]
+    columns = zip(InboxRow._fields, zip(*rows, strict=True), strict=True)
+    arrays = {name: _WRITERS[name](values) for name, values in columns if name in _WRITERS}
+    verdicts = [row.condemned for row in rows]
+    arrays["reason"] = array.of_texts(None if it is None else clean(it.reason) for it in verdicts)
+    arrays["kind"] = array.of_plain(None if it is None else it.kind.value for it in verdicts)
     try:
-        cursor = await conn.execute(statement(name), columns | more)
+        cursor = await conn.execute(statement(name), {**arrays, **more})
     except psycopg.DataError as error:
         # The driver's further lines quote the value.
         raise MalformedMessage(f"the inbox cannot store it: {first_line(error)}") from error

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
+from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, insert
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
@@ -46,7 +47,7 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
         numbered = [(row.consumer_seq, row.stream_seq) for row in rows if row.consumer_seq is not None]
         async with connection(self._pool) as conn, conn.transaction():
             mark = await _move(conn, rows[0].subscription, rows[0].stream, lambda mark: mark.received(numbered))
-            more = {"mark": mark.stream_seq, "order_seq": list(place.values())}
+            more = {"mark": mark.stream_seq, "order_seq": array.of_plain(place.values())}
             return await insert(conn, "insert_ordered", rows, **more)
 
     async def _forget_order(self, subscription: str) -> None:
