@@ -76,10 +76,10 @@ def at_ack(relay: Relay, number: int, fault: Callable[[], None]) -> None:
     """Do ``fault`` when so many events are acknowledged, before the next ones leave."""
     count, receive = itertools.count(1), relay.publisher._on_ack
 
-    def on_ack(subject: bytes, data: bytes, headers: bytes | None) -> None:
+    def on_ack(*message: Any) -> None:
         if next(count) == number:
             fault()
-        receive(subject, data, headers)
+        receive(*message)
 
     relay.publisher._on_ack = on_ack  # type: ignore[method-assign]
 

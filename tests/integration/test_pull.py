@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from consumer import pull as pull_module
+from relay.adapters.jetstream import consumer as consumer_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pool import create_pool
@@ -176,6 +177,25 @@ async def test_a_consumer_that_was_deleted_is_an_outage(sub: Subscription) -> No
     await sub.js.delete_consumer(sub.stream, "down")
     with pytest.raises(BrokerUnreachable, match="409 Consumer Deleted"):
         await waiting
+
+
+async def test_what_cannot_be_answered_does_not_keep_others_from_being_acknowledged(sub: Subscription) -> None:
+    """A row may have been written by hand; as a command its reply subject would end the connection."""
+    await sub.received()
+    losses, reply = sub.consumer.losses, (await sub.rows())[0]["ack_subject"]
+    await sub.consumer.ack(["", "a b", "a\r\nPING", None, reply])  # type: ignore[list-item]
+    await sub.acked()
+    assert sub.consumer.losses == losses
+
+
+async def test_thousands_of_replies_arrive(sub: Subscription, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_module, "_REPLIES", 7)
+    monkeypatch.setattr(consumer_module, "_UNSENT", 100)
+    for _ in range(50):
+        await sub.send()
+    await sub.consumer.ack([delivery.reply for delivery in await sub.fetch()])
+    await sub.acked()
+    assert (await sub.consumer.state()).floor == 50
 
 
 # --- outages ---

@@ -17,8 +17,8 @@ from nats.aio.client import Client
 
 from relay.domain.errors import BrokerUnreachable
 
-#: Takes subject, body and raw headers of a message, on the event loop; must not raise.
-Listener: TypeAlias = Callable[[bytes, bytes, bytes | None], None]
+#: Takes subject, reply subject, body and raw headers of a message, on the event loop; must not raise.
+Listener: TypeAlias = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 _READY_TIMEOUT: Final = 2.0
 _RESTART_DELAY: Final = 0.5
@@ -46,7 +46,7 @@ class RelayClient(Client):
         if listener is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         else:
-            listener(subject, data, headers)
+            listener(subject, reply, data, headers)
 
     def write(self, command: bytes) -> None:
         """Have a protocol command sent, together with what else is written before the loop turns.

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 
-from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.connection import NatsConnection, RelayClient
+from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
 from relay.domain.errors import BrokerUnreachable
 from relay.ports import ConsumerState, Delivery
 
@@ -25,6 +25,11 @@ from relay.ports import ConsumerState, Delivery
 _SILENCE: Final = 2.0
 #: Statuses that end a pull request quietly: no messages, time-out, and the batch is complete.
 _QUIET: Final = {"404", "408"}
+#: So many replies are written at a time, and so many bytes may wait to be sent.
+_REPLIES: Final = 1_000
+_UNSENT: Final = 1_000_000
+#: What could stand in the place of a subject without breaking out of it.
+_ANSWERABLE: Final = re.compile(r"[^\s\x00]+")
 
 
 class NatsJetStreamConsumer:
@@ -34,8 +39,8 @@ class NatsJetStreamConsumer:
         self._connection = connection
         self._stream, self._durable = stream, durable
         self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
-        self._client: Client | None = None
-        self._arrived: asyncio.Queue[Msg] = asyncio.Queue()
+        self._client: RelayClient | None = None
+        self._arrived: asyncio.Queue[Arrived | None] = asyncio.Queue()
         self._inbox = ""
         self._request = 0
         self._missing = 0
@@ -99,8 +104,10 @@ class NatsJetStreamConsumer:
     async def _reply(self, replies: Sequence[str], body: bytes) -> None:
         client = await self._connection.client()
         try:
-            for reply in replies:
-                await client.publish(reply, body)
+            for first in range(0, len(replies), _REPLIES):
+                client.write(_replies(replies[first : first + _REPLIES], body))
+                if client.pending_data_size > _UNSENT:
+                    await client.written()
         except (nats.errors.Error, OSError) as error:
             raise BrokerUnreachable(f"cannot acknowledge: {error}") from error
 
@@ -108,7 +115,7 @@ class NatsJetStreamConsumer:
         client = await self._connection.client()
         if client is not self._client:
             self._inbox = client.new_inbox()
-            await client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+            await client.listen(f"{self._inbox}.*", self._on_message)
             self._client = client
             self._missing = 0
 
@@ -132,8 +139,8 @@ class NatsJetStreamConsumer:
                     rest.append(more)
         return rest
 
-    async def _on_message(self, msg: Msg) -> None:
-        self._arrived.put_nowait(msg)
+    def _on_message(self, *message: bytes | None) -> None:
+        self._arrived.put_nowait(Arrived._make(message))
 
     async def _next(self, patience: float) -> Delivery | None:
         """The next message, or None when the request ended or stayed unanswered."""
@@ -147,37 +154,32 @@ class NatsJetStreamConsumer:
             self._missing = 0
         return None
 
-    def _read(self, msg: Msg) -> Delivery | None:
-        status = (msg.headers or {}).get("Status")
-        if status is not None and not msg.reply:
-            self._end_request(msg, status)
+    def _read(self, message: Arrived | None) -> Delivery | None:
+        if message is None:
+            return None
+        if not message.reply:
+            self._end_request(message)
             return None
         self._missing -= 1
-        metadata = msg.metadata
-        return Delivery(
-            subject=msg.subject,
-            reply=msg.reply,
-            headers=dict(msg.headers or {}),
-            body=msg.data,
-            stream=metadata.stream,
-            stream_seq=metadata.sequence.stream,
-            consumer_seq=metadata.sequence.consumer,
-        )
+        return read_delivery(message)
 
-    def _end_request(self, msg: Msg, status: str) -> None:
-        if msg.subject != f"{self._inbox}.{self._request}" or status == "100":
+    def _end_request(self, message: Arrived) -> None:
+        headers = read_headers(message.headers)
+        status, request = headers.get("Status"), f"{self._inbox}.{self._request}"
+        if status in (None, "100") or message.subject != request.encode():
             return
         self._missing = 0
         if status not in _QUIET:
-            description = (msg.headers or {}).get("Description", "")
-            raise BrokerUnreachable(f"the consumer answered {status} {description}".rstrip())
+            raise BrokerUnreachable(f"the consumer answered {status} {headers.get('Description', '')}".rstrip())
 
     def _on_down(self) -> None:
         self._missing = 0
         self.losses += 1
-        # Wakes a waiting fetch; a message without headers and reply is read as nothing.
-        self._arrived.put_nowait(_wake())
+        # Wakes a waiting fetch.
+        self._arrived.put_nowait(None)
 
 
-def _wake() -> Msg:
-    return Msg(_client=None, subject="", reply="", data=b"", headers={"Status": "100"})  # type: ignore[arg-type]
+def _replies(subjects: Sequence[str], body: bytes) -> bytes:
+    """The commands that answer deliveries. A row that was written by hand may name none that can be answered."""
+    end = b" %d\r\n%b\r\n" % (len(body), body)
+    return b"".join([b"PUB " + it.encode() + end for it in subjects if it and _ANSWERABLE.fullmatch(it)])

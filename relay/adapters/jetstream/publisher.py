@@ -143,7 +143,7 @@ class NatsJetStreamPublisher:
         batch.in_flight[token] = (message, rest)
         self._waiting[token] = batch
 
-    def _on_ack(self, subject: bytes, data: bytes, headers: bytes | None) -> None:
+    def _on_ack(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         token = subject.rpartition(b".")[2]
         batch = self._waiting.pop(token, None)
         if batch is None or token not in batch.in_flight:

@@ -1,0 +1,62 @@
+"""What JetStream hands out, as it comes over the wire."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from relay.ports import Delivery
+
+_SPACE: Final = " \t\r\n\v\f"
+#: How the reply subject of a delivery is divided: bare, or with the domain and account in front (and room behind).
+_BARE, _LONG = 9, 11
+
+
+class Arrived(NamedTuple):
+    """A message, and where it came from."""
+
+    subject: bytes
+    reply: bytes
+    body: bytes
+    headers: bytes | None
+
+
+def read_headers(raw: bytes | None) -> dict[str, str]:
+    """The headers of a message; of a status its number and text too. What is no header is left out."""
+    if not raw:
+        return {}
+    first, *lines = raw.decode("utf-8", "replace").split("\r\n")
+    found = _status(first)
+    for line in lines:
+        name, colon, value = line.partition(":")
+        name = name.strip(_SPACE)
+        if colon and name.isascii() and len(name.split()) <= 1:
+            found[name] = value.strip(_SPACE)
+    return found
+
+
+def _status(line: str) -> dict[str, str]:
+    """What the first line says behind its version, if anything."""
+    _, _, text = line.partition(" ")
+    number, _, description = text.strip(_SPACE).partition(" ")
+    if not number:
+        return {}
+    return {"Status": number, "Description": description} if description else {"Status": number}
+
+
+def read_delivery(message: Arrived) -> Delivery | None:
+    """A delivery of a consumer; None if it is none: its reply subject says which stream it is from, and where."""
+    reply = message.reply.decode()
+    tokens = reply.split(".")
+    if len(tokens) != _BARE:
+        tokens = [*tokens[:2], *tokens[4:]] if len(tokens) >= _LONG else []
+    if tokens[:2] != ["$JS", "ACK"]:
+        return None
+    return Delivery(
+        subject=message.subject.decode(),
+        reply=reply,
+        headers=read_headers(message.headers),
+        body=message.body,
+        stream=tokens[2],
+        stream_seq=int(tokens[5]),
+        consumer_seq=int(tokens[6]),
+    )
