@@ -34,8 +34,8 @@ class PostgresChunks:
             parameters = {"ids": array.of_plain(ids), "token": token, "lease": lease}
             await cursor.execute(statement(self._claim), parameters)
             rows = await cursor.fetchall()
-        taken = [_claimed(token, values) for _, *values in rows if values[0] is not None]
-        return taken, [id for id, message_id, *_ in rows if message_id is None]
+        taken = [_claimed(token, row) for row in rows if row[1] is not None]
+        return taken, [id for id, subject, *_ in rows if subject is None]
 
     async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
         parameters = {"ids": array.of_plain(_ids(claims)), "token": claims[0].token, "lease": lease}
