@@ -57,7 +57,11 @@ def events(count: int, first: int = 0) -> list[Event]:
 def long_claims() -> Iterator[None]:
     """Let no claim be renewed, as happens every few seconds: how long a handler takes is not counted."""
     lease = timedelta(hours=1)
-    with patch("consumer.process.LEASE", lease), patch("tasks.run._LEASE", lease):
+    with (
+        patch("consumer.process.LEASE", lease),
+        patch("consumer.chunk.LEASE", lease),
+        patch("tasks.run._LEASE", lease),
+    ):
         yield
 
 
@@ -118,6 +122,18 @@ async def consume_ordered(meter: Meter, lab: Laboratory) -> None:
         await consume(meter, sub.keep_order(), handler)
 
 
+async def consume_chunks(meter: Meter, lab: Laboratory) -> None:
+    """The same in chunks of 50, each of whose functions writes a row in the transaction they share."""
+    async with subscribed(meter.url, lab.nats.url) as sub, handling(sub) as functions:
+        deliveries = await sent(sub, 200)
+        pull, process = sub.pull(), sub.chunk(functions.handler(sync_session(nothing)))
+        with meter.counting(200), long_claims():
+            await pull.accept(deliveries)
+            for first in range(0, 200, 50):
+                assert await process.process(sub.enqueued[first : first + 50]) == {}
+        await sub.acked()
+
+
 async def tasks(meter: Meter, lab: Laboratory) -> None:
     """200 tasks of a type without limits brought to Redis and run, each writing a row in its transaction."""
 
@@ -144,7 +160,7 @@ async def tasks(meter: Meter, lab: Laboratory) -> None:
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
-    for scenario in (add, publish, consume_python, consume_http, consume_ordered, tasks)
+    for scenario in (add, publish, consume_python, consume_http, consume_ordered, consume_chunks, tasks)
 }
 
 

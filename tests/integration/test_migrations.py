@@ -28,6 +28,7 @@ ALL = (
     "0006_scheduler",
     "0007_inbox_sweep",
     "0008_archive",
+    "0009_inbox_room",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

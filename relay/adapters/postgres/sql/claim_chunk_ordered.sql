@@ -1,7 +1,7 @@
 -- As claim_chunk, for an ordered subscription: only heads of keys are taken, under the conditions of
 -- claim_ordered, so that no chunk holds two messages of a key.
 WITH due AS MATERIALIZED (
-    SELECT i.message_id, i.attempts
+    SELECT i.message_id, i.attempts, i.order_key, i.requeues
     FROM inbox_messages AS i
     WHERE i.message_id = ANY (%(ids)s::uuid[])
       AND num_nonnulls(i.processed_at, i.dead_lettered_at) = 0
@@ -31,6 +31,9 @@ taken AS (
     RETURNING i.message_id, i.subject, i.subscription, i.stream, i.stream_seq, i.ack_subject, i.body, i.headers,
               i.event_type, i.event_version, i.occurred_at, i.partition_key, i.correlation_id, i.causation_id,
               i.order_key, i.attempts, i.requeues, i.dead_letter_reason, i.dead_letter_class)
-SELECT due.message_id AS id, taken.*
+SELECT * FROM taken
+UNION ALL
+SELECT message_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM due
-LEFT JOIN taken ON taken.message_id = due.message_id
+WHERE attempts > 0 OR (order_key IS NOT NULL AND requeues > 0)
