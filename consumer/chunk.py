@@ -7,6 +7,7 @@ message that kills its worker does so to others once at most.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final, Protocol, TypeAlias
@@ -21,8 +22,10 @@ from relay.ports import ClaimedMessage, EventHandler, HandlerRequest
 #: How many messages of a chunk a service is asked about at the same time.
 _AT_ONCE: Final = 8
 
+#: Hears, once for each message, how many seconds its handler took.
+Heard: TypeAlias = Callable[[float], None]
 #: Asks a handler about many messages; an answer for each.
-AskAll: TypeAlias = Callable[[Sequence[HandlerRequest]], Awaitable[Mapping[UUID, HandlerResult]]]
+AskAll: TypeAlias = Callable[[Sequence[HandlerRequest], Heard], Awaitable[Mapping[UUID, HandlerResult]]]
 
 
 class ChunkClaims(Protocol):
@@ -43,12 +46,15 @@ class ChunkClaims(Protocol):
 def side_by_side(handler: EventHandler, room: asyncio.Semaphore | None = None) -> AskAll:
     """Ask about a few messages at a time; ``room`` bounds the calls of all chunks, not just of each."""
 
-    async def ask_all(requests: Sequence[HandlerRequest]) -> dict[UUID, HandlerResult]:
+    async def ask_all(requests: Sequence[HandlerRequest], heard: Heard) -> dict[UUID, HandlerResult]:
         slots = room or asyncio.Semaphore(_AT_ONCE)
 
         async def ask(request: HandlerRequest) -> HandlerResult:
             async with slots:
-                return await handler.handle(request)
+                begun = time.perf_counter()
+                answer = await handler.handle(request)
+                heard(time.perf_counter() - begun)
+                return answer
 
         answers = await asyncio.gather(*(ask(request) for request in requests))
         return {request.message_id: answer for request, answer in zip(requests, answers, strict=True)}
@@ -95,7 +101,7 @@ class ProcessChunk:
                 verdicts[claim.row.message_id] = request
             else:
                 requests[claim.row.message_id] = request
-        answers = await self._ask_all([*requests.values()]) if requests else {}
+        answers = await self._ask_all([*requests.values()], self._one.tell_answered) if requests else {}
         reach("after_handler_before_mark")
         asked = [claim for claim in claims if claim.row.message_id in requests]
         return verdicts | {it.row.message_id: self._one.decide(answers[it.row.message_id], it) for it in asked}

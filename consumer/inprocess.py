@@ -8,12 +8,13 @@ transaction, and is then, like a service, called at least once.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 
-from consumer.chunk import side_by_side
+from consumer.chunk import Heard, side_by_side
 from consumer.handlers import Registry
 from consumer.signatures import IncomingEvent, Inject, MessageContext, Signature
 from relay.adapters.postgres.handling import HandlerTransactions, Settlement
@@ -71,8 +72,8 @@ class PythonEventHandler:
         """See the port. Whatever the function raises becomes an answer."""
         return await answered(self._handle(request), self._timeout)
 
-    async def handle_all(self, requests: Sequence[HandlerRequest]) -> Answers:
-        """See `consumer.chunk.AskAll`. Functions that write in the inbox transaction share it."""
+    async def handle_all(self, requests: Sequence[HandlerRequest], heard: Heard) -> Answers:
+        """See `consumer.chunk.AskAll`. Functions that write in the inbox transaction share it, and its time."""
         answers: Answers = {}
         sharing: dict[bool, list[_Prepared]] = {False: [], True: []}
         others: list[HandlerRequest] = []
@@ -80,13 +81,14 @@ class PythonEventHandler:
             prepared = self._prepared(request)
             if isinstance(prepared, HandlerResult):
                 answers[request.message_id] = prepared
+                heard(0.0)
             elif prepared.signature.in_transaction:
                 sharing[prepared.signature.is_async].append(prepared)
             else:
                 others.append(request)
         for members in sharing.values():
-            answers |= await self._share(members)
-        answers |= await self._side_by_side(others)
+            answers |= await self._share(members, heard)
+        answers |= await self._side_by_side(others, heard)
         return answers
 
     def _prepared(self, request: HandlerRequest) -> _Prepared | HandlerResult:
@@ -95,9 +97,10 @@ class PythonEventHandler:
         except Exception as error:
             return answer(error)
 
-    async def _share(self, members: list[_Prepared]) -> Answers:
+    async def _share(self, members: list[_Prepared], heard: Heard) -> Answers:
         if not members:
             return {}
+        begun = time.perf_counter()
         # By key, so that two transactions take the locks of what their events are about in one order.
         members.sort(key=lambda it: it.key)
         answers, rest = await self._together.run([it.member for it in members], members[0].request.token)
@@ -105,6 +108,9 @@ class PythonEventHandler:
         for it in members:
             if it.request.message_id in left:
                 answers[it.request.message_id] = await self.handle(it.request)
+        share = (time.perf_counter() - begun) / len(members)
+        for _ in members:
+            heard(share)
         return answers
 
     async def close(self) -> None:

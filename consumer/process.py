@@ -96,10 +96,14 @@ class ProcessInboxMessage:
         begun = time.perf_counter()
         with kept(lambda: self._inbox.renew(claim, LEASE)):
             result = await self._handler.handle(request)
-        config, seconds = self._config, time.perf_counter() - begun
-        self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
+        self.tell_answered(time.perf_counter() - begun)
         reach("after_handler_before_mark")
         return self.decide(result, claim)
+
+    def tell_answered(self, seconds: float) -> None:
+        """State the fact that the handler has answered for a message."""
+        config = self._config
+        self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
 
     def request(self, claim: ClaimedMessage) -> HandlerRequest | DeadLetter:
         """What the handler is asked, or why it cannot be."""

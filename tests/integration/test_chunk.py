@@ -17,6 +17,7 @@ from relay.devstack import NatsServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import MessageProcessed, MessageRetried
 from relay.domain.model import HandlerResult
+from relay.domain.timings import HandlerAnswered
 from relay.ports import HandlerRequest
 from tests.integration.consuming import LEASE, SUBSCRIPTION, Handler, Subscription, subscribed
 from tests.integration.publishing import eventually
@@ -67,6 +68,7 @@ async def test_each_message_of_a_chunk_has_the_end_of_its_own_answer(sub: Subscr
     assert (letter["message_id"], letter["class"]) == (str(poison), "deterministic")
     assert {fact.message_id for fact in sub.facts if isinstance(fact, MessageProcessed)} == {ok, again}
     assert {fact.message_id for fact in sub.facts if isinstance(fact, MessageRetried)} == {busy, gone}
+    assert len([fact for fact in sub.facts if isinstance(fact, HandlerAnswered)]) == 5
 
     async def two_are_open() -> bool:
         return await sub.unacked() == 2
@@ -105,9 +107,7 @@ async def test_a_claim_lost_in_a_chunk_settles_that_message_for_nobody(sub: Subs
     assert await states(sub, others) == [{200: "processed", 422: "dead", 503: "open"}[status]] * 3
 
 
-async def test_what_was_tried_before_is_left_to_be_handled_alone(
-    sub: Subscription,
-) -> None:
+async def test_what_was_tried_before_is_left_to_be_handled_alone(sub: Subscription) -> None:
     new, tried, finished, held = ids = await received(sub, 4)
     await sub.process(Handler.answering(503)).process(tried)
     await sub.query("UPDATE inbox_messages SET next_attempt_at = now() WHERE message_id = %s", tried)
@@ -223,6 +223,16 @@ async def test_a_key_waits_for_its_head_to_be_tried_again_and_others_go_on(sub: 
     assert await sub.chunk(Handler()).process(ids) == {}
     assert await states(sub, ids) == ["open", "open", "processed", "processed"]
     assert a2 not in await sub.inbox.overdue(SUBSCRIPTION, 100)
+
+
+async def test_what_an_operator_put_back_into_its_key_is_left_to_be_handled_alone(sub: Subscription) -> None:
+    sub.keep_order()
+    put_back, other = [await sub.send(Relay_Partition_Key=key) for key in "ab"]
+    await sub.pull().accept(await sub.fetch())
+    await sub.query("UPDATE inbox_messages SET requeues = 1 WHERE message_id = %s", put_back)
+    handler = Handler()
+    assert await sub.chunk(handler).process([put_back, other]) == {put_back: AT_ONCE}
+    assert [request.message_id for request in handler.requests] == [other]
 
 
 async def test_of_many_chunks_at_once_none_runs_two_messages_of_a_key(sub: Subscription) -> None:

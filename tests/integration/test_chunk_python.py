@@ -22,6 +22,7 @@ from consumer.inprocess import CALLS
 from relay import Event, Outbox
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.devstack import NatsServer
+from relay.domain.timings import HandlerAnswered
 from relay.handling import together
 from tests.integration.consuming import subscribed
 from tests.integration.python_handling import WRITE, Handling, handling
@@ -379,6 +380,17 @@ async def test_a_chunk_may_ask_functions_of_every_kind(calls: Handling) -> None:
     assert states == expected
     assert sorted(told) == ["awaited", "awaited", "plain", "plain"]
     assert len(await effects(calls)) == 4
+    assert len([fact for fact in calls.sub.facts if isinstance(fact, HandlerAnswered)]) == len(ids)
+
+
+async def test_functions_that_share_a_transaction_share_the_time_that_it_took(calls: Handling) -> None:
+    def deed(_run: Run, wish: Wish) -> None:
+        time.sleep(0.3 if wish.do == "slow" else 0)
+
+    await play(calls, with_session, deed, "nothing", "slow", "nothing")
+    told = [fact.seconds for fact in calls.sub.facts if isinstance(fact, HandlerAnswered)]
+    assert (len(told), len(set(told))) == (3, 1)
+    assert sum(told) >= 0.3
 
 
 async def test_a_payload_that_does_not_fit_is_a_dead_letter_of_its_own(calls: Handling) -> None:
