@@ -209,9 +209,10 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 def _decode_handler(_subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
     fields, header = _object(body), headers[MSG_ID]
     # The inbox goes by the header and the handler by the body: both must mean one message.
-    if (text := fields.get("message_id")) not in (None, header):
-        if (named := _uuid(text, "message_id")) != (known := NatsMsgId.parse(header).event_id):
-            raise MalformedMessage(f"the body says {named}, the header {MSG_ID} says {known}", field="message_id")
+    if (text := fields.get("message_id")) not in (None, header) and (
+        (named := _uuid(text, "message_id")) != (known := NatsMsgId.parse(header).event_id)
+    ):
+        raise MalformedMessage(f"the body says {named}, the header {MSG_ID} says {known}", field="message_id")
     return fields
 
 
