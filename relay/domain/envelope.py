@@ -202,7 +202,6 @@ def _finite(text: str) -> float:
     return value
 
 
-#: Made once: making one takes longer than reading a small body.
 _DECODER: Final = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 
 
