@@ -34,7 +34,7 @@ from tests.integration.consuming import SUBSCRIPTION, Subscription, subscribed
 from tests.integration.http_service import answering, calling
 from tests.integration.metering import Cost, Laboratory, Meter, Scenario, laboratory, measured
 from tests.integration.publishing import ALL, Relay, event
-from tests.integration.python_handling import handling, nothing, sync_session
+from tests.integration.python_handling import handling, nothing, sync_psycopg, sync_session
 from tests.integration.tasking import Mail, tasking
 
 BASELINE = Path(__file__).with_name("costs.json")
@@ -126,7 +126,7 @@ async def consume_chunks(meter: Meter, lab: Laboratory) -> None:
     """The same in chunks of 50, each of whose functions writes a row in the transaction they share."""
     async with subscribed(meter.url, lab.nats.url) as sub, handling(sub) as functions:
         deliveries = await sent(sub, 200)
-        pull, process = sub.pull(), sub.chunk(functions.handler(sync_session(nothing)))
+        pull, process = sub.pull(), sub.chunk(functions.handler(sync_psycopg(nothing)))
         with meter.counting(200), long_claims():
             await pull.accept(deliveries)
             for first in range(0, 200, 50):

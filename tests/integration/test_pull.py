@@ -229,6 +229,8 @@ async def test_a_batch_in_hand_waits_for_the_database_and_is_not_delivered_again
     from relay.adapters.postgres.migrations import upgrade
 
     monkeypatch.setattr(pull_module, "_INSERT_PAUSE", 0.2)
+    # PostgreSQL recovers within these, on however busy a machine.
+    monkeypatch.setattr(pull_module, "_INSERT_ATTEMPTS", 300)
     url = own_postgres.create_database("sea")
     await asyncio.to_thread(upgrade, url)
     async with subscribed(url, nats_server.url, ack_wait=2) as sub:

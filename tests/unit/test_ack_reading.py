@@ -16,15 +16,15 @@ LOOKALIKE = b"MSG _INBOX.a.3 7 24\r\n12\r\nMSG _INBOX.a.9 7 1\r\n\r\n"
 HEADERS = b"HMSG _INBOX.a.4 7 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
 REPLY = b"MSG _INBOX.a.5 7 reply 2\r\nok\r\n"
 WIRE = PLAIN + LINES + b"+OK\r\n" + PLAIN + LOOKALIKE + HEADERS + REPLY + PLAIN
-Heard = tuple[bytes, bytes, bytes | None]
+Heard = tuple[bytes, bytes, bytes, bytes | None]
 EXPECTED: list[Heard] = [
-    (b"_INBOX.a.1", ACK, None),
-    (b"_INBOX.a.2", b"\r\n\r\n", None),
-    (b"_INBOX.a.1", ACK, None),
-    (b"_INBOX.a.3", b"12\r\nMSG _INBOX.a.9 7 1\r\n", None),
-    (b"_INBOX.a.4", b"", b"NATS/1.0 503\r\n\r\n"),
-    (b"_INBOX.a.5", b"ok", None),
-    (b"_INBOX.a.1", ACK, None),
+    (b"_INBOX.a.1", b"", ACK, None),
+    (b"_INBOX.a.2", b"", b"\r\n\r\n", None),
+    (b"_INBOX.a.1", b"", ACK, None),
+    (b"_INBOX.a.3", b"", b"12\r\nMSG _INBOX.a.9 7 1\r\n", None),
+    (b"_INBOX.a.4", b"", b"", b"NATS/1.0 503\r\n\r\n"),
+    (b"_INBOX.a.5", b"reply", b"ok", None),
+    (b"_INBOX.a.1", b"", ACK, None),
 ]
 
 
