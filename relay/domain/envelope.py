@@ -30,8 +30,7 @@ from relay.domain.subject import EventSubject, check_token, check_version
 MSG_ID: Final = "Nats-Msg-Id"
 SCHEMA_VERSION: Final = "1.0"
 DEFAULT_ENVELOPE: Final = "handler"
-#: Keys that are their own quotation.
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.\-/:@!$&'()*+,;=~]*")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.\-/:@!$&'()*+,;=~]*")  # a key that is its own quotation
 
 
 class Outgoing(NamedTuple):

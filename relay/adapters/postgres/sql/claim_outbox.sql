@@ -2,7 +2,8 @@
 --
 -- lane: those of them where something is ready; each may give its share of the batch, so that a claim reads
 -- what it takes and nothing of the lanes of others. Number -1 has the unordered events (partition_key = ''),
--- which belong to no lane; SKIP LOCKED shares them out. In random order: the last may find the batch full.
+-- which belong to no lane; SKIP LOCKED shares them out. The lane that has waited longest comes first, as the last
+-- may find the batch full.
 -- ready: never failed, not delayed. due: back-off or delay is over. An event waits while an earlier
 -- one of its key has failed and is not published (a dead one counts only under dead_head = 'block';
 -- one that was published before and is replayed counts only for other replays).
@@ -19,7 +20,7 @@ WITH failed AS MATERIALIZED (
 ), lane AS MATERIALIZED (
     SELECT number
     FROM unnest(%(lanes)s::int[] || -1) AS number, LATERAL (
-        SELECT
+        SELECT e.seq
         FROM outbox_events AS e
         WHERE e.published_at IS NULL
           AND e.dead_at IS NULL
@@ -27,7 +28,7 @@ WITH failed AS MATERIALIZED (
           AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = number
         ORDER BY e.seq
         LIMIT 1) AS first
-    ORDER BY random()
+    ORDER BY first.seq
 ), share AS MATERIALIZED (
     SELECT ceil(%(limit)s::int / GREATEST(1, count(*))::float8)::int AS rows FROM lane
 ), ready AS (
