@@ -15,9 +15,10 @@ import json
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import cached_property
 from typing import Final
 
-import httpx2
+import aiohttp
 
 from relay.domain.model import HandlerResult
 from relay.ports import HandlerRequest
@@ -29,6 +30,8 @@ _DETAIL: Final = 500
 _IDLE: Final = 1.5
 #: How long the rest of a successful answer may take, in seconds.
 _SKIP: Final = 0.2
+#: No answer of a handler is worth decoding, and what is not decoded cannot swell.
+_HEADERS: Final = {"user-agent": "jetrelay", "accept-encoding": "identity"}
 
 
 class HttpEventHandler:
@@ -45,31 +48,30 @@ class HttpEventHandler:
     ) -> None:
         self._url = url
         self._timeout = timeout.total_seconds()
+        self._connect_timeout = connect_timeout.total_seconds()
         self._secret = signing_secret
-        self._client = httpx2.AsyncClient(
-            follow_redirects=False,
-            timeout=httpx2.Timeout(self._timeout, connect=connect_timeout.total_seconds()),
-            limits=httpx2.Limits(
-                max_connections=max_connections,
-                max_keepalive_connections=max_connections,
-                keepalive_expiry=_IDLE,
-            ),
-            # Proxies and credentials of the environment are not for calls between services.
-            trust_env=False,
-        )
+        self._max_connections = max_connections
+
+    @cached_property
+    def _session(self) -> aiohttp.ClientSession:
+        return open_session(connect_timeout=self._connect_timeout, limit=self._max_connections)
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """See the port. Time-outs and broken connections are transient failures."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._call(request)
-        except (TimeoutError, httpx2.TimeoutException):
+        except aiohttp.ConnectionTimeoutError:
+            return HandlerResult.failed(f"time-out: no connection within {self._connect_timeout:g} s")
+        except TimeoutError:
             return HandlerResult.failed(f"time-out: no answer within {self._timeout:g} s")
-        except httpx2.HTTPError as error:
-            return HandlerResult.failed(f"{type(error).__name__}: {error}"[:_DETAIL])
+        except (aiohttp.ClientError, OSError) as error:
+            return HandlerResult.failed(why(error))
 
     async def close(self) -> None:
-        await self._client.aclose()
+        """Close the connections."""
+        if "_session" in self.__dict__:
+            await self._session.close()
 
     async def _call(self, request: HandlerRequest) -> HandlerResult:
         headers = {
@@ -81,33 +83,66 @@ class HttpEventHandler:
             headers["x-correlation-id"] = str(request.correlation_id)
         if self._secret is not None:
             headers |= sign(self._secret, str(request.message_id), int(time.time()), request.body)
-        async with self._client.stream("POST", self._url, content=request.body, headers=headers) as response:
-            if 200 <= response.status_code < 300:
+        async with self._session.post(
+            self._url, data=request.body, headers=headers, allow_redirects=False
+        ) as response:
+            if 200 <= response.status < 300:
                 await _skip(response)
-                return HandlerResult.from_status(response.status_code)
-            return HandlerResult.from_status(response.status_code, await read_detail(response))
+                return HandlerResult.from_status(response.status)
+            return HandlerResult.from_status(response.status, await read_detail(response))
 
 
-async def _skip(response: httpx2.Response) -> None:
+def open_session(*, connect_timeout: float | None = None, limit: int = 100) -> aiohttp.ClientSession:
+    """A client for calls between services, with at most ``limit`` connections at once, to be closed at the end.
+
+    It knows no proxies, credentials or cookies, and has no other time-out than that of a connection.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=limit, keepalive_timeout=_IDLE),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=_HEADERS,
+        auto_decompress=False,
+        max_line_size=_MAX_ANSWER,
+        max_field_size=_MAX_ANSWER,
+        trust_env=False,
+    )
+
+
+def why(error: aiohttp.ClientError | OSError) -> str:
+    """Why a call has no answer, bounded. It never names the URL, which may hold a secret."""
+    match error:
+        case aiohttp.ClientConnectorError():
+            return f"ConnectError: {error}"[:_DETAIL]
+        case aiohttp.ClientResponseError():
+            return f"ProtocolError: {' '.join(error.message.split())}"[:_DETAIL]
+        case aiohttp.ServerDisconnectedError():
+            return "ServerDisconnectedError: the connection was closed before an answer"
+        case aiohttp.InvalidURL():
+            return "InvalidURL: the address is none"
+    return f"{type(error).__name__}: {error}"[:_DETAIL]
+
+
+async def _skip(response: aiohttp.ClientResponse) -> None:
     """Read past a body that nobody needs, or the connection could not be used again.
 
     The handler has said that it is done, so what comes of the rest changes nothing.
     """
-    with suppress(TimeoutError, httpx2.HTTPError):
+    if response.content.is_eof():
+        return
+    with suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_SKIP):
             await _body(response)
 
 
-async def _body(response: httpx2.Response) -> bytes:
+async def _body(response: aiohttp.ClientResponse) -> bytes:
     body = b""
-    async for chunk in response.aiter_bytes():
+    while len(body) <= _MAX_ANSWER and (chunk := await response.content.read(_MAX_ANSWER)):
         body += chunk
-        if len(body) > _MAX_ANSWER:
-            break
     return body[:_MAX_ANSWER]
 
 
-async def read_detail(response: httpx2.Response) -> str:
+async def read_detail(response: aiohttp.ClientResponse) -> str:
     """The reason a handler gave, from a JSON body's ``detail`` or ``reason`` or the text itself."""
     text = (await _body(response)).decode("utf-8", "replace").strip()
     try:

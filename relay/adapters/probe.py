@@ -6,12 +6,14 @@ import asyncio
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import cached_property
 from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
-import httpx2
+import aiohttp
 
-from relay.adapters.http import read_detail, sign
+from relay.adapters.http import open_session, read_detail, sign, why
 from relay.commands.check_handler import Answer, Signature
 
 _OLD: Final = timedelta(hours=1)
@@ -26,11 +28,15 @@ class HttpProbe:
         self._url = url
         self._timeout = timeout.total_seconds()
         self._secret = secret
-        self._client = httpx2.AsyncClient(timeout=self._timeout, trust_env=False, follow_redirects=False)
+
+    @cached_property
+    def _session(self) -> aiohttp.ClientSession:
+        return open_session()
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        if "_session" in self.__dict__:
+            await self._session.close()
 
     async def send(self, message_id: UUID, body: bytes, signature: Signature = Signature.GOOD) -> Answer:
         """See HandlerProbe."""
@@ -38,28 +44,31 @@ class HttpProbe:
         try:
             async with (
                 asyncio.timeout(self._timeout),
-                self._client.stream("POST", self._url, content=body, headers=headers) as response,
+                self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as response,
             ):
-                return Answer(response.status_code, await read_detail(response))
-        except (TimeoutError, httpx2.TimeoutException):
+                return Answer(response.status, await read_detail(response))
+        except TimeoutError:
             return Answer(None, f"no answer within {self._timeout:g} s")
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            return Answer(None, f"{type(error).__name__}: {error}")
+        except (aiohttp.ClientError, OSError) as error:
+            return Answer(None, why(error))
 
     async def give_up(self, message_id: UUID, body: bytes) -> None:
         """See HandlerProbe. By hand: a client library would tell us, and not the handler, that time is up."""
-        url = httpx2.URL(self._url)
+        url = urlsplit(self._url)
         headers = self._headers(message_id, body, Signature.GOOD) | {
-            "host": url.netloc.decode(),
+            "host": url.netloc,
             "content-length": str(len(body)),
         }
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         try:
             async with asyncio.timeout(self._timeout):
                 reader, writer = await asyncio.open_connection(
-                    url.host, url.port or (443 if url.scheme == "https" else 80), ssl=url.scheme == "https" or None
+                    url.hostname,
+                    url.port or (443 if url.scheme == "https" else 80),
+                    ssl=url.scheme == "https" or None,
                 )
-                writer.write(f"POST {url.raw_path.decode()} HTTP/1.1\r\n{head}\r\n".encode() + body)
+                target = urlunsplit(("", "", url.path or "/", url.query, ""))
+                writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode() + body)
                 await writer.drain()
                 # Closed at once, the request might not even reach the handler.
                 with suppress(TimeoutError):

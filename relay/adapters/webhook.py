@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-import httpx2
+import aiohttp
 
+from relay.adapters.http import open_session
 from relay.domain.errors import AlertRefused
 
 
@@ -22,16 +23,18 @@ class Webhook:
         try:
             async with asyncio.timeout(self._timeout):
                 status = await self._post(body)
-        except (TimeoutError, httpx2.TimeoutException):
+        except TimeoutError:
             raise AlertRefused(f"the webhook did not answer within {self._timeout:g} s") from None
-        except httpx2.HTTPError as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise AlertRefused(f"the webhook cannot be reached: {type(error).__name__}") from None
         if not 200 <= status < 300:
             raise AlertRefused(f"the webhook answered {status}")
 
     async def _post(self, body: bytes) -> int:
         async with (
-            httpx2.AsyncClient(follow_redirects=False, trust_env=False, timeout=self._timeout) as client,
-            client.stream("POST", self._url, content=body, headers={"content-type": "application/json"}) as answer,
+            open_session() as session,
+            session.post(
+                self._url, data=body, headers={"content-type": "application/json"}, allow_redirects=False
+            ) as answer,
         ):
-            return answer.status_code
+            return answer.status

@@ -96,7 +96,7 @@ def configure(level: str, log_format: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # These two report every retry and every job at INFO; the facts say the same with ids.
-    for noisy in ("apscheduler", "dramatiq", "httpx2", "psycopg.pool", "nats"):
+    for noisy in ("apscheduler", "dramatiq", "psycopg.pool", "nats"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -37,6 +37,8 @@ class Service:
     port: int = 0
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
+    #: How many of them are open.
+    connected: int = 0
     written: int = 0
 
     @property
@@ -45,6 +47,7 @@ class Service:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.connected += 1
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -55,6 +58,7 @@ class Service:
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
+            self.connected -= 1
             writer.close()
 
 

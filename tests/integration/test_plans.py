@@ -42,6 +42,7 @@ class Guard:
 SHARD = {"lanes": Shard(0, 2).lanes, "limit": 300, "dead_head_blocks": False}
 CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
+THREE = [uuid4() for _ in range(3)]
 GUARDS = {
     # Half of the lanes and nothing of what is in the others; what is due is few and read in the order of time.
     "claim": Guard(
@@ -104,6 +105,10 @@ GUARDS = {
     ),
     "running tasks": Guard("running_tasks", {"idx_task_running"}, 1, {"key": "key1"}),
     "claim of a message": Guard("claim_message", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}),
+    "claim of some messages": Guard("claim_messages", {"inbox_messages_pkey"}, 3, {"ids": THREE, **CLAIM}),
+    "settlement of some messages": Guard(
+        "mark_messages_processed", {"inbox_messages_pkey"}, 3, {"ids": THREE, "tokens": THREE}
+    ),
     "claim of an ordered message": Guard(
         "claim_ordered", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}
     ),

@@ -6,13 +6,15 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.rows import dict_row
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.grouping import Grouping
 from relay.adapters.postgres.pool import Connection, Pool, connection, first_line
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
@@ -62,16 +64,20 @@ _WRITERS: Final[Mapping[str, Callable[[Any], str]]] = {
     "order_key": array.of_texts,
 }
 _LOOK: Final = 60.0
+#: What the claims of one statement share: the lease, and after how many attempts a message is given up.
+_Terms: TypeAlias = tuple[timedelta, int]
 _BEGINNING: Final = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 
 
 class PostgresInboxAdapter:
     """Claims are leases on the database's clock, every later write is fenced by the claim's token.
 
+    Claims that are asked for at the same time are one statement, and so is marking what is processed.
     ``grace``: how long after a row should have been picked up the sweep takes it for lost.
     """
 
     _claim = "claim_message"
+    _claim_many: str | None = "claim_messages"
     _overdue = "overdue_messages"
     _due = "due_messages"
 
@@ -79,6 +85,8 @@ class PostgresInboxAdapter:
         self._pool = pool
         self._grace = grace
         self._looked: dict[str, float] = {}
+        self._claims: dict[_Terms, Grouping[UUID, ClaimedMessage | None]] = {}
+        self._marks = Grouping(self._mark_many)
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         """See the port. Raises MalformedMessage when PostgreSQL refuses a value of the batch."""
@@ -88,20 +96,44 @@ class PostgresInboxAdapter:
             return await insert(conn, "insert_inbox", rows)
 
     async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
-        token, exhausted = uuid4(), unanswered(max_attempts).reason
-        parameters = {"message_id": message_id, "token": token, "lease": lease}
+        terms = lease, max_attempts
+        if self._claim_many is not None:
+            if terms not in self._claims:
+                self._claims[terms] = Grouping(partial(self._claim_together, self._claim_many, terms))
+            if (claim := await self._claims[terms].ask(message_id)) is not None:
+                return claim
+        claims = await self._take(self._claim, terms, message_id=message_id)
+        return claims[0] if claims else None
+
+    async def _claim_together(
+        self, name: str, terms: _Terms, ids: Sequence[UUID]
+    ) -> Sequence[ClaimedMessage | None]:
+        claims = {claim.row.message_id: claim for claim in await self._take(name, terms, ids=ids)}
+        # A message that two have asked for is the first one's.
+        return [claims.pop(id, None) for id in ids]
+
+    async def _take(self, name: str, terms: _Terms, **which: Any) -> Sequence[ClaimedMessage]:
+        token, (lease, max_attempts) = uuid4(), terms
+        parameters = {"token": token, "lease": lease, "max_attempts": max_attempts, **which}
         async with connection(self._pool) as conn:
             cursor = conn.cursor(row_factory=dict_row)
-            limits = {"max_attempts": max_attempts, "exhausted": exhausted}
-            await cursor.execute(statement(self._claim), parameters | limits)
-            row = await cursor.fetchone()
-        return None if row is None else claimed(token, row)
+            exhausted = unanswered(max_attempts).reason
+            await cursor.execute(statement(name), parameters | {"exhausted": exhausted})
+            return [claimed(token, row) for row in await cursor.fetchall()]
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("renew_claim", claim, lease=lease)
 
     async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
-        return await self._settle("mark_processed", claim)
+        return await self._marks.ask(claim) or await self._settle("mark_processed", claim)
+
+    async def _mark_many(self, claims: Sequence[ClaimedMessage]) -> Sequence[bool]:
+        ids = [claim.row.message_id for claim in claims]
+        parameters = {"ids": ids, "tokens": [claim.token for claim in claims]}
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement("mark_messages_processed"), parameters)
+            marked = {id for (id,) in await cursor.fetchall()}
+        return [id in marked for id in ids]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         return await self._settle("record_error", claim, error=clean(disposition.error), delay=disposition.delay)

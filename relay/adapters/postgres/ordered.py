@@ -31,6 +31,7 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
     """
 
     _claim = "claim_ordered"
+    _claim_many = None
     _overdue = "overdue_ordered"
     _due = "due_ordered"
 

@@ -1,0 +1,17 @@
+-- As mark_processed, for several rows at once, each fenced by a token of its own. Rows that somebody else has
+-- locked are passed over, as nobody may wait for them here: mark_processed has the last word on those. As in
+-- claim_messages, the planner is not told how many ids there are.
+WITH ours AS MATERIALIZED (
+    SELECT message_id
+    FROM inbox_messages
+    WHERE message_id = ANY (ARRAY(SELECT unnest(%(ids)s::uuid[])))
+      AND claim_token = (%(tokens)s::uuid[])[array_position(%(ids)s::uuid[], message_id)]
+      AND processed_at IS NULL
+      AND dead_letter_reason IS NULL
+    FOR UPDATE SKIP LOCKED)
+UPDATE inbox_messages AS i
+SET processed_at = greatest(clock_timestamp(), received_at), claim_token = NULL, claimed_until = NULL,
+    next_attempt_at = NULL
+FROM ours
+WHERE i.message_id = ours.message_id
+RETURNING i.message_id
