@@ -41,13 +41,16 @@ class Claimed:
     def __init__(self, row: dict[str, Any], lender: Lender, borrowed: Lendable) -> None:
         self.row = row
         self._lender = lender
-        self._borrowed: Lendable | None = borrowed
+        # Whoever takes it out has it: the thread that calls the function, or the one that gave up before.
+        self._held = [borrowed]
 
     @contextmanager
     def settle(self, settlement: Settlement) -> Iterator[Transaction]:
         """Run the block in the transaction, as `HandlerTransactions.settle` does."""
-        borrowed, self._borrowed = self._borrowed, None
-        assert borrowed is not None
+        try:
+            borrowed = self._held.pop()
+        except IndexError:
+            raise ClaimLost("the time was up before the function began") from None
         try:
             with Transaction(borrowed.outer, borrowed.driver).used() as transaction:
                 yield transaction
@@ -57,9 +60,8 @@ class Claimed:
 
     def leave(self) -> None:
         """End the transaction, if nobody was given it. The row stays claimed."""
-        borrowed, self._borrowed = self._borrowed, None
-        if borrowed is not None:
-            self._lender.give_back(borrowed)
+        with suppress(IndexError):
+            self._lender.give_back(self._held.pop())
 
 
 class HandlerTransactions:
