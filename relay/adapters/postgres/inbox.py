@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.grouping import Grouping
+from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection, first_line
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
@@ -120,6 +121,20 @@ class PostgresInboxAdapter:
             exhausted = unanswered(max_attempts).reason
             await cursor.execute(statement(name), parameters | {"exhausted": exhausted})
             return [claimed(token, row) for row in await cursor.fetchall()]
+
+    def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> tuple[UUID, Command]:
+        """The statement that claims a row, and the token under which it does."""
+        token = uuid4()
+        return token, (
+            self._claim,
+            {
+                "message_id": message_id,
+                "token": token,
+                "lease": lease,
+                "max_attempts": max_attempts,
+                "exhausted": unanswered(max_attempts).reason,
+            },
+        )
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("renew_claim", claim, lease=lease)

@@ -44,14 +44,14 @@ def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
 @asynccontextmanager
 async def connection(pool: Pool) -> AsyncIterator[Connection]:
     """A connection from the pool. Whatever says that the server is away becomes DatabaseUnreachable."""
-    with outages():
+    with reached():
         async with pool.connection() as conn:
             yield conn
 
 
 @contextmanager
-def outages() -> Iterator[None]:
-    """Turn what says that the server is away into DatabaseUnreachable."""
+def reached() -> Iterator[None]:
+    """Turn whatever says that the server is away into DatabaseUnreachable."""
     try:
         yield
     except (PoolTimeout, PoolClosed) as error:

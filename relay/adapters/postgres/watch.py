@@ -15,7 +15,7 @@ import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 
-from relay.adapters.postgres.pool import CONNECTION, Connection, outages
+from relay.adapters.postgres.pool import CONNECTION, Connection, reached
 from relay.adapters.postgres.sql import statement
 
 #: Rows as the server writes them, in text.
@@ -48,7 +48,7 @@ class Watch:
 
     async def ask(self, question: str, parameters: Mapping[str, Any] | None = None) -> Rows:
         """The rows of a statement of ``sql/``. Raises DatabaseUnreachable."""
-        with outages():
+        with reached():
             if self._conn is None:
                 await self._connected()
             async with self._lock:
