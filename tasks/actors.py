@@ -101,7 +101,10 @@ def _deliver(context: str) -> DeliverTasks:
 
 
 async def _room(queue: str) -> int:
-    return settings.task_window - await asyncio.to_thread(broker.backlog, queue_name(queue))
+    """Nothing while more than half of the window is taken: a few tasks at a time would cost a transaction each."""
+    window = settings.task_window
+    room = window - await asyncio.to_thread(broker.backlog, queue_name(queue))
+    return room if room >= window / 2 else 0
 
 
 async def _put(context: str, tasks: Sequence[TaskRef]) -> None:
