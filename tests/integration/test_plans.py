@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from relay.domain.ordering import Shard
-from tests.integration.crowded import BACKLOG, KEYS, crowd, events
+from tests.integration.crowded import BACKLOG, KEYS, crowd, events, messages
 from tests.integration.plans import Plan, explain
 
 BLOCKED = 20_000
@@ -128,6 +128,39 @@ def test_what_waits_behind_a_failed_head_is_looked_at_once(database_url: str) ->
         conn.execute("VACUUM ANALYZE outbox_events")
         plan = explain(conn, "claim_outbox", **{**SHARD, "lanes": Shard(0, 1).lanes})
     held_to(plan, BLOCKED + 2 * 300, 2 * 300)
+
+
+IDS = [uuid4(), uuid4()]
+ONE = {"message_id": IDS[0], **CLAIM}
+ALL = {"ids": IDS, **CLAIM}
+BY_ID = {
+    "claim_message": ONE,
+    "claim_ordered": ONE,
+    "renew_claim": ONE,
+    "mark_processed": ONE,
+    "claim_chunk": ALL,
+    "claim_chunk_ordered": ALL,
+    "renew_chunk": ALL,
+    "mark_chunk_processed": ALL,
+    "settle_chunk": {**ALL, "errors": [None, None], "kinds": [None, None], "delays": [None, None]},
+}
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_a_message_is_found_by_its_id_when_a_burst_follows_a_quiet_time(
+    database_url: str, generic: bool, subtests: pytest.Subtests
+) -> None:
+    """The statistics then say that the indexes of what waits are empty, and no cheaper way could be thought of."""
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        messages(conn, 1, 1_000, "busy", processed_at="clock_timestamp()")
+        conn.execute("VACUUM ANALYZE inbox_messages")
+        messages(conn, 1_001, 5_000, "busy")
+        claimed = "UPDATE inbox_messages SET claim_token = %s, message_id = %s WHERE stream_seq = %s"
+        for n, id in enumerate(IDS):
+            conn.execute(claimed, (CLAIM["token"], id, 1_001 + n))
+        for name, parameters in BY_ID.items():
+            with subtests.test(name):
+                held_to(explain(conn, name, generic=generic, **parameters), 2 * len(IDS), 0)
 
 
 def held_to(plan: Plan, touched: int, sorted_rows: int) -> None:

@@ -5,8 +5,7 @@ WITH due AS MATERIALIZED (
     SELECT message_id, attempts
     FROM inbox_messages
     WHERE message_id = ANY (%(ids)s::uuid[])
-      AND processed_at IS NULL
-      AND dead_lettered_at IS NULL
+      AND num_nonnulls(processed_at, dead_lettered_at) = 0
       AND (claimed_until IS NULL OR claimed_until < now())
       AND (next_attempt_at IS NULL OR next_attempt_at <= now() + interval '50 milliseconds')
     FOR UPDATE SKIP LOCKED),

@@ -4,8 +4,7 @@ WITH due AS MATERIALIZED (
     SELECT i.message_id, i.attempts
     FROM inbox_messages AS i
     WHERE i.message_id = ANY (%(ids)s::uuid[])
-      AND i.processed_at IS NULL
-      AND i.dead_lettered_at IS NULL
+      AND num_nonnulls(i.processed_at, i.dead_lettered_at) = 0
       AND (i.claimed_until IS NULL OR i.claimed_until < now())
       AND (i.next_attempt_at IS NULL OR i.next_attempt_at <= now() + interval '50 milliseconds')
       AND (i.order_key IS NULL OR (

@@ -1,6 +1,8 @@
 -- Take one inbox row under a token and count the attempt. A condemned row (its dead letter is not
 -- stored yet) is taken without counting: its handler is not called again. So is one whose attempts are
--- spent although none was answered: it would kill the next worker too.
+-- spent although none was answered: it would kill the next worker too. What is not finished is counted instead
+-- of asked for by IS NULL, here and wherever a row is known by its id: PostgreSQL might otherwise read the whole
+-- index of what waits, which it takes for empty when there was nothing in it last time it looked.
 UPDATE inbox_messages
 SET claim_token = %(token)s,
     claimed_until = now() + %(lease)s,
@@ -10,8 +12,7 @@ SET claim_token = %(token)s,
     dead_letter_class = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
                              THEN 'exhausted' ELSE dead_letter_class END
 WHERE message_id = %(message_id)s
-  AND processed_at IS NULL
-  AND dead_lettered_at IS NULL
+  AND num_nonnulls(processed_at, dead_lettered_at) = 0
   AND (claimed_until IS NULL OR claimed_until < now())
   AND (next_attempt_at IS NULL OR next_attempt_at <= now() + interval '50 milliseconds')
 RETURNING message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,

@@ -10,8 +10,7 @@ SET claim_token = %(token)s,
     dead_letter_class = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
                              THEN 'exhausted' ELSE dead_letter_class END
 WHERE i.message_id = %(message_id)s
-  AND i.processed_at IS NULL
-  AND i.dead_lettered_at IS NULL
+  AND num_nonnulls(i.processed_at, i.dead_lettered_at) = 0
   AND (i.claimed_until IS NULL OR i.claimed_until < now())
   AND (i.next_attempt_at IS NULL OR i.next_attempt_at <= now() + interval '50 milliseconds')
   AND (i.order_key IS NULL OR (

@@ -12,6 +12,6 @@ SET processed_at = CASE WHEN v.error IS NULL THEN greatest(clock_timestamp(), i.
     claimed_until = CASE WHEN v.kind IS NULL THEN NULL ELSE i.claimed_until END
 FROM unnest(%(ids)s::uuid[], %(errors)s::text[], %(kinds)s::text[], %(delays)s::interval[])
     AS v (message_id, error, kind, delay)
-WHERE i.message_id = v.message_id AND i.claim_token = %(token)s AND i.processed_at IS NULL
+WHERE i.message_id = v.message_id AND i.claim_token = %(token)s AND num_nonnulls(i.processed_at) = 0
   AND (v.error IS NOT NULL OR i.dead_letter_reason IS NULL)
 RETURNING i.message_id
