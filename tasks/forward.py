@@ -13,6 +13,7 @@ from typing import Final
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.domain.facts import FactSink, TasksDelivered
 from relay.domain.tasks import TaskRef
+from relay.failpoints import reach
 
 _BATCH: Final = 300
 #: How soon to look again while the queues are full, in seconds: it doubles up to the longest.
@@ -60,6 +61,7 @@ class DeliverTasks:
             if not tasks:
                 return 0
             await self._put(tasks)
+            reach("after_task_enqueue")
         self._tell(queue, len(tasks), again=False)
         return len(tasks)
 

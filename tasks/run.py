@@ -22,6 +22,7 @@ from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, Retry, decide
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
 from relay.domain.timings import TaskAnswered
+from relay.failpoints import reach
 from relay.handling.calls import Call, Calls, answered
 from relay.handling.signatures import Inject, misfits
 from tasks.registry import Registry, TaskContext, TaskHandler
@@ -71,6 +72,7 @@ class RunTask:
             return _UNHANDLED.delay
         match await self._start(id, handler):
             case ClaimedTask() as claim:
+                reach("after_task_claim")
                 return await self._attempt(claim, handler)
             case PutOff(delay, waits_for):
                 seconds = delay.total_seconds()
@@ -100,6 +102,7 @@ class RunTask:
             if result.verdict is Verdict.TRANSIENT and claim.attempts > handler.policy.max_attempts:
                 await self._fail(claim, result.detail)
                 return None
+            reach("after_task_answer")
             match decide(result, claim.attempts, handler.policy, random.random()):  # noqa: S311
                 case Ack(settled):
                     if settled or await self._tasks.complete(claim):

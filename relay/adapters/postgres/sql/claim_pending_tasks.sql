@@ -1,8 +1,10 @@
 -- Claim due tasks of one queue, those that go first first, and mark them as delivered: they are once this commits.
 -- Immediate and delayed ones are read through an index each, so that tasks of next week cost nothing today. An
--- array for the reason that overdue_messages gives. The commit is not waited for: what a crash undoes is
--- delivered twice.
-WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
+-- array for the reason that overdue_messages gives. Whoever is paused before the commit loses the rows after five
+-- seconds; the commit is not waited for. What is lost either way is delivered twice.
+WITH relaxed AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'off', true),
+           set_config('idle_in_transaction_session_timeout', '5s', true)),
 due AS MATERIALIZED (
     SELECT id
     FROM task_outbox
