@@ -14,6 +14,7 @@ import dramatiq
 from dramatiq.errors import Retry
 
 from consumer.chunk import ProcessChunk, side_by_side
+from consumer.direct import ProcessDirectly
 from consumer.handlers import load
 from consumer.inprocess import CALLS, PythonEventHandler
 from consumer.order import GoOn
@@ -22,6 +23,7 @@ from relay.actors import application, broker
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.redis import delayed
+from relay.adapters.workers import event_loop
 from relay.bootstrap import HANDLE_QUEUE, job, retry_policy
 from relay.domain.errors import ConfigurationError, Outage
 
@@ -78,6 +80,23 @@ def _handling(context: str, subscription: str, ids: list[str]) -> dramatiq.Messa
 
 
 @cache
+def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | None]:
+    """What processes a message from a worker thread: a plain function there, everything else on the event loop."""
+    loop = event_loop()
+
+    async def make() -> ProcessDirectly | None:
+        # On the loop, like all that others share.
+        handler, one = application.handler(context, subscription), _process(context, subscription)
+        if not isinstance(handler, PythonEventHandler) or not handler.plain:
+            return None
+        return ProcessDirectly(one, application.inbox(context, subscription), handler, loop)
+
+    if (direct := loop.run_coroutine(make())) is not None:
+        return direct.process
+    return lambda message_id: loop.run_coroutine(_process(context, subscription).process(message_id))
+
+
+@cache
 def _process_chunk(context: str, subscription: str) -> ProcessChunk:
     handler = application.handler(context, subscription)
     return ProcessChunk(
@@ -90,10 +109,10 @@ def _process_chunk(context: str, subscription: str) -> ProcessChunk:
 
 
 @dramatiq.actor(queue_name=HANDLE_QUEUE, priority=10, max_retries=None)
-async def handle_message(context: str, subscription: str, message_id: str) -> None:
+def handle_message(context: str, subscription: str, message_id: str) -> None:
     """Process one inbox message (CMD-051). The row owns the retry, Dramatiq's Retries middleware times it."""
     try:
-        delay = await _process(context, subscription).process(UUID(message_id))
+        delay = _attempt(context, subscription)(UUID(message_id))
     except Outage:
         # The row keeps its claim until the lease is over; the sweep brings it back.
         return

@@ -8,7 +8,7 @@ transaction, and is then, like a service, called at least once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 from consumer.chunk import side_by_side
 from consumer.handlers import Registry
 from consumer.signatures import IncomingEvent, Inject, MessageContext, Signature
-from relay.adapters.postgres.handling import HandlerTransactions, Settlement
+from relay.adapters.postgres.handling import Claimed, HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.envelope import DEFAULT_ENVELOPE, MSG_ID, decode
 from relay.domain.model import HandlerResult, Verdict
@@ -31,7 +31,7 @@ Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class Prepared:
     """A request, the key of its event and the call that it asks for."""
 
     request: HandlerRequest
@@ -40,12 +40,14 @@ class _Prepared:
 
     @property
     def signature(self) -> Signature:
+        """What the function asks for."""
         return self.member.call.function.signature
 
 
 class PythonEventHandler:
     """Calls the functions of a registry: coroutines on the loop, plain functions in a thread each.
 
+    ``plain``: whether any is a plain function, and ``writes``: whether one of those writes in its transaction.
     ``unknown``: what becomes of an event that no function is for. ``timeout`` bounds a call as a whole;
     a plain function cannot be stopped, but the retry that follows takes its claim away, and so its commit.
     """
@@ -59,25 +61,39 @@ class PythonEventHandler:
         unknown: Unknown = "dead-letter",
     ) -> None:
         self._registry = registry
-        self._transactions = transactions
-        self._timeout = timeout.total_seconds()
+        self.transactions = transactions
+        self.timeout = timeout.total_seconds()
+        plain = [it.signature for it in registry.handlers.values() if not it.signature.is_async]
+        self.plain = bool(plain)
+        self.writes = any(signature.in_transaction for signature in plain)
         self._unknown = unknown
         self._calls = Calls(CALLS)
-        self._together = Together(transactions, self._calls, self._timeout)
+        self._together = Together(transactions, self._calls, self.timeout)
         # Half of the calls: those of the other half wait in no chunk.
         self._side_by_side = side_by_side(self, asyncio.Semaphore(max(1, CALLS // 2)))
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """See the port. Whatever the function raises becomes an answer."""
-        return await answered(self._handle(request), self._timeout)
+        return await answered(self._handle(request), self.timeout)
+
+    def call(
+        self, prepared: Prepared, claimed: Claimed, every: timedelta, meanwhile: Callable[[], None]
+    ) -> HandlerResult:
+        """Call a plain function for this thread, which is to call ``meanwhile`` every so often. Raises Overdue."""
+
+        def run() -> HandlerResult:
+            with prepared.member.context.use():
+                return prepared.member.call.run_in_thread(claimed)
+
+        return self._calls.room.call(run, self.timeout, every.total_seconds(), meanwhile)
 
     async def handle_all(self, requests: Sequence[HandlerRequest]) -> Answers:
         """See `consumer.chunk.AskAll`. Functions that write in the inbox transaction share it."""
         answers: Answers = {}
-        sharing: dict[bool, list[_Prepared]] = {False: [], True: []}
+        sharing: dict[bool, list[Prepared]] = {False: [], True: []}
         others: list[HandlerRequest] = []
         for request in requests:
-            prepared = self._prepared(request)
+            prepared = self.prepared(request)
             if isinstance(prepared, HandlerResult):
                 answers[request.message_id] = prepared
             elif prepared.signature.in_transaction:
@@ -89,13 +105,14 @@ class PythonEventHandler:
         answers |= await self._side_by_side(others)
         return answers
 
-    def _prepared(self, request: HandlerRequest) -> _Prepared | HandlerResult:
+    def prepared(self, request: HandlerRequest) -> Prepared | HandlerResult:
+        """The call that a request asks for, or its answer without one."""
         try:
             return self._prepare(request)
         except Exception as error:
             return answer(error)
 
-    async def _share(self, members: list[_Prepared]) -> Answers:
+    async def _share(self, members: list[Prepared]) -> Answers:
         if not members:
             return {}
         # By key, so that two transactions take the locks of what their events are about in one order.
@@ -109,7 +126,7 @@ class PythonEventHandler:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._transactions.close()
+        await self.transactions.close()
 
     async def _handle(self, request: HandlerRequest) -> HandlerResult:
         prepared = self._prepare(request)
@@ -118,7 +135,7 @@ class PythonEventHandler:
         with prepared.member.context.use():
             return await self._calls.run(prepared.member.call)
 
-    def _prepare(self, request: HandlerRequest) -> _Prepared | HandlerResult:
+    def _prepare(self, request: HandlerRequest) -> Prepared | HandlerResult:
         """The call that a request asks for. Raises what an upcaster raises, and Poison."""
         event = _read(request)
         route = self._registry.find(event.event_type, event.event_version)
@@ -138,9 +155,9 @@ class PythonEventHandler:
                 route.handler.argument(event),
                 {Inject.EVENT: event, Inject.CONTEXT: context},
                 Settlement.of_message(request.message_id, request.token),
-                self._transactions,
+                self.transactions,
             )
-        return _Prepared(request, event.partition_key or "", Member(request.message_id, call, around))
+        return Prepared(request, event.partition_key or "", Member(request.message_id, call, around))
 
     def _without_handler(self, event: IncomingEvent) -> HandlerResult:
         reason = (

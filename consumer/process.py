@@ -74,11 +74,23 @@ class ProcessInboxMessage:
 
         Raises DatabaseUnreachable; the row then keeps its claim until the lease is over.
         """
-        claim = await self._inbox.claim(message_id, LEASE, self._config.policy.max_attempts)
+        claim = await self._inbox.claim(message_id, LEASE, self.max_attempts)
         if claim is None:
             return None
         reach("after_message_claim")
-        disposition = claim.row.condemned or await self._ask(claim)
+        return await self.handle(claim)
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a message is tried."""
+        return self._config.policy.max_attempts
+
+    async def handle(self, claim: ClaimedMessage) -> timedelta | None:
+        """Process a message that is claimed."""
+        return await self.conclude(claim, claim.row.condemned or await self._ask(claim))
+
+    async def conclude(self, claim: ClaimedMessage, disposition: Disposition) -> timedelta | None:
+        """Record a verdict and do what follows from it."""
         match disposition:
             case Ack(settled):
                 if settled or await self._inbox.mark_processed(claim, disposition):
@@ -96,7 +108,11 @@ class ProcessInboxMessage:
         begun = time.perf_counter()
         with kept(lambda: self._inbox.renew(claim, LEASE)):
             result = await self._handler.handle(request)
-        config, seconds = self._config, time.perf_counter() - begun
+        return self.decided(result, claim, time.perf_counter() - begun)
+
+    def decided(self, result: HandlerResult, claim: ClaimedMessage, seconds: float) -> Disposition:
+        """What follows from the answer that a handler took so many seconds to give."""
+        config = self._config
         self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
         reach("after_handler_before_mark")
         return self.decide(result, claim)

@@ -59,6 +59,11 @@ def enable(directory: Path | None) -> None:
     _directory = directory
 
 
+def enabled() -> bool:
+    """Whether a test may have armed a point."""
+    return _directory is not None
+
+
 def arm(directory: Path, point: str, action: Action) -> None:
     """Have the next process that passes ``point`` do ``action``; who passed before is forgotten.
 

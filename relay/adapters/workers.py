@@ -100,17 +100,18 @@ class WorkerRuntime(AsyncIO):
         }
         worker.work_queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
         worker.worker_threads += sum(budgets.values())
-        _loop().run_coroutine(self._start())
+        event_loop().run_coroutine(self._start())
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self._quiesce()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
-        _loop().run_coroutine(self._stop())
+        event_loop().run_coroutine(self._stop())
         super().after_worker_shutdown(broker, worker)
 
 
-def _loop() -> EventLoopThread:
+def event_loop() -> EventLoopThread:
+    """The event loop of this worker. Raises RuntimeError while none is running."""
     thread = get_event_loop_thread()
     if thread is None:
         raise RuntimeError("the event loop of the worker is not running")

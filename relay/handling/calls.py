@@ -10,25 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from relay.adapters.postgres.handling import HandlerTransactions, Settlement
+from relay.adapters.postgres.handling import Claimed, HandlerTransactions, Settlement
 from relay.adapters.postgres.pool import first_line
 from relay.adapters.postgres.shared import AsyncTransaction, Transaction
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage, RelayError
 from relay.domain.model import HandlerResult, Verdict
 from relay.handling.signatures import Inject, Signature
+from relay.handling.threads import Room, Threads
 
 Result = TypeVar("Result")
 
-#: After how long without work a thread ends, in seconds.
-_IDLE: Final = 10.0
 #: How much of an error is kept.
 DETAIL: Final = 500
 #: The answer of a function whose writes have ended its row.
@@ -82,12 +79,12 @@ class Call:
             own[Inject.ASYNC_SESSION] = transaction.session
         await self.function.call(self._argument, {**self._injected, **own})
 
-    def run_in_thread(self) -> HandlerResult:
-        """Call a plain function."""
+    def run_in_thread(self, claimed: Claimed | None = None) -> HandlerResult:
+        """Call a plain function; ``claimed`` has a transaction open for it."""
         if not self.function.signature.in_transaction:
             self._call({})
             return _PROCESSED
-        with self._transactions.settle(self._settlement) as transaction:
+        with (claimed or self._transactions).settle(self._settlement) as transaction:
             self.write(transaction)
         return SETTLED
 
@@ -107,47 +104,13 @@ class Call:
             )
 
 
-class _Threads:
-    """Daemon threads that are used again: beginning one for each call would hold up the event loop.
-
-    One that hangs does not keep the process from stopping.
-    """
-
-    def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._idle = 0
-        self._lock = threading.Lock()
-
-    def run(self, work: Callable[[], None]) -> None:
-        with self._lock:
-            another = self._idle == 0
-            if not another:
-                self._idle -= 1
-        if another:
-            threading.Thread(target=self._serve, name="jetrelay-handler", daemon=True).start()
-        self._work.put(work)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                work = self._work.get(timeout=_IDLE)
-            except Empty:
-                with self._lock:
-                    if self._idle:
-                        self._idle -= 1
-                        return
-                continue
-            work()
-            with self._lock:
-                self._idle += 1
-
-
 class Calls:
     """Runs at most ``size`` calls at once, those that outlived their time-out included."""
 
     def __init__(self, size: int) -> None:
         self.slots = asyncio.Semaphore(size)
-        self._threads = _Threads()
+        self._threads = Threads()
+        self.room = Room(self._threads, size, answer)
 
     async def run(self, call: Call) -> HandlerResult:
         """Run one call, where its function wants to be run. Raises what a coroutine function raises."""

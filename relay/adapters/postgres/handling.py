@@ -1,60 +1,67 @@
 """The transaction of a Python function: its writes and the end of its row commit together, or not at all.
 
-psycopg's own transaction block is the outermost, and SQLAlchemy rides on it: inside the block psycopg
-refuses a commit, so a handler cannot commit its half alone. A session works in a savepoint of its own;
-its commit and rollback act on that savepoint.
+Whoever is lent the connection can neither commit nor roll back, so a handler cannot commit its half alone. A
+session works in a savepoint of its own; its commit and rollback act on that savepoint.
 """
 
 from __future__ import annotations
 
 import select
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Final, TypeAlias
-from uuid import UUID
+from typing import Any, TypeAlias
 
 import psycopg
-from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy import event as listen
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from relay.adapters.postgres.pool import CONNECTION
+from relay.adapters.postgres.lending import DIALECT, Lendable, Lender, Settlement
+from relay.adapters.postgres.pipeline import Command
+from relay.adapters.postgres.pool import CONNECTION, reached
 from relay.adapters.postgres.shared import AsyncSharedTransaction, AsyncTransaction, SharedTransaction, Transaction
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost
 from relay.failpoints import reach
 
-_DIALECT: Final = "postgresql+psycopg://"
+__all__ = ["Claimed", "HandlerTransactions", "Settlement"]
 
-_Begun: TypeAlias = tuple[Connection, psycopg.Connection[Any], psycopg.Cursor[Any]]
 _BegunAsync: TypeAlias = tuple[AsyncConnection, psycopg.AsyncConnection[Any], psycopg.AsyncCursor[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """The statement that ends the claimed row of a transaction, fenced by the token it carries.
+class Claimed:
+    """A row that was claimed for a plain function, and the transaction that was begun for it.
 
-    ``limit``: for how long this transaction may idle, where it is not what the others get.
+    Either `settle` it, once, in whatever thread, or `leave` it.
     """
 
-    statement: str
-    parameters: Mapping[str, Any]
-    limit: timedelta | None = None
+    def __init__(self, row: dict[str, Any], lender: Lender, borrowed: Lendable) -> None:
+        self.row = row
+        self._lender = lender
+        # Whoever takes it out has it: the thread that calls the function, or the one that gave up before.
+        self._held = [borrowed]
 
-    @classmethod
-    def of_message(cls, message_id: UUID, token: UUID) -> Settlement:
-        """Mark an inbox row as processed."""
-        return cls("mark_processed", {"message_id": message_id, "token": token})
+    @contextmanager
+    def settle(self, settlement: Settlement) -> Iterator[Transaction]:
+        """Run the block in the transaction, as `HandlerTransactions.settle` does."""
+        try:
+            borrowed = self._held.pop()
+        except IndexError:
+            raise ClaimLost("the time was up before the function began") from None
+        try:
+            with Transaction(borrowed.outer, borrowed.driver).used() as transaction:
+                yield transaction
+            borrowed.settle(settlement)
+        finally:
+            self._lender.give_back(borrowed)
 
-    @classmethod
-    def of_task(cls, task_id: UUID, token: UUID, limit: timedelta) -> Settlement:
-        """Mark a task as completed."""
-        return cls("complete_task", {"id": task_id, "token": token}, limit)
+    def leave(self) -> None:
+        """End the transaction, if nobody was given it. The row stays claimed."""
+        with suppress(IndexError):
+            self._lender.give_back(self._held.pop())
 
 
 class HandlerTransactions:
@@ -68,6 +75,7 @@ class HandlerTransactions:
         self._url = url
         self._limit = limit
         self._connection = {**CONNECTION, "autocommit": False, "application_name": application_name}
+        self._lender = Lender(url, keep=size, application_name=application_name)
         self._pool: dict[str, Any] = {
             "pool_size": size,
             "max_overflow": 0,
@@ -77,20 +85,11 @@ class HandlerTransactions:
         }
 
     @cached_property
-    def _engine(self) -> Engine:
-        def connect() -> psycopg.Connection[Any]:
-            return psycopg.connect(self._url, **self._connection)
-
-        engine = create_engine(_DIALECT, creator=connect, **self._pool)
-        listen.listen(engine, "checkout", _check_alive)
-        return engine
-
-    @cached_property
     def _async_engine(self) -> AsyncEngine:
         async def connect() -> psycopg.AsyncConnection[Any]:
             return await psycopg.AsyncConnection.connect(self._url, **self._connection)
 
-        engine = create_async_engine(_DIALECT, async_creator=connect, **self._pool)
+        engine = create_async_engine(DIALECT, async_creator=connect, **self._pool)
         listen.listen(engine.sync_engine, "checkout", _check_alive)
         return engine
 
@@ -101,12 +100,33 @@ class HandlerTransactions:
         Raises ClaimLost, and rolls back, when the claim is not ours at the end. Who stops waiting for a thread
         needs do no more than settle the row in another way: that ends the claim.
         """
-        with self._begun(settlement.limit) as (outer, driver, cursor):
-            with Transaction(outer, driver).used() as transaction:
+        with self._lender.lending() as borrowed:
+            borrowed.begin(settlement.limit or self._limit)
+            with Transaction(borrowed.outer, borrowed.driver).used() as transaction:
                 yield transaction
-            cursor.execute(statement(settlement.statement), settlement.parameters)
-            _check(cursor.rowcount)
-            reach("after_mark_before_handler_commit")
+            borrowed.settle(settlement)
+
+    def claim(self, claim: Command, *, begin: bool = True, limit: timedelta | None = None) -> Claimed | None:
+        """Claim a row for a plain function and begin its transaction, in one round trip; None when it is not free.
+
+        The claim is committed on its own. Without ``begin`` no transaction is open. Raises DatabaseUnreachable.
+        """
+        with reached():
+            borrowed = self._lender.borrow()
+            try:
+                row = borrowed.claim(claim, limit or self._limit, begin=begin)
+            except BaseException:
+                self._lender.give_back(borrowed)
+                raise
+        claimed = Claimed(row or {}, self._lender, borrowed)
+        if row is None or not begin:
+            claimed.leave()
+        return None if row is None else claimed
+
+    def conclude(self, settlement: Settlement) -> None:
+        """End the row of a function that has written nothing of ours. Raises ClaimLost and DatabaseUnreachable."""
+        with reached(), self._lender.lending() as borrowed:
+            borrowed.settle_alone(settlement)
 
     @asynccontextmanager
     async def settle_async(self, settlement: Settlement) -> AsyncIterator[AsyncTransaction]:
@@ -114,24 +134,15 @@ class HandlerTransactions:
         async with self._begun_async(settlement.limit) as (outer, driver, cursor):
             async with AsyncTransaction(outer, driver).used() as transaction:
                 yield transaction
-            await cursor.execute(statement(settlement.statement), settlement.parameters)
-            _check(cursor.rowcount)
+            try:
+                await cursor.execute(statement(settlement.statement), settlement.parameters)
+            except psycopg.errors.DivisionByZero:
+                raise ClaimLost("another worker holds the row by now; what was written is rolled back") from None
             reach("after_mark_before_handler_commit")
-
-    @contextmanager
-    def _begun(self, limit: timedelta | None = None) -> Iterator[_Begun]:
-        """Begin a transaction and set its limits, in one round trip."""
-        with self._engine.connect() as outer, outer.begin(), ExitStack() as stack:
-            driver = _driver(outer)
-            cursor = stack.enter_context(psycopg.Cursor(driver))
-            with driver.pipeline():
-                stack.enter_context(psycopg.Transaction(driver))
-                cursor.execute(statement("begin_handling"), self._limits(limit))
-            yield outer, driver, cursor
 
     @asynccontextmanager
     async def _begun_async(self, limit: timedelta | None = None) -> AsyncIterator[_BegunAsync]:
-        """Do the same for a coroutine."""
+        """Begin a transaction and set its limits, in one round trip."""
         async with self._async_engine.connect() as outer, outer.begin(), AsyncExitStack() as stack:
             driver = await _async_driver(outer)
             cursor = await stack.enter_async_context(psycopg.AsyncCursor(driver))
@@ -147,8 +158,11 @@ class HandlerTransactions:
     @contextmanager
     def share(self) -> Iterator[SharedTransaction]:
         """Run the block in a transaction for several functions; it settles their rows before it ends."""
-        with self._begun() as begun:
-            yield SharedTransaction(*begun)
+        with self._lender.lending() as borrowed:
+            borrowed.begin(self._limit)
+            with psycopg.Cursor(borrowed.driver) as cursor:
+                yield SharedTransaction(borrowed.outer, borrowed.driver, cursor)
+            borrowed.commit()
 
     @asynccontextmanager
     async def share_async(self) -> AsyncIterator[AsyncSharedTransaction]:
@@ -163,8 +177,7 @@ class HandlerTransactions:
 
     async def close(self) -> None:
         """Close the connections."""
-        if "_engine" in self.__dict__:
-            self._engine.dispose()
+        self._lender.close()
         if "_async_engine" in self.__dict__:
             await self._async_engine.dispose()
 
@@ -185,18 +198,7 @@ def _has_input(socket: int) -> bool:
     return bool(look.poll(0))
 
 
-def _driver(connection: Connection) -> psycopg.Connection[Any]:
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
-    return driver
-
-
 async def _async_driver(connection: AsyncConnection) -> psycopg.AsyncConnection[Any]:
     driver = (await connection.get_raw_connection()).driver_connection
     assert isinstance(driver, psycopg.AsyncConnection)
     return driver
-
-
-def _check(rowcount: int) -> None:
-    if rowcount != 1:
-        raise ClaimLost("another worker holds the row by now; what was written is rolled back")

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection, first_line
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
@@ -63,14 +64,26 @@ class PostgresInboxAdapter:
             return await insert(conn, "insert_inbox", rows)
 
     async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
-        token, exhausted = uuid4(), unanswered(max_attempts).reason
-        parameters = {"message_id": message_id, "token": token, "lease": lease}
+        token, (name, parameters) = self.claim_command(message_id, lease, max_attempts)
         async with connection(self._pool) as conn:
             cursor = conn.cursor(row_factory=dict_row)
-            limits = {"max_attempts": max_attempts, "exhausted": exhausted}
-            await cursor.execute(statement(self._claim), parameters | limits)
+            await cursor.execute(statement(name), parameters)
             row = await cursor.fetchone()
         return None if row is None else claimed(token, row)
+
+    def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> tuple[UUID, Command]:
+        """The statement that claims a row, and the token under which it does."""
+        token = uuid4()
+        return token, (
+            self._claim,
+            {
+                "message_id": message_id,
+                "token": token,
+                "lease": lease,
+                "max_attempts": max_attempts,
+                "exhausted": unanswered(max_attempts).reason,
+            },
+        )
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("renew_claim", claim, lease=lease)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -44,9 +44,16 @@ def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
 @asynccontextmanager
 async def connection(pool: Pool) -> AsyncIterator[Connection]:
     """A connection from the pool. Whatever says that the server is away becomes DatabaseUnreachable."""
-    try:
+    with reached():
         async with pool.connection() as conn:
             yield conn
+
+
+@contextmanager
+def reached() -> Iterator[None]:
+    """Turn whatever says that the server is away into DatabaseUnreachable."""
+    try:
+        yield
     except (PoolTimeout, PoolClosed) as error:
         raise DatabaseUnreachable(str(error)) from error
     except psycopg.OperationalError as error:

@@ -49,6 +49,8 @@ class Transaction:
     @cached_property
     def session(self) -> Session:
         """The session, which works in a savepoint of its own."""
+        if not self._outer.in_transaction():
+            self._outer.begin()
         session = Session(self._outer, join_transaction_mode="create_savepoint")
         if self._later is not None:
             write_later(session, self._later)

@@ -1,0 +1,151 @@
+"""CMD-051 for plain Python functions, in the thread that took the message.
+
+Claiming begins the function's transaction and settling ends it, each in one round trip. The event loop hears of
+what is done, many messages at a time, and is asked only about what does not go well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from consumer import process
+from consumer.inprocess import Prepared, PythonEventHandler
+from consumer.process import ProcessInboxMessage
+from relay.adapters.postgres.handling import Claimed, Settlement
+from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed
+from relay.domain.errors import ClaimLost, DatabaseUnreachable, Outage
+from relay.domain.model import HandlerResult
+from relay.domain.policies import Ack, DeadLetter, Disposition
+from relay.failpoints import reach
+from relay.handling.calls import timed_out
+from relay.handling.threads import Overdue
+from relay.ports import ClaimedMessage
+
+Result = TypeVar("Result")
+
+
+class LoopThread(Protocol):
+    """The event loop of the process, from other threads."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def run_coroutine(self, coro: Coroutine[Any, Any, Result], /) -> Result:
+        """Run a coroutine on the loop and wait for it."""
+
+
+class ProcessDirectly:
+    """Handles one message. Safe to run twice at once for the same id: the claim admits one."""
+
+    def __init__(
+        self,
+        one: ProcessInboxMessage,
+        inbox: PostgresInboxAdapter,
+        functions: PythonEventHandler,
+        loop: LoopThread,
+    ) -> None:
+        self._one = one
+        self._inbox = inbox
+        self._functions = functions
+        self._loop = loop
+        self._finished = Finished(one.finish, loop.loop)
+
+    def process(self, message_id: UUID) -> timedelta | None:
+        """Do as `ProcessInboxMessage.process` does."""
+        token, command = self._inbox.claim_command(message_id, process.LEASE, self._one.max_attempts)
+        taken = self._functions.transactions.claim(command, begin=self._functions.writes)
+        if taken is None:
+            return None
+        try:
+            reach("after_message_claim")
+            return self._handle(claimed(token, taken.row), taken)
+        finally:
+            taken.leave()
+
+    def _handle(self, claim: ClaimedMessage, taken: Claimed) -> timedelta | None:
+        request = claim.row.condemned or self._one.request(claim)
+        if isinstance(request, DeadLetter):
+            return self._conclude(claim, request, taken)
+        begun = time.perf_counter()
+        prepared = self._functions.prepared(request)
+        if isinstance(prepared, Prepared):
+            if prepared.signature.is_async:
+                taken.leave()
+                return self._loop.run_coroutine(self._one.handle(claim))
+            result = self._call(prepared, claim, taken)
+        else:
+            result = prepared
+        disposition = self._one.decided(result, claim, time.perf_counter() - begun)
+        if isinstance(disposition, Ack) and (disposition.settled or self._settle(claim, taken)):
+            self._finished.add(claim)
+            return None
+        return None if isinstance(disposition, Ack) else self._conclude(claim, disposition, taken)
+
+    def _settle(self, claim: ClaimedMessage, taken: Claimed) -> bool:
+        """Record that a message is processed of which no transaction says so. False when the claim is lost."""
+        taken.leave()
+        try:
+            self._functions.transactions.conclude(Settlement.of_message(claim.row.message_id, claim.token))
+        except ClaimLost:
+            return False
+        return True
+
+    def _call(self, prepared: Prepared, claim: ClaimedMessage, taken: Claimed) -> HandlerResult:
+        if not prepared.signature.in_transaction:
+            taken.leave()
+        try:
+            return self._functions.call(prepared, taken, process.LEASE / 4, lambda: self._renew(claim))
+        except Overdue:
+            return timed_out(self._functions.timeout)
+
+    def _conclude(self, claim: ClaimedMessage, disposition: Disposition, taken: Claimed) -> timedelta | None:
+        """Have a verdict that is not settled yet recorded."""
+        taken.leave()
+        return self._loop.run_coroutine(self._one.conclude(claim, disposition))
+
+    def _renew(self, claim: ClaimedMessage) -> None:
+        """Extend the claim. Whether that succeeds is not waited for: the token fences us off when it is lost."""
+
+        async def renew() -> None:
+            with suppress(DatabaseUnreachable):
+                await self._inbox.renew(claim, process.LEASE)
+
+        asyncio.run_coroutine_threadsafe(renew(), self._loop.loop)
+
+
+class Finished:
+    """Hands what is finished to the event loop, all that has come together since it last looked."""
+
+    def __init__(
+        self, finish: Callable[[Sequence[ClaimedMessage]], Awaitable[None]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._finish = finish
+        self._loop = loop
+        self._waiting: deque[ClaimedMessage] = deque()
+        self._called = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, claim: ClaimedMessage) -> None:
+        """Take a finished message, from any thread."""
+        self._waiting.append(claim)
+        if not self._called:
+            self._called = True
+            self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        task = self._loop.create_task(self._run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self) -> None:
+        # In this order: what comes from now on calls again, what came before is among those taken here.
+        self._called = False
+        claims = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        with suppress(Outage):
+            await self._finish(claims)

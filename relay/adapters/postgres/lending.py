@@ -1,0 +1,185 @@
+"""Connections that are lent to plain functions, for one transaction at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, Command, LentConnection, Pipeline
+from relay.adapters.postgres.pool import CONNECTION
+from relay.domain.errors import ClaimLost
+from relay.failpoints import enabled, reach
+
+DIALECT: Final = "postgresql+psycopg://"
+_RELAX: Final[Command] = ("relax_commit", {})
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The statement that ends the claimed row of a transaction, fenced by the token it carries.
+
+    It divides by zero when the claim is not ours. ``limit``: for how long this transaction may idle, where it
+    is not what the others get.
+    """
+
+    statement: str
+    parameters: dict[str, Any]
+    limit: timedelta | None = None
+
+    @classmethod
+    def of_message(cls, message_id: UUID, token: UUID) -> Settlement:
+        """Mark an inbox row as processed."""
+        return cls("settle_message", {"message_id": message_id, "token": token})
+
+    @classmethod
+    def of_task(cls, task_id: UUID, token: UUID, limit: timedelta) -> Settlement:
+        """Mark a task as completed."""
+        return cls("settle_task", {"id": task_id, "token": token}, limit)
+
+
+class Lendable:
+    """A connection to lend, with SQLAlchemy's on top of it for those who ask for a session."""
+
+    def __init__(self, outer: Connection) -> None:
+        driver = outer.connection.driver_connection
+        assert isinstance(driver, LentConnection)
+        driver.rollback()
+        self.outer, self.driver = outer, driver
+        self._pipeline = Pipeline(driver)
+        self._limit: timedelta | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be lent again: neither broken nor left by the server."""
+        return self._pipeline.usable and not self.outer.invalidated
+
+    def claim(self, claim: Command, limit: timedelta, *, begin: bool) -> dict[str, Any] | None:
+        """Claim a row and, in the same round trip, begin the transaction of a function; None when it is not free.
+
+        The claim is committed on its own: it counts the attempt, whatever becomes of the function.
+        """
+        self._keep_to(limit)
+        behind = (BEGIN,) if begin else ()
+        results = self._pipeline.run(BEGIN, _RELAX, claim, COMMIT, *behind)
+        rows = self._pipeline.rows(results[2])
+        self.driver.lent = begin
+        return rows[0] if rows else None
+
+    def begin(self, limit: timedelta) -> None:
+        """Begin the transaction of functions."""
+        self._keep_to(limit)
+        self._pipeline.run(BEGIN)
+        self.driver.lent = True
+
+    def settle(self, settlement: Settlement) -> None:
+        """End the row and commit, in one round trip. Raises ClaimLost, and then nothing is committed."""
+        self._fenced((settlement.statement, settlement.parameters), COMMIT)
+
+    def settle_alone(self, settlement: Settlement) -> None:
+        """End the row where no transaction is open. Raises ClaimLost."""
+        self._fenced((settlement.statement, settlement.parameters))
+
+    def commit(self) -> None:
+        """Commit what was settled by its borrowers."""
+        self._pipeline.run(COMMIT)
+
+    def end(self) -> None:
+        """Undo what is still open."""
+        self.driver.lent = False
+        with suppress(psycopg.Error, SQLAlchemyError):
+            if not self._pipeline.idle:
+                self._pipeline.run(ROLLBACK)
+            if self.outer.in_transaction():
+                # What SQLAlchemy thinks is open; it asks the driver, which has nothing to do any more.
+                self.outer.rollback()
+
+    def close(self) -> None:
+        """Close the connection."""
+        with suppress(psycopg.Error, SQLAlchemyError):
+            self.driver.close()
+            self.outer.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is open and no transaction is."""
+        return self._pipeline.idle
+
+    def _fenced(self, *commands: Command) -> None:
+        try:
+            if enabled():
+                self._pipeline.run(commands[0])
+                reach("after_mark_before_handler_commit")
+                commands = commands[1:]
+            if commands:
+                self._pipeline.run(*commands)
+        except psycopg.errors.DivisionByZero:
+            raise ClaimLost("another worker holds the row by now; what was written is rolled back") from None
+
+    def _keep_to(self, limit: timedelta) -> None:
+        """Have transactions limited. It is a round trip of its own, so that no rollback takes it back."""
+        if limit != self._limit:
+            self._pipeline.run(("limit_session", {"limit": str(max(1, limit // timedelta(milliseconds=1)))}))
+            self._limit = limit
+
+
+class Lender:
+    """The connections of one kind of functions. Whoever borrows bounds how many are lent at once."""
+
+    def __init__(self, url: str, *, keep: int, application_name: str) -> None:
+        self._url = url
+        self._keep = keep
+        self._connection = {**CONNECTION, "autocommit": False, "application_name": application_name}
+        self._idle: list[Lendable] = []
+
+    @cached_property
+    def _engine(self) -> Engine:
+        def connect() -> LentConnection:
+            return LentConnection.connect(self._url, **self._connection)
+
+        # What a handler writes is nobody else's to read.
+        return create_engine(DIALECT, creator=connect, poolclass=NullPool, hide_parameters=True)
+
+    def borrow(self) -> Lendable:
+        """Take a connection that is alive; `give_back` it. Raises psycopg's errors."""
+        while self._idle:
+            with suppress(IndexError):
+                found = self._idle.pop()
+                if found.usable:
+                    return found
+                found.close()
+        try:
+            return Lendable(self._engine.connect())
+        except DBAPIError as error:
+            raise error.orig or error from None
+
+    def give_back(self, borrowed: Lendable) -> None:
+        """Undo what is open on it, and keep it for the next."""
+        borrowed.end()
+        if borrowed.idle and not borrowed.outer.invalidated and len(self._idle) < self._keep:
+            self._idle.append(borrowed)
+        else:
+            borrowed.close()
+
+    @contextmanager
+    def lending(self) -> Iterator[Lendable]:
+        """Lend a connection for the block."""
+        borrowed = self.borrow()
+        try:
+            yield borrowed
+        finally:
+            self.give_back(borrowed)
+
+    def close(self) -> None:
+        """Close those that are not lent."""
+        self._keep = 0
+        while self._idle:
+            self._idle.pop().close()

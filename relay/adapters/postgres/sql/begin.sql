@@ -1,0 +1,2 @@
+-- Open a transaction.
+BEGIN

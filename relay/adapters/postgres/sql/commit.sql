@@ -1,0 +1,2 @@
+-- Keep what the transaction has written.
+COMMIT

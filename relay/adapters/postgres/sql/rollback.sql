@@ -1,0 +1,2 @@
+-- Undo what the transaction has written.
+ROLLBACK
