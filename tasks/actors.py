@@ -15,9 +15,11 @@ from dramatiq.errors import Retry
 from relay.actors import application, broker, budgets, chore, settings
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.postgres.tasks import PostgresTasks
+from relay.adapters.workers import event_loop
 from relay.bootstrap import UPKEEP_QUEUE
 from relay.domain.errors import Outage
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, TaskRef
+from tasks.direct import RunDirectly
 from tasks.forward import DeliverTasks
 from tasks.registry import registry
 from tasks.run import RunTask
@@ -44,10 +46,10 @@ registry.watch(_declare)
 
 
 @dramatiq.actor(queue_name=queue_name(DEFAULT_QUEUE), priority=DEFAULT_PRIORITY, max_retries=None)
-async def run_task(context: str, task_type: str, task_id: str) -> None:
+def run_task(context: str, task_type: str, task_id: str) -> None:
     """Make one attempt at a task. The row owns the retry, Dramatiq's Retries middleware times it."""
     try:
-        delay = await _run(context).run(UUID(task_id), task_type)
+        delay = _direct(context).run(UUID(task_id), task_type)
     except Outage:
         # The row keeps its claim until the lease is over; the sweep brings it back.
         return
@@ -90,6 +92,17 @@ def _run(context: str) -> RunTask:
     )
     application.on_stop.append(transactions.close)
     return RunTask(context, _tasks(context), registry, transactions, wake, application.facts, size=_CALLS)
+
+
+@cache
+def _direct(context: str) -> RunDirectly:
+    loop = event_loop()
+
+    async def make() -> RunDirectly:
+        # On the loop, like all that others share.
+        return RunDirectly(_run(context), registry, loop)
+
+    return loop.run_coroutine(make())
 
 
 @cache

@@ -57,7 +57,7 @@ def events(count: int, first: int = 0) -> list[Event]:
 def long_claims() -> Iterator[None]:
     """Let no claim be renewed, as happens every few seconds: how long a handler takes is not counted."""
     lease = timedelta(hours=1)
-    with patch("consumer.process.LEASE", lease), patch("tasks.run._LEASE", lease):
+    with patch("consumer.process.LEASE", lease), patch("tasks.run.LEASE", lease):
         yield
 
 

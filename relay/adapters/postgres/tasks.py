@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from relay.adapters.postgres.inbox import clean
+from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, turn
@@ -67,7 +68,7 @@ class PostgresTasks:
             cursor = await conn.execute(statement("claim_pending_tasks"), {"queue": queue, "limit": limit})
             rows = await cursor.fetchall()
             # UPDATE ... RETURNING keeps no order.
-            yield [TaskRef(id, type, queue, priority) for priority, _, id, type, queue in sorted(rows)]
+            yield [TaskRef(id, name, queue, priority) for priority, _, id, name, queue in sorted(rows)]
 
     async def overdue_queues(self) -> Sequence[str]:
         """The queues that by the age of their tasks have lost some."""
@@ -153,9 +154,14 @@ class PostgresTasks:
             return cursor.rowcount == 1
 
 
+def claim_command(id: UUID, lease: timedelta) -> Command:
+    """The statement that claims a task of a type without limits; its row is that of a `ClaimedTask`."""
+    return "claim_task", {"id": id, "token": uuid4(), "lease": lease}
+
+
 async def _claim(conn: Connection, id: UUID, lease: timedelta) -> ClaimedTask | None:
-    cursor = await conn.execute(statement("claim_task"), {"id": id, "token": uuid4(), "lease": lease})
-    row = await cursor.fetchone()
+    name, parameters = claim_command(id, lease)
+    row = await (await conn.execute(statement(name), parameters)).fetchone()
     return None if row is None else ClaimedTask(*row)
 
 
