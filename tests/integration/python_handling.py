@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,8 +16,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from consumer.direct import ProcessDirectly
 from consumer.handlers import MessageContext, Registry
 from consumer.inprocess import PythonEventHandler, Unknown
+from consumer.process import ProcessInboxMessage
 from relay.adapters.postgres.handling import HandlerTransactions
 from tests.integration.consuming import Subscription
 
@@ -75,6 +78,29 @@ def nothing(_target: Any) -> None:
     """Return, and have it committed."""
 
 
+class RunningLoop:
+    """The loop of a test, as worker threads see theirs."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    def run_coroutine(self, coro: Coroutine[Any, Any, Any], /) -> Any:
+        return asyncio.run_coroutine_threadsafe(coro, self.loop).result(60)
+
+
+class InThread:
+    """Processes messages as a worker thread does, and waits until the event loop is done with them too."""
+
+    def __init__(self, direct: ProcessDirectly) -> None:
+        self._direct = direct
+
+    async def process(self, message_id: UUID) -> timedelta | None:
+        delay = await asyncio.to_thread(self._direct.process, message_id)
+        await asyncio.sleep(0)
+        await asyncio.gather(*self._direct._finished._tasks)
+        return delay
+
+
 class Handling:
     """Messages of one subscription and the effects of their handlers."""
 
@@ -95,6 +121,13 @@ class Handling:
         )
         self._made.append(PythonEventHandler(registry, transactions, timeout=limit, unknown=unknown))
         return self._made[-1]
+
+    def process(self, handler: PythonEventHandler, **parts: Any) -> InThread | ProcessInboxMessage:
+        """What processes messages: a worker's thread if there is a plain function among the handlers."""
+        one = self.sub.process(handler, **parts)
+        if not handler.plain:
+            return one
+        return InThread(ProcessDirectly(one, self.sub.inbox, handler, RunningLoop()))
 
     async def close(self) -> None:
         for handler in self._made:
@@ -135,7 +168,7 @@ class Handling:
             "WHERE message_id = %s",
             message_id,
         )
-        await self.sub.process(handler).process(message_id)
+        await self.process(handler).process(message_id)
 
 
 @asynccontextmanager

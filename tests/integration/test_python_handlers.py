@@ -51,7 +51,7 @@ async def test_the_effect_and_the_row_are_settled_by_one_transaction(
     calls: Handling, kind: Callable[..., Any]
 ) -> None:
     message_id = await calls.received()
-    assert await calls.sub.process(calls.handler(kind(nothing))).process(message_id) is None
+    assert await calls.process(calls.handler(kind(nothing))).process(message_id) is None
     [effect] = await calls.effects()
     [row] = await calls.sub.query("SELECT xmin::text AS xid, * FROM inbox_messages")
     assert effect == {"message_id": message_id, "xid": row["xid"]}
@@ -75,7 +75,7 @@ async def test_a_crash_after_the_handler_and_before_the_commit_leaves_no_effect_
 
     message_id = await calls.received()
     handler = calls.handler(kind(crash_once))
-    assert await calls.sub.process(handler).process(message_id) is not None
+    assert await calls.process(handler).process(message_id) is not None
     assert (await calls.effects(), await calls.state(message_id)) == ([], "open")
     error = (await calls.sub.row(message_id))["last_error"]
     assert error.startswith(("AdminShutdown: terminating connection", "OperationalError: the connection is lost"))
@@ -99,7 +99,7 @@ async def test_a_lost_claim_rolls_the_effect_back_and_touches_nobody_elses_row(
             return do()
         return asyncio.run_coroutine_threadsafe(do(), loop).result(10)
 
-    assert await calls.sub.process(calls.handler(kind(steal))).process(message_id) is None
+    assert await calls.process(calls.handler(kind(steal))).process(message_id) is None
     assert await calls.effects() == []
     assert [await calls.sub.row(message_id)] == stolen
     assert await calls.sub.unacked() == 1
@@ -121,7 +121,7 @@ async def test_a_handler_cannot_commit_its_half_alone(calls: Handling, kind: Cal
         raise ValueError("after the commit")
 
     message_id = await calls.received()
-    await calls.sub.process(calls.handler(kind(commit))).process(message_id)
+    await calls.process(calls.handler(kind(commit))).process(message_id)
     assert (await calls.effects(), await calls.state(message_id)) == ([], "open")
     error = (await calls.sub.row(message_id))["last_error"]
     assert error.startswith("ValueError: after the commit" if "session" in kind.__name__ else "ProgrammingError: ")
@@ -133,13 +133,13 @@ async def test_the_connection_below_a_session_cannot_be_committed_either(calls: 
     def commit_below(session: Session) -> None:
         session.connection().connection.driver_connection.commit()
 
-    await calls.sub.process(calls.handler(sync_session(commit_below))).process(message_id)
+    await calls.process(calls.handler(sync_session(commit_below))).process(message_id)
     assert (await calls.effects(), await calls.state(message_id)) == ([], "open")
 
 
 async def test_a_session_that_is_rolled_back_keeps_nothing_and_the_message_is_processed(calls: Handling) -> None:
     message_id = await calls.received()
-    await calls.sub.process(calls.handler(sync_session(lambda session: session.rollback()))).process(message_id)
+    await calls.process(calls.handler(sync_session(lambda session: session.rollback()))).process(message_id)
     assert (await calls.effects(), await calls.state(message_id)) == ([], "processed")
 
 
@@ -160,7 +160,7 @@ async def test_connections_that_died_in_the_pool_cost_no_attempt(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'handling'"
     )
     message_id = await calls.received()
-    await calls.sub.process(handler).process(message_id)
+    await calls.process(handler).process(message_id)
     assert ((await calls.sub.row(message_id))["attempts"], await calls.state(message_id)) == (1, "processed")
 
 
@@ -181,7 +181,7 @@ async def test_a_paused_handler_holds_its_locks_no_longer_than_its_time_out(
 
         return read()
 
-    await calls.sub.process(calls.handler(kind(look), timeout=7)).process(await calls.received())
+    await calls.process(calls.handler(kind(look), timeout=7)).process(await calls.received())
     assert found == [("7s", "7s")]
 
 
@@ -198,7 +198,7 @@ async def test_a_handler_that_writes_nothing_of_ours_is_settled_like_a_service(c
     message_id = await calls.received({"n": 1}, correlation_id=str(uuid4()), causation_id=str(uuid4()))
     second = await calls.received(version=2)
     for one in (message_id, second):
-        await calls.sub.process(handler).process(one)
+        await calls.process(handler).process(one)
         assert await calls.state(one) == "processed"
     event, context = seen[0]
     assert (event.payload, event.message_id) == ({"n": 1}, message_id)
@@ -246,7 +246,7 @@ async def test_what_an_exception_leads_to(
         raise error
 
     message_id = await calls.received()
-    await calls.sub.process(calls.handler(kind(fail))).process(message_id)
+    await calls.process(calls.handler(kind(fail))).process(message_id)
     assert (await calls.effects(), await calls.state(message_id)) == ([], state)
     if says is not None:
         assert (await calls.sub.row(message_id))["last_error"] == says
@@ -260,7 +260,7 @@ async def test_a_validation_error_of_the_handlers_own_is_tried_again(calls: Hand
     with pytest.raises(ValidationError):
         fail_validation()
     message_id = await calls.received()
-    await calls.sub.process(calls.handler(sync_session(lambda _: fail_validation()))).process(message_id)
+    await calls.process(calls.handler(sync_session(lambda _: fail_validation()))).process(message_id)
     assert await calls.state(message_id) == "open"
     assert "s3cret" not in (await calls.sub.row(message_id))["last_error"]
 
@@ -269,7 +269,7 @@ async def test_a_payload_that_does_not_fit_is_a_dead_letter_that_names_the_field
     calls: Handling, kind: Callable[..., Any]
 ) -> None:
     message_id = await calls.received({"title": 77_777})
-    await calls.sub.process(calls.handler(kind(nothing))).process(message_id)
+    await calls.process(calls.handler(kind(nothing))).process(message_id)
     [letter] = await calls.sub.dead_letters()
     assert letter["reason"].startswith("Poison: vibe_created v1 does not fit its handler: payload.title: ")
     assert "77777" not in letter["reason"]
@@ -282,7 +282,7 @@ async def test_values_of_a_failed_statement_are_not_recorded(calls: Handling, ki
     sql = "INSERT INTO once VALUES ('s3cret')"
     message_id = await calls.received()
     handler = kind(lambda target: target.execute(text(sql) if hasattr(target, "get_bind") else sql))
-    await calls.sub.process(calls.handler(handler)).process(message_id)
+    await calls.process(calls.handler(handler)).process(message_id)
     error = (await calls.sub.row(message_id))["last_error"]
     assert error == 'UniqueViolation: duplicate key value violates unique constraint "once_word_key"'
 
@@ -294,7 +294,7 @@ async def test_a_plain_function_that_returns_a_coroutine_is_not_taken_for_done(c
         return inner()
 
     message_id = await calls.received()
-    await calls.sub.process(calls.handler(handle)).process(message_id)
+    await calls.process(calls.handler(handle)).process(message_id)
     assert await calls.state(message_id) == "open"
     assert "declare it async def" in (await calls.sub.row(message_id))["last_error"]
 
@@ -304,7 +304,7 @@ async def test_an_upcaster_that_fails_is_tried_again_like_its_handler(calls: Han
     registry.handles("vibe_created", version=2)(sync_session(nothing))
     registry.upcasts("vibe_created", from_version=1)(lambda payload: payload["no such key"])
     message_id = await calls.received()
-    await calls.sub.process(calls.handler(registry=registry)).process(message_id)
+    await calls.process(calls.handler(registry=registry)).process(message_id)
     assert (await calls.sub.row(message_id))["last_error"] == "KeyError: 'no such key'"
 
 
@@ -317,7 +317,7 @@ async def test_an_upcast_event_reaches_the_newest_handler(calls: Handling) -> No
     registry.handles("vibe_created", version=2)(handle)
     registry.upcasts("vibe_created", from_version=1)(lambda payload: {"title": payload["name"]})
     message_id = await calls.received({"name": "old"})
-    await calls.sub.process(calls.handler(registry=registry)).process(message_id)
+    await calls.process(calls.handler(registry=registry)).process(message_id)
     assert seen == [("old", 2, {"title": "old"})]
 
 
@@ -327,7 +327,7 @@ async def test_an_upcast_event_reaches_the_newest_handler(calls: Handling) -> No
 @pytest.mark.parametrize(("unknown", "state"), [("dead-letter", "dead"), ("skip", "processed"), ("retry", "open")])
 async def test_an_event_without_handler(calls: Handling, unknown: Any, state: str) -> None:
     message_id = await calls.received(version=7)
-    await calls.sub.process(calls.handler(sync_session(nothing), unknown=unknown)).process(message_id)
+    await calls.process(calls.handler(sync_session(nothing), unknown=unknown)).process(message_id)
     assert (await calls.state(message_id), await calls.effects()) == (state, [])
     if state != "processed":
         reason = "no handler for vibe_created v7: tests handles vibe_created v1"
@@ -340,7 +340,7 @@ async def test_an_event_without_handler(calls: Handling, unknown: Any, state: st
 async def test_a_coroutine_that_takes_too_long_is_stopped_and_undone(calls: Handling) -> None:
     message_id = await calls.received()
     handler = calls.handler(KINDS["async_session"](lambda _: asyncio.Event().wait()), timeout=0.3)
-    await calls.sub.process(handler).process(message_id)
+    await calls.process(handler).process(message_id)
     assert (await calls.effects(), await calls.state(message_id)) == ([], "open")
     assert (await calls.sub.row(message_id))["last_error"] == "time-out: no answer within 0.3 s"
 
@@ -358,13 +358,13 @@ async def test_a_function_that_takes_too_long_cannot_commit_later(
 
     message_id = await calls.received()
     handler = calls.handler(KINDS[plain](hang), timeout=0.3, limit=_LONG)
-    await calls.sub.process(handler, max_attempts=max_attempts).process(message_id)
+    await calls.process(handler, max_attempts=max_attempts).process(message_id)
     before = await calls.sub.row(message_id)
     go_on.set()
     await asyncio.to_thread(over.wait, 20)
     # Its slot is free again once its transaction is over.
     for _ in range(16):
-        await asyncio.wait_for(handler._calls.slots.acquire(), 10)
+        assert await asyncio.to_thread(handler._calls.room._free.acquire, timeout=10)
     assert await calls.effects() == []
     assert await calls.sub.row(message_id) == before
     assert (before["processed_at"], before["dead_lettered_at"] is not None) == (None, max_attempts == 1)
@@ -393,12 +393,12 @@ async def test_functions_that_hang_take_up_a_bounded_number_of_threads(
     handler = calls.handler(hang, timeout=0.3)
     first, second = await calls.received(), await calls.received()
     for message_id in (first, second):
-        await calls.sub.process(handler).process(message_id)
+        await calls.process(handler).process(message_id)
         assert "time-out" in (await calls.sub.row(message_id))["last_error"]
     assert len(started) == 1
     go_on.set()
-    await asyncio.wait_for(handler._calls.slots.acquire(), 10)
-    handler._calls.slots.release()
+    assert await asyncio.to_thread(handler._calls.room._free.acquire, timeout=10)
+    handler._calls.room._free.release()
     await calls.again(second, handler)
     assert (len(started), await calls.state(second)) == (2, "processed")
 
@@ -407,7 +407,7 @@ async def test_a_thread_is_used_again(calls: Handling) -> None:
     threads: list[int] = []
     handler = calls.handler(noting(threads))
     for message_id in [await calls.received() for _ in range(3)]:
-        await calls.sub.process(handler).process(message_id)
+        await calls.process(handler).process(message_id)
     assert len(threads) == 3
     assert len(set(threads)) == 1
 
@@ -423,13 +423,13 @@ async def test_a_connection_that_was_closed_while_it_lay_idle_fails_no_message(
     calls: Handling, kind: Callable[..., Any]
 ) -> None:
     handler = calls.handler(kind(nothing))
-    await calls.sub.process(handler).process(await calls.received())
+    await calls.process(handler).process(await calls.received())
     ended = await calls.sub.query(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'handling'"
     )
     assert ended == [{"pg_terminate_backend": True}]
     message_id = await calls.received()
-    assert await calls.sub.process(handler).process(message_id) is None
+    assert await calls.process(handler).process(message_id) is None
     assert (await calls.state(message_id), (await calls.sub.row(message_id))["attempts"]) == ("processed", 1)
 
 
@@ -451,7 +451,7 @@ async def test_events_of_a_handler_carry_the_chain_and_commit_with_it(
 
     correlation = uuid4() if correlated else None
     message_id = await calls.received(correlation_id=correlation and str(correlation))
-    await calls.sub.process(calls.handler(add_async if coroutine else add)).process(message_id)
+    await calls.process(calls.handler(add_async if coroutine else add)).process(message_id)
     [row] = await calls.sub.query("SELECT correlation_id, causation_id FROM outbox_events")
     assert row == {"correlation_id": correlation or message_id, "causation_id": message_id}
     assert await calls.state(message_id) == "processed"
@@ -467,7 +467,7 @@ async def test_events_of_a_handler_that_fails_are_not_published(calls: Handling)
         raise ValueError("no")
 
     message_id: UUID = await calls.received()
-    await calls.sub.process(calls.handler(add)).process(message_id)
+    await calls.process(calls.handler(add)).process(message_id)
     assert await calls.sub.query("SELECT 1 FROM outbox_events") == []
 
 
@@ -484,7 +484,7 @@ async def test_the_example_of_the_documentation_runs(calls: Handling, monkeypatc
     old = await calls.received({"title": "Hello"})
     blank = await calls.received({"title": " ", "tags": []}, version=2)
     for message_id in (old, blank):
-        await calls.sub.process(handler).process(message_id)
+        await calls.process(handler).process(message_id)
     assert [await calls.state(message_id) for message_id in (old, blank)] == ["processed", "dead"]
     assert await calls.sub.query("SELECT title FROM vibe_index") == [{"title": "Hello"}]
     assert await calls.sub.query("SELECT event_type, causation_id FROM outbox_events") == [
