@@ -12,9 +12,10 @@ from uuid import UUID
 import dramatiq
 from dramatiq.errors import Retry
 
-from relay.actors import application, broker, budgets, chore, settings
+from relay.actors import application, broker, budgets, chore, runtime, settings
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.postgres.tasks import PostgresTasks
+from relay.adapters.redis import delayed
 from relay.adapters.workers import event_loop
 from relay.bootstrap import UPKEEP_QUEUE
 from relay.domain.errors import Outage
@@ -98,9 +99,12 @@ def _run(context: str) -> RunTask:
 def _direct(context: str) -> RunDirectly:
     loop = event_loop()
 
+    async def later(task: TaskRef, delay: timedelta) -> None:
+        await asyncio.to_thread(broker.enqueue_many, [delayed(_message(context, task), delay)])
+
     async def make() -> RunDirectly:
         # On the loop, like all that others share.
-        return RunDirectly(_run(context), registry, loop)
+        return RunDirectly(_run(context), registry, loop, runtime.relieve, later)
 
     return loop.run_coroutine(make())
 

@@ -1,14 +1,16 @@
 """One attempt at a task by a plain function, in the thread that took the task.
 
 Claiming begins the function's transaction and settling ends it, each in one round trip. The event loop is asked
-only about what does not go well, and about types with limits.
+only about what does not go well, and about types with limits. A function that outlives its time limit keeps the
+thread; the task is tried again all the same, and ``relieve`` puts another thread in its place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -16,18 +18,21 @@ from uuid import UUID
 
 from relay.adapters.postgres.handling import Claimed, Settlement
 from relay.adapters.postgres.tasks import claim_command
-from relay.domain.errors import ClaimLost, DatabaseUnreachable
+from relay.domain.errors import ClaimLost, DatabaseUnreachable, Outage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack
-from relay.domain.tasks import ClaimedTask
+from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.failpoints import reach
-from relay.handling.calls import timed_out
+from relay.handling.calls import answer, timed_out
 from relay.handling.threads import Overdue
+from relay.handling.watch import Watch
 from tasks import run
 from tasks.registry import Registry, TaskHandler
 from tasks.run import Prepared, RunTask, decided
 
 Result = TypeVar("Result")
+#: Brings a task to a queue after a while.
+Later = Callable[[TaskRef, timedelta], Awaitable[None]]
 
 
 class LoopThread(Protocol):
@@ -42,8 +47,18 @@ class LoopThread(Protocol):
 class RunDirectly:
     """Runs the tasks of one context for threads. Safe to run twice at once for the same id."""
 
-    def __init__(self, one: RunTask, registry: Registry, loop: LoopThread) -> None:
+    def __init__(
+        self,
+        one: RunTask,
+        registry: Registry,
+        loop: LoopThread,
+        relieve: Callable[[threading.Thread], Any],
+        later: Later,
+    ) -> None:
         self._one = one
+        self._relieve = relieve
+        self._later = later
+        self._watch = Watch()
         self._registry = registry
         self._loop = loop
 
@@ -69,7 +84,12 @@ class RunDirectly:
             taken.leave()
             return self._loop.run_coroutine(self._one.attempt(claim, handler))
         prepared = self._one.prepared(claim, handler)
-        result = prepared if isinstance(prepared, HandlerResult) else self._call(prepared, claim, handler, taken)
+        try:
+            result = (
+                prepared if isinstance(prepared, HandlerResult) else self._call(prepared, claim, handler, taken)
+            )
+        except Overdue:
+            return None
         reach("after_task_answer")
         disposition = decided(result, claim, handler)
         if not isinstance(disposition, Ack):
@@ -80,18 +100,37 @@ class RunDirectly:
         return None
 
     def _call(self, prepared: Prepared, claim: ClaimedTask, handler: TaskHandler, taken: Claimed) -> HandlerResult:
-        def call() -> HandlerResult:
-            with prepared.context.use():
-                return prepared.call.run_in_thread(taken)
+        """Call the function. Raises Overdue when its time was up, and the case is settled."""
 
-        begun, seconds = time.perf_counter(), handler.time_limit.total_seconds()
+        def call() -> HandlerResult:
+            try:
+                with prepared.context.use():
+                    return prepared.call.run_in_thread(taken)
+            except BaseException as error:
+                return answer(error)
+
+        thread, begun, seconds = (
+            threading.current_thread(),
+            time.perf_counter(),
+            handler.time_limit.total_seconds(),
+        )
+
+        def overdue() -> None:
+            self._one.answered(claim, seconds)
+            self._relieve(thread)
+            asyncio.run_coroutine_threadsafe(self._give_up(claim, handler, seconds), self._loop.loop)
+
         every = run.LEASE.total_seconds() / 4
-        try:
-            return self._one.calls.room.call(call, seconds, every, lambda: self._renew(claim))
-        except Overdue:
-            return timed_out(seconds)
-        finally:
-            self._one.answered(claim, time.perf_counter() - begun)
+        result = self._watch.call(call, seconds, every, lambda: self._renew(claim), overdue)
+        self._one.answered(claim, time.perf_counter() - begun)
+        return result
+
+    async def _give_up(self, claim: ClaimedTask, handler: TaskHandler, seconds: float) -> None:
+        """Settle a task whose function takes too long, and have it tried again; the sweep does if we cannot."""
+        with suppress(Outage):
+            delay = await self._one.conclude(claim, decided(timed_out(seconds), claim, handler))
+            if delay is not None:
+                await self._later(TaskRef(claim.id, claim.type, handler.queue, handler.priority), delay)
 
     def _complete(self, claim: ClaimedTask, handler: TaskHandler, taken: Claimed) -> bool:
         """Record that a task is done of which no transaction says so. False when the claim is lost."""
