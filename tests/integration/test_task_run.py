@@ -25,9 +25,10 @@ from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def tasks(database_url: str) -> AsyncIterator[Tasks]:
+@pytest.fixture(params=["in the worker's thread", "on the loop"])
+async def tasks(database_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Tasks]:
     async with tasking(database_url) as tasks:
+        tasks.threads = request.param == "in the worker's thread"
         yield tasks
 
 
