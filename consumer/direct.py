@@ -54,7 +54,7 @@ class ProcessDirectly:
         self._inbox = inbox
         self._functions = functions
         self._loop = loop
-        self._finished = Finished(one.finish, loop.loop)
+        self.finished = Finished(one.finish, loop.loop)
 
     def process(self, message_id: UUID) -> timedelta | None:
         """Do as `ProcessInboxMessage.process` does."""
@@ -83,7 +83,7 @@ class ProcessDirectly:
             result = prepared
         disposition = self._one.decided(result, claim, time.perf_counter() - begun)
         if isinstance(disposition, Ack) and (disposition.settled or self._settle(claim, taken)):
-            self._finished.add(claim)
+            self.finished.add(claim)
             return None
         return None if isinstance(disposition, Ack) else self._conclude(claim, disposition, taken)
 
@@ -137,6 +137,12 @@ class Finished:
         if not self._called:
             self._called = True
             self._loop.call_soon_threadsafe(self._begin)
+
+    async def drain(self) -> None:
+        """Wait until the loop is done with what was added. No thread may add any more."""
+        while self._tasks or self._waiting:
+            await asyncio.sleep(0)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin(self) -> None:
         task = self._loop.create_task(self._run())

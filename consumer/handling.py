@@ -89,7 +89,9 @@ def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | No
         handler, one = application.handler(context, subscription), _process(context, subscription)
         if not isinstance(handler, PythonEventHandler) or not handler.plain:
             return None
-        return ProcessDirectly(one, application.inbox(context, subscription), handler, loop)
+        direct = ProcessDirectly(one, application.inbox(context, subscription), handler, loop)
+        application.on_stop.append(direct.finished.drain)
+        return direct
 
     if (direct := loop.run_coroutine(make())) is not None:
         return direct.process

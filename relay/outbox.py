@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import overload
+from typing import Final, overload
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -20,13 +20,18 @@ from uuid_utils.compat import uuid7
 from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, then, write
 from relay.bus import RequestContext
 from relay.domain.errors import InvalidKey, InvalidPayload
-from relay.domain.limits import DEFAULT_MAX_PAYLOAD, WIRE_RESERVE, check_size, encode_payload
+from relay.domain.limits import DEFAULT_MAX_PAYLOAD, MAX_KEY_BYTES, WIRE_RESERVE, check_size, encode_payload
 from relay.domain.model import OutboxEvent
 from relay.domain.ordering import UNORDERED, default_key
-from relay.domain.subject import EventSubject, check_token
+from relay.domain.subject import MAX_SUBJECT, EventSubject, check_token
 from relay.events import AGGREGATE, Event, as_event
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
+
+#: Twice the longest subject, and the longest key with three bytes for each of its own.
+_LONGEST_AROUND: Final = 2 * MAX_SUBJECT + 3 * (2 * MAX_KEY_BYTES + 1)
+#: The six characters "1e-999" count for 6 + 999 bytes; a character of any other text for four at most.
+_LONGEST_CHARACTER: Final = 999 // len("1e-999") + 2
 
 
 class Outbox:
@@ -41,6 +46,8 @@ class Outbox:
     def __init__(self, context: str, *, max_payload: int = DEFAULT_MAX_PAYLOAD) -> None:
         self.context = check_token(context, "context")
         self._max_payload = max_payload
+        # So short a payload needs no look: none of its characters can take more bytes than _LONGEST_CHARACTER.
+        self._surely_fits = (max_payload - 2 * WIRE_RESERVE - _LONGEST_AROUND) // _LONGEST_CHARACTER
 
     @overload
     def add(self, target: SyncTarget, event: Event | BaseModel) -> UUID: ...
@@ -95,6 +102,8 @@ class Outbox:
         return row
 
     def _check_size(self, row: OutboxEvent) -> None:
+        if not row.headers and row.topic is None and len(row.payload) < self._surely_fits:
+            return
         subject = row.topic or EventSubject(self.context, row.event_type, row.event_version).value
         headers = sum(len(name) + len(value) + 4 for name, value in row.headers.items())
         # Another reserve stands for the envelope around the payload. The envelope names the subject again, and

@@ -10,7 +10,6 @@ from uuid import UUID
 
 from relay.domain.errors import RelayError, TooMany, UnknownContext
 from relay.domain.facts import Fact
-from relay.domain.incidents import Incident, IncidentDetail, IncidentFilter
 
 Item = TypeVar("Item")
 
@@ -235,23 +234,3 @@ class OutboxEventDetail:
     headers: Mapping[str, Any]
     payload: str
     history: Sequence[Mapping[str, Any]]
-
-
-class IncidentReader(Protocol):
-    """The incidents of one context. Both raise DatabaseUnreachable and SchemaMissing."""
-
-    async def find(self, wanted: IncidentFilter, limit: int) -> Page[Incident]:
-        """Up to ``limit`` incidents, the newest first."""
-
-    async def get(self, id: int) -> IncidentDetail | None:
-        """One incident with its original, or None."""
-
-
-class OutboxReader(Protocol):
-    """The outbox events of one context. Both raise DatabaseUnreachable and SchemaMissing."""
-
-    async def find(self, wanted: EventFilter, limit: int) -> Page[OutboxEventView]:
-        """Up to ``limit`` events, the newest first."""
-
-    async def get(self, id: UUID) -> OutboxEventDetail | None:
-        """One event with its payload, or None."""

@@ -27,6 +27,7 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*\Z")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 _LONG_INTEGER = re.compile(r"[0-9]{19}")
 _INTEGER = re.compile(r"(?<![0-9.eE+])-?[0-9]{19,}(?![0-9.eE])")
 
@@ -55,6 +56,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
     Names starting with ``Nats-`` steer the server, so they are never a caller's to set.
     Raises InvalidHeader, naming the header.
     """
+    if type(headers) is dict and not headers:
+        return
     if not isinstance(headers, Mapping):
         raise InvalidHeader("must be a mapping of names to values", field="headers")
     if len(headers) > MAX_HEADERS:
@@ -85,7 +88,7 @@ def encode_payload(payload: Any) -> str:
     """
     _check_tree(payload)
     try:
-        return json.dumps(payload, allow_nan=False, ensure_ascii=False)
+        return _ENCODER.encode(payload)
     except (TypeError, ValueError) as error:
         raise InvalidPayload(str(error), field="payload") from error
 
@@ -100,12 +103,22 @@ def _check_tree(payload: Any) -> None:
             for key, item in value.items():
                 if not isinstance(key, str):
                     raise InvalidPayload(f"key {key!r} is not a string", field=path)
-                _check_text(key, path)
-                stack.append((item, f"{path}.{key}", depth + 1))
+                if not _is_harmless(key):
+                    _check_text(key, path)
+                if not _is_harmless(item):
+                    stack.append((item, f"{path}.{key}", depth + 1))
         elif isinstance(value, list | tuple):
             stack.extend((item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value))
         else:
             _check_scalar(value, path)
+
+
+def _is_harmless(value: Any) -> bool:
+    """Whether nothing can be wrong with a value, as with most of them: said at once, without a path to name it."""
+    kind = type(value)
+    return (kind is str and value.isascii() and "\x00" not in value) or (
+        kind is int and _INT64_MIN <= value <= _INT64_MAX
+    )
 
 
 def _check_scalar(value: Any, path: str) -> None:

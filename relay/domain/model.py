@@ -107,9 +107,10 @@ class OutboxEvent:
             _check_aware(self.available_at, "available_at")
 
     def _check_identity(self) -> None:
-        for name in ("id", "correlation_id", "causation_id"):
-            value = getattr(self, name)
-            if not isinstance(value, UUID) and (value is not None or name == "id"):
+        if not isinstance(self.id, UUID):
+            raise InvalidEvent("must be a UUID", field="id")
+        for name, value in (("correlation_id", self.correlation_id), ("causation_id", self.causation_id)):
+            if value is not None and not isinstance(value, UUID):
                 raise InvalidEvent("must be a UUID", field=name)
         if not self.event_type:
             raise InvalidEvent("is required", field="event_type")

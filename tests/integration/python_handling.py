@@ -96,8 +96,7 @@ class InThread:
 
     async def process(self, message_id: UUID) -> timedelta | None:
         delay = await asyncio.to_thread(self._direct.process, message_id)
-        await asyncio.sleep(0)
-        await asyncio.gather(*self._direct._finished._tasks)
+        await self._direct.finished.drain()
         return delay
 
 

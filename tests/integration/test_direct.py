@@ -295,9 +295,6 @@ async def test_everything_finished_is_handed_over_once_and_much_of_it_together()
 
     await asyncio.gather(*(asyncio.to_thread(add, first) for first in range(0, 16_000, 2_000)))
 
-    async def all_there() -> bool:
-        return sum(map(len, batches)) >= 16_000
-
-    await eventually("all are handed over", all_there)
+    await finished.drain()
     assert Counter(n for batch in batches for n in batch) == Counter(range(16_000))
     assert len(batches) < 16_000

@@ -149,6 +149,17 @@ def test_a_lower_limit_of_the_broker_can_be_told() -> None:
     check(lambda: small._row(event(payload="x" * 9_000)), "PAYLOAD_TOO_LARGE", "payload")
 
 
+def test_what_is_too_short_to_be_measured_would_fit() -> None:
+    measured, trusted = (Outbox("vibespro", max_payload=60_000) for _ in range(2))
+    measured._surely_fits = 0
+    # Of all texts of a length, PostgreSQL might make most of this one.
+    worst = ("1e-999 " * 1_000)[: trusted._surely_fits - len('""') - 1]
+    longest = event(payload=worst, event_type="t" * 64, partition_key="\u4e2d" * 133)
+    assert trusted._row(longest).payload == measured._row(longest).payload
+    check(lambda: measured._row(event(payload=worst * 2)), "PAYLOAD_TOO_LARGE", "payload")
+    check(lambda: trusted._row(event(payload=worst * 2)), "PAYLOAD_TOO_LARGE", "payload")
+
+
 # --- sessions without a transaction to share ---
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -11,6 +11,7 @@ import psycopg.pq
 from sqlalchemy import Connection, Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from relay.adapters.postgres import array
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 from relay.domain.model import OutboxEvent
@@ -22,26 +23,19 @@ Row: TypeAlias = OutboxEvent | BackgroundTask
 #: A transaction with more keys than this locks their lanes instead (DESIGN §5).
 MAX_KEY_LOCKS: Final = 200
 
-_PLAIN: Final = (
-    "aggregate_type",
-    "aggregate_id",
-    "event_type",
-    "event_version",
-    "payload",
-    "occurred_at",
-    "partition_key",
-    "topic",
-    "available_at",
-)
+_TEXTS: Final = ("aggregate_type", "aggregate_id", "event_type", "payload", "partition_key", "topic")
+_IDS: Final = ("id", "correlation_id", "causation_id")
 
 
-def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, list[Any]]]:
+def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, str]]:
     """The statement that records ``events``, in pyformat style, and its parameters."""
-    parameters: dict[str, list[Any]] = {name: [getattr(event, name) for event in events] for name in _PLAIN}
-    for name in ("id", "correlation_id", "causation_id"):
-        values = [getattr(event, name) for event in events]
-        parameters[name] = [None if value is None else str(value) for value in values]
-    parameters["headers"] = [json.dumps(dict(event.headers)) if event.headers else "{}" for event in events]
+    parameters = {name: array.of_texts([getattr(event, name) for event in events]) for name in _TEXTS}
+    for name in _IDS:
+        parameters[name] = array.of_plain([getattr(event, name) for event in events])
+    parameters["event_version"] = array.of_plain([event.event_version for event in events])
+    parameters["headers"] = array.of_texts([_json(event.headers) for event in events])
+    for name in ("occurred_at", "available_at"):
+        parameters[name] = array.of_moments([getattr(event, name) for event in events])
     keys = {event.partition_key for event in events} - {UNORDERED}
     return statement("insert_outbox_lanes" if len(keys) > MAX_KEY_LOCKS else "insert_outbox"), parameters
 
@@ -52,14 +46,18 @@ _TASK: Final = ("type", "payload", "queue", "priority", "available_at", "delay",
 def insert_tasks(tasks: Sequence[BackgroundTask]) -> tuple[str, dict[str, list[Any]]]:
     """The statement that records ``tasks``, in pyformat style, and its parameters."""
     parameters: dict[str, list[Any]] = {name: [getattr(task, name) for task in tasks] for name in _TASK}
-    for name in ("id", "correlation_id", "causation_id"):
+    for name in _IDS:
         values = [getattr(task, name) for task in tasks]
         parameters[name] = [None if value is None else str(value) for value in values]
-    parameters["metadata"] = [json.dumps(dict(task.metadata)) for task in tasks]
+    parameters["metadata"] = [_json(task.metadata) for task in tasks]
     return statement("insert_tasks"), parameters
 
 
-def _statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(dict(values)) if values else "{}"
+
+
+def _statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
     if events := [row for row in rows if isinstance(row, OutboxEvent)]:
         yield insert(events)
     if tasks := [row for row in rows if isinstance(row, BackgroundTask)]:

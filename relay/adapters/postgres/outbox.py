@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
 import psycopg
 
+from relay.adapters.postgres import array
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.domain.ordering import Shard
@@ -29,10 +30,10 @@ class _Claim:
             await self.conn.execute(
                 statement("mark_published"),
                 {
-                    "ids": _array(acks),
-                    "streams": _array(ack.stream for ack in acks.values()),
-                    "seqs": _array(str(ack.seq) for ack in acks.values()),
-                    "duplicates": _array("t" if ack.duplicate else "f" for ack in acks.values()),
+                    "ids": array.of_plain(acks),
+                    "streams": array.of_plain(ack.stream for ack in acks.values()),
+                    "seqs": array.of_plain(ack.seq for ack in acks.values()),
+                    "duplicates": array.of_plain(ack.duplicate for ack in acks.values()),
                 },
             )
 
@@ -46,14 +47,6 @@ class _Claim:
                     "delays": [failure.delay for failure in failures],
                 },
             )
-
-
-def _array(elements: Iterable[str]) -> str:
-    """An array as PostgreSQL reads it, without the driver's search for what needs quotes.
-
-    For ids, numbers and names of streams only: nothing is quoted.
-    """
-    return f"{{{','.join(elements)}}}"
 
 
 class PostgresOutboxAdapter:
