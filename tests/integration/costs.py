@@ -133,6 +133,7 @@ async def tasks(meter: Meter, lab: Laboratory) -> None:
         await asyncio.to_thread(meter.broker.enqueue_many, jobs)
 
     async with tasking(meter.url) as parts:
+        parts.threads = True
         parts.register(mail)
         deliver = DeliverTasks("sea", parts.tasks, room, put, parts.facts.append)
         parts.schedule(*(Mail(n=n) for n in range(200)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +27,7 @@ from tasks.forward import DeliverTasks
 from tasks.registry import Registry
 from tasks.run import RunTask
 from tasks.worker import TaskWorker
+from tests.integration.python_handling import RunningLoop
 
 EFFECT = "INSERT INTO effects (task_id, n) VALUES ('{}', {})"
 
@@ -34,16 +35,6 @@ EFFECT = "INSERT INTO effects (task_id, n) VALUES ('{}', {})"
 class Mail(BaseModel):
     n: int
     to: str = "ann"
-
-
-@dataclass
-class Loop:
-    """The event loop of the test, from other threads."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def run_coroutine(self, coro: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coro, self.loop).result()
 
 
 @dataclass
@@ -82,7 +73,7 @@ class Tasks:
         async def later(task: TaskRef, delay: timedelta) -> None:
             self.later.append((task.id, delay))
 
-        loop = Loop(asyncio.get_running_loop())
+        loop = RunningLoop()
         return RunDirectly(self.runner, self.registry, loop, self.relieved.append, later)
 
     async def deliver(self) -> int:
