@@ -50,6 +50,11 @@ def short(job: Job, session: Session, context: TaskContext) -> None:
     work(job, session, context)
 
 
+@task("fleeting", backoff=("5s", "60s"), time_limit="500ms")
+def fleeting(job: Job, session: Session, context: TaskContext) -> None:
+    work(job, session, context)
+
+
 @task("coroutine", backoff=("100ms", "1s"), time_limit="5s")
 async def coroutine(job: Job, session: AsyncSession, context: TaskContext) -> None:
     await session.execute(INSERT, {"task_id": context.task_id, "attempt": context.attempt, "n": job.n})
