@@ -103,19 +103,19 @@ async def publish(meter: Meter, lab: Laboratory) -> None:
 async def consume_python(meter: Meter, lab: Laboratory) -> None:
     """200 messages pulled by 50, each handled by a function that writes a row in the inbox transaction."""
     async with subscribed(meter.url, lab.nats.url) as sub, handling(sub) as functions:
-        await consume(meter, sub, functions.process(functions.handler(sync_session(nothing))))
+        await consume(meter, sub, lambda: functions.process(functions.handler(sync_session(nothing))))
 
 
 async def consume_http(meter: Meter, lab: Laboratory) -> None:
     """200 messages pulled by 50, each handled by an HTTP service."""
     async with subscribed(meter.url, lab.nats.url) as sub, calling(answering("200 OK")) as (handler, _):
-        await consume(meter, sub, sub.process(handler))
+        await consume(meter, sub, lambda: sub.process(handler))
 
 
 async def consume_ordered(meter: Meter, lab: Laboratory) -> None:
     """The same in the order of their keys."""
     async with subscribed(meter.url, lab.nats.url) as sub, calling(answering("200 OK")) as (handler, _):
-        await consume(meter, sub.keep_order(), sub.process(handler))
+        await consume(meter, sub.keep_order(), lambda: sub.process(handler))
 
 
 async def tasks(meter: Meter, lab: Laboratory) -> None:
@@ -149,7 +149,7 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-async def consume(meter: Meter, sub: Subscription, process: Any) -> None:
+async def consume(meter: Meter, sub: Subscription, processing: Callable[[], Any]) -> None:
     """Pull 200 messages of 50 keys, in batches of 50, and have a worker process them one after the other."""
 
     async def enqueue(ids: list[UUID]) -> None:
@@ -158,7 +158,7 @@ async def consume(meter: Meter, sub: Subscription, process: Any) -> None:
 
     sub.enqueue = enqueue  # type: ignore[method-assign]
     deliveries = await sent(sub, 200)
-    pull = sub.pull()
+    pull, process = sub.pull(), processing()
     with meter.counting(200), long_claims():
         for first in range(0, 200, 50):
             await pull.accept(deliveries[first : first + 50])

@@ -171,6 +171,23 @@ async def test_a_reply_to_the_commit_that_is_lost_is_not_taken_for_a_failure_of_
     assert (await calls.state(id), row["last_error"], row["attempts"]) == ("processed", None, 1)
 
 
+async def test_connections_are_closed_without_a_word(
+    calls: Handling, kind: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = calls.handler(kind(nothing))
+    await calls.process(handler).process(await calls.received())
+    await calls.sub.query(END_OTHERS)
+    await calls.process(handler).process(await calls.received())
+    assert len(await calls.effects()) == 2
+    await handler.close()
+
+    async def none_left() -> bool:
+        return not await calls.sub.query("SELECT FROM pg_stat_activity WHERE application_name = 'handling'")
+
+    await eventually("no connection is left", none_left)
+    assert caplog.messages == []
+
+
 async def test_a_claim_without_a_server_says_so_and_spends_nothing(calls: Handling) -> None:
     handler = calls.handler(KINDS["sync_session"](nothing))
     id = await calls.received()

@@ -364,7 +364,7 @@ async def test_a_function_that_takes_too_long_cannot_commit_later(
     await asyncio.to_thread(over.wait, 20)
     # Its slot is free again once its transaction is over.
     for _ in range(16):
-        assert await asyncio.to_thread(handler._calls.room._free.acquire, timeout=10)
+        assert await asyncio.to_thread(handler._calls.room._take, 10)
     assert await calls.effects() == []
     assert await calls.sub.row(message_id) == before
     assert (before["processed_at"], before["dead_lettered_at"] is not None) == (None, max_attempts == 1)
@@ -397,8 +397,8 @@ async def test_functions_that_hang_take_up_a_bounded_number_of_threads(
         assert "time-out" in (await calls.sub.row(message_id))["last_error"]
     assert len(started) == 1
     go_on.set()
-    assert await asyncio.to_thread(handler._calls.room._free.acquire, timeout=10)
-    handler._calls.room._free.release()
+    assert await asyncio.to_thread(handler._calls.room._take, 10)
+    handler._calls.room._free.put(None)
     await calls.again(second, handler)
     assert (len(started), await calls.state(second)) == (2, "processed")
 

@@ -103,10 +103,11 @@ class Lendable:
                 self.outer.rollback()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, without SQLAlchemy trying to roll back on it."""
         with suppress(psycopg.Error, SQLAlchemyError):
-            self.driver.close()
+            self.outer.invalidate()
             self.outer.close()
+            self.driver.close()
 
     @property
     def idle(self) -> bool:
