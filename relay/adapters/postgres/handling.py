@@ -161,7 +161,7 @@ class HandlerTransactions:
         with self._lender.lending() as borrowed:
             borrowed.begin(self._limit)
             with psycopg.Cursor(borrowed.driver) as cursor:
-                yield SharedTransaction(borrowed.outer, borrowed.driver, cursor)
+                yield SharedTransaction(borrowed.outer(), borrowed.driver, cursor)
             borrowed.commit()
 
     @asynccontextmanager

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, Final
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy import Connection, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, Command, LentConnection, Pipeline
@@ -47,20 +46,36 @@ class Settlement:
 
 
 class Lendable:
-    """A connection to lend, with SQLAlchemy's on top of it for those who ask for a session."""
+    """A connection to lend, with an engine on top of it for those who ask for a session."""
 
-    def __init__(self, outer: Connection) -> None:
-        driver = outer.connection.driver_connection
-        assert isinstance(driver, LentConnection)
+    def __init__(self, driver: LentConnection) -> None:
+        self.driver = driver
+        # What a handler writes is nobody else's to read.
+        self._engine = create_engine(
+            DIALECT,
+            creator=lambda: driver,
+            poolclass=StaticPool,
+            pool_reset_on_return=None,
+            hide_parameters=True,
+        )
+        # Now, as its first connection asks the server a few things.
+        self._engine.connect().close()
         driver.rollback()
-        self.outer, self.driver = outer, driver
+        self._outer: Connection | None = None
         self._pipeline = Pipeline(driver)
         self._limit: timedelta | None = None
+
+    def outer(self) -> Connection:
+        """SQLAlchemy's view of the open transaction, a new one for each: it numbers the savepoints."""
+        if self._outer is None:
+            self._outer = self._engine.connect()
+            self._outer.begin()
+        return self._outer
 
     @property
     def usable(self) -> bool:
         """Whether it may be lent again: neither broken nor left by the server."""
-        return self._pipeline.usable and not self.outer.invalidated
+        return self._pipeline.usable
 
     def claim(self, claim: Command, limit: timedelta, *, begin: bool) -> dict[str, Any] | None:
         """Claim a row and, in the same round trip, begin the transaction of a function; None when it is not free.
@@ -98,15 +113,15 @@ class Lendable:
         with suppress(psycopg.Error, SQLAlchemyError):
             if not self._pipeline.idle:
                 self._pipeline.run(ROLLBACK)
-            if self.outer.in_transaction():
-                # What SQLAlchemy thinks is open; it asks the driver, which has nothing to do any more.
-                self.outer.rollback()
+        outer, self._outer = self._outer, None
+        with suppress(psycopg.Error, SQLAlchemyError):
+            if outer is not None:
+                # The driver, which SQLAlchemy asks for a rollback, has nothing to do any more.
+                outer.close()
 
     def close(self) -> None:
-        """Close the connection, without SQLAlchemy trying to roll back on it."""
-        with suppress(psycopg.Error, SQLAlchemyError):
-            self.outer.invalidate()
-            self.outer.close()
+        """Close the connection."""
+        with suppress(psycopg.Error):
             self.driver.close()
 
     @property
@@ -141,14 +156,6 @@ class Lender:
         self._connection = {**CONNECTION, "autocommit": False, "application_name": application_name}
         self._idle: list[Lendable] = []
 
-    @cached_property
-    def _engine(self) -> Engine:
-        def connect() -> LentConnection:
-            return LentConnection.connect(self._url, **self._connection)
-
-        # What a handler writes is nobody else's to read.
-        return create_engine(DIALECT, creator=connect, poolclass=NullPool, hide_parameters=True)
-
     def borrow(self) -> Lendable:
         """Take a connection that is alive; `give_back` it. Raises psycopg's errors."""
         while self._idle:
@@ -158,14 +165,14 @@ class Lender:
                     return found
                 found.close()
         try:
-            return Lendable(self._engine.connect())
+            return Lendable(LentConnection.connect(self._url, **self._connection))
         except DBAPIError as error:
             raise error.orig or error from None
 
     def give_back(self, borrowed: Lendable) -> None:
         """Undo what is open on it, and keep it for the next."""
         borrowed.end()
-        if borrowed.idle and not borrowed.outer.invalidated and len(self._idle) < self._keep:
+        if borrowed.idle and len(self._idle) < self._keep:
             self._idle.append(borrowed)
         else:
             borrowed.close()

@@ -8,7 +8,7 @@ deadlock over them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from typing import Any, Final
@@ -40,7 +40,10 @@ class Transaction:
     """
 
     def __init__(
-        self, outer: Connection, connection: psycopg.Connection[Any], later: list[Row] | None = None
+        self,
+        outer: Callable[[], Connection],
+        connection: psycopg.Connection[Any],
+        later: list[Row] | None = None,
     ) -> None:
         self.connection = connection
         self._outer = outer
@@ -49,9 +52,7 @@ class Transaction:
     @cached_property
     def session(self) -> Session:
         """The session, which works in a savepoint of its own."""
-        if not self._outer.in_transaction():
-            self._outer.begin()
-        session = Session(self._outer, join_transaction_mode="create_savepoint")
+        session = Session(self._outer(), join_transaction_mode="create_savepoint")
         if self._later is not None:
             write_later(session, self._later)
         return session
@@ -139,7 +140,7 @@ class SharedTransaction(_Shared):
         self._execute(self._next())
         rows: list[Row] = []
         try:
-            with Transaction(self._outer, self._driver, rows).used() as transaction:
+            with Transaction(lambda: self._outer, self._driver, rows).used() as transaction:
                 yield transaction
         except BaseException as error:
             self._note(error)
