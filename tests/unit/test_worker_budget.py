@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty
 from types import SimpleNamespace
@@ -75,15 +76,21 @@ def test_a_finished_message_gives_its_place_to_the_next() -> None:
 
 def wait(queue: BudgetedQueue) -> threading.Event:
     """Wait for an item in another thread, which sets the event when it gets one."""
-    got = threading.Event()
-    threading.Thread(target=lambda: (queue.get(timeout=30), got.set()), daemon=True).start()
-    while len(queue.not_empty._waiters) == waiting.get(queue, 0):  # type: ignore[attr-defined]
+    got, before = threading.Event(), waiters(queue)
+
+    def work() -> None:
+        with suppress(Empty):
+            queue.get(timeout=10)
+            got.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    while waiters(queue) == before:
         time.sleep(0.001)
-    waiting[queue] = waiting.get(queue, 0) + 1
     return got
 
 
-waiting: dict[BudgetedQueue, int] = {}
+def waiters(queue: BudgetedQueue) -> int:
+    return len(queue.not_empty._waiters)  # type: ignore[attr-defined]
 
 
 def test_a_waiting_thread_wakes_up_when_a_busy_one_is_passed_over() -> None:
@@ -115,7 +122,7 @@ def test_nobody_is_woken_for_a_message_that_is_out_of_budget() -> None:
     queue.get()
     wait(queue)
     queue.put(Item(0, "slow"))
-    assert len(queue.not_empty._waiters) == 1  # type: ignore[attr-defined]
+    assert waiters(queue) == 1
 
 
 def test_within_the_budgets_the_lower_number_goes_first() -> None:
