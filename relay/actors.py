@@ -144,12 +144,13 @@ async def chore(name: str, token: str) -> AsyncIterator[None]:
 
 #: Threads by queue, None for as many as ``--threads``; the modules loaded below may add theirs.
 budgets = _budgets()
+runtime = WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets)
 broker = create_broker(
     settings.redis_url.get_secret_value(),
     namespace=settings.redis_namespace,
     middleware=[
         Retries(),
-        WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets),
+        runtime,
         Exposition(settings),
     ],
 )

@@ -13,10 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, Outage
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, Outage, QueueUnreachable
 
-#: Every point, and the outage that a reply lost there looks like.
-POINTS: Final[dict[str, type[Outage]]] = {
+#: Every point on the way of an event, and the outage that a reply lost there looks like.
+EVENT_POINTS: Final[dict[str, type[Outage]]] = {
     "after_claim": DatabaseUnreachable,
     "after_publish_before_mark": BrokerUnreachable,
     "after_mark_before_commit": DatabaseUnreachable,
@@ -32,6 +32,13 @@ POINTS: Final[dict[str, type[Outage]]] = {
     "before_dlq_commit": DatabaseUnreachable,
     "after_incident_commit": DatabaseUnreachable,
 }
+#: The same of background tasks, which share the points in a handler's transaction.
+TASK_POINTS: Final[dict[str, type[Outage]]] = {
+    "after_task_enqueue": QueueUnreachable,
+    "after_task_claim": DatabaseUnreachable,
+    "after_task_answer": DatabaseUnreachable,
+}
+POINTS: Final = EVENT_POINTS | TASK_POINTS
 _TAKEN: Final = ".reached"
 
 

@@ -12,12 +12,15 @@ from uuid import UUID
 import dramatiq
 from dramatiq.errors import Retry
 
-from relay.actors import application, broker, budgets, chore, settings
+from relay.actors import application, broker, budgets, chore, runtime, settings
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.postgres.tasks import PostgresTasks
+from relay.adapters.redis import delayed
+from relay.adapters.workers import event_loop
 from relay.bootstrap import UPKEEP_QUEUE
 from relay.domain.errors import Outage
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, TaskRef
+from tasks.direct import RunDirectly
 from tasks.forward import DeliverTasks
 from tasks.registry import registry
 from tasks.run import RunTask
@@ -44,10 +47,10 @@ registry.watch(_declare)
 
 
 @dramatiq.actor(queue_name=queue_name(DEFAULT_QUEUE), priority=DEFAULT_PRIORITY, max_retries=None)
-async def run_task(context: str, task_type: str, task_id: str) -> None:
+def run_task(context: str, task_type: str, task_id: str) -> None:
     """Make one attempt at a task. The row owns the retry, Dramatiq's Retries middleware times it."""
     try:
-        delay = await _run(context).run(UUID(task_id), task_type)
+        delay = _direct(context).run(UUID(task_id), task_type)
     except Outage:
         # The row keeps its claim until the lease is over; the sweep brings it back.
         return
@@ -93,6 +96,20 @@ def _run(context: str) -> RunTask:
 
 
 @cache
+def _direct(context: str) -> RunDirectly:
+    loop = event_loop()
+
+    async def later(task: TaskRef, delay: timedelta) -> None:
+        await asyncio.to_thread(broker.enqueue_many, [delayed(_message(context, task), delay)])
+
+    async def make() -> RunDirectly:
+        # On the loop, like all that others share.
+        return RunDirectly(_run(context), registry, loop, runtime.relieve, later)
+
+    return loop.run_coroutine(make())
+
+
+@cache
 def _deliver(context: str) -> DeliverTasks:
     async def put(tasks: Sequence[TaskRef]) -> None:
         await _put(context, tasks)
@@ -101,7 +118,10 @@ def _deliver(context: str) -> DeliverTasks:
 
 
 async def _room(queue: str) -> int:
-    return settings.task_window - await asyncio.to_thread(broker.backlog, queue_name(queue))
+    """Nothing while more than half of the window is taken: a few tasks at a time would cost a transaction each."""
+    window = settings.task_window
+    room = window - await asyncio.to_thread(broker.backlog, queue_name(queue))
+    return room if room >= window / 2 else 0
 
 
 async def _put(context: str, tasks: Sequence[TaskRef]) -> None:

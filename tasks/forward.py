@@ -13,6 +13,7 @@ from typing import Final
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.domain.facts import FactSink, TasksDelivered
 from relay.domain.tasks import TaskRef
+from relay.failpoints import reach
 
 _BATCH: Final = 300
 #: How soon to look again while the queues are full, in seconds: it doubles up to the longest.
@@ -56,13 +57,13 @@ class DeliverTasks:
 
     async def _fill(self, queue: str, limit: int) -> int:
         """Delivered once the queue has confirmed (§2.7): a crash before the commit delivers them twice."""
-        async with self._tasks.deliver(queue, limit) as delivery:
-            if not delivery.tasks:
+        async with self._tasks.deliver(queue, limit) as tasks:
+            if not tasks:
                 return 0
-            await self._put(delivery.tasks)
-            await delivery.mark_delivered()
-        self._tell(queue, len(delivery.tasks), again=False)
-        return len(delivery.tasks)
+            await self._put(tasks)
+            reach("after_task_enqueue")
+        self._tell(queue, len(tasks), again=False)
+        return len(tasks)
 
     async def sweep(self) -> int:
         """Deliver again what should have begun by now and has not; returns how many tasks went.

@@ -7,6 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -19,15 +20,16 @@ from relay.bus import RequestContext
 from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.facts import FactSink, TaskCompleted, TaskFailed, TaskPutOff, TaskRetried, TaskUnhandled
 from relay.domain.model import HandlerResult, Verdict
-from relay.domain.policies import Ack, DeadLetter, Retry, decide
+from relay.domain.policies import Ack, DeadLetter, Disposition, Retry, decide
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
 from relay.domain.timings import TaskAnswered
+from relay.failpoints import reach
 from relay.handling.calls import Call, Calls, answered
 from relay.handling.signatures import Inject, misfits
 from tasks.registry import Registry, TaskContext, TaskHandler
 
 #: A claim outlives its worker by this much at most; a live worker renews it four times as often.
-_LEASE: Final = timedelta(seconds=8)
+LEASE: Final = timedelta(seconds=8)
 #: A turn that comes this soon is waited for on the spot: a queue's delays are too coarse for fast rates.
 _SOON: Final = timedelta(milliseconds=500)
 #: How long a type waits that no loaded module registers: for a deployment, as a rule.
@@ -35,6 +37,14 @@ _UNHANDLED: Final = PutOff(timedelta(seconds=10), "handler")
 
 #: Brings tasks that are due now to whoever runs them.
 Wake = Callable[[Sequence[TaskRef]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call and the context it runs in."""
+
+    call: Call
+    context: RequestContext
 
 
 class RunTask:
@@ -54,10 +64,10 @@ class RunTask:
         self._context = context
         self._tasks = tasks
         self._registry = registry
-        self._transactions = transactions
+        self.transactions = transactions
         self._wake = wake
         self._facts = facts
-        self._calls = Calls(size)
+        self.calls = Calls(size)
 
     async def run(self, id: UUID, task_type: str) -> timedelta | None:
         """Make one attempt; returns after how long to try again, or None when there is nothing to do.
@@ -71,7 +81,8 @@ class RunTask:
             return _UNHANDLED.delay
         match await self._start(id, handler):
             case ClaimedTask() as claim:
-                return await self._attempt(claim, handler)
+                reach("after_task_claim")
+                return await self.attempt(claim, handler)
             case PutOff(delay, waits_for):
                 seconds = delay.total_seconds()
                 self._facts(
@@ -89,27 +100,33 @@ class RunTask:
     async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
         """Claim the task, waiting for a turn of the rate limit that is near."""
         while True:
-            found = await self._tasks.claim(id, handler.type, _LEASE, handler.limits)
+            found = await self._tasks.claim(id, handler.type, LEASE, handler.limits)
             if not isinstance(found, PutOff) or found.waits_for != "turn" or found.delay > _SOON:
                 return found
             await asyncio.sleep(found.delay.total_seconds())
 
-    async def _attempt(self, claim: ClaimedTask, handler: TaskHandler) -> timedelta | None:
+    async def attempt(self, claim: ClaimedTask, handler: TaskHandler) -> timedelta | None:
+        """Do the rest of `run` for a task that is claimed."""
         try:
             result = await self._ask(claim, handler)
             if result.verdict is Verdict.TRANSIENT and claim.attempts > handler.policy.max_attempts:
                 await self._fail(claim, result.detail)
                 return None
-            match decide(result, claim.attempts, handler.policy, random.random()):  # noqa: S311
-                case Ack(settled):
-                    if settled or await self._tasks.complete(claim):
-                        self._facts(TaskCompleted(**self._about(claim)))
-                case DeadLetter(reason):
-                    await self._fail(claim, reason)
-                case Retry(delay, error):
-                    return await self._put_off(claim, delay, error)
+            reach("after_task_answer")
+            disposition = decided(result, claim, handler)
+            if isinstance(disposition, Ack) and (disposition.settled or await self._tasks.complete(claim)):
+                self.completed(claim)
+            return await self.conclude(claim, disposition)
         finally:
             await self._next(claim)
+
+    async def conclude(self, claim: ClaimedTask, disposition: Disposition) -> timedelta | None:
+        """Record a verdict other than that it went well."""
+        match disposition:
+            case DeadLetter(reason):
+                await self._fail(claim, reason)
+            case Retry(delay, error):
+                return await self._put_off(claim, delay, error)
         return None
 
     async def _ask(self, claim: ClaimedTask, handler: TaskHandler) -> HandlerResult:
@@ -118,17 +135,21 @@ class RunTask:
         if claim.attempts > handler.policy.max_attempts:
             # Every attempt was spent and the last one gave no answer: it took its worker along.
             return HandlerResult.failed(f"exhausted: {claim.attempts - 1} attempts, the last one was cut short")
+        prepared = self.prepared(claim, handler)
+        if isinstance(prepared, HandlerResult):
+            return prepared
         keeper = asyncio.create_task(self._keep(claim))
         begun = time.perf_counter()
         try:
-            result = await answered(self._call(claim, handler), handler.time_limit.total_seconds())
+            with prepared.context.use():
+                seconds = handler.time_limit.total_seconds()
+                return await answered(self.calls.run(prepared.call), seconds)
         finally:
             keeper.cancel()
-        seconds = time.perf_counter() - begun
-        self._facts(TaskAnswered(context=self._context, task_type=claim.type, seconds=seconds))
-        return result
+            self.answered(claim, time.perf_counter() - begun)
 
-    async def _call(self, claim: ClaimedTask, handler: TaskHandler) -> HandlerResult:
+    def prepared(self, claim: ClaimedTask, handler: TaskHandler) -> Prepared | HandlerResult:
+        """The call that a task asks for, or the answer when its payload does not fit."""
         try:
             argument = handler.adapter.validate_json(claim.payload)
         except ValidationError as error:
@@ -146,18 +167,29 @@ class RunTask:
             argument,
             {Inject.CONTEXT: context},
             Settlement.of_task(claim.id, claim.token, handler.time_limit),
-            self._transactions,
+            self.transactions,
         )
-        with RequestContext(correlation_id=context.correlation_id, causation_id=claim.id).use():
-            return await self._calls.run(call)
+        return Prepared(call, RequestContext(correlation_id=context.correlation_id, causation_id=claim.id))
+
+    def answered(self, claim: ClaimedTask, seconds: float) -> None:
+        """Tell how long a function has taken."""
+        self._facts(TaskAnswered(context=self._context, task_type=claim.type, seconds=seconds))
+
+    def completed(self, claim: ClaimedTask) -> None:
+        """Tell that a task is done."""
+        self._facts(TaskCompleted(**self._about(claim)))
 
     async def _keep(self, claim: ClaimedTask) -> None:
         """Renew the claim while the handler works. Stops when it is lost: the token then fences us off."""
         while True:
-            await asyncio.sleep(_LEASE.total_seconds() / 4)
+            await asyncio.sleep(LEASE.total_seconds() / 4)
             with contextlib.suppress(DatabaseUnreachable):
-                if not await self._tasks.renew(claim, _LEASE):
+                if not await self.renew(claim):
                     return
+
+    async def renew(self, claim: ClaimedTask) -> bool:
+        """Extend a claim. False when it was lost."""
+        return await self._tasks.renew(claim, LEASE)
 
     async def _put_off(self, claim: ClaimedTask, delay: timedelta, error: str) -> timedelta | None:
         if not await self._tasks.record_error(claim, error, delay):
@@ -183,3 +215,8 @@ class RunTask:
             "correlation_id": claim.correlation_id,
             "attempts": claim.attempts,
         }
+
+
+def decided(result: HandlerResult, claim: ClaimedTask, handler: TaskHandler) -> Disposition:
+    """What follows from an answer."""
+    return decide(result, claim.attempts, handler.policy, random.random())  # noqa: S311

@@ -14,12 +14,12 @@ import heapq
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from queue import Empty, PriorityQueue
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from dramatiq.asyncio import EventLoopThread, get_event_loop_thread
 from dramatiq.broker import Broker
 from dramatiq.middleware import AsyncIO
-from dramatiq.worker import Worker
+from dramatiq.worker import Worker, WorkerThread
 
 #: The budget of queues that have none of their own.
 DEFAULT: Final = ""
@@ -27,19 +27,22 @@ DEFAULT: Final = ""
 _PATIENCE: Final = 15.0
 #: The same once the worker shuts down, when its threads should look whether they are still wanted.
 _HASTE: Final = 0.05
+#: How many threads may hang at once and have others in their place. A process with more has a fault to be mended.
+MOST_HANGING: Final = 32
 
 
 class BudgetedQueue(PriorityQueue[Any]):
     """A worker's queue of fetched messages that hands out at most ``budgets[queue]`` of a queue at once.
 
     Within what the budgets allow, order is the stock worker's: priority, then age. A message may carry a
-    priority of its own.
+    priority of its own. A thread is woken only for what it may have: of the many that serve all queues each would
+    otherwise look, and find the budget spent, for every message.
     """
 
     def __init__(self, budgets: Mapping[str, int]) -> None:
         self._budgets = dict(budgets)
         self._running: dict[str, int] = dict.fromkeys(budgets, 0)
-        self._taken = threading.local()
+        self._taken: dict[int, str] = {}
         self._patience = _PATIENCE
         super().__init__()
 
@@ -61,11 +64,21 @@ class BudgetedQueue(PriorityQueue[Any]):
     def _init(self, maxsize: int) -> None:
         self._heaps: dict[str, list[Any]] = {name: [] for name in self._budgets}
 
-    def _put(self, item: Any) -> None:
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Add a message. It is never too many: each consumer fetches so many ahead."""
+        with self.mutex:
+            name = self._add(item)
+            self.unfinished_tasks += 1
+            if self._running[name] < self._budgets[name]:
+                self.not_empty.notify()
+
+    def _add(self, item: Any) -> str:
         name, priority = item.message.queue_name, item.message.options.get("task_priority")
         if priority is not None:
             item = dataclasses.replace(item, priority=priority)
-        heapq.heappush(self._heaps[name if name in self._heaps else DEFAULT], item)
+        name = name if name in self._heaps else DEFAULT
+        heapq.heappush(self._heaps[name], item)
+        return name
 
     def _qsize(self) -> int:
         """The messages that may be handed out now: `get` waits while there are none."""
@@ -74,17 +87,29 @@ class BudgetedQueue(PriorityQueue[Any]):
     def _get(self) -> Any:
         name = min(self._open(), key=lambda name: self._heaps[name][0])
         self._running[name] += 1
-        self._taken.name = name
-        return heapq.heappop(self._heaps[name])
+        self._taken[threading.get_ident()] = name
+        item = heapq.heappop(self._heaps[name])
+        if self._open():
+            # Whoever was woken wakes the next one, who may have been held up by a budget before.
+            self.not_empty.notify()
+        return item
 
     def task_done(self) -> None:
+        # Nobody is woken: this thread is about to ask for the next one itself.
         with self.mutex:
-            name = getattr(self._taken, "name", None)
-            if name is not None:
-                self._running[name] -= 1
-                self._taken.name = None
-                self.not_empty.notify()
+            self._pass_over(threading.get_ident())
         super().task_done()
+
+    def pass_over(self, thread: int) -> None:
+        """Count what a thread is at no longer."""
+        with self.mutex:
+            self._pass_over(thread)
+            self.not_empty.notify()
+
+    def _pass_over(self, thread: int) -> None:
+        name = self._taken.pop(thread, None)
+        if name is not None:
+            self._running[name] -= 1
 
     def _open(self) -> list[str]:
         return [name for name, heap in self._heaps.items() if heap and self._running[name] < self._budgets[name]]
@@ -109,6 +134,9 @@ class WorkerRuntime(AsyncIO):
         super().__init__()
         self._start, self._quiesce, self._stop = start, quiesce, stop
         self._budgets = budgets
+        self._worker: Any = None
+        self._hanging: list[threading.Thread] = []
+        self._relieving = threading.Lock()
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         use_uvloop()
@@ -118,9 +146,24 @@ class WorkerRuntime(AsyncIO):
             for name, threads in self._budgets.items()
             if not worker.consumer_whitelist or name in worker.consumer_whitelist
         }
+        self._worker = worker
         worker.work_queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
         worker.worker_threads += sum(budgets.values())
         event_loop().run_coroutine(self._start())
+
+    def relieve(self, thread: threading.Thread) -> bool:
+        """Put another thread in the place of one that hangs, which ends with what it is at. False: too many do."""
+        worker = self._worker
+        with self._relieving:
+            self._hanging = [other for other in self._hanging if other.is_alive()]
+            if worker is None or thread not in worker.workers or len(self._hanging) >= MOST_HANGING:
+                return False
+            self._hanging.append(thread)
+            worker.workers.remove(thread)
+            cast("WorkerThread", thread).stop()
+            worker.work_queue.pass_over(thread.ident)
+            worker._add_worker()  # noqa: SLF001 - as it does for each thread when it starts
+            return True
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self._quiesce()

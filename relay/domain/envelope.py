@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
 from relay.domain.errors import InvalidSubject, MalformedMessage
-from relay.domain.limits import MAX_DEPTH, nests_deeper
 from relay.domain.model import NatsMsgId
 from relay.domain.ordering import KEY, partition_key
+from relay.domain.reading import read_json, read_object, read_time, read_uuid, read_version
 from relay.domain.subject import EventSubject, check_token, check_version
 
 MSG_ID: Final = "Nats-Msg-Id"
@@ -148,7 +147,7 @@ def decode(envelope: str, subject: str, headers: Mapping[str, str], body: bytes)
     if msg_id is None:
         raise MalformedMessage("the message has no id", field=MSG_ID)
     identity = NatsMsgId.parse(msg_id)
-    read, content = _DECODERS[envelope], _json(body)
+    read, content = _DECODERS[envelope], read_json(body)
     try:
         fields = read(subject, headers, content)
         return Incoming(
@@ -156,9 +155,9 @@ def decode(envelope: str, subject: str, headers: Mapping[str, str], body: bytes)
             generation=identity.generation,
             event_type=check_token(fields["event_type"], "event_type"),
             event_version=check_version(fields["event_version"]),
-            occurred_at=_time(fields.get("occurred_at")),
-            correlation_id=_uuid(fields.get("correlation_id"), "correlation_id"),
-            causation_id=_uuid(fields.get("causation_id"), "causation_id"),
+            occurred_at=read_time(fields.get("occurred_at")),
+            correlation_id=read_uuid(fields.get("correlation_id"), "correlation_id"),
+            causation_id=read_uuid(fields.get("causation_id"), "causation_id"),
             partition_key=partition_key(headers),
             payload=fields["payload"],
         )
@@ -186,46 +185,24 @@ def handler_request(envelope: str, subject: str, headers: Mapping[str, str], bod
     return json.dumps(request).encode()
 
 
-def _json(body: bytes) -> Any:
-    try:
-        content = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
-    except RecursionError:
-        raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body") from None
-    except ValueError as error:
-        raise MalformedMessage(f"the body is not JSON: {error}", field="body") from None
-    # One level more than a payload has, for the envelope. A body of few brackets cannot nest too deep.
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and nests_deeper(content, MAX_DEPTH + 1):
-        raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body")
-    return content
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text[:40]} is not a number that every reader knows")
-    return value
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
-
-
 def _decode_handler(_subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
-    fields, header = _object(body), headers[MSG_ID]
+    fields, header = read_object(body), headers[MSG_ID]
     # The inbox goes by the header and the handler by the body: both must mean one message.
     if (text := fields.get("message_id")) not in (None, header) and (
-        (named := _uuid(text, "message_id")) != (known := NatsMsgId.parse(header).event_id)
+        (named := read_uuid(text, "message_id")) != (known := NatsMsgId.parse(header).event_id)
     ):
         raise MalformedMessage(f"the body says {named}, the header {MSG_ID} says {known}", field="message_id")
     return fields
 
 
 def _decode_message_envelope(_subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
-    fields = _object(body)
+    fields = read_object(body)
     if fields.get("schema_version") != SCHEMA_VERSION:
         found = str(fields.get("schema_version"))[:40]
         raise MalformedMessage(f"schema version {found!r} is not supported", field="schema_version")
     return {
         "event_type": fields["message_type"],
-        "event_version": _int(headers.get("Relay-Event-Version", "1")),
+        "event_version": read_version(headers.get("Relay-Event-Version", "1")),
         "occurred_at": fields["timestamp"],
         "correlation_id": fields.get("correlation_id"),
         "causation_id": fields.get("causation_id"),
@@ -239,7 +216,7 @@ def _decode_cloudevents(_subject: str, headers: Mapping[str, str], body: Any) ->
         raise MalformedMessage("CloudEvents 1.0 is the only version supported", field="ce-specversion")
     return {
         "event_type": lower["ce-type"],
-        "event_version": _int(lower.get("ce-eventversion", "1")),
+        "event_version": read_version(lower.get("ce-eventversion", "1")),
         "occurred_at": lower.get("ce-time"),
         "correlation_id": lower.get("ce-correlationid"),
         "causation_id": lower.get("ce-causationid"),
@@ -254,7 +231,7 @@ def _decode_raw(subject: str, headers: Mapping[str, str], body: Any) -> dict[str
         name, version = parsed.name, str(parsed.version)
     return {
         "event_type": name,
-        "event_version": _int(version or "1"),
+        "event_version": read_version(version or "1"),
         "occurred_at": headers.get("Relay-Occurred-At"),
         "correlation_id": headers.get("Relay-Correlation-Id"),
         "causation_id": headers.get("Relay-Causation-Id"),
@@ -268,36 +245,3 @@ _DECODERS: Final[dict[str, Callable[[str, Mapping[str, str], Any], dict[str, Any
     "cloudevents": _decode_cloudevents,
     "raw": _decode_raw,
 }
-
-
-def _object(body: Any) -> dict[str, Any]:
-    if not isinstance(body, dict):
-        raise MalformedMessage("the body is not a JSON object", field="body")
-    return body
-
-
-def _int(value: str) -> int:
-    if not value.isdecimal() or not value.isascii() or len(value) > 9:
-        raise MalformedMessage(f"{value[:40]!r} is not a version", field="event_version")
-    return int(value)
-
-
-def _uuid(value: Any, field: str) -> UUID | None:
-    if value is None:
-        return None
-    try:
-        return UUID(value)
-    except (ValueError, AttributeError, TypeError):
-        raise MalformedMessage("is not a UUID", field=field) from None
-
-
-def _time(value: Any) -> datetime | None:
-    if value is None:
-        return None
-    try:
-        parsed = datetime.fromisoformat(value)
-        if parsed.tzinfo is not None:
-            return parsed.astimezone(UTC)
-    except (ValueError, TypeError, OverflowError):
-        raise MalformedMessage("is not an ISO 8601 time", field="occurred_at") from None
-    raise MalformedMessage("has no time zone", field="occurred_at")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from tasks import TaskContext, task
@@ -42,6 +43,26 @@ def work(job: Job, session: Session, context: TaskContext) -> None:
 @task("plain", backoff=("100ms", "1s"))
 def plain(job: Job, session: Session, context: TaskContext) -> None:
     work(job, session, context)
+
+
+@task("short", backoff=("100ms", "1s"), time_limit="5s")
+def short(job: Job, session: Session, context: TaskContext) -> None:
+    work(job, session, context)
+
+
+@task("fleeting", backoff=("5s", "60s"), time_limit="500ms")
+def fleeting(job: Job, session: Session, context: TaskContext) -> None:
+    work(job, session, context)
+
+
+@task("coroutine", backoff=("100ms", "1s"), time_limit="5s")
+async def coroutine(job: Job, session: AsyncSession, context: TaskContext) -> None:
+    await session.execute(INSERT, {"task_id": context.task_id, "attempt": context.attempt, "n": job.n})
+
+
+@task("loose", backoff=("100ms", "1s"))
+def loose(job: Job) -> None:
+    """Take part in no transaction."""
 
 
 @task("report", queue="reports", priority=90)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,7 +18,7 @@ import pytest
 from tasks import schedule
 from tests.acceptance import task_effects
 from tests.acceptance.fleet import Fleet, wait_for
-from tests.acceptance.task_effects import Job, plain, report
+from tests.acceptance.task_effects import Job, fleeting, plain, report
 
 MODULES = "tasks.actors,consumer.actors,tests.acceptance.task_effects"
 
@@ -85,6 +86,43 @@ def test_a_worker_killed_in_the_middle_of_a_task_leaves_no_effect_and_another_ru
     fleet.worker()
     wait_for("it is done", lambda: count(fleet, "completed") == 1)
     assert fleet.query("sea", "SELECT task_id, attempt FROM task_effects") == [(id, 2)]
+
+
+def test_a_worker_paused_in_the_middle_of_a_task_is_fenced_off_and_another_runs_it(
+    start_fleet: StartFleet, tmp_path: Path
+) -> None:
+    fleet, gate = start(start_fleet), tmp_path / "gate"
+    gate.touch()
+    fleet.scheduler()
+    paused = fleet.worker()
+    [id] = commit(fleet, Job(until_gone=str(gate)))
+    wait_for("it runs", lambda: running(fleet) == 1)
+    fleet.signal(paused, signal.SIGSTOP)
+    gate.unlink()
+    fleet.worker()
+    wait_for("another has done it", lambda: count(fleet, "completed") == 1)
+    done = fleet.query("sea", "SELECT attempts, finished_at FROM task_outbox")
+    fleet.signal(paused, signal.SIGCONT)
+    assert fleet.stop(paused, 60) == 0, "it has done the rest of what it was at"
+    assert fleet.query("sea", "SELECT task_id, attempt FROM task_effects") == [(id, 2)]
+    assert fleet.query("sea", "SELECT attempts, finished_at FROM task_outbox") == done
+
+
+def test_a_function_that_hangs_takes_no_thread_from_the_others(start_fleet: StartFleet, tmp_path: Path) -> None:
+    fleet, gate = start(start_fleet), tmp_path / "gate"
+    gate.touch()
+    fleet.scheduler()
+    fleet.worker(threads=2)
+    hanging = commit(fleet, *(Job(until_gone=str(gate)) for _ in range(2)), task=fleeting)
+    wait_for("their time was up", lambda: fleet.query("sea", TIMED_OUT) == [(2,)])
+    others = commit(fleet, *(Job(n=n) for n in range(10)))
+    wait_for("the others are done", lambda: effects(fleet) == Counter(dict.fromkeys(others, 1)))
+    gate.unlink()
+    wait_for("all are done", lambda: count(fleet, "completed") == 12)
+    assert effects(fleet) == Counter(dict.fromkeys([*hanging, *others], 1))
+
+
+TIMED_OUT = "SELECT count(*) FROM task_outbox WHERE last_error LIKE 'time-out%%' OR attempts > 1"
 
 
 def test_what_is_rolled_back_never_runs_and_what_is_delayed_waits(start_fleet: StartFleet) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from relay.chaos.history import Source
-from relay.failpoints import POINTS, Action
+from relay.failpoints import EVENT_POINTS, Action
 from tests.chaos.crashing import HANDLER_TIMEOUT, PYTHON_HANDLER, CrashFleet, EffectService, play
 from tests.chaos.story import Story
 
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
 CASES = [
     Case(point, action, handler)
-    for point in POINTS
+    for point in EVENT_POINTS
     for action in Action
     for handler in HANDLERS.get(point, ("http",))
 ]

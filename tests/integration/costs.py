@@ -60,7 +60,7 @@ def long_claims() -> Iterator[None]:
     with (
         patch("consumer.process.LEASE", lease),
         patch("consumer.chunk.LEASE", lease),
-        patch("tasks.run._LEASE", lease),
+        patch("tasks.run.LEASE", lease),
     ):
         yield
 
@@ -149,6 +149,7 @@ async def tasks(meter: Meter, lab: Laboratory) -> None:
         await asyncio.to_thread(meter.broker.enqueue_many, jobs)
 
     async with tasking(meter.url) as parts:
+        parts.threads = True
         parts.register(mail)
         deliver = DeliverTasks("sea", parts.tasks, room, put, parts.facts.append)
         parts.schedule(*(Mail(n=n) for n in range(200)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -19,10 +22,12 @@ from relay.adapters.postgres.tasks import PostgresTasks
 from relay.domain.facts import Fact
 from relay.domain.tasks import TaskRef
 from tasks import schedule, task
+from tasks.direct import RunDirectly
 from tasks.forward import DeliverTasks
 from tasks.registry import Registry
 from tasks.run import RunTask
 from tasks.worker import TaskWorker
+from tests.integration.python_handling import RunningLoop
 
 EFFECT = "INSERT INTO effects (task_id, n) VALUES ('{}', {})"
 
@@ -42,6 +47,10 @@ class Tasks:
     woken: list[TaskRef] = field(default_factory=list)
     sent: list[TaskRef] = field(default_factory=list)
     room: int = 1_000
+    later: list[tuple[UUID, timedelta]] = field(default_factory=list)
+    relieved: list[threading.Thread] = field(default_factory=list)
+    #: Whether tasks are run as a Dramatiq worker's threads run them.
+    threads: bool = False
     tasks: PostgresTasks = field(init=False)
     transactions: HandlerTransactions = field(init=False)
     runner: RunTask = field(init=False)
@@ -55,7 +64,17 @@ class Tasks:
             return [schedule(connection, task_type, p, within=self.registry, **options) for p in payloads]
 
     async def run(self, id: UUID, task_type: str = "mail") -> timedelta | None:
-        return await self.runner.run(id, task_type)
+        if not self.threads:
+            return await self.runner.run(id, task_type)
+        return await asyncio.to_thread(self.direct.run, id, task_type)
+
+    @cached_property
+    def direct(self) -> RunDirectly:
+        async def later(task: TaskRef, delay: timedelta) -> None:
+            self.later.append((task.id, delay))
+
+        loop = RunningLoop()
+        return RunDirectly(self.runner, self.registry, loop, self.relieved.append, later)
 
     async def deliver(self) -> int:
         return await self.deliverer.once(await self.tasks.pending_queues())

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from relay.domain.ordering import LANES, Shard
-from tests.integration.crowded import BACKLOG, KEYS, crowd, events, messages
+from tests.integration.crowded import BACKLOG, KEYS, crowd, events, messages, tasks
 from tests.integration.plans import Plan, explain
 
 BLOCKED = 20_000
@@ -196,6 +196,36 @@ def test_a_message_is_found_by_its_id_when_a_burst_follows_a_quiet_time(
         for name, parameters in BY_ID.items():
             with subtests.test(name):
                 held_to(explain(conn, name, generic=generic, **parameters), 2 * len(IDS), 0)
+
+
+TASK = {"id": IDS[0], "lease": GRACE, "delay": GRACE, "error": "x", "waits_for": "room"}
+CLAIMED = {**TASK, "token": CLAIM["token"]}
+TASK_BY_ID = {
+    "claim_task": CLAIMED,
+    "lock_task": TASK,
+    "put_off_task": TASK,
+    "renew_task": CLAIMED,
+    "complete_task": CLAIMED,
+    "record_task_error": CLAIMED,
+    "fail_task": CLAIMED,
+}
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_a_task_is_found_by_its_id_when_a_burst_follows_a_quiet_time(
+    database_url: str, generic: bool, subtests: pytest.Subtests
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        tasks(conn, 1_000, status="'completed'", finished_at="now()")
+        conn.execute("VACUUM ANALYZE task_outbox")
+        tasks(conn, 2_000)
+        tasks(conn, 2_000, status="'delivered'", enqueued_at="now()")
+        tasks(conn, 2_000, status="'delivered'", enqueued_at="now()", claim_token="gen_random_uuid()")
+        claimed = "UPDATE task_outbox SET id = %(id)s, claim_token = %(token)s WHERE seq = 6000"
+        conn.execute(claimed, CLAIMED)
+        for name, parameters in TASK_BY_ID.items():
+            with subtests.test(name):
+                held_to(explain(conn, name, generic=generic, **parameters), 2, 0)
 
 
 def held_to(plan: Plan, touched: int, sorted_rows: int) -> None:

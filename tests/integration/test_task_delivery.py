@@ -100,10 +100,9 @@ async def test_tasks_are_delivered_only_once_the_queue_has_confirmed(tasks: Task
 
 async def test_a_task_that_comes_before_its_relay_has_committed_runs_at_once_after_it(tasks: Tasks) -> None:
     [id] = tasks.schedule({"n": 1})
-    async with tasks.tasks.deliver("default", 5) as delivery:
+    async with tasks.tasks.deliver("default", 5):
         running = asyncio.create_task(tasks.run(id))
         await eventually("it waits for the row", lambda: _waiting(tasks))
-        await delivery.mark_delivered()
     assert await running is None
     assert (await tasks.row(id))["status"] == "completed"
 

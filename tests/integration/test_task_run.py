@@ -25,9 +25,10 @@ from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def tasks(database_url: str) -> AsyncIterator[Tasks]:
+@pytest.fixture(params=["in the worker's thread", "on the loop"])
+async def tasks(database_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Tasks]:
     async with tasking(database_url) as tasks:
+        tasks.threads = request.param == "in the worker's thread"
         yield tasks
 
 
@@ -185,6 +186,7 @@ async def test_an_attempt_that_takes_too_long_is_over_and_cannot_commit_later(ta
         gate.wait(20)
         done.set()
 
+    tasks.threads = False  # a worker's thread does not return before the function: see test_task_direct
     tasks.register(slow, time_limit="300ms")
     [id] = tasks.schedule(Mail(n=1))
     assert await tasks.run(id) is not None
@@ -196,7 +198,7 @@ async def test_an_attempt_that_takes_too_long_is_over_and_cannot_commit_later(ta
 
 
 async def test_a_claim_is_renewed_while_the_handler_works(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.run._LEASE", timedelta(milliseconds=400))
+    monkeypatch.setattr("tasks.run.LEASE", timedelta(milliseconds=400))
     go = asyncio.Event()
 
     async def wait(mail: Mail) -> None:

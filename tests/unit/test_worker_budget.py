@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty
 from types import SimpleNamespace
@@ -73,15 +74,32 @@ def test_a_finished_message_gives_its_place_to_the_next() -> None:
     assert take(queue).name == "slow"
 
 
-def test_a_waiting_thread_wakes_up_when_a_place_becomes_free() -> None:
+def wait(queue: BudgetedQueue) -> threading.Event:
+    """Wait for an item in another thread, which sets the event when it gets one."""
+    got, before = threading.Event(), waiters(queue)
+
+    def work() -> None:
+        with suppress(Empty):
+            queue.get(timeout=10)
+            got.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    while waiters(queue) == before:
+        time.sleep(0.001)
+    return got
+
+
+def waiters(queue: BudgetedQueue) -> int:
+    return len(queue.not_empty._waiters)  # type: ignore[attr-defined]
+
+
+def test_a_waiting_thread_wakes_up_when_a_busy_one_is_passed_over() -> None:
     queue = BudgetedQueue({"slow": 1, DEFAULT: 8})
     queue.put(Item(0, "slow"))
     queue.put(Item(0, "slow"))
     queue.get()
-    got = threading.Event()
-    waiter = threading.Thread(target=lambda: (queue.get(timeout=10), got.set()), daemon=True)
-    waiter.start()
-    queue.task_done()
+    got = wait(queue)
+    queue.pass_over(threading.get_ident())
     assert got.wait(10)
 
 
@@ -110,6 +128,28 @@ def test_who_waits_while_the_worker_shuts_down_is_woken_and_waits_no_more() -> N
     time.sleep(0.05)
     queue.hurry()
     assert woken.wait(5)
+
+
+def test_whoever_finishes_wakes_nobody_and_whoever_takes_wakes_for_what_is_left() -> None:
+    queue = BudgetedQueue({"slow": 1, DEFAULT: 8})
+    queue.put(Item(5, "slow"))
+    queue.put(Item(5, "slow"))
+    queue.get()
+    first, second = wait(queue), wait(queue)
+    queue.task_done()
+    assert not first.wait(0.05)
+    queue.put(Item(0, "other"))
+    assert first.wait(10)
+    assert second.wait(10)
+
+
+def test_nobody_is_woken_for_a_message_that_is_out_of_budget() -> None:
+    queue = BudgetedQueue({"slow": 1, DEFAULT: 8})
+    queue.put(Item(0, "slow"))
+    queue.get()
+    wait(queue)
+    queue.put(Item(0, "slow"))
+    assert waiters(queue) == 1
 
 
 def test_within_the_budgets_the_lower_number_goes_first() -> None:

@@ -7,13 +7,14 @@ decided in the transaction of the claim, so that they hold whatever becomes of R
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 from relay.adapters.postgres.inbox import clean
+from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, turn
@@ -32,17 +33,6 @@ class Limits:
     def __bool__(self) -> bool:
         """Whether there is any."""
         return self.concurrency is not None or self.interval is not None
-
-
-@dataclass(slots=True)
-class _Delivery:
-    """Due tasks, locked until the queue has confirmed them."""
-
-    conn: Connection
-    tasks: Sequence[TaskRef]
-
-    async def mark_delivered(self) -> None:
-        await self.conn.execute(statement("mark_tasks_delivered"), {"ids": [task.id for task in self.tasks]})
 
 
 class PostgresTasks:
@@ -71,15 +61,17 @@ class PostgresTasks:
             cursor = await conn.execute(statement("pending_task_queues"))
             return [queue for (queue,) in await cursor.fetchall()]
 
-    def deliver(self, queue: str, limit: int) -> AbstractAsyncContextManager[_Delivery]:
-        """Lock up to ``limit`` due tasks of a queue until the block ends and commits; an exception frees them."""
-        return self._deliver(queue, limit)
-
     @asynccontextmanager
-    async def _deliver(self, queue: str, limit: int) -> AsyncIterator[_Delivery]:
+    async def deliver(self, queue: str, limit: int) -> AsyncIterator[Sequence[TaskRef]]:
+        """Mark up to ``limit`` due tasks of a queue as delivered, which counts once the block has ended well.
+
+        Others wait for these rows until then; an exception gives them back.
+        """
         async with connection(self._pool) as conn, conn.transaction():
             cursor = await conn.execute(statement("claim_pending_tasks"), {"queue": queue, "limit": limit})
-            yield _Delivery(conn, [TaskRef(*row) for row in await cursor.fetchall()])
+            rows = await cursor.fetchall()
+            # UPDATE ... RETURNING keeps no order.
+            yield [TaskRef(id, name, queue, priority) for priority, _, id, name, queue in sorted(rows)]
 
     async def overdue_queues(self) -> Sequence[str]:
         """The queues that by the age of their tasks have lost some."""
@@ -165,9 +157,14 @@ class PostgresTasks:
             return cursor.rowcount == 1
 
 
+def claim_command(id: UUID, lease: timedelta) -> Command:
+    """The statement that claims a task of a type without limits; its row is that of a `ClaimedTask`."""
+    return "claim_task", {"id": id, "token": uuid4(), "lease": lease}
+
+
 async def _claim(conn: Connection, id: UUID, lease: timedelta) -> ClaimedTask | None:
-    cursor = await conn.execute(statement("claim_task"), {"id": id, "token": uuid4(), "lease": lease})
-    row = await cursor.fetchone()
+    name, parameters = claim_command(id, lease)
+    row = await (await conn.execute(statement(name), parameters)).fetchone()
     return None if row is None else ClaimedTask(*row)
 
 

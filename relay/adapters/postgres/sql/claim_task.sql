@@ -1,5 +1,7 @@
 -- Take one task under a token and count the attempt. A pending one may be on its way already, with the relay
--- about to commit: that is waited for. Says whether its effect is there and only the row lacks it.
+-- about to commit: that is waited for. Says whether its effect is there and only the row lacks it. The commit is
+-- not waited for: a claim that a crash undoes fences off whoever had it.
+WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
 UPDATE task_outbox AS task
 SET status = 'delivered',
     delivered_at = coalesce(delivered_at, clock_timestamp()),
@@ -9,11 +11,12 @@ SET status = 'delivered',
     claimed_until = clock_timestamp() + %(lease)s,
     attempts = attempts + 1,
     waits_for = NULL
+FROM relaxed
 WHERE id = %(id)s
   AND status IN ('pending', 'delivered')
   AND (claimed_until IS NULL OR claimed_until < clock_timestamp())
   AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp() + interval '50 milliseconds')
   AND (available_at IS NULL OR available_at <= clock_timestamp() + interval '50 milliseconds')
-RETURNING claim_token, id, type, payload::text, attempts, correlation_id, causation_id, metadata, concurrency_key,
+RETURNING claim_token AS token, id, type, payload::text, attempts, correlation_id, causation_id, metadata, concurrency_key,
           EXISTS (SELECT FROM processed_events
                   WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed

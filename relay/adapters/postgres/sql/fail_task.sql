@@ -2,4 +2,4 @@
 UPDATE task_outbox
 SET status = 'failed', finished_at = clock_timestamp(), last_error = %(error)s, next_attempt_at = NULL,
     claim_token = NULL, claimed_until = NULL
-WHERE id = %(id)s AND claim_token = %(token)s
+WHERE id = %(id)s AND claim_token IS NOT DISTINCT FROM %(token)s

@@ -5,4 +5,4 @@ SET last_error = %(error)s,
     enqueued_at = clock_timestamp() + %(delay)s,
     claim_token = NULL,
     claimed_until = NULL
-WHERE id = %(id)s AND claim_token = %(token)s
+WHERE id = %(id)s AND claim_token IS NOT DISTINCT FROM %(token)s

@@ -3,7 +3,7 @@ WITH done AS (
     UPDATE task_outbox
     SET status = 'completed', finished_at = clock_timestamp(), claim_token = NULL, claimed_until = NULL,
         next_attempt_at = NULL
-    WHERE id = %(id)s AND claim_token = %(token)s AND status = 'delivered'
+    WHERE id = %(id)s AND claim_token IS NOT DISTINCT FROM %(token)s
     RETURNING id, type
 ), noted AS (
     INSERT INTO processed_events (handler, message_id)

@@ -1,0 +1,72 @@
+"""Values of a received message, read or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+from relay.domain.errors import MalformedMessage
+from relay.domain.limits import MAX_DEPTH, nests_deeper
+
+
+def read_json(body: bytes) -> Any:
+    """Parse a body. Raises MalformedMessage."""
+    try:
+        content = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
+    except RecursionError:
+        raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body") from None
+    except ValueError as error:
+        raise MalformedMessage(f"the body is not JSON: {error}", field="body") from None
+    # One level more than a payload has, for the envelope. A body of few brackets cannot nest too deep.
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and nests_deeper(content, MAX_DEPTH + 1):
+        raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body")
+    return content
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:40]} is not a number that every reader knows")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
+
+
+def read_object(body: Any) -> dict[str, Any]:
+    """The body, if it is an object. Raises MalformedMessage."""
+    if not isinstance(body, dict):
+        raise MalformedMessage("the body is not a JSON object", field="body")
+    return body
+
+
+def read_version(value: str) -> int:
+    """A schema version from a header. Raises MalformedMessage."""
+    if not value.isdecimal() or not value.isascii() or len(value) > 9:
+        raise MalformedMessage(f"{value[:40]!r} is not a version", field="event_version")
+    return int(value)
+
+
+def read_uuid(value: Any, field: str) -> UUID | None:
+    """An id, if there is one. Raises MalformedMessage."""
+    if value is None:
+        return None
+    try:
+        return UUID(value)
+    except (ValueError, AttributeError, TypeError):
+        raise MalformedMessage("is not a UUID", field=field) from None
+
+
+def read_time(value: Any) -> datetime | None:
+    """A time with its zone, if there is one. Raises MalformedMessage."""
+    if value is None:
+        return None
+    try:
+        parsed = datetime.fromisoformat(value)
+        if parsed.tzinfo is not None:
+            return parsed.astimezone(UTC)
+    except (ValueError, TypeError, OverflowError):
+        raise MalformedMessage("is not an ISO 8601 time", field="occurred_at") from None
+    raise MalformedMessage("has no time zone", field="occurred_at")
