@@ -1,18 +1,20 @@
 """CMD-051 for plain Python functions, in the thread that took the message.
 
 Claiming begins the function's transaction and settling ends it, each in one round trip. The event loop hears of
-what is done, many messages at a time, and is asked only about what does not go well.
+what is done, many messages at a time, and is asked only about what does not go well. A function that outlives its
+time keeps the thread; the message is tried again all the same, and ``relieve`` puts another thread in its place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID
 
 from consumer import process
@@ -24,11 +26,15 @@ from relay.domain.errors import ClaimLost, DatabaseUnreachable, Outage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition
 from relay.failpoints import reach
-from relay.handling.calls import timed_out
-from relay.handling.threads import Overdue
+from relay.handling.calls import answer, timed_out
+from relay.handling.watch import Overdue, Watch
 from relay.ports import ClaimedMessage
 
 Result = TypeVar("Result")
+#: How long an acknowledgement waits for others, in seconds: each by itself would cost a write and a wake-up.
+_ACK_PAUSE: Final = 0.005
+#: Brings a message to a queue after a while.
+Later = Callable[[UUID, timedelta], Awaitable[None]]
 
 
 class LoopThread(Protocol):
@@ -49,12 +55,18 @@ class ProcessDirectly:
         inbox: PostgresInboxAdapter,
         functions: PythonEventHandler,
         loop: LoopThread,
+        relieve: Callable[[threading.Thread], Any],
+        later: Later,
     ) -> None:
         self._one = one
         self._inbox = inbox
         self._functions = functions
         self._loop = loop
-        self.finished = Finished(one.finish, loop.loop)
+        self._relieve = relieve
+        self._later = later
+        self._watch = Watch()
+        # In an ordered subscription the next message of the key waits for it.
+        self.finished = Finished(one.finish, loop.loop, 0.0 if one.ordered else _ACK_PAUSE)
 
     def process(self, message_id: UUID) -> timedelta | None:
         """Do as `ProcessInboxMessage.process` does."""
@@ -74,13 +86,13 @@ class ProcessDirectly:
             return self._conclude(claim, request, taken)
         begun = time.perf_counter()
         prepared = self._functions.prepared(request)
-        if isinstance(prepared, Prepared):
-            if prepared.signature.is_async:
-                taken.leave()
-                return self._loop.run_coroutine(self._one.handle(claim))
-            result = self._call(prepared, claim, taken)
-        else:
-            result = prepared
+        if isinstance(prepared, Prepared) and prepared.signature.is_async:
+            taken.leave()
+            return self._loop.run_coroutine(self._one.handle(claim))
+        try:
+            result = prepared if isinstance(prepared, HandlerResult) else self._call(prepared, claim, taken)
+        except Overdue:
+            return None
         disposition = self._one.decided(result, claim, time.perf_counter() - begun)
         if isinstance(disposition, Ack) and (disposition.settled or self._settle(claim, taken)):
             self.finished.add(claim)
@@ -97,12 +109,33 @@ class ProcessDirectly:
         return True
 
     def _call(self, prepared: Prepared, claim: ClaimedMessage, taken: Claimed) -> HandlerResult:
+        """Call the function. Raises Overdue when its time was up, and the message is taken care of."""
         if not prepared.signature.in_transaction:
             taken.leave()
-        try:
-            return self._functions.call(prepared, taken, process.LEASE / 4, lambda: self._renew(claim))
-        except Overdue:
-            return timed_out(self._functions.timeout)
+
+        def call() -> HandlerResult:
+            try:
+                with prepared.member.context.use():
+                    return prepared.member.call.run_in_thread(taken)
+            except BaseException as error:
+                return answer(error)
+
+        thread, seconds = threading.current_thread(), self._functions.timeout
+
+        def overdue() -> None:
+            self._relieve(thread)
+            asyncio.run_coroutine_threadsafe(self._give_up(claim, seconds), self._loop.loop)
+
+        every = process.LEASE.total_seconds() / 4
+        return self._watch.call(call, seconds, every, lambda: self._renew(claim), overdue)
+
+    async def _give_up(self, claim: ClaimedMessage, seconds: float) -> None:
+        """Settle a message whose function takes too long, and have it tried again; the sweep does if we cannot."""
+        with suppress(Outage):
+            disposition = self._one.decided(timed_out(seconds), claim, seconds)
+            delay = await self._one.conclude(claim, disposition)
+            if delay is not None:
+                await self._later(claim.row.message_id, delay)
 
     def _conclude(self, claim: ClaimedMessage, disposition: Disposition, taken: Claimed) -> timedelta | None:
         """Have a verdict that is not settled yet recorded."""
@@ -120,13 +153,20 @@ class ProcessDirectly:
 
 
 class Finished:
-    """Hands what is finished to the event loop, all that has come together since it last looked."""
+    """Hands what is finished to the event loop, all that has come together since it last looked.
+
+    ``pause``: how long it waits for more, in seconds, where nobody waits for what it does.
+    """
 
     def __init__(
-        self, finish: Callable[[Sequence[ClaimedMessage]], Awaitable[None]], loop: asyncio.AbstractEventLoop
+        self,
+        finish: Callable[[Sequence[ClaimedMessage]], Awaitable[None]],
+        loop: asyncio.AbstractEventLoop,
+        pause: float = 0.0,
     ) -> None:
         self._finish = finish
         self._loop = loop
+        self._pause = pause
         self._waiting: deque[ClaimedMessage] = deque()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,6 +190,8 @@ class Finished:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self) -> None:
+        if self._pause:
+            await asyncio.sleep(self._pause)
         # In this order: what comes from now on calls again, what came before is among those taken here.
         self._called = False
         claims = [self._waiting.popleft() for _ in range(len(self._waiting))]

@@ -19,7 +19,7 @@ from consumer.handlers import load
 from consumer.inprocess import CALLS, PythonEventHandler
 from consumer.order import GoOn
 from consumer.process import ProcessConfig, ProcessInboxMessage
-from relay.actors import application, broker
+from relay.actors import application, broker, runtime
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.redis import delayed
@@ -84,12 +84,18 @@ def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | No
     """What processes a message from a worker thread: a plain function there, everything else on the event loop."""
     loop = event_loop()
 
+    async def later(id: UUID, delay: timedelta) -> None:
+        message = delayed(_handling(context, subscription, [str(id)]), delay)
+        await asyncio.to_thread(broker.enqueue_many, [message])
+
     async def make() -> ProcessDirectly | None:
         # On the loop, like all that others share.
         handler, one = application.handler(context, subscription), _process(context, subscription)
         if not isinstance(handler, PythonEventHandler) or not handler.plain:
             return None
-        direct = ProcessDirectly(one, application.inbox(context, subscription), handler, loop)
+        direct = ProcessDirectly(
+            one, application.inbox(context, subscription), handler, loop, runtime.relieve, later
+        )
         application.on_stop.append(direct.finished.drain)
         return direct
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias
 from consumer.chunk import Heard, side_by_side
 from consumer.handlers import Registry
 from consumer.signatures import IncomingEvent, Inject, MessageContext, Signature
-from relay.adapters.postgres.handling import Claimed, HandlerTransactions, Settlement
+from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.envelope import DEFAULT_ENVELOPE, MSG_ID, decode
 from relay.domain.model import HandlerResult, Verdict
@@ -76,17 +76,6 @@ class PythonEventHandler:
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """See the port. Whatever the function raises becomes an answer."""
         return await answered(self._handle(request), self.timeout)
-
-    def call(
-        self, prepared: Prepared, claimed: Claimed, every: timedelta, meanwhile: Callable[[], None]
-    ) -> HandlerResult:
-        """Call a plain function for this thread, which is to call ``meanwhile`` every so often. Raises Overdue."""
-
-        def run() -> HandlerResult:
-            with prepared.member.context.use():
-                return prepared.member.call.run_in_thread(claimed)
-
-        return self._calls.room.call(run, self.timeout, every.total_seconds(), meanwhile)
 
     async def handle_all(self, requests: Sequence[HandlerRequest], heard: Heard) -> Answers:
         """See `consumer.chunk.AskAll`. Functions that write in the inbox transaction share it, and its time."""

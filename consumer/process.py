@@ -85,6 +85,11 @@ class ProcessInboxMessage:
         """How often a message is tried."""
         return self._config.policy.max_attempts
 
+    @property
+    def ordered(self) -> bool:
+        """Whether a message may wait for the one before it."""
+        return self._go_on is not None
+
     async def handle(self, claim: ClaimedMessage) -> timedelta | None:
         """Process a message that is claimed."""
         return await self.conclude(claim, claim.row.condemned or await self._ask(claim))

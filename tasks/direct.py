@@ -24,8 +24,7 @@ from relay.domain.policies import Ack
 from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.failpoints import reach
 from relay.handling.calls import answer, timed_out
-from relay.handling.threads import Overdue
-from relay.handling.watch import Watch
+from relay.handling.watch import Overdue, Watch
 from tasks import run
 from tasks.registry import Registry, TaskHandler
 from tasks.run import Prepared, RunTask, decided

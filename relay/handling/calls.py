@@ -22,7 +22,7 @@ from relay.adapters.postgres.shared import AsyncTransaction, Transaction
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage, RelayError
 from relay.domain.model import HandlerResult, Verdict
 from relay.handling.signatures import Inject, Signature
-from relay.handling.threads import Room, Threads
+from relay.handling.threads import Threads
 
 Result = TypeVar("Result")
 
@@ -110,7 +110,6 @@ class Calls:
     def __init__(self, size: int) -> None:
         self.slots = asyncio.Semaphore(size)
         self._threads = Threads()
-        self.room = Room(self._threads, size, answer)
 
     async def run(self, call: Call) -> HandlerResult:
         """Run one call, where its function wants to be run. Raises what a coroutine function raises."""

@@ -14,14 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from relay.handling.threads import Overdue
-
 Result = TypeVar("Result")
 
 #: How often the watcher looks, in seconds; a time limit is kept to that.
 _LOOK: Final = 0.05
 #: After how many looks at nothing it ends.
 _IDLE: Final = 100
+
+
+class Overdue(Exception):
+    """The time was up before the function returned."""
 
 
 @dataclass(eq=False, slots=True)

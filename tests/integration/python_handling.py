@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -21,6 +22,8 @@ from consumer.handlers import MessageContext, Registry
 from consumer.inprocess import PythonEventHandler, Unknown
 from consumer.process import ProcessInboxMessage
 from relay.adapters.postgres.handling import HandlerTransactions
+from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.ports import ClaimedMessage
 from tests.integration.consuming import Subscription
 
 WRITE = "INSERT INTO effects (message_id, xid) VALUES ('{}', pg_current_xact_id()::text)"
@@ -88,16 +91,47 @@ class RunningLoop:
         return asyncio.run_coroutine_threadsafe(coro, self.loop).result(60)
 
 
-class InThread:
-    """Processes messages as a worker thread does, and waits until the event loop is done with them too."""
+class _Direct(ProcessDirectly):
+    """Tells what becomes of a message whose function takes too long."""
 
-    def __init__(self, direct: ProcessDirectly) -> None:
-        self._direct = direct
+    given_up: asyncio.Future[None]
+
+    async def _give_up(self, claim: ClaimedMessage, seconds: float) -> None:
+        await super()._give_up(claim, seconds)
+        self.given_up.set_result(None)
+
+
+class InThread:
+    """Processes messages as a worker thread does, and waits until the event loop is done with them too.
+
+    ``relieved``: the threads that others would have been put in the place of.
+    """
+
+    def __init__(self, one: ProcessInboxMessage, inbox: PostgresInboxAdapter, handler: PythonEventHandler) -> None:
+        self.relieved: list[threading.Thread] = []
+        self._delays: dict[UUID, timedelta] = {}
+        self._direct = _Direct(one, inbox, handler, RunningLoop(), self.relieved.append, self._later)
 
     async def process(self, message_id: UUID) -> timedelta | None:
-        delay = await asyncio.to_thread(self._direct.process, message_id)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[timedelta | None] = loop.create_future()
+        given_up = self._direct.given_up = loop.create_future()
+
+        def run() -> None:
+            try:
+                loop.call_soon_threadsafe(done.set_result, self._direct.process(message_id))
+            except BaseException as error:
+                loop.call_soon_threadsafe(done.set_exception, error)
+
+        threading.Thread(target=run, daemon=True).start()
+        await asyncio.wait({done, given_up}, return_when=asyncio.FIRST_COMPLETED)
+        if given_up.done():
+            return self._delays.get(message_id)
         await self._direct.finished.drain()
-        return delay
+        return done.result()
+
+    async def _later(self, message_id: UUID, delay: timedelta) -> None:
+        self._delays[message_id] = delay
 
 
 class Handling:
@@ -126,7 +160,7 @@ class Handling:
         one = self.sub.process(handler, **parts)
         if not handler.plain:
             return one
-        return InThread(ProcessDirectly(one, self.sub.inbox, handler, RunningLoop()))
+        return InThread(one, self.sub.inbox, handler)
 
     async def close(self) -> None:
         for handler in self._made:

@@ -282,6 +282,6 @@ async def test_a_condemned_row_keeps_its_verdict_until_the_dead_letter_is_stored
 
 
 def test_the_table_of_writes_is_complete() -> None:
-    reads = {"insert", "claim", "overdue", "waiting", "missing", "finished", "due", "ping"}
+    reads = {"insert", "claim", "claim_command", "overdue", "waiting", "missing", "finished", "due", "ping"}
     methods = {name for name in vars(PostgresInboxAdapter) if not name.startswith("_")}
     assert methods - reads == set(WRITES)

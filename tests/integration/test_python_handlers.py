@@ -25,7 +25,16 @@ from relay.domain.facts import MessageProcessed
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass
 from relay.domain.timings import HandlerAnswered
 from tests.integration.consuming import subscribed
-from tests.integration.python_handling import KINDS, Handling, Vibe, handling, nothing, sync_session
+from tests.integration.publishing import eventually
+from tests.integration.python_handling import (
+    KINDS,
+    Handling,
+    InThread,
+    Vibe,
+    handling,
+    nothing,
+    sync_session,
+)
 
 pytestmark = pytest.mark.anyio
 OUTBOX = Outbox("down")
@@ -362,9 +371,8 @@ async def test_a_function_that_takes_too_long_cannot_commit_later(
     before = await calls.sub.row(message_id)
     go_on.set()
     await asyncio.to_thread(over.wait, 20)
-    # Its slot is free again once its transaction is over.
-    for _ in range(16):
-        assert await asyncio.to_thread(handler._calls.room._take, 10)
+    lender = handler.transactions._lender
+    await eventually("its transaction is over", lambda: len(lender._idle) == 1)
     assert await calls.effects() == []
     assert await calls.sub.row(message_id) == before
     assert (before["processed_at"], before["dead_lettered_at"] is not None) == (None, max_attempts == 1)
@@ -380,36 +388,26 @@ async def test_a_late_function_cannot_settle_what_was_given_up_for_dead(calls: H
     assert await calls.state(message_id) == "open"
 
 
-async def test_functions_that_hang_take_up_a_bounded_number_of_threads(
-    calls: Handling, monkeypatch: pytest.MonkeyPatch
+async def test_a_function_that_hangs_has_its_thread_relieved_and_its_message_tried_again(
+    calls: Handling,
 ) -> None:
-    monkeypatch.setattr("consumer.inprocess.CALLS", 1)
-    go_on, started = threading.Event(), []
+    go_on, threads = threading.Event(), list[threading.Thread]()
 
     def hang(vibe: Vibe) -> None:
-        started.append(vibe)
+        threads.append(threading.current_thread())
         go_on.wait(20)
 
-    handler = calls.handler(hang, timeout=0.3)
-    first, second = await calls.received(), await calls.received()
-    for message_id in (first, second):
-        await calls.process(handler).process(message_id)
-        assert "time-out" in (await calls.sub.row(message_id))["last_error"]
-    assert len(started) == 1
+    one = calls.process(calls.handler(hang, timeout=0.3))
+    assert isinstance(one, InThread)
+    ids = [await calls.received(), await calls.received()]
+    for id in ids:
+        assert await one.process(id) is not None
+        assert "time-out" in (await calls.sub.row(id))["last_error"]
+    assert one.relieved == threads
     go_on.set()
-    assert await asyncio.to_thread(handler._calls.room._take, 10)
-    handler._calls.room._free.put(None)
-    await calls.again(second, handler)
-    assert (len(started), await calls.state(second)) == (2, "processed")
-
-
-async def test_a_thread_is_used_again(calls: Handling) -> None:
-    threads: list[int] = []
-    handler = calls.handler(noting(threads))
-    for message_id in [await calls.received() for _ in range(3)]:
-        await calls.process(handler).process(message_id)
-    assert len(threads) == 3
-    assert len(set(threads)) == 1
+    for id in ids:
+        await calls.again(id, calls.handler(sync_session(nothing)))
+        assert await calls.state(id) == "processed"
 
 
 def noting(threads: list[int]) -> Callable[..., Any]:

@@ -13,13 +13,12 @@ import psycopg
 from sqlalchemy import Connection, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, Command, LentConnection, Pipeline
+from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, LentConnection, Pipeline
 from relay.adapters.postgres.pool import CONNECTION
 from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
 
 DIALECT: Final = "postgresql+psycopg://"
-_RELAX: Final[Command] = ("relax_commit", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,8 @@ class Lendable:
         The claim is committed on its own: it counts the attempt, whatever becomes of the function.
         """
         self._keep_to(limit)
-        behind = (BEGIN,) if begin else ()
-        results = self._pipeline.run(BEGIN, _RELAX, claim, COMMIT, *behind)
-        rows = self._pipeline.rows(results[2])
+        results = self._pipeline.run(claim, SYNC, BEGIN) if begin else self._pipeline.run(claim)
+        rows = self._pipeline.rows(results[0])
         self.driver.lent = begin
         return rows[0] if rows else None
 

@@ -32,6 +32,8 @@ _GOOD: Final = {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}
 BEGIN: Final[Command] = ("begin", {})
 COMMIT: Final[Command] = ("commit", {})
 ROLLBACK: Final[Command] = ("rollback", {})
+#: Ends what came before: outside of a transaction that is a commit, and an error does not reach what comes after.
+SYNC: Final[Command] = ("", {})
 
 
 class LentConnection(LazyConnection):
@@ -97,7 +99,7 @@ class Pipeline:
         self._libpq.enter_pipeline_mode()
         try:
             sent = self._send(commands)
-            results = list(self._results())
+            results = list(self._results(1 + commands.count(SYNC)))
         finally:
             if self._libpq.status == ConnStatus.OK:
                 self._libpq.exit_pipeline_mode()
@@ -125,6 +127,9 @@ class Pipeline:
         """Send statements; of each result that will come: which statement it prepares, if that is all it does."""
         sent: list[str | None] = []
         for name, values in commands:
+            if not name:
+                self._libpq.pipeline_sync()
+                continue
             text, order = _positional(name)
             if name not in self._prepared and name not in sent:
                 self._libpq.send_prepare(_name(name), text)
@@ -136,16 +141,16 @@ class Pipeline:
             self._room.poll()
         return sent
 
-    def _results(self) -> Iterator[PGresult]:
+    def _results(self, syncs: int) -> Iterator[PGresult]:
         """Yield the answers up to the end of the round trip. Raises psycopg.OperationalError."""
-        while True:
+        while syncs:
             while self._libpq.is_busy():
                 self._input.poll()
                 self._libpq.consume_input()
             result = self._libpq.get_result()
             if result is not None and result.status == ExecStatus.PIPELINE_SYNC:
-                return
-            if result is not None:
+                syncs -= 1
+            elif result is not None:
                 yield result
             elif self._libpq.status == ConnStatus.BAD:
                 raise psycopg.OperationalError("the connection is lost")

@@ -3,6 +3,8 @@
 -- spent although none was answered: it would kill the next worker too. What is not finished is counted instead
 -- of asked for by IS NULL, here and wherever a row is known by its id: PostgreSQL might otherwise read the whole
 -- index of what waits, which it takes for empty when there was nothing in it last time it looked.
+-- The commit is not waited for: whoever held a claim that a crash undoes has lost its connection too.
+WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
 UPDATE inbox_messages
 SET claim_token = %(token)s,
     claimed_until = now() + %(lease)s,
@@ -11,6 +13,7 @@ SET claim_token = %(token)s,
                               THEN %(exhausted)s ELSE dead_letter_reason END,
     dead_letter_class = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
                              THEN 'exhausted' ELSE dead_letter_class END
+FROM relaxed
 WHERE message_id = %(message_id)s
   AND num_nonnulls(processed_at, dead_lettered_at) = 0
   AND (claimed_until IS NULL OR claimed_until < now())

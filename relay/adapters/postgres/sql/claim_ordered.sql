@@ -1,6 +1,8 @@
 -- As claim_message, for an ordered subscription: of a key only the head is taken, and only once nothing can
 -- come before it any more. The head is found by its place in the index; the rest of the key is not looked
 -- at, but for a message that was put back: the one that went on without it may still be running.
+-- The commit is not waited for: whoever held a claim that a crash undoes has lost its connection too.
+WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
 UPDATE inbox_messages AS i
 SET claim_token = %(token)s,
     claimed_until = now() + %(lease)s,
@@ -9,6 +11,7 @@ SET claim_token = %(token)s,
                               THEN %(exhausted)s ELSE dead_letter_reason END,
     dead_letter_class = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
                              THEN 'exhausted' ELSE dead_letter_class END
+FROM relaxed
 WHERE i.message_id = %(message_id)s
   AND num_nonnulls(i.processed_at, i.dead_lettered_at) = 0
   AND (i.claimed_until IS NULL OR i.claimed_until < now())

@@ -6,7 +6,7 @@ WITH ours AS MATERIALIZED (
     FROM inbox_messages
     WHERE message_id = ANY (ARRAY(SELECT unnest(%(ids)s::uuid[])))
       AND claim_token = (%(tokens)s::uuid[])[array_position(%(ids)s::uuid[], message_id)]
-      AND processed_at IS NULL
+      AND num_nonnulls(processed_at) = 0
       AND dead_letter_reason IS NULL
     FOR UPDATE SKIP LOCKED)
 UPDATE inbox_messages AS i
