@@ -33,6 +33,11 @@ _WAIT: Final = 2.0
 _DELAY_WAIT: Final = 0.2
 #: So many acknowledgements are sent together at most.
 _ACKS: Final = 16
+#: A consumer that fetches more often than this, in seconds, fetches more at a time, and so many ahead at most.
+_OFTEN: Final = 0.04
+_MOST: Final = 128
+#: One that fetches less often fetches no more ahead than dramatiq has told it to.
+_SELDOM: Final = 0.2
 #: While a worker is busy they wait for each other this long at most, in seconds.
 _ROOM_WAIT: Final = 0.005
 #: As the broker's own: what was given back to the queue meanwhile keeps its content.
@@ -145,7 +150,8 @@ class _BlockingConsumer(_RedisConsumer):
         super().__init__(broker, queue_name, prefetch, timeout)
         self._key = f"{broker.namespace}:{queue_name}"
         self._delays = queue_name.endswith(".DQ")
-        self._part = max(1, prefetch // 4)
+        self._least, self._most = prefetch, max(prefetch, _MOST)
+        self._fetched_at = 0.0
         self._idle = 0
         self._busy = self._waiting = False
         # Kept by the broker: a consumer that lost its connection is followed by another.
@@ -172,11 +178,26 @@ class _BlockingConsumer(_RedisConsumer):
             self._idle += 1
             if self._idle % _UPKEEP:
                 return False
+        self._adapt()
         room = self._free()
         self.message_cache = self.broker.do_fetch(self.queue_name, room)
         # Fewer than there was room for were all: to ask for more at once would be in vain.
         self._busy = len(self.message_cache) >= room
         return bool(self.message_cache)
+
+    def _adapt(self) -> None:
+        """Fetch more ahead where messages are quick, and no more than a moment's work: others may be idle."""
+        now = time.monotonic()
+        since, self._fetched_at = now - self._fetched_at, now
+        if since < _OFTEN:
+            self.prefetch = min(self._most, 2 * self.prefetch)
+        elif since > _SELDOM:
+            self.prefetch = self._least
+
+    @property
+    def _part(self) -> int:
+        """How many are fetched at once when there is as much to do as can be."""
+        return int(max(1, self.prefetch // 4))
 
     def _free(self) -> int:
         return int(self.prefetch - self.outstanding_message_count)
@@ -195,7 +216,7 @@ class _BlockingConsumer(_RedisConsumer):
         """Note that a message is done with."""
         with self._lock:
             self._done.append(message.options["redis_message_id"])
-            due = len(self._done) >= _ACKS
+            due = len(self._done) >= max(_ACKS, self._part)
         self.queued_message_ids.discard(message.message_id)
         if self._free() >= self._part:
             self._room.set()

@@ -144,16 +144,21 @@ class Pipeline:
     def _results(self, syncs: int) -> Iterator[PGresult]:
         """Yield the answers up to the end of the round trip. Raises psycopg.OperationalError."""
         while syncs:
+            # Each of these looks lets another thread have its turn, so there are as few of them as can be.
             while self._libpq.is_busy():
                 self._input.poll()
                 self._libpq.consume_input()
             result = self._libpq.get_result()
-            if result is not None and result.status == ExecStatus.PIPELINE_SYNC:
+            if result is None:
+                if self._libpq.status == ConnStatus.BAD:
+                    raise psycopg.OperationalError("the connection is lost")
+            elif result.status == ExecStatus.PIPELINE_SYNC:
                 syncs -= 1
-            elif result is not None:
+            else:
                 yield result
-            elif self._libpq.status == ConnStatus.BAD:
-                raise psycopg.OperationalError("the connection is lost")
+                # The end of that statement's results, which is known with them.
+                if result.status in _GOOD:
+                    self._libpq.get_result()
 
 
 @cache
