@@ -55,20 +55,22 @@ _AWAKE: Final = 1.0
 class Job:
     """One row of the table: what runs, how often, under which name.
 
-    ``on_lead`` is called when this process takes the lead: another has led until now.
+    ``on_lead`` is called when this process takes the lead: another has led until now. ``clocked``: ticks by
+    APScheduler's clock however often, for what everything rests on.
     """
 
     name: str
     every: timedelta
     tick: Callable[[], Awaitable[object]]
     on_lead: Callable[[], None] | None = None
+    clocked: bool = False
 
 
 def jobs(application: Application, broker: RelayBroker, context: str) -> Iterator[Job]:
     """All built-in jobs of a context."""
     settings, send = application.context(context).settings, Sender(application, broker)
     publish = PublishTick(application, context, send)
-    yield Job(f"publish:{context}", settings.publish.poll_interval, publish.tick, publish.take_over)
+    yield Job(f"publish:{context}", settings.publish.poll_interval, publish.tick, publish.take_over, clocked=True)
     duty = f"reconcile_stream:{context}"
     yield Job(duty, _RECONCILE, partial(send.turn, duty, "reconcile_stream", context))
     duty = f"prune:{context}"

@@ -136,7 +136,7 @@ class Leader:
     def _schedule(self) -> None:
         # A late tick runs at once and stands for all that were missed; a tick that hangs is not joined by others.
         for job in self._jobs.values():
-            if job.every < _FREQUENT:
+            if job.every < _FREQUENT and not job.clocked:
                 self._beats[job.name] = Beat(job.every, partial(self._scheduled, job))
                 continue
             self._clock.add_job(

@@ -27,7 +27,7 @@ SETTINGS = {
     "max_wal_size": "10GB",
 }
 #: What a client says when it connects.
-GREETINGS = {"hello", "client|setinfo", "client|setname", "info", "config|resetstat"}
+GREETINGS = {"hello", "client|setinfo", "client|setname", "info", "config|resetstat", "script|load"}
 
 TABLES = """
     SELECT sum(n_tup_ins)::int, sum(n_tup_upd)::int, sum(n_tup_hot_upd)::int, sum(n_dead_tup)::int
@@ -102,8 +102,9 @@ class Meter:
 
     def _redis_commands(self) -> dict[str, int]:
         stats: dict[str, Any] = self._redis.info("commandstats")
-        names = {name.removeprefix("cmdstat_"): values["calls"] for name, values in stats.items()}
-        return {name: calls for name, calls in sorted(names.items()) if name not in GREETINGS}
+        # The first to use a script fails, and loads it for all.
+        names = {name.removeprefix("cmdstat_"): it["calls"] - it["failed_calls"] for name, it in stats.items()}
+        return {name: calls for name, calls in sorted(names.items()) if calls and name not in GREETINGS}
 
 
 def _broker(url: str) -> RelayBroker:
