@@ -146,6 +146,9 @@ class WorkerRuntime(AsyncIO):
             return True
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        with self._relieving:
+            # A thread that is added from now on would never be told to end.
+            self._worker = None
         self._quiesce()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
