@@ -17,7 +17,7 @@ from zlib import crc32
 from consumer.pull import PullMessages
 from consumer.reconcile import ReconcileInbox
 from relay.adapters.gate import Gates
-from relay.adapters.postgres import handling, inbox, outbox
+from relay.adapters.postgres import handling, inbox, outbox, pipeline
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.sql import statement
 from relay.commands.deadletter import RouteToDeadLetter
@@ -89,10 +89,12 @@ def settle_twice() -> None:
         await hand_over(self, [*ids, *ids])
 
     _patch(PullMessages, "_hand_over", hand_over_twice)
-    _rewrite(inbox, "claim_message", "AND processed_at IS NULL", "")
-    _rewrite(inbox, "claim_message", "AND (claimed_until IS NULL OR claimed_until < now())", "")
-    for module in (inbox, handling):
-        _rewrite(module, "mark_processed", "AND claim_token = %(token)s AND processed_at IS NULL", "")
+    unfinished, fence = "num_nonnulls(processed_at, dead_lettered_at) = 0", "AND claim_token = %(token)s AND num_"
+    for module in (inbox, pipeline):
+        _rewrite(module, "claim_message", unfinished, "dead_lettered_at IS NULL")
+        _rewrite(module, "claim_message", "AND (claimed_until IS NULL OR claimed_until < now())", "")
+    for module, name in ((inbox, "mark_processed"), (handling, "settle_message"), (pipeline, "settle_message")):
+        _rewrite(module, name, f"{fence}nonnulls(processed_at) = 0", "")
 
 
 def swallow_dead_letter() -> None:
