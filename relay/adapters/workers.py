@@ -166,6 +166,9 @@ class WorkerRuntime(AsyncIO):
             return True
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        with self._relieving:
+            # A thread that is added from now on would never be told to end.
+            self._worker = None
         self._quiesce()
         if isinstance(worker.work_queue, BudgetedQueue):
             worker.work_queue.hurry()

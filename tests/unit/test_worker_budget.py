@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from relay.adapters.workers import DEFAULT, BudgetedQueue
+from relay.adapters.workers import DEFAULT, MOST_HANGING, BudgetedQueue, WorkerRuntime
 
 
 @dataclass(order=True)
@@ -165,3 +165,69 @@ def test_a_message_may_carry_a_priority_of_its_own() -> None:
     for own in (90, 10, 50):
         queue.put(Item(50, "tasks", own))
     assert [take(queue).own for _ in range(3)] == [10, 50, 90]
+
+
+# --- threads that hang ---
+
+
+class Workers:
+    """As much of a Dramatiq worker as relieving a thread touches."""
+
+    def __init__(self) -> None:
+        self.work_queue = BudgetedQueue({"slow": 1, DEFAULT: 8})
+        self.workers: list[Hanging] = []
+
+    def _add_worker(self) -> None:
+        self.workers.append(Hanging())
+
+
+class Hanging(threading.Thread):
+    """A thread that hangs, and whether it was told to end."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.told, self.gate = False, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        self.gate.wait(60)
+
+    def stop(self) -> None:
+        self.told = True
+
+
+async def nothing() -> None:
+    return
+
+
+@pytest.fixture
+def runtime() -> WorkerRuntime:
+    runtime = WorkerRuntime(start=nothing, quiesce=lambda: None, stop=nothing, budgets={})
+    runtime._worker = Workers()
+    return runtime
+
+
+def test_another_thread_takes_the_place_of_one_that_hangs_up_to_a_limit(runtime: WorkerRuntime) -> None:
+    worker = runtime._worker
+    worker._add_worker()
+    hanging = []
+    for _ in range(MOST_HANGING):
+        [thread] = worker.workers
+        assert runtime.relieve(thread)
+        assert (thread.told, thread in worker.workers, len(worker.workers)) == (True, False, 1)
+        hanging.append(thread)
+    [last] = worker.workers
+    assert not runtime.relieve(last)
+    for thread in hanging:
+        thread.gate.set()
+        thread.join(10)
+    assert runtime.relieve(last)
+
+
+def test_no_thread_is_added_once_the_worker_stops(runtime: WorkerRuntime) -> None:
+    worker = runtime._worker
+    worker._add_worker()
+    runtime.before_worker_shutdown(None, None)  # type: ignore[arg-type]
+    [thread] = worker.workers
+    assert not runtime.relieve(thread)
+    assert worker.workers == [thread]
