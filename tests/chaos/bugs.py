@@ -71,8 +71,8 @@ def publish_outside_lane_lock() -> None:
     """Several jobs publish a shard at once, none holds its lanes, and rows are taken as they come."""
     open_gate = Gates.open
 
-    async def open_always(self: Gates, duty: str, *, force: bool = False) -> str | None:
-        return await open_gate(self, duty, force=force or duty.startswith("publish:"))
+    async def open_always(self: Gates, duty: str, *, force: bool = False, **options: Any) -> Any:
+        return await open_gate(self, duty, force=force or duty.startswith("publish:"), **options)
 
     _patch(Gates, "open", open_always)
     _rewrite(outbox, "lock_lanes", "WHERE pg_try_advisory_xact_lock(1785882987, lane)", "")
