@@ -227,7 +227,7 @@ def test_another_thread_takes_the_place_of_one_that_hangs_up_to_a_limit(runtime:
 def test_no_thread_is_added_once_the_worker_stops(runtime: WorkerRuntime) -> None:
     worker = runtime._worker
     worker._add_worker()
-    runtime.before_worker_shutdown(None, None)  # type: ignore[arg-type]
+    runtime.before_worker_shutdown(None, worker)  # type: ignore[arg-type]
     [thread] = worker.workers
     assert not runtime.relieve(thread)
     assert worker.workers == [thread]
