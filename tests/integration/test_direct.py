@@ -315,3 +315,17 @@ async def test_everything_finished_is_handed_over_once_and_much_of_it_together()
     await finished.drain()
     assert Counter(n for batch in batches for n in batch) == Counter(range(16_000))
     assert len(batches) < 16_000
+
+
+async def test_what_nobody_waits_for_waits_for_more() -> None:
+    batches: list[list[Any]] = []
+
+    async def finish(claims: Sequence[Any]) -> None:
+        batches.append(list(claims))
+
+    finished = Finished(finish, asyncio.get_running_loop(), pause=0.5)
+    for n in range(3):
+        finished.add(n)  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+    await finished.drain()
+    assert batches == [[0, 1, 2]]

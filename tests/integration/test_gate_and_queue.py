@@ -237,6 +237,32 @@ def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: Valke
     assert scripts < 400, "a script to fetch and one to acknowledge for each job would be 800"
 
 
+def test_a_consumer_of_quick_jobs_fetches_more_ahead_until_they_are_slow(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_OFTEN", "_SELDOM"):
+        monkeypatch.setattr(redis_module, name, 3600.0)
+    broker = fresh_broker(valkey.url)
+    dramatiq.actor(lambda: None, broker=broker, actor_name="n", queue_name="q")
+    broker.enqueue_many([job("q", "n") for _ in range(600)])
+    consumer = broker.consume("q", prefetch=4)
+
+    def take() -> None:
+        message = next(consumer)
+        if message is not None:
+            consumer.ack(message)
+
+    for _ in range(300):
+        take()
+    assert consumer.prefetch == 128
+    consumer._fetched_at -= 2 * 3600
+    while consumer.message_cache:
+        take()
+    take()
+    assert consumer.prefetch == 4
+    consumer.close()
+
+
 def test_a_lone_job_is_fetched_once_and_nothing_after_it(own_valkey: ValkeyServer) -> None:
     broker, ran = fresh_broker(own_valkey.url), []
     dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")

@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry
 from relay.ports import ClaimedMessage, InboxRow
@@ -279,6 +281,36 @@ async def test_a_condemned_row_keeps_its_verdict_until_the_dead_letter_is_stored
     assert (condemned["dead_lettered_at"], condemned["last_error"]) == (None, "no such vibe")
     assert await inbox.mark_dead_lettered(claim)
     assert stored(database_url, row)["dead_lettered_at"] is not None
+
+
+NOTE = """
+CREATE TABLE noted (setting text);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN INSERT INTO noted VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$;
+CREATE TRIGGER note BEFORE UPDATE ON inbox_messages FOR EACH ROW EXECUTE FUNCTION note()
+"""
+
+
+@pytest.mark.parametrize("name", ["claim_message", "claim_messages", "claim_ordered"])
+async def test_a_claim_does_not_wait_for_the_disk_and_what_follows_does(
+    inbox: PostgresInboxAdapter, database_url: str, name: str
+) -> None:
+    row = inbox_row(1)
+    await inbox.insert([row])
+    id, token = row.message_id, uuid4()
+    parameters = {
+        "ids": [id],
+        "message_id": id,
+        "token": token,
+        "lease": LEASE,
+        "max_attempts": 9,
+        "exhausted": "",
+    }
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(NOTE)
+        assert connection.execute(statement(name), parameters | {"exhausted": ""}).rowcount == 1
+        assert connection.execute(statement("mark_processed"), parameters).rowcount == 1
+        assert connection.execute("SELECT setting FROM noted").fetchall() == [("off",), ("on",)]
 
 
 def test_the_table_of_writes_is_complete() -> None:
