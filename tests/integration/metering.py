@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 import redis
@@ -140,6 +141,8 @@ def laboratory(directory: Path) -> Iterator[Laboratory]:
         PostgresServer(directory / "postgres", settings=SETTINGS) as postgres,
         NatsServer(directory / "nats") as nats,
         ValkeyServer(directory / "valkey") as valkey,
+        # How many messages are fetched at a time hangs on how quick they are.
+        patch("relay.adapters.redis._OFTEN", -1.0),
     ):
         upgrade(postgres.create_database(TEMPLATE))
         yield Laboratory(postgres, nats, valkey)
