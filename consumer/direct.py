@@ -11,10 +11,10 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 from uuid import UUID
 
 from consumer import process
@@ -27,23 +27,14 @@ from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition
 from relay.failpoints import reach
 from relay.handling.calls import answer, timed_out
+from relay.handling.threads import LoopThread
 from relay.handling.watch import Overdue, Watch
 from relay.ports import ClaimedMessage
 
-Result = TypeVar("Result")
 #: How long an acknowledgement waits for others, in seconds: each by itself would cost a write and a wake-up.
 _ACK_PAUSE: Final = 0.005
 #: Brings a message to a queue after a while.
 Later = Callable[[UUID, timedelta], Awaitable[None]]
-
-
-class LoopThread(Protocol):
-    """The event loop of the process, from other threads."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def run_coroutine(self, coro: Coroutine[Any, Any, Result], /) -> Result:
-        """Run a coroutine on the loop and wait for it."""
 
 
 class ProcessDirectly:

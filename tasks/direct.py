@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from uuid import UUID
 
 from relay.adapters.postgres.handling import Claimed, Settlement
@@ -24,23 +24,14 @@ from relay.domain.policies import Ack
 from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.failpoints import reach
 from relay.handling.calls import answer, timed_out
+from relay.handling.threads import LoopThread
 from relay.handling.watch import Overdue, Watch
 from tasks import run
 from tasks.registry import Registry, TaskHandler
 from tasks.run import Prepared, RunTask, decided
 
-Result = TypeVar("Result")
 #: Brings a task to a queue after a while.
 Later = Callable[[TaskRef, timedelta], Awaitable[None]]
-
-
-class LoopThread(Protocol):
-    """The event loop of the process, from other threads."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def run_coroutine(self, coro: Coroutine[Any, Any, Result], /) -> Result:
-        """Run a coroutine on the loop and wait for it."""
 
 
 class RunDirectly:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Any, Final, Protocol, TypeVar
+
+Result = TypeVar("Result")
 
 #: After how long without work a thread ends, in seconds.
 _IDLE: Final = 10.0
+
+
+class LoopThread(Protocol):
+    """The event loop of the process, from other threads."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def run_coroutine(self, coro: Coroutine[Any, Any, Result], /) -> Result:
+        """Run a coroutine on the loop and wait for it."""
 
 
 class Threads:
