@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 from dramatiq.asyncio import EventLoopThread, get_event_loop_thread
 from dramatiq.broker import Broker
+from dramatiq.message import Message
 from dramatiq.middleware import AsyncIO
 from dramatiq.worker import Worker, WorkerThread
 
@@ -55,6 +56,12 @@ class BudgetedQueue(PriorityQueue[Any]):
                 raise Empty
             return self._get()
 
+    def ahead(self, queue: str, fits: Callable[[Message[Any]], bool], limit: int) -> list[Message[Any]]:
+        """Up to so many messages of a queue that wait to be handed out, roughly in that order."""
+        with self.mutex:
+            nearest = self._heaps[self._heap(queue)][: 2 * limit]
+        return [item.message for item in nearest if fits(item.message)][:limit]
+
     def hurry(self) -> None:
         """Wake the threads that wait, now and from now on: they are about to be stopped."""
         with self.mutex:
@@ -73,12 +80,14 @@ class BudgetedQueue(PriorityQueue[Any]):
                 self.not_empty.notify()
 
     def _add(self, item: Any) -> str:
-        name, priority = item.message.queue_name, item.message.options.get("task_priority")
+        name, priority = self._heap(item.message.queue_name), item.message.options.get("task_priority")
         if priority is not None:
             item = dataclasses.replace(item, priority=priority)
-        name = name if name in self._heaps else DEFAULT
         heapq.heappush(self._heaps[name], item)
         return name
+
+    def _heap(self, queue: str) -> str:
+        return queue if queue in self._heaps else DEFAULT
 
     def _qsize(self) -> int:
         """The messages that may be handed out now: `get` waits while there are none."""
@@ -164,6 +173,10 @@ class WorkerRuntime(AsyncIO):
             worker.work_queue.pass_over(thread.ident)
             worker._add_worker()  # noqa: SLF001 - as it does for each thread when it starts
             return True
+
+    def ahead(self, queue: str, fits: Callable[[Message[Any]], bool], limit: int) -> list[Message[Any]]:
+        """Messages of a queue that this process has fetched and not begun; see `BudgetedQueue.ahead`."""
+        return [] if self._worker is None else self._worker.work_queue.ahead(queue, fits, limit)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         with self._relieving:

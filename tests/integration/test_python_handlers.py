@@ -47,10 +47,12 @@ async def calls(database_url: str, nats_server: NatsServer) -> AsyncIterator[Han
         yield calls
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Callable[..., Any]:
+@pytest.fixture(params=[*KINDS, "sync_session, claimed ahead", "sync_psycopg, claimed ahead"])
+def kind(request: pytest.FixtureRequest, calls: Handling) -> Callable[..., Any]:
     """Make a handler of each kind in turn: it writes its effect, then does what the test says."""
-    return KINDS[request.param]
+    name, comma, _ = request.param.partition(",")
+    calls.ahead = bool(comma)
+    return KINDS[name]
 
 
 # --- one transaction ---

@@ -87,11 +87,26 @@ class Lendable:
         self.driver.lent = begin
         return rows[0] if rows else None
 
+    def run(self, command: Command) -> list[dict[str, Any]]:
+        """Run a statement by itself and return its rows."""
+        return self._pipeline.rows(self._pipeline.run(command)[0])
+
     def begin(self, limit: timedelta) -> None:
         """Begin the transaction of functions."""
         self._keep_to(limit)
         self._pipeline.run(BEGIN)
         self.driver.lent = True
+
+    def begin_late(self, limit: timedelta) -> None:
+        """Have the transaction of functions begin with the first thing that is sent."""
+        self._keep_to(limit)
+        self.driver.before = b"BEGIN"
+        self.driver.lent = True
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a transaction to end."""
+        return self.driver.before is None
 
     def settle(self, settlement: Settlement) -> None:
         """End the row and commit, in one round trip. Raises ClaimLost, and then nothing is committed."""
@@ -108,6 +123,7 @@ class Lendable:
     def end(self) -> None:
         """Undo what is still open."""
         self.driver.lent = False
+        self.driver.before = None
         with suppress(psycopg.Error, SQLAlchemyError):
             if not self._pipeline.idle:
                 self._pipeline.run(ROLLBACK)
