@@ -11,9 +11,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
+import os
+import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from queue import Empty, PriorityQueue
+from types import FrameType
 from typing import Any, Final, cast
 
 from dramatiq.asyncio import EventLoopThread, get_event_loop_thread
@@ -28,6 +32,8 @@ DEFAULT: Final = ""
 _PATIENCE: Final = 15.0
 #: The same once the worker shuts down, when its threads should look whether they are still wanted.
 _HASTE: Final = 0.05
+#: For how long SIGTERM is the one that was heard already, in seconds.
+_ECHO: Final = 5.0
 #: How many threads may hang at once and have others in their place. A process with more has a fault to be mended.
 MOST_HANGING: Final = 32
 
@@ -149,6 +155,7 @@ class WorkerRuntime(AsyncIO):
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         use_uvloop()
+        heed_termination_once()
         super().before_worker_boot(broker, worker)
         budgets = {
             name: worker.worker_threads if threads is None else threads
@@ -189,6 +196,28 @@ class WorkerRuntime(AsyncIO):
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         event_loop().run_coroutine(self._stop())
         super().after_worker_shutdown(broker, worker)
+
+
+def heed_termination_once() -> None:
+    """Hear SIGTERM once where it comes twice: a service manager tells all processes, dramatiq its workers.
+
+    The second would end the main thread of a worker and leave the others running for ever. One that comes later is
+    meant: it ends all of them.
+    """
+    heed, heard = signal.getsignal(signal.SIGTERM), -_ECHO
+    if threading.current_thread() is not threading.main_thread() or not callable(heed):
+        return
+
+    def once(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        if time.monotonic() - heard > _ECHO:
+            heard = time.monotonic()
+            try:
+                heed(number, frame)
+            except SystemExit as end:
+                os._exit(end.code if isinstance(end.code, int) else 1)
+
+    signal.signal(signal.SIGTERM, once)
 
 
 def event_loop() -> EventLoopThread:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
@@ -129,13 +131,20 @@ def claims(fleet: Fleet) -> int:
     return int(fleet.query("sea", "SELECT count(*) FROM inbox_messages WHERE claim_token IS NOT NULL")[0][0])
 
 
+def serves(worker: subprocess.Popen[bytes]) -> bool:
+    """Whether the process that works has its threads."""
+    return any(child.num_threads() > 8 for child in psutil.Process(worker.pid).children(recursive=True))
+
+
 def test_workers_that_stop_give_back_what_they_have_claimed_and_not_begun(busy_fleet: Fleet) -> None:
     fleet = busy_fleet
     workers = [fleet.worker(), fleet.worker()]
     ids = commit(fleet, *({"n": 2 * n} for n in range(2_000)))
+    wait_for("both serve", lambda: all(serves(worker) for worker in workers))
     wait_for("many are claimed", lambda: claims(fleet) > 20)
     for worker in workers:
-        worker.terminate()
+        # As a service manager does: the parent passes it on, so the process that works hears it twice.
+        fleet.signal(worker, signal.SIGTERM)
     assert [worker.wait(60) for worker in workers] == [0, 0]
     assert claims(fleet) == 0
     assert fleet.query(
@@ -145,6 +154,24 @@ def test_workers_that_stop_give_back_what_they_have_claimed_and_not_begun(busy_f
     wait_for("all are processed", lambda: processed(fleet) == len(ids))
     assert effects(fleet) == Counter(dict.fromkeys(ids, 1))
     assert fleet.query("sea", "SELECT DISTINCT attempts FROM inbox_messages") == [(1,)]
+
+
+def test_a_worker_that_is_told_to_stop_twice_ends_at_once(python_fleet: Fleet) -> None:
+    """The second is meant when it comes later: here, while its handler does not return."""
+    fleet = python_fleet
+    fleet.scheduler()
+    worker = fleet.worker()
+    [hanging] = commit(fleet, {"n": 0, "hang": True})
+    wait_for("it is called", lambda: fleet.inbox(hanging).get("attempts") == 1)
+    worker.terminate()
+    wait_for("the parent has passed it on", lambda: "Sending signal 'SIGTERM'" in fleet.log("worker"))
+
+    def killed() -> bool:
+        worker.terminate()
+        return worker.poll() is not None
+
+    wait_for("it ends", killed)
+    assert "Killing worker process" in fleet.log("worker")
 
 
 def test_a_worker_that_is_killed_takes_no_more_than_an_attempt_of_what_it_has_claimed(busy_fleet: Fleet) -> None:
