@@ -19,7 +19,6 @@ from typing import Any
 from uuid import UUID
 
 from consumer import process
-from consumer.finished import Finished
 from consumer.inprocess import Prepared, PythonEventHandler
 from consumer.process import ProcessInboxMessage
 from relay.adapters.postgres.handling import Claimed
@@ -30,6 +29,7 @@ from relay.domain.policies import Ack, DeadLetter, Disposition
 from relay.failpoints import reach
 from relay.handling.ahead import Ahead
 from relay.handling.calls import answer, timed_out
+from relay.handling.finished import Finished
 from relay.handling.threads import LoopThread
 from relay.handling.watch import Overdue, Watch
 from relay.ports import ClaimedMessage
