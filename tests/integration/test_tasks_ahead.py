@@ -138,12 +138,28 @@ async def test_types_with_limits_coroutines_and_those_that_are_tried_once_are_cl
     assert held(tasks) == [ours]
     assert held(tasks, "other") == []
     assert [await tasks.run(task.id, task.type) for task in waiting[1:5]] == [None] * 4
-    # Nor do those ask for others.
-    tasks.waiting = refs(*scheduled(tasks, 3))
-    for task_type in ("once", "limited", "coroutine"):
-        [id] = tasks.schedule(Mail(n=1), task_type=task_type)
-        await tasks.run(id, task_type)
-    assert held(tasks) == [ours]
+
+
+async def test_one_that_is_tried_once_asks_for_no_others_either(tasks: Tasks) -> None:
+    tasks.register(idle, "once", max_retries=0)
+    tasks.register(effective)
+    [once] = tasks.schedule(Mail(n=1), task_type="once")
+    others = refs(*scheduled(tasks, 3))
+    await claim_ahead(tasks, *others[:2])
+    tasks.waiting = others[2:]
+    assert await tasks.run(once, "once") is None
+    assert held(tasks) == [other.id for other in others[:2]]
+
+
+async def test_each_queue_has_claims_of_its_own(tasks: Tasks) -> None:
+    tasks.register(effective)
+    tasks.register(idle, "elsewhere", queue="other")
+    scheduled(tasks, 1)
+    [elsewhere] = tasks.schedule(Mail(n=1), task_type="elsewhere")
+    await claim_ahead(tasks, TaskRef(elsewhere, "elsewhere", "other", 50))
+    assert (held(tasks), held(tasks, "other")) == ([], [elsewhere])
+    assert await tasks.run(elsewhere, "elsewhere") is None
+    assert (held(tasks, "other"), (await tasks.row(elsewhere))["status"]) == ([], "completed")
 
 
 async def test_one_that_is_just_being_delivered_is_waited_for_in_its_turn(tasks: Tasks) -> None:
