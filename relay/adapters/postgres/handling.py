@@ -19,8 +19,8 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from relay.adapters.postgres.lazy import LazyAsyncConnection
-from relay.adapters.postgres.lending import DIALECT, Lendable, Lender, Settlement
+from relay.adapters.postgres.lazy import DIALECT, LazyAsyncConnection
+from relay.adapters.postgres.lending import Lendable, Lender, Settlement
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import CONNECTION, reached
 from relay.adapters.postgres.shared import AsyncSharedTransaction, AsyncTransaction, SharedTransaction, Transaction
@@ -152,6 +152,7 @@ class HandlerTransactions:
         async with self._begun_async(settlement.limit) as (outer, driver, cursor):
             async with AsyncTransaction(outer, driver).used() as transaction:
                 yield transaction
+            driver.kept = None
             try:
                 await cursor.execute(statement(settlement.statement), settlement.parameters)
             except psycopg.errors.DivisionByZero:

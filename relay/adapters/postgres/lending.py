@@ -6,19 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from relay.adapters.postgres.lazy import DIALECT
 from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, LentConnection, Pipeline
 from relay.adapters.postgres.pool import CONNECTION
 from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
-
-DIALECT: Final = "postgresql+psycopg://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class Lendable:
     def begin_late(self, limit: timedelta) -> None:
         """Have the transaction of functions begin with the first thing that is sent."""
         self._keep_to(limit)
-        self.driver.before = b"BEGIN"
+        self.driver.begin_step(b"BEGIN")
         self.driver.lent = True
 
     @property
@@ -110,6 +109,7 @@ class Lendable:
 
     def settle(self, settlement: Settlement) -> None:
         """End the row and commit, in one round trip. Raises ClaimLost, and then nothing is committed."""
+        self.driver.kept = None
         end = settlement.statement, settlement.parameters
         try:
             if enabled():
@@ -128,7 +128,7 @@ class Lendable:
     def end(self) -> None:
         """Undo what is still open."""
         self.driver.lent = False
-        self.driver.before = None
+        self.driver.before = self.driver.kept = None
         with suppress(psycopg.Error, SQLAlchemyError):
             if not self._pipeline.idle:
                 self._pipeline.run(ROLLBACK)
