@@ -9,27 +9,25 @@ the task is tried again all the same, and ``relieve`` puts another thread in its
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from relay.adapters.postgres.handling import Claimed, HandlerTransactions
 from relay.adapters.postgres.tasks import PostgresTasks, claim_ahead_command, claim_command, give_back_command
-from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack
 from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.failpoints import reach
 from relay.handling.ahead import Ahead
-from relay.handling.calls import answer, timed_out
+from relay.handling.attended import Attendance, Attended
+from relay.handling.calls import timed_out
 from relay.handling.finished import Finished
 from relay.handling.threads import LoopThread
-from relay.handling.watch import Overdue, Watch
+from relay.handling.watch import Overdue
 from tasks import run
 from tasks.registry import Registry, TaskHandler
 from tasks.run import Prepared, RunTask, decided
@@ -56,10 +54,9 @@ class RunDirectly:
         self._one = one
         self._registry = registry
         self._loop = loop
-        self._relieve = relieve
+        self._attended = Attended(loop, relieve)
         self._later = later
         self._waiting = waiting
-        self._watch = Watch()
         self._ahead: dict[str, Ahead[UUID, ClaimedTask]] = {}
         registry.watch(self._serve)
         self.finished = Finished(tasks.complete_all, self._tell, loop.loop, pause=True)
@@ -128,45 +125,21 @@ class RunDirectly:
 
     def _call(self, prepared: Prepared, claim: ClaimedTask, handler: TaskHandler, taken: Claimed) -> HandlerResult:
         """Call the function. Raises Overdue when its time was up, and the case is settled."""
-
-        def call() -> HandlerResult:
-            try:
-                with prepared.context.use():
-                    return prepared.call.run_in_thread(taken)
-            except BaseException as error:
-                return answer(error)
-
-        thread, begun, seconds = (
-            threading.current_thread(),
-            time.perf_counter(),
-            handler.time_limit.total_seconds(),
+        seconds = handler.time_limit.total_seconds()
+        attendance = Attendance(
+            run.LEASE, seconds, lambda: self._one.renew(claim), lambda: self._give_up(claim, handler, seconds)
         )
-
-        def overdue() -> None:
-            self._one.answered(claim, seconds)
-            self._relieve(thread)
-            asyncio.run_coroutine_threadsafe(self._give_up(claim, handler, seconds), self._loop.loop)
-
-        every = run.LEASE.total_seconds() / 4
-        result = self._watch.call(call, seconds, every, lambda: self._renew(claim), overdue)
+        begun = time.perf_counter()
+        result = self._attended.call(prepared.call, prepared.context, taken, attendance)
         self._one.answered(claim, time.perf_counter() - begun)
         return result
 
     async def _give_up(self, claim: ClaimedTask, handler: TaskHandler, seconds: float) -> None:
         """Settle a task whose function takes too long, and have it tried again; the sweep does if we cannot."""
-        with suppress(Outage):
-            delay = await self._one.conclude(claim, decided(timed_out(seconds), claim, handler))
-            if delay is not None:
-                await self._later(TaskRef(claim.id, claim.type, handler.queue, handler.priority), delay)
-
-    def _renew(self, claim: ClaimedTask) -> None:
-        """Extend the claim. Whether that succeeds is not waited for: the token fences us off when it is lost."""
-
-        async def renew() -> None:
-            with suppress(DatabaseUnreachable):
-                await self._one.renew(claim)
-
-        asyncio.run_coroutine_threadsafe(renew(), self._loop.loop)
+        self._one.answered(claim, seconds)
+        delay = await self._one.conclude(claim, decided(timed_out(seconds), claim, handler))
+        if delay is not None:
+            await self._later(TaskRef(claim.id, claim.type, handler.queue, handler.priority), delay)
 
 
 def _plain(handler: TaskHandler) -> bool:
