@@ -9,29 +9,27 @@ does not go well. A function that outlives its time keeps the thread; the messag
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from consumer import process
-from consumer.finished import Finished
 from consumer.inprocess import Prepared, PythonEventHandler
 from consumer.process import ProcessInboxMessage
 from relay.adapters.postgres.handling import Claimed
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and_tokens
-from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition
 from relay.failpoints import reach
 from relay.handling.ahead import Ahead
-from relay.handling.calls import answer, timed_out
+from relay.handling.attended import Attendance, Attended
+from relay.handling.calls import timed_out
+from relay.handling.finished import Finished
 from relay.handling.threads import LoopThread
-from relay.handling.watch import Overdue, Watch
+from relay.handling.watch import Overdue
 from relay.ports import ClaimedMessage
 
 #: Brings a message to a queue after a while.
@@ -57,9 +55,8 @@ class ProcessDirectly:
         self._inbox = inbox
         self._functions = functions
         self._loop = loop
-        self._relieve = relieve
+        self._attended = Attended(loop, relieve)
         self._later = later
-        self._watch = Watch()
         # A message that may be tried once is not claimed until it is. Of a key only the first runs.
         alone = one.ordered or one.max_attempts == 1
         claims = _Claims(inbox, functions, one.max_attempts)
@@ -109,44 +106,23 @@ class ProcessDirectly:
         """Call the function. Raises Overdue when its time was up, and the message is taken care of."""
         if not prepared.signature.in_transaction:
             taken.leave()
-
-        def call() -> HandlerResult:
-            try:
-                with prepared.member.context.use():
-                    return prepared.member.call.run_in_thread(taken)
-            except BaseException as error:
-                return answer(error)
-
-        thread, seconds = threading.current_thread(), self._functions.timeout
-
-        def overdue() -> None:
-            self._relieve(thread)
-            asyncio.run_coroutine_threadsafe(self._give_up(claim, seconds), self._loop.loop)
-
-        every = process.LEASE.total_seconds() / 4
-        return self._watch.call(call, seconds, every, lambda: self._renew(claim), overdue)
+        lease, seconds = process.LEASE, self._functions.timeout
+        attendance = Attendance(
+            lease, seconds, lambda: self._inbox.renew(claim, lease), lambda: self._give_up(claim, seconds)
+        )
+        return self._attended.call(prepared.member.call, prepared.member.context, taken, attendance)
 
     async def _give_up(self, claim: ClaimedMessage, seconds: float) -> None:
         """Settle a message whose function takes too long, and have it tried again; the sweep does if we cannot."""
-        with suppress(Outage):
-            disposition = self._one.decided(timed_out(seconds), claim, seconds)
-            delay = await self._one.conclude(claim, disposition)
-            if delay is not None:
-                await self._later(claim.row.message_id, delay)
+        disposition = self._one.decided(timed_out(seconds), claim, seconds)
+        delay = await self._one.conclude(claim, disposition)
+        if delay is not None:
+            await self._later(claim.row.message_id, delay)
 
     def _conclude(self, claim: ClaimedMessage, disposition: Disposition, taken: Claimed) -> timedelta | None:
         """Have a verdict that is not settled yet recorded."""
         taken.leave()
         return self._loop.run_coroutine(self._one.conclude(claim, disposition))
-
-    def _renew(self, claim: ClaimedMessage) -> None:
-        """Extend the claim. Whether that succeeds is not waited for: the token fences us off when it is lost."""
-
-        async def renew() -> None:
-            with suppress(DatabaseUnreachable):
-                await self._inbox.renew(claim, process.LEASE)
-
-        asyncio.run_coroutine_threadsafe(renew(), self._loop.loop)
 
 
 def _nothing(_limit: int) -> Sequence[UUID]:

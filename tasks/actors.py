@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any, Final
@@ -102,9 +102,20 @@ def _direct(context: str) -> RunDirectly:
     async def later(task: TaskRef, delay: timedelta) -> None:
         await asyncio.to_thread(broker.enqueue_many, [delayed(_message(context, task), delay)])
 
+    def waiting(queue: str, fits: Callable[[str], bool], limit: int) -> list[UUID]:
+        def ours(message: dramatiq.Message[Any]) -> bool:
+            actor, args = message.actor_name, message.args
+            return actor == run_task.actor_name and args[0] == context and fits(args[1])
+
+        return [UUID(message.args[2]) for message in runtime.ahead(queue_name(queue), ours, limit)]
+
     async def make() -> RunDirectly:
         # On the loop, like all that others share.
-        return RunDirectly(_run(context), registry, loop, runtime.relieve, later)
+        one, tasks = _run(context), _tasks(context)
+        direct = RunDirectly(one, tasks, registry, loop, runtime.relieve, later, waiting)
+        application.on_quiesce.append(direct.give_back)
+        application.on_stop.append(direct.finished.drain)
+        return direct
 
     return loop.run_coroutine(make())
 

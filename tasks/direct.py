@@ -1,37 +1,41 @@
 """One attempt at a task by a plain function, in the thread that took the task.
 
-Claiming begins the function's transaction and settling ends it, each in one round trip. The event loop is asked
-only about what does not go well, and about types with limits. A function that outlives its time limit keeps the
-thread; the task is tried again all the same, and ``relieve`` puts another thread in its place.
+A task is claimed together with others of its queue that wait in this process, or by itself where none does; then
+claiming begins the function's transaction and settling ends it, each in one round trip. The event loop hears of
+what is done, many tasks at a time; it completes those that no transaction of a function has, and is asked only
+about what does not go well, and about types with limits. A function that outlives its time limit keeps the thread;
+the task is tried again all the same, and ``relieve`` puts another thread in its place.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from relay.adapters.postgres.handling import Claimed, Settlement
-from relay.adapters.postgres.tasks import claim_command
-from relay.domain.errors import ClaimLost, DatabaseUnreachable, Outage
+from relay.adapters.postgres.handling import Claimed, HandlerTransactions
+from relay.adapters.postgres.tasks import PostgresTasks, claim_ahead_command, claim_command, give_back_command
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack
 from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.failpoints import reach
-from relay.handling.calls import answer, timed_out
+from relay.handling.ahead import Ahead
+from relay.handling.attended import Attendance, Attended
+from relay.handling.calls import timed_out
+from relay.handling.finished import Finished
 from relay.handling.threads import LoopThread
-from relay.handling.watch import Overdue, Watch
+from relay.handling.watch import Overdue
 from tasks import run
 from tasks.registry import Registry, TaskHandler
 from tasks.run import Prepared, RunTask, decided
 
 #: Brings a task to a queue after a while.
 Later = Callable[[TaskRef, timedelta], Awaitable[None]]
+#: Up to so many tasks of a queue that wait in this process, the next ones first: those of which the type will do.
+Waiting = Callable[[str, Callable[[str], bool], int], Sequence[UUID]]
 
 
 class RunDirectly:
@@ -40,34 +44,60 @@ class RunDirectly:
     def __init__(
         self,
         one: RunTask,
+        tasks: PostgresTasks,
         registry: Registry,
         loop: LoopThread,
         relieve: Callable[[threading.Thread], Any],
         later: Later,
+        waiting: Waiting,
     ) -> None:
         self._one = one
-        self._relieve = relieve
-        self._later = later
-        self._watch = Watch()
         self._registry = registry
         self._loop = loop
+        self._attended = Attended(loop, relieve)
+        self._later = later
+        self._waiting = waiting
+        self._ahead: dict[str, Ahead[UUID, ClaimedTask]] = {}
+        registry.watch(self._serve)
+        self.finished = Finished(tasks.complete_all, self._tell, loop.loop, pause=True)
+
+    def _serve(self, queue: str) -> None:
+        """Claim tasks of a queue ahead; each has a pace of its own."""
+
+        def waiting(limit: int) -> Sequence[UUID]:
+            return self._waiting(queue, lambda task_type: _taken_ahead(self._registry.find(task_type)), limit)
+
+        if queue not in self._ahead:
+            self._ahead[queue] = Ahead(_Claims(self._one.transactions), waiting, self._loop.loop)
+
+    def give_back(self) -> None:
+        """Claim nothing ahead any more, and give back what was."""
+        for ahead in list(self._ahead.values()):
+            ahead.close()
 
     def run(self, id: UUID, task_type: str) -> timedelta | None:
         """Do as `RunTask.run` does."""
         handler = self._registry.find(task_type)
-        if handler is None or handler.limits or handler.function.signature.is_async:
+        if handler is None or not _plain(handler):
             return self._loop.run_coroutine(self._one.run(id, task_type))
-        begin = handler.function.signature.in_transaction
-        command = claim_command(id, run.LEASE)
-        found = self._one.transactions.claim(command, begin=begin, limit=handler.time_limit)
+        found = self._claim(id, handler)
         if found is None:
             return None
-        row, taken = found
+        claim, taken = found
         try:
             reach("after_task_claim")
-            return self._attempt(ClaimedTask(**row), handler, taken)
+            return self._attempt(claim, handler, taken)
         finally:
             taken.leave()
+
+    def _claim(self, id: UUID, handler: TaskHandler) -> tuple[ClaimedTask, Claimed] | None:
+        """Take the claim of a task, or claim it by itself and begin the transaction of its function."""
+        transactions, limit = self._one.transactions, handler.time_limit
+        if _taken_ahead(handler) and (claim := self._ahead[handler.queue].take(id)) is not None:
+            return claim, transactions.claimed(limit)
+        begin = handler.function.signature.in_transaction
+        found = transactions.claim(claim_command(id, run.LEASE), begin=begin, limit=limit)
+        return None if found is None else (ClaimedTask(**found[0]), found[1])
 
     def _attempt(self, claim: ClaimedTask, handler: TaskHandler, taken: Claimed) -> timedelta | None:
         spent = claim.attempts > handler.policy.max_attempts
@@ -86,57 +116,53 @@ class RunDirectly:
         if not isinstance(disposition, Ack):
             taken.leave()
             return self._loop.run_coroutine(self._one.conclude(claim, disposition))
-        if disposition.settled or self._complete(claim, handler, taken):
-            self._one.completed(claim)
+        self.finished.add(claim, marked=disposition.settled)
         return None
+
+    async def _tell(self, claims: Sequence[ClaimedTask]) -> None:
+        for claim in claims:
+            self._one.completed(claim)
 
     def _call(self, prepared: Prepared, claim: ClaimedTask, handler: TaskHandler, taken: Claimed) -> HandlerResult:
         """Call the function. Raises Overdue when its time was up, and the case is settled."""
-
-        def call() -> HandlerResult:
-            try:
-                with prepared.context.use():
-                    return prepared.call.run_in_thread(taken)
-            except BaseException as error:
-                return answer(error)
-
-        thread, begun, seconds = (
-            threading.current_thread(),
-            time.perf_counter(),
-            handler.time_limit.total_seconds(),
+        seconds = handler.time_limit.total_seconds()
+        attendance = Attendance(
+            run.LEASE, seconds, lambda: self._one.renew(claim), lambda: self._give_up(claim, handler, seconds)
         )
-
-        def overdue() -> None:
-            self._one.answered(claim, seconds)
-            self._relieve(thread)
-            asyncio.run_coroutine_threadsafe(self._give_up(claim, handler, seconds), self._loop.loop)
-
-        every = run.LEASE.total_seconds() / 4
-        result = self._watch.call(call, seconds, every, lambda: self._renew(claim), overdue)
+        begun = time.perf_counter()
+        result = self._attended.call(prepared.call, prepared.context, taken, attendance)
         self._one.answered(claim, time.perf_counter() - begun)
         return result
 
     async def _give_up(self, claim: ClaimedTask, handler: TaskHandler, seconds: float) -> None:
         """Settle a task whose function takes too long, and have it tried again; the sweep does if we cannot."""
-        with suppress(Outage):
-            delay = await self._one.conclude(claim, decided(timed_out(seconds), claim, handler))
-            if delay is not None:
-                await self._later(TaskRef(claim.id, claim.type, handler.queue, handler.priority), delay)
+        self._one.answered(claim, seconds)
+        delay = await self._one.conclude(claim, decided(timed_out(seconds), claim, handler))
+        if delay is not None:
+            await self._later(TaskRef(claim.id, claim.type, handler.queue, handler.priority), delay)
 
-    def _complete(self, claim: ClaimedTask, handler: TaskHandler, taken: Claimed) -> bool:
-        """Record that a task is done of which no transaction says so. False when the claim is lost."""
-        taken.leave()
-        try:
-            self._one.transactions.conclude(Settlement.of_task(claim.id, claim.token, handler.time_limit))
-        except ClaimLost:
-            return False
-        return True
 
-    def _renew(self, claim: ClaimedTask) -> None:
-        """Extend the claim. Whether that succeeds is not waited for: the token fences us off when it is lost."""
+def _plain(handler: TaskHandler) -> bool:
+    """Whether tasks of a type are run in the thread that took them."""
+    return not handler.limits and not handler.function.signature.is_async
 
-        async def renew() -> None:
-            with suppress(DatabaseUnreachable):
-                await self._one.renew(claim)
 
-        asyncio.run_coroutine_threadsafe(renew(), self._loop.loop)
+def _taken_ahead(handler: TaskHandler | None) -> bool:
+    """Whether they may be claimed before their turn. One that may be tried once is not until it is."""
+    return handler is not None and _plain(handler) and handler.policy.max_attempts > 1
+
+
+class _Claims:
+    """Claims of tasks that wait in this process, see `Ahead`."""
+
+    def __init__(self, transactions: HandlerTransactions) -> None:
+        self._run = transactions.run
+
+    def claim(self, id: UUID, others: Sequence[UUID]) -> Mapping[UUID, ClaimedTask]:
+        """Claim a task, and those of the others that never began."""
+        claims = [ClaimedTask(**row) for row in self._run(claim_ahead_command(id, others, run.LEASE))]
+        return {claim.id: claim for claim in claims}
+
+    def give_back(self, claims: Sequence[ClaimedTask]) -> None:
+        """Undo claims, and the attempts that they have counted."""
+        self._run(give_back_command(claims))

@@ -108,6 +108,24 @@ def test_a_worker_paused_in_the_middle_of_a_task_is_fenced_off_and_another_runs_
     assert fleet.query("sea", "SELECT attempts, finished_at FROM task_outbox") == done
 
 
+def test_a_worker_claims_what_it_has_fetched_and_gives_back_what_it_has_not_begun(start_fleet: StartFleet) -> None:
+    fleet = start(start_fleet)
+    fleet.scheduler()
+    worker = fleet.worker(threads=1)
+    ids = commit(fleet, *(Job(n=n, seconds=0.02) for n in range(300)))
+    wait_for("its only thread has claimed several", lambda: running(fleet) > 2)
+    assert fleet.stop(worker, 60) == 0
+    assert running(fleet) == 0
+    assert 0 < count(fleet, "completed") < len(ids)
+    assert fleet.query("sea", "SELECT count(*) FROM task_outbox WHERE started_at IS NOT NULL") == [
+        (count(fleet, "completed"),)
+    ]
+    fleet.worker()
+    wait_for("all are done", lambda: count(fleet, "completed") == len(ids), seconds=60)
+    assert effects(fleet) == Counter(dict.fromkeys(ids, 1))
+    assert fleet.query("sea", "SELECT DISTINCT attempts FROM task_outbox") == [(1,)]
+
+
 def test_a_function_that_hangs_takes_no_thread_from_the_others(start_fleet: StartFleet, tmp_path: Path) -> None:
     fleet, gate = start(start_fleet), tmp_path / "gate"
     gate.touch()

@@ -55,13 +55,15 @@ def events(count: int, first: int = 0) -> list[Event]:
 
 @contextmanager
 def long_claims() -> Iterator[None]:
-    """Let no claim be renewed and no chunk cut short: how long things take is not counted."""
+    """Let nothing hang on how long things take: that is not counted."""
     lease = timedelta(hours=1)
     with (
         patch("consumer.process.LEASE", lease),
         patch("consumer.chunk.LEASE", lease),
         patch("tasks.run.LEASE", lease),
         patch("relay.handling.together._LONGEST", 3600.0),
+        patch("relay.handling.ahead._HORIZON", 1e9),
+        patch("relay.handling.ahead._STALE", 3600.0),
     ):
         yield
 
@@ -138,10 +140,6 @@ async def consume_chunks(meter: Meter, lab: Laboratory) -> None:
 async def tasks(meter: Meter, lab: Laboratory) -> None:
     """200 tasks of a type without limits brought to Redis and run, each writing a row in its transaction."""
 
-    def mail(payload: Mail, session: Session, context: TaskContext) -> None:
-        effect = text("INSERT INTO effects (task_id, n) VALUES (:id, :n)")
-        session.execute(effect, {"id": context.task_id, "n": payload.n})
-
     async def room(queue: str) -> int:
         return 200 - await asyncio.to_thread(meter.broker.backlog, queue)
 
@@ -160,9 +158,37 @@ async def tasks(meter: Meter, lab: Laboratory) -> None:
         assert len(await parts.effects()) == 200
 
 
+async def tasks_ahead(meter: Meter, _lab: Laboratory) -> None:
+    """The same 200 in a process that has fetched all of them: most are claimed together with others."""
+    async with tasking(meter.url) as parts:
+        parts.threads = True
+        parts.register(mail)
+        ids = parts.schedule(*(Mail(n=n) for n in range(200)))
+        parts.waiting = [TaskRef(id, "mail", "default", 50) for id in ids]
+        with meter.counting(200), long_claims():
+            while parts.waiting:
+                await parts.run(parts.waiting.pop(0).id)
+        assert len(await parts.effects()) == 200
+
+
+def mail(payload: Mail, session: Session, context: TaskContext) -> None:
+    """Write a row."""
+    effect = text("INSERT INTO effects (task_id, n) VALUES (:id, :n)")
+    session.execute(effect, {"id": context.task_id, "n": payload.n})
+
+
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
-    for scenario in (add, publish, consume_python, consume_http, consume_ordered, consume_chunks, tasks)
+    for scenario in (
+        add,
+        publish,
+        consume_python,
+        consume_http,
+        consume_ordered,
+        consume_chunks,
+        tasks,
+        tasks_ahead,
+    )
 }
 
 

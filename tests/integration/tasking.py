@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.rows import dict_row
@@ -49,8 +49,12 @@ class Tasks:
     room: int = 1_000
     later: list[tuple[UUID, timedelta]] = field(default_factory=list)
     relieved: list[threading.Thread] = field(default_factory=list)
+    #: What the process has fetched and not begun.
+    waiting: list[TaskRef] = field(default_factory=list)
     #: Whether tasks are run as a Dramatiq worker's threads run them.
     threads: bool = False
+    #: Whether those find each task claimed.
+    ahead: bool = False
     tasks: PostgresTasks = field(init=False)
     transactions: HandlerTransactions = field(init=False)
     runner: RunTask = field(init=False)
@@ -66,15 +70,33 @@ class Tasks:
     async def run(self, id: UUID, task_type: str = "mail") -> timedelta | None:
         if not self.threads:
             return await self.runner.run(id, task_type)
-        return await asyncio.to_thread(self.direct.run, id, task_type)
+        direct, handler = self.direct, self.registry.find(task_type)
+        if self.ahead and handler is not None:
+            await asyncio.to_thread(self.claim_ahead, TaskRef(id, task_type, handler.queue, handler.priority))
+        delay = await asyncio.to_thread(direct.run, id, task_type)
+        await direct.finished.drain()
+        return delay
+
+    def claim_ahead(self, *waiting: TaskRef) -> None:
+        """Claim tasks of a queue as under load, together with one that turns out to be gone."""
+        ahead = self.direct._ahead[waiting[0].queue]
+        self.waiting = list(waiting)
+        while ahead._size <= len(waiting):
+            ahead._room()
+        assert ahead.take(uuid4()) is None
+        self.waiting = []
 
     @cached_property
     def direct(self) -> RunDirectly:
         async def later(task: TaskRef, delay: timedelta) -> None:
             self.later.append((task.id, delay))
 
+        def waiting(queue: str, fits: Callable[[str], bool], limit: int) -> list[UUID]:
+            found = [task.id for task in self.waiting if task.queue == queue and fits(task.type)]
+            return found[:limit]
+
         loop = RunningLoop()
-        return RunDirectly(self.runner, self.registry, loop, self.relieved.append, later)
+        return RunDirectly(self.runner, self.tasks, self.registry, loop, self.relieved.append, later, waiting)
 
     async def deliver(self) -> int:
         return await self.deliverer.once(await self.tasks.pending_queues())

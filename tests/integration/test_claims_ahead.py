@@ -109,7 +109,7 @@ async def test_what_writes_nothing_is_marked_together_and_acknowledged(
         return await mark_many(self, claims)
 
     monkeypatch.setattr(PostgresInboxAdapter, "_mark_many", count)
-    monkeypatch.setattr("consumer.finished._PAUSE", 0.5)
+    monkeypatch.setattr("relay.handling.finished._PAUSE", 0.5)
 
     def idle(vibe: Vibe, session: Session) -> None:
         """Ask for a session, and nothing of it."""

@@ -118,6 +118,11 @@ GUARDS = {
         "claim_ordered", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}
     ),
     "claim of a task": Guard("claim_task", {"task_outbox_pkey"}, 1, {"id": uuid4(), **CLAIM}),
+    "claim of some tasks": Guard(
+        "claim_tasks", {"task_outbox_pkey"}, 3, {"ids": THREE, "first": THREE[0], **CLAIM}
+    ),
+    "giving back some tasks": Guard("unclaim_tasks", {"task_outbox_pkey"}, 3, {"ids": THREE, "tokens": THREE}),
+    "completion of some tasks": Guard("complete_tasks", {"task_outbox_pkey"}, 3, {"ids": THREE, "tokens": THREE}),
     "next task": Guard("next_task_of_key", {"idx_task_waiting", "task_outbox_pkey"}, 1, {"key": "key1"}),
 }
 
@@ -213,6 +218,9 @@ TASK_BY_ID = {
     "complete_task": CLAIMED,
     "record_task_error": CLAIMED,
     "fail_task": CLAIMED,
+    "claim_tasks": {**CLAIMED, "ids": IDS, "first": IDS[0]},
+    "unclaim_tasks": {"ids": IDS, "tokens": [CLAIM["token"]] * 2},
+    "complete_tasks": {"ids": IDS, "tokens": [CLAIM["token"]] * 2},
 }
 
 

@@ -28,10 +28,10 @@ END_OTHERS = (
 )
 
 
-@pytest.fixture
-async def tasks(database_url: str) -> AsyncIterator[Tasks]:
+@pytest.fixture(params=["claimed alone", "claimed ahead"])
+async def tasks(database_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Tasks]:
     async with tasking(database_url) as tasks:
-        tasks.threads = True
+        tasks.threads, tasks.ahead = True, request.param == "claimed ahead"
         yield tasks
 
 
@@ -47,6 +47,7 @@ async def test_a_function_runs_in_the_thread_that_asks(tasks: Tasks) -> None:
     thread = threading.Thread(target=direct.run, args=(id, "mail"))
     thread.start()
     await asyncio.to_thread(thread.join, 20)
+    await direct.finished.drain()
     assert seen == [thread]
     assert len(tasks.told(TaskCompleted)) == 1
 

@@ -25,10 +25,10 @@ from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["in the worker's thread", "on the loop"])
+@pytest.fixture(params=["in the worker's thread", "in the worker's thread, claimed ahead", "on the loop"])
 async def tasks(database_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Tasks]:
     async with tasking(database_url) as tasks:
-        tasks.threads = request.param == "in the worker's thread"
+        tasks.threads, tasks.ahead = "thread" in request.param, "ahead" in request.param
         yield tasks
 
 

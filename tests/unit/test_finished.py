@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from consumer.finished import Finished
 from relay.domain.errors import DatabaseUnreachable
+from relay.handling.finished import Finished
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ class Loop:
         self.batches.append(list(claims))
         await asyncio.sleep(0.001)
 
-    def finished(self, *, pause: bool = True) -> Finished:
+    def finished(self, *, pause: bool = True) -> Finished[int]:
         return Finished(self.mark, self.finish, asyncio.get_running_loop(), pause=pause)
 
 
@@ -48,7 +48,7 @@ async def test_everything_finished_is_handed_over_once_and_much_of_it_together()
 
     def add(first: int) -> None:
         for n in range(first, first + 2_000):
-            finished.add(n, marked=True)  # type: ignore[arg-type]
+            finished.add(n, marked=True)
 
     await asyncio.gather(*(asyncio.to_thread(add, first) for first in range(0, 16_000, 2_000)))
 
@@ -59,11 +59,11 @@ async def test_everything_finished_is_handed_over_once_and_much_of_it_together()
 
 
 async def test_what_nobody_waits_for_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consumer.finished._PAUSE", 0.5)
+    monkeypatch.setattr("relay.handling.finished._PAUSE", 0.5)
     loop = Loop()
     finished = loop.finished()
     for n in range(3):
-        finished.add(n, marked=True)  # type: ignore[arg-type]
+        finished.add(n, marked=True)
         await asyncio.sleep(0.01)
     await finished.drain()
     assert loop.batches == [[0, 1, 2]]
@@ -73,7 +73,7 @@ async def test_what_no_transaction_has_marked_is_marked_in_one_statement_and_fin
     loop = Loop()
     finished = loop.finished()
     for n, marked in enumerate([True, False, False, False, True]):
-        finished.add(n, marked=marked)  # type: ignore[arg-type]
+        finished.add(n, marked=marked)
     await finished.drain()
     assert loop.marked == [[1, 2, 3]]
     assert loop.batches == [[0, 4, 2]]
@@ -82,7 +82,7 @@ async def test_what_no_transaction_has_marked_is_marked_in_one_statement_and_fin
 async def test_an_outage_of_the_database_keeps_nothing_from_being_acknowledged_that_is_marked() -> None:
     loop = Loop(outage=True)
     finished = loop.finished()
-    finished.add(1, marked=True)  # type: ignore[arg-type]
-    finished.add(2, marked=False)  # type: ignore[arg-type]
+    finished.add(1, marked=True)
+    finished.add(2, marked=False)
     await finished.drain()
     assert loop.batches == [[1]]

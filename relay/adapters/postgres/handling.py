@@ -146,11 +146,6 @@ class HandlerTransactions:
         with reached(), self._lender.lending() as borrowed:
             return borrowed.run(command)
 
-    def conclude(self, settlement: Settlement) -> None:
-        """End the row of a function that has written nothing of ours. Raises ClaimLost and DatabaseUnreachable."""
-        with reached(), self._lender.lending() as borrowed:
-            borrowed.settle_alone(settlement)
-
     @asynccontextmanager
     async def settle_async(self, settlement: Settlement) -> AsyncIterator[AsyncTransaction]:
         """Do the same for a coroutine. Who gives up cancels it."""

@@ -109,11 +109,17 @@ class Lendable:
 
     def settle(self, settlement: Settlement) -> None:
         """End the row and commit, in one round trip. Raises ClaimLost, and then nothing is committed."""
-        self._fenced((settlement.statement, settlement.parameters), COMMIT)
-
-    def settle_alone(self, settlement: Settlement) -> None:
-        """End the row where no transaction is open. Raises ClaimLost."""
-        self._fenced((settlement.statement, settlement.parameters))
+        self.driver.kept = None
+        end = settlement.statement, settlement.parameters
+        try:
+            if enabled():
+                self._pipeline.run(end)
+                reach("after_mark_before_handler_commit")
+                self._pipeline.run(COMMIT)
+            else:
+                self._pipeline.run(end, COMMIT)
+        except psycopg.errors.DivisionByZero:
+            raise ClaimLost("another worker holds the row by now; what was written is rolled back") from None
 
     def commit(self) -> None:
         """Commit what was settled by its borrowers."""
@@ -141,18 +147,6 @@ class Lendable:
     def idle(self) -> bool:
         """Whether it is open and no transaction is."""
         return self._pipeline.idle
-
-    def _fenced(self, *commands: Command) -> None:
-        self.driver.kept = None
-        try:
-            if enabled():
-                self._pipeline.run(commands[0])
-                reach("after_mark_before_handler_commit")
-                commands = commands[1:]
-            if commands:
-                self._pipeline.run(*commands)
-        except psycopg.errors.DivisionByZero:
-            raise ClaimLost("another worker holds the row by now; what was written is rolled back") from None
 
     def _keep_to(self, limit: timedelta) -> None:
         """Have transactions limited. It is a round trip of its own, so that no rollback takes it back."""

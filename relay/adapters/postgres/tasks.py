@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import clean
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection
@@ -133,6 +134,13 @@ class PostgresTasks:
         """End the task. False when the claim was lost."""
         return await self._settle("complete_task", claim)
 
+    async def complete_all(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
+        """End tasks; returns those of which the claim was ours."""
+        async with connection(self._pool) as conn:
+            cursor = await conn.execute(statement("complete_tasks"), _ids_and_tokens(claims))
+            done = {id for (id,) in await cursor.fetchall()}
+        return [claim for claim in claims if claim.id in done or await self.complete(claim)]
+
     async def record_error(self, claim: ClaimedTask, error: str, delay: timedelta) -> bool:
         """Note the error, set the next attempt, release the claim. False when the claim was lost."""
         return await self._settle("record_task_error", claim, error=clean(error), delay=delay)
@@ -160,6 +168,24 @@ class PostgresTasks:
 def claim_command(id: UUID, lease: timedelta) -> Command:
     """The statement that claims a task of a type without limits; its row is that of a `ClaimedTask`."""
     return "claim_task", {"id": id, "token": uuid4(), "lease": lease}
+
+
+def claim_ahead_command(id: UUID, others: Sequence[UUID], lease: timedelta) -> Command:
+    """The statement that claims such a task together with those of the others that never began."""
+    ids = array.of_plain([id, *others])
+    return "claim_tasks", {"ids": ids, "first": id, "token": uuid4(), "lease": lease}
+
+
+def give_back_command(claims: Sequence[ClaimedTask]) -> Command:
+    """The statement that undoes claims of tasks that had never begun, and the attempts that they have counted."""
+    return "unclaim_tasks", _ids_and_tokens(claims)
+
+
+def _ids_and_tokens(claims: Sequence[ClaimedTask]) -> dict[str, str]:
+    return {
+        "ids": array.of_plain(claim.id for claim in claims),
+        "tokens": array.of_plain(claim.token for claim in claims),
+    }
 
 
 async def _claim(conn: Connection, id: UUID, lease: timedelta) -> ClaimedTask | None:

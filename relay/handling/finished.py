@@ -1,4 +1,4 @@
-"""What has been done with messages in threads, told to the event loop."""
+"""What has been done with messages and tasks in threads, told to the event loop."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from relay.domain.errors import Outage
-from relay.ports import ClaimedMessage
 
-#: How long a message waits for others here, in seconds: each by itself would cost a statement and a write.
+Claim = TypeVar("Claim")
+
+#: How long a row waits for others here, in seconds: each by itself would cost a statement and a write.
 _PAUSE: Final = 0.005
 
 
-class Finished:
+class Finished(Generic[Claim]):
     """Hands what is finished to the event loop, all that has come together since it last looked.
 
-    ``mark`` says of messages that they are processed, and returns those of which that is ours to say; ``finish``
-    does what follows. ``pause``: whether it waits a moment for more, as nobody waits for what it does.
+    ``mark`` says of rows that they are done, and returns those of which that is ours to say; ``finish`` does what
+    follows. ``pause``: whether it waits a moment for more, as nobody waits for what it does.
     """
 
     def __init__(
         self,
-        mark: Callable[[Sequence[ClaimedMessage]], Awaitable[Sequence[ClaimedMessage]]],
-        finish: Callable[[Sequence[ClaimedMessage]], Awaitable[None]],
+        mark: Callable[[Sequence[Claim]], Awaitable[Sequence[Claim]]],
+        finish: Callable[[Sequence[Claim]], Awaitable[None]],
         loop: asyncio.AbstractEventLoop,
         *,
         pause: bool,
@@ -34,12 +35,12 @@ class Finished:
         self._finish = finish
         self._loop = loop
         self._pause = _PAUSE if pause else 0.0
-        self._waiting: deque[tuple[ClaimedMessage, bool]] = deque()
+        self._waiting: deque[tuple[Claim, bool]] = deque()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, claim: ClaimedMessage, *, marked: bool) -> None:
-        """Take a finished message, from any thread; ``marked``: its row says so already."""
+    def add(self, claim: Claim, *, marked: bool) -> None:
+        """Take a finished row, from any thread; ``marked``: its row says so already."""
         self._waiting.append((claim, marked))
         if not self._called:
             self._called = True
@@ -69,5 +70,5 @@ class Finished:
         with suppress(Outage):
             await self._finish(marked)
 
-    async def _mark_those(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+    async def _mark_those(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         return await self._mark(claims) if claims else []

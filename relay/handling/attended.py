@@ -1,0 +1,72 @@
+"""One call of a plain function in the thread that took its row, attended to from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from relay.adapters.postgres.handling import Claimed
+from relay.bus import RequestContext
+from relay.domain.errors import Outage
+from relay.domain.model import HandlerResult
+from relay.handling.calls import Call, answer
+from relay.handling.threads import LoopThread
+from relay.handling.watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Attendance:
+    """What becomes of a row while its function is at work: each is done on the event loop, an outage ignored.
+
+    ``renew`` extends its claim, again and again: whether that succeeds is not waited for, as the token fences us
+    off when it is lost. ``give_up`` settles it when the time is up, after so many ``seconds``, and has it tried
+    again.
+    """
+
+    lease: timedelta
+    seconds: float
+    renew: Callable[[], Coroutine[Any, Any, object]]
+    give_up: Callable[[], Coroutine[Any, Any, None]]
+
+
+class Attended:
+    """Calls plain functions; ``relieve`` puts another thread in the place of one whose function takes too long."""
+
+    def __init__(self, loop: LoopThread, relieve: Callable[[threading.Thread], Any]) -> None:
+        self._loop = loop
+        self._relieve = relieve
+        self._watch = Watch()
+
+    def call(self, call: Call, context: RequestContext, taken: Claimed, attendance: Attendance) -> HandlerResult:
+        """Call a function in this thread. Raises Overdue when its time was up."""
+
+        def answered() -> HandlerResult:
+            try:
+                with context.use():
+                    return call.run_in_thread(taken)
+            except BaseException as error:
+                return answer(error)
+
+        thread = threading.current_thread()
+
+        def overdue() -> None:
+            self._relieve(thread)
+            self._on_loop(attendance.give_up())
+
+        def renew() -> None:
+            self._on_loop(attendance.renew())
+
+        every = attendance.lease.total_seconds() / 4
+        return self._watch.call(answered, attendance.seconds, every, renew, overdue)
+
+    def _on_loop(self, work: Coroutine[Any, Any, object]) -> None:
+        async def attempt() -> None:
+            with suppress(Outage):
+                await work
+
+        asyncio.run_coroutine_threadsafe(attempt(), self._loop.loop)
