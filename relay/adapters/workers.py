@@ -21,6 +21,8 @@ from dramatiq.broker import Broker
 from dramatiq.middleware import AsyncIO
 from dramatiq.worker import Worker, WorkerThread
 
+from relay.adapters.onloop import LoopActor, OnLoop
+
 #: The budget of queues that have none of their own.
 DEFAULT: Final = ""
 #: How long an idle thread waits for a message, in seconds: dramatiq's own second wakes all of them every second.
@@ -37,6 +39,8 @@ class BudgetedQueue(PriorityQueue[Any]):
     Within what the budgets allow, order is the stock worker's: priority, then age. A message may carry a
     priority of its own. A thread is woken only for what it may have: of the many that serve all queues each would
     otherwise look, and find the budget spent, for every message.
+
+    ``loop`` takes some of the messages to the event loop, with `take`, within the same budgets and the same order.
     """
 
     def __init__(self, budgets: Mapping[str, int]) -> None:
@@ -44,6 +48,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         self._running: dict[str, int] = dict.fromkeys(budgets, 0)
         self._taken: dict[int, str] = {}
         self._patience = _PATIENCE
+        self.loop: OnLoop | None = None
         super().__init__()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -51,9 +56,18 @@ class BudgetedQueue(PriorityQueue[Any]):
         with self.not_empty:
             if block and not self._qsize():
                 self.not_empty.wait(self._patience)
+            if not block and self._patience == _HASTE:
+                return self._rest()
             if not self._qsize():
                 raise Empty
             return self._get()
+
+    def _rest(self) -> Any:
+        """What nobody has taken. The worker gives it back to the broker, whatever the budgets."""
+        for heap in (*self._heaps.values(), *self._for_loop.values()):
+            if heap:
+                return heapq.heappop(heap)
+        raise Empty
 
     def hurry(self) -> None:
         """Wake the threads that wait, now and from now on: they are about to be stopped."""
@@ -63,21 +77,25 @@ class BudgetedQueue(PriorityQueue[Any]):
 
     def _init(self, maxsize: int) -> None:
         self._heaps: dict[str, list[Any]] = {name: [] for name in self._budgets}
+        self._for_loop: dict[str, list[Any]] = {name: [] for name in self._budgets}
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Add a message. It is never too many: each consumer fetches so many ahead."""
         with self.mutex:
-            name = self._add(item)
+            heaps = self._for_loop if self.loop is not None and self.loop.wants(item.message) else self._heaps
+            name = self._add(heaps, item)
             self.unfinished_tasks += 1
-            if self._running[name] < self._budgets[name]:
+            if heaps is self._for_loop:
+                self._wake_loop()
+            elif self._running[name] < self._budgets[name]:
                 self.not_empty.notify()
 
-    def _add(self, item: Any) -> str:
+    def _add(self, heaps: dict[str, list[Any]], item: Any) -> str:
         name, priority = item.message.queue_name, item.message.options.get("task_priority")
         if priority is not None:
             item = dataclasses.replace(item, priority=priority)
-        name = name if name in self._heaps else DEFAULT
-        heapq.heappush(self._heaps[name], item)
+        name = name if name in heaps else DEFAULT
+        heapq.heappush(heaps[name], item)
         return name
 
     def _qsize(self) -> int:
@@ -92,7 +110,25 @@ class BudgetedQueue(PriorityQueue[Any]):
         if self._open():
             # Whoever was woken wakes the next one, who may have been held up by a budget before.
             self.not_empty.notify()
+        self._wake_loop()
         return item
+
+    def take(self, most: int) -> list[tuple[str, Any]]:
+        """Take messages for the loop, as many as there is room for, and which budget each belongs to."""
+        with self.mutex:
+            taken: list[tuple[str, Any]] = []
+            while len(taken) < most and (names := self._open_to_loop()):
+                name = min(names, key=lambda name: self._for_loop[name][0])
+                self._running[name] += 1
+                taken.append((name, heapq.heappop(self._for_loop[name]).message))
+            if self._open():
+                self.not_empty.notify()
+            return taken
+
+    def leave(self, name: str) -> None:
+        """Give up the place of a message that the loop has taken. Nobody is woken: the loop is about to `take`."""
+        with self.mutex:
+            self._running[name] -= 1
 
     def task_done(self) -> None:
         # Nobody is woken: this thread is about to ask for the next one itself.
@@ -110,9 +146,27 @@ class BudgetedQueue(PriorityQueue[Any]):
         name = self._taken.pop(thread, None)
         if name is not None:
             self._running[name] -= 1
+            self._wake_loop()
+
+    def _wake_loop(self) -> None:
+        if self.loop is not None and self._open_to_loop():
+            self.loop.wake()
 
     def _open(self) -> list[str]:
-        return [name for name, heap in self._heaps.items() if heap and self._running[name] < self._budgets[name]]
+        return self._which(self._heaps, self._for_loop)
+
+    def _open_to_loop(self) -> list[str]:
+        return self._which(self._for_loop, self._heaps)
+
+    def _which(self, heaps: dict[str, list[Any]], others: dict[str, list[Any]]) -> list[str]:
+        """The budgets that are not spent and whose next message is one of ``heaps``."""
+        return [
+            name
+            for name, heap in heaps.items()
+            if heap
+            and self._running[name] < self._budgets[name]
+            and not (others[name] and others[name][0] < heap[0])
+        ]
 
 
 class WorkerRuntime(AsyncIO):
@@ -134,6 +188,8 @@ class WorkerRuntime(AsyncIO):
         super().__init__()
         self._start, self._quiesce, self._stop = start, quiesce, stop
         self._budgets = budgets
+        #: The actors whose messages the event loop takes, by their names.
+        self.on_loop: dict[str, LoopActor] = {}
         self._worker: Any = None
         self._hanging: list[threading.Thread] = []
         self._relieving = threading.Lock()
@@ -147,9 +203,13 @@ class WorkerRuntime(AsyncIO):
             if not worker.consumer_whitelist or name in worker.consumer_whitelist
         }
         self._worker = worker
-        worker.work_queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
-        worker.worker_threads += sum(budgets.values())
+        worker.work_queue = queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
         event_loop().run_coroutine(self._start())
+        if self.on_loop:
+            queue.loop = OnLoop(worker, event_loop().loop, self.on_loop, worker.worker_threads)
+            queue.loop.start()
+            worker.workers.append(queue.loop)
+        worker.worker_threads += sum(budgets.values())
 
     def relieve(self, thread: threading.Thread) -> bool:
         """Put another thread in the place of one that hangs, which ends with what it is at. False: too many do."""

@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from consumer import process as process_module
-from consumer.direct import Finished
+from consumer.finished import Finished
 from consumer.handlers import MessageContext
 from relay import failpoints
 from relay.adapters.postgres import lending
