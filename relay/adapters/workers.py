@@ -3,7 +3,8 @@
 Actors are coroutines on the process's event loop; the worker thread that took a message only waits for
 its coroutine. Long-polling jobs and slow handlers would therefore use up the threads, and a handler
 service that hangs would stop publishing. So the threads of ``--threads`` serve the handlers, and every
-long-running duty brings threads of its own.
+long-running duty brings threads of its own. What comes by the thousand the loop takes without a thread: see
+`relay.adapters.onloop`.
 """
 
 from __future__ import annotations
