@@ -40,7 +40,7 @@ class Service:
         self.most = max(self.most, self.under_way)
         if self.leaves:
             leave()
-        while not self.gate.is_set():
+        while not self.gate.is_set():  # noqa: ASYNC110 - the test is in another thread
             await asyncio.sleep(0.005)
         self.under_way -= 1
         return self.answer(name)

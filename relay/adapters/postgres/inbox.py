@@ -11,12 +11,12 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.rows import dict_row
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.grouping import Grouping
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection, first_line
+from relay.adapters.postgres.prepared import fetch
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
 from relay.domain.model import Finished
@@ -109,18 +109,17 @@ class PostgresInboxAdapter:
     async def _claim_together(
         self, name: str, terms: _Terms, ids: Sequence[UUID]
     ) -> Sequence[ClaimedMessage | None]:
-        claims = {claim.row.message_id: claim for claim in await self._take(name, terms, ids=ids)}
+        taken = await self._take(name, terms, ids=array.of_plain(ids))
+        claims = {claim.row.message_id: claim for claim in taken}
         # A message that two have asked for is the first one's.
         return [claims.pop(id, None) for id in ids]
 
     async def _take(self, name: str, terms: _Terms, **which: Any) -> Sequence[ClaimedMessage]:
         token, (lease, max_attempts) = uuid4(), terms
-        parameters = {"token": token, "lease": lease, "max_attempts": max_attempts, **which}
+        exhausted = unanswered(max_attempts).reason
+        values = {"token": token, "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted, **which}
         async with connection(self._pool) as conn:
-            cursor = conn.cursor(row_factory=dict_row)
-            exhausted = unanswered(max_attempts).reason
-            await cursor.execute(statement(name), parameters | {"exhausted": exhausted})
-            return [claimed(token, row) for row in await cursor.fetchall()]
+            return [claimed(token, row) for row in await fetch(conn, (name, values))]
 
     def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> tuple[UUID, Command]:
         """The statement that claims a row, and the token under which it does."""
@@ -144,10 +143,10 @@ class PostgresInboxAdapter:
 
     async def _mark_many(self, claims: Sequence[ClaimedMessage]) -> Sequence[bool]:
         ids = [claim.row.message_id for claim in claims]
-        parameters = {"ids": ids, "tokens": [claim.token for claim in claims]}
+        tokens = [claim.token for claim in claims]
+        values = {"ids": array.of_plain(ids), "tokens": array.of_plain(tokens)}
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("mark_messages_processed"), parameters)
-            marked = {id for (id,) in await cursor.fetchall()}
+            marked = {row["message_id"] for row in await fetch(conn, ("mark_messages_processed", values))}
         return [id in marked for id in ids]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
