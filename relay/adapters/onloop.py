@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -63,6 +63,7 @@ class OnLoop(WorkerThread):
         self._loop = loop
         self._actors = actors
         self._most = places * _UNSETTLED
+        self._context = copy_context()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: SimpleQueue[tuple[MessageProxy, Outcome] | None] = SimpleQueue()
@@ -122,7 +123,8 @@ class OnLoop(WorkerThread):
         if self.paused or not self.running:
             return
         for name, message in self._queue.take(self._most - len(self._tasks)):
-            task = self._loop.create_task(self._process(name, message))
+            # Not in the context of the message whose end has led here.
+            task = self._loop.create_task(self._process(name, message), context=self._context.copy())
             self._tasks.add(task)
 
     async def _process(self, name: str, message: MessageProxy) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import dramatiq
@@ -19,6 +20,9 @@ from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import job
 from relay.devstack import ValkeyServer
 from tests.integration.test_gate_and_queue import fresh_broker, soon
+
+
+around: ContextVar[str] = ContextVar("around", default="nothing")
 
 
 class Service:
@@ -144,6 +148,19 @@ def test_neither_kind_goes_ahead_of_what_came_before_it(rig: Rig) -> None:
     soon("all are acknowledged", lambda: not rig.kept)
     assert rig.service.calls == list("abcdef")
     assert rig.service.most <= 2
+
+
+def test_nothing_around_a_message_is_left_around_the_next(rig: Rig) -> None:
+    def answer(name: str) -> str:
+        found = around.get()
+        around.set(name)
+        return found
+
+    rig.service.answer = answer
+    rig.service.gate.set()
+    rig.send(*"abcdef")
+    soon("all are ended", lambda: len(rig.ended) == 6)
+    assert {found for _, _, found in rig.ended} == {"nothing"}
 
 
 def test_what_the_loop_raises_the_actor_raises(rig: Rig) -> None:
