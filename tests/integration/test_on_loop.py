@@ -21,7 +21,6 @@ from relay.bootstrap import job
 from relay.devstack import ValkeyServer
 from tests.integration.test_gate_and_queue import fresh_broker, soon
 
-
 around: ContextVar[str] = ContextVar("around", default="nothing")
 
 
