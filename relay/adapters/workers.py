@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import heapq
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -211,6 +212,9 @@ class WorkerRuntime(AsyncIO):
             queue.loop.start()
             worker.workers.append(queue.loop)
         worker.worker_threads += sum(budgets.values())
+        # What is there by now stays. The collector need not look at it time and again.
+        gc.collect()
+        gc.freeze()
 
     def relieve(self, thread: threading.Thread) -> bool:
         """Put another thread in the place of one that hangs, which ends with what it is at. False: too many do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -104,6 +105,7 @@ def rig(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     if not rig.stopped.is_set():
         rig.worker.stop()
     rig.broker.close()
+    gc.unfreeze()
 
 
 def test_as_many_are_under_way_as_there_are_threads_and_none_of_those_waits(rig: Rig) -> None:
@@ -177,6 +179,10 @@ def test_what_the_loop_raises_the_actor_raises(rig: Rig) -> None:
     assert (rig.service.calls, rig.ended[0][2]) == (["a", "a", "a"], "third time")
     expected = ["before", "Retry", "before", "ValueError", "before", "NoneType"]
     soon("the middleware has heard of it", lambda: [kind for kind, _ in rig.around] == expected)
+
+
+def test_the_collector_passes_over_what_was_there_when_the_worker_began(rig: Rig) -> None:
+    assert gc.get_freeze_count() > 10_000
 
 
 def test_arguments_that_do_not_fit_are_the_actors_to_refuse(rig: Rig) -> None:
