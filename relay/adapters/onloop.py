@@ -66,7 +66,8 @@ class OnLoop(WorkerThread):
         self._context = copy_context()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended: SimpleQueue[tuple[MessageProxy, Outcome] | None] = SimpleQueue()
+        self._ended: SimpleQueue[list[tuple[MessageProxy, Outcome]] | None] = SimpleQueue()
+        self._gathered: list[tuple[MessageProxy, Outcome]] = []
 
     # --- any thread ---
 
@@ -107,9 +108,9 @@ class OnLoop(WorkerThread):
         self.running = True
         self.broker.emit_after("worker_thread_boot", self)
         while (ended := self._ended.get()) is not None:
-            message, outcome = ended
-            _outcome.set(outcome)
-            self.process_message(message)
+            for message, outcome in ended:
+                _outcome.set(outcome)
+                self.process_message(message)
         self.broker.emit_before("worker_thread_shutdown", self)
 
     # --- the loop ---
@@ -138,19 +139,29 @@ class OnLoop(WorkerThread):
         try:
             result = await self._actors[message.actor_name].run(leave, *message.args, **message.kwargs)
         except BaseException as error:
-            self._ended.put((message, _raising(error)))
+            self._gather(message, _raising(error))
         else:
-            self._ended.put((message, lambda: result))
+            self._gather(message, lambda: result)
         finally:
             self._tasks.discard(asyncio.current_task())
             if places:
                 leave()
             else:
                 self._take()
-            self._end()
+
+    def _gather(self, message: MessageProxy, outcome: Outcome) -> None:
+        """Hand over together what ends together: to wake the thread costs as much as what it does."""
+        if not self._gathered:
+            self._loop.call_soon(self._hand_over)
+        self._gathered.append((message, outcome))
+
+    def _hand_over(self) -> None:
+        self._ended.put(self._gathered)
+        self._gathered = []
+        self._end()
 
     def _end(self) -> None:
-        if not self.running and not self._tasks:
+        if not self.running and not self._tasks and not self._gathered:
             self._ended.put(None)
 
 
