@@ -18,7 +18,7 @@ from dramatiq.worker import Worker, WorkerThread
 
 #: Returns what the loop has returned for a message, or raises what it has raised.
 Outcome: TypeAlias = Callable[[], Any]
-#: So many messages that hold no place any more may be under way, for each one that may.
+#: How many messages may be under way for each place: who has given up its place may take a while to end.
 _UNSETTLED: Final = 4
 
 _outcome: ContextVar[Outcome | None] = ContextVar("outcome", default=None)
