@@ -16,7 +16,7 @@ import heapq
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from queue import Empty, PriorityQueue
-from typing import Any, Final, cast
+from typing import Any, Final, NoReturn, cast
 
 from dramatiq.asyncio import EventLoopThread, get_event_loop_thread
 from dramatiq.broker import Broker
@@ -58,11 +58,20 @@ class BudgetedQueue(PriorityQueue[Any]):
         with self.not_empty:
             if block and not self._qsize():
                 self.not_empty.wait(self._patience)
-            if not block and self._patience == _HASTE:
+            if self._patience == _HASTE:
+                if block:
+                    self._end()
                 return self._rest()
             if not self._qsize():
                 raise Empty
             return self._get()
+
+    def _end(self) -> NoReturn:
+        """End the thread. One that is added in this moment says that it runs after it was told to stop."""
+        thread = threading.current_thread()
+        if isinstance(thread, WorkerThread):
+            thread.stop()
+        raise Empty
 
     def _rest(self) -> Any:
         """What nobody has taken. The worker gives it back to the broker, whatever the budgets."""
@@ -72,7 +81,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         raise Empty
 
     def hurry(self) -> None:
-        """Wake the threads that wait, now and from now on: they are about to be stopped."""
+        """Hand out nothing any more, and wake the threads that wait: they are about to be stopped."""
         with self.mutex:
             self._patience = _HASTE
             self.not_empty.notify_all()

@@ -205,3 +205,12 @@ def test_a_worker_that_stops_ends_what_is_under_way_and_gives_back_the_rest(rig:
     assert not stopping.is_alive()
     assert (rig.names, rig.kept) == (["a", "b"], 6)
     assert rig.broker.backlog("q") == 6
+
+
+def test_a_thread_that_nobody_has_told_ends_with_the_worker(rig: Rig) -> None:
+    """One that takes the place of another may begin when all others have just been told."""
+    threads = [thread for thread in rig.worker.workers if thread is not rig.worker.work_queue.loop]
+    rig.worker.work_queue.hurry()
+    for thread in threads:
+        thread.join(20)
+    assert not [thread for thread in threads if thread.is_alive()]
