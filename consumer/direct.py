@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from consumer import process
+from consumer.finished import finished
 from consumer.inprocess import Prepared, PythonEventHandler
 from consumer.process import ProcessInboxMessage
 from relay.adapters.postgres.handling import Claimed
@@ -27,7 +28,6 @@ from relay.failpoints import reach
 from relay.handling.ahead import Ahead
 from relay.handling.attended import Attendance, Attended
 from relay.handling.calls import timed_out
-from relay.handling.finished import Finished
 from relay.handling.threads import LoopThread
 from relay.handling.watch import Overdue
 from relay.ports import ClaimedMessage
@@ -61,8 +61,7 @@ class ProcessDirectly:
         alone = one.ordered or one.max_attempts == 1
         claims = _Claims(inbox, functions, one.max_attempts)
         self.ahead = Ahead(claims, _nothing if alone else waiting, loop.loop)
-        # In an ordered subscription the next message of the key waits for it.
-        self.finished = Finished(inbox.mark_all_processed, one.finish, loop.loop, pause=not one.ordered)
+        self.finished = finished(one, inbox, loop.loop)
 
     def process(self, message_id: UUID) -> timedelta | None:
         """Do as `ProcessInboxMessage.process` does."""

@@ -15,17 +15,21 @@ from dramatiq.errors import Retry
 
 from consumer.chunk import ProcessChunk, side_by_side
 from consumer.direct import ProcessDirectly
+from consumer.finished import finished
 from consumer.handlers import load
 from consumer.inprocess import CALLS, PythonEventHandler
 from consumer.order import GoOn
 from consumer.process import ProcessConfig, ProcessInboxMessage
 from relay.actors import application, broker, runtime
+from relay.adapters.onloop import outcome
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.redis import delayed
 from relay.adapters.workers import event_loop
 from relay.bootstrap import HANDLE_QUEUE, job, retry_policy
 from relay.domain.errors import ConfigurationError, Outage
+from relay.handling.finished import Finished
+from relay.ports import ClaimedMessage
 
 
 def on_receipt(context: str, subscription: str) -> bool:
@@ -111,6 +115,29 @@ def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | No
     return lambda message_id: loop.run_coroutine(_process(context, subscription).process(message_id))
 
 
+class _OnLoop:
+    """Messages that a service handles: the loop asks it, and no thread waits."""
+
+    def takes(self, context: str, subscription: str, *_: str) -> bool:
+        known = application.settings.contexts.get(context)
+        settings = None if known is None else known.subscriptions.get(subscription)
+        return settings is not None and settings.python_module is None
+
+    async def run(
+        self, leave: Callable[[], None], context: str, subscription: str, message_id: str
+    ) -> timedelta | None:
+        process, finish = _process(context, subscription), _finished(context, subscription).add
+        return await process.process(UUID(message_id), leave, finish)
+
+
+@cache
+def _finished(context: str, subscription: str) -> Finished[ClaimedMessage]:
+    one, inbox = _process(context, subscription), application.inbox(context, subscription)
+    several = finished(one, inbox, asyncio.get_running_loop())
+    application.on_stop.append(several.drain)
+    return several
+
+
 @cache
 def _process_chunk(context: str, subscription: str) -> ProcessChunk:
     handler = application.handler(context, subscription)
@@ -127,7 +154,9 @@ def _process_chunk(context: str, subscription: str) -> ProcessChunk:
 def handle_message(context: str, subscription: str, message_id: str) -> None:
     """Process one inbox message (CMD-051). The row owns the retry, Dramatiq's Retries middleware times it."""
     try:
-        delay = _attempt(context, subscription)(UUID(message_id))
+        # The messages of a service the loop has processed before they come here.
+        found = outcome()
+        delay = found() if found else _attempt(context, subscription)(UUID(message_id))
     except Outage:
         # The row keeps its claim until the lease is over; the sweep brings it back.
         return
@@ -163,6 +192,7 @@ def _python_handler(context: str, name: str) -> PythonEventHandler:
     )
 
 
+runtime.on_loop["handle_message"] = _OnLoop()
 application.handler_kinds["python"] = _python_handler
 for _context in application.settings.contexts.values():
     for _subscription in _context.subscriptions.values():

@@ -69,16 +69,25 @@ class ProcessInboxMessage:
         self._facts = facts
         self._go_on = go_on
 
-    async def process(self, message_id: UUID) -> timedelta | None:
+    async def process(
+        self,
+        message_id: UUID,
+        answered: Callable[[], None] = lambda: None,
+        finish: Callable[[ClaimedMessage, bool], None] | None = None,
+    ) -> timedelta | None:
         """Process a message; returns after how long to try again, or None when there is nothing to do.
 
-        Raises DatabaseUnreachable; the row then keeps its claim until the lease is over.
+        ``answered`` hears that the handler has. ``finish``, if given, is handed the processed message and whether
+        its row says so, to do what is left. Raises DatabaseUnreachable; the row then keeps its claim until the
+        lease is over.
         """
         claim = await self._inbox.claim(message_id, LEASE, self.max_attempts)
         if claim is None:
             return None
         reach("after_message_claim")
-        return await self.handle(claim)
+        disposition = claim.row.condemned or await self._ask(claim)
+        answered()
+        return await self.conclude(claim, disposition, finish)
 
     @property
     def max_attempts(self) -> int:
@@ -94,11 +103,18 @@ class ProcessInboxMessage:
         """Process a message that is claimed."""
         return await self.conclude(claim, claim.row.condemned or await self._ask(claim))
 
-    async def conclude(self, claim: ClaimedMessage, disposition: Disposition) -> timedelta | None:
+    async def conclude(
+        self,
+        claim: ClaimedMessage,
+        disposition: Disposition,
+        finish: Callable[[ClaimedMessage, bool], None] | None = None,
+    ) -> timedelta | None:
         """Record a verdict and do what follows from it."""
         match disposition:
             case Ack(settled):
-                if settled or await self._inbox.mark_processed(claim, disposition):
+                if finish is not None:
+                    finish(claim, settled)
+                elif settled or await self._inbox.mark_processed(claim, disposition):
                     await self.finish([claim])
             case DeadLetter():
                 return await self._dead_letter(claim, disposition)

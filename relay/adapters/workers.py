@@ -3,20 +3,19 @@
 Actors are coroutines on the process's event loop; the worker thread that took a message only waits for
 its coroutine. Long-polling jobs and slow handlers would therefore use up the threads, and a handler
 service that hangs would stop publishing. So the threads of ``--threads`` serve the handlers, and every
-long-running duty brings threads of its own.
+long-running duty brings threads of its own. What comes by the thousand the loop takes without a thread: see
+`relay.adapters.onloop`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import heapq
+import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from queue import Empty, PriorityQueue
 from types import FrameType
 from typing import Any, Final, cast
 
@@ -26,108 +25,13 @@ from dramatiq.message import Message
 from dramatiq.middleware import AsyncIO
 from dramatiq.worker import Worker, WorkerThread
 
-#: The budget of queues that have none of their own.
-DEFAULT: Final = ""
-#: How long an idle thread waits for a message, in seconds: dramatiq's own second wakes all of them every second.
-_PATIENCE: Final = 15.0
-#: The same once the worker shuts down, when its threads should look whether they are still wanted.
-_HASTE: Final = 0.05
+from relay.adapters.budgets import DEFAULT, BudgetedQueue
+from relay.adapters.onloop import LoopActor, OnLoop
+
 #: For how long SIGTERM is the one that was heard already, in seconds.
 _ECHO: Final = 5.0
 #: How many threads may hang at once and have others in their place. A process with more has a fault to be mended.
 MOST_HANGING: Final = 32
-
-
-class BudgetedQueue(PriorityQueue[Any]):
-    """A worker's queue of fetched messages that hands out at most ``budgets[queue]`` of a queue at once.
-
-    Within what the budgets allow, order is the stock worker's: priority, then age. A message may carry a
-    priority of its own. A thread is woken only for what it may have: of the many that serve all queues each would
-    otherwise look, and find the budget spent, for every message.
-    """
-
-    def __init__(self, budgets: Mapping[str, int]) -> None:
-        self._budgets = dict(budgets)
-        self._running: dict[str, int] = dict.fromkeys(budgets, 0)
-        self._taken: dict[int, str] = {}
-        self._patience = _PATIENCE
-        super().__init__()
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Wait for a message, longer than a dramatiq worker asks for. Raises Empty, at once on `hurry`."""
-        with self.not_empty:
-            if block and not self._qsize():
-                self.not_empty.wait(self._patience)
-            if not self._qsize():
-                raise Empty
-            return self._get()
-
-    def ahead(self, queue: str, fits: Callable[[Message[Any]], bool], limit: int) -> list[Message[Any]]:
-        """Up to so many messages of a queue that wait to be handed out, roughly in that order."""
-        with self.mutex:
-            nearest = self._heaps[self._heap(queue)][: 2 * limit]
-        return [item.message for item in nearest if fits(item.message)][:limit]
-
-    def hurry(self) -> None:
-        """Wake the threads that wait, now and from now on: they are about to be stopped."""
-        with self.mutex:
-            self._patience = _HASTE
-            self.not_empty.notify_all()
-
-    def _init(self, maxsize: int) -> None:
-        self._heaps: dict[str, list[Any]] = {name: [] for name in self._budgets}
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add a message. It is never too many: each consumer fetches so many ahead."""
-        with self.mutex:
-            name = self._add(item)
-            self.unfinished_tasks += 1
-            if self._running[name] < self._budgets[name]:
-                self.not_empty.notify()
-
-    def _add(self, item: Any) -> str:
-        name, priority = self._heap(item.message.queue_name), item.message.options.get("task_priority")
-        if priority is not None:
-            item = dataclasses.replace(item, priority=priority)
-        heapq.heappush(self._heaps[name], item)
-        return name
-
-    def _heap(self, queue: str) -> str:
-        return queue if queue in self._heaps else DEFAULT
-
-    def _qsize(self) -> int:
-        """The messages that may be handed out now: `get` waits while there are none."""
-        return sum(len(self._heaps[name]) for name in self._open())
-
-    def _get(self) -> Any:
-        name = min(self._open(), key=lambda name: self._heaps[name][0])
-        self._running[name] += 1
-        self._taken[threading.get_ident()] = name
-        item = heapq.heappop(self._heaps[name])
-        if self._open():
-            # Whoever was woken wakes the next one, who may have been held up by a budget before.
-            self.not_empty.notify()
-        return item
-
-    def task_done(self) -> None:
-        # Nobody is woken: this thread is about to ask for the next one itself.
-        with self.mutex:
-            self._pass_over(threading.get_ident())
-        super().task_done()
-
-    def pass_over(self, thread: int) -> None:
-        """Count what a thread is at no longer."""
-        with self.mutex:
-            self._pass_over(thread)
-            self.not_empty.notify()
-
-    def _pass_over(self, thread: int) -> None:
-        name = self._taken.pop(thread, None)
-        if name is not None:
-            self._running[name] -= 1
-
-    def _open(self) -> list[str]:
-        return [name for name, heap in self._heaps.items() if heap and self._running[name] < self._budgets[name]]
 
 
 class WorkerRuntime(AsyncIO):
@@ -149,6 +53,8 @@ class WorkerRuntime(AsyncIO):
         super().__init__()
         self._start, self._quiesce, self._stop = start, quiesce, stop
         self._budgets = budgets
+        #: The actors whose messages the event loop takes, by their names.
+        self.on_loop: dict[str, LoopActor] = {}
         self._worker: Any = None
         self._hanging: list[threading.Thread] = []
         self._relieving = threading.Lock()
@@ -163,9 +69,16 @@ class WorkerRuntime(AsyncIO):
             if not worker.consumer_whitelist or name in worker.consumer_whitelist
         }
         self._worker = worker
-        worker.work_queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
-        worker.worker_threads += sum(budgets.values())
+        worker.work_queue = queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
         event_loop().run_coroutine(self._start())
+        if self.on_loop:
+            queue.loop = OnLoop(worker, event_loop().loop, self.on_loop, worker.worker_threads)
+            queue.loop.start()
+            worker.workers.append(queue.loop)
+        worker.worker_threads += sum(budgets.values())
+        # What is there by now stays. The collector need not look at it time and again.
+        gc.collect()
+        gc.freeze()
 
     def relieve(self, thread: threading.Thread) -> bool:
         """Put another thread in the place of one that hangs, which ends with what it is at. False: too many do."""

@@ -39,7 +39,7 @@ class Finished(Generic[Claim]):
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, claim: Claim, *, marked: bool) -> None:
+    def add(self, claim: Claim, marked: bool) -> None:
         """Take a finished row, from any thread; ``marked``: its row says so already."""
         self._waiting.append((claim, marked))
         if not self._called:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
+
+import pytest
 
 from relay.devstack import wheels
 from tests.acceptance.fleet import Fleet, wait_for
@@ -144,6 +148,29 @@ def test_hanging_handlers_do_not_keep_other_events_from_being_published(
     late = commit_one(fleet.urls["vibespro"])
     wait_for("a later event is in the inbox", lambda: fleet.inbox(late))
     assert len(handler.calls) == 2
+
+
+def test_a_worker_that_is_told_to_stop_waits_for_the_calls_that_are_open_and_begins_no_other(
+    fleet: Fleet, handler: HandlerService
+) -> None:
+    go_on = threading.Event()
+    handler.verdict = lambda _body, _n: 200 if go_on.wait(60) else 503
+    fleet.scheduler()
+    worker = fleet.worker(threads=2)
+    ids = [commit_one(fleet.urls["vibespro"]) for _ in range(4)]
+    wait_for("all are in the inbox", lambda: all(fleet.inbox(id) for id in ids))
+    wait_for("two calls are open", lambda: len(handler.calls) == 2)
+    worker.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.wait(2)
+    go_on.set()
+    assert worker.wait(30) == 0
+    first = {UUID(call.message_id) for call in handler.calls}
+    assert {id for id in ids if fleet.inbox(id)["processed_at"]} == first
+    assert (len(first), fleet.ack_pending()) == (2, 2)
+    fleet.worker(threads=2)
+    assert [finished(fleet, id)["attempts"] for id in ids] == [1] * 4
+    assert len(handler.calls) == 4
 
 
 def test_a_redelivered_message_is_not_handled_again(fleet: Fleet, handler: HandlerService) -> None:

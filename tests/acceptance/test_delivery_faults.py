@@ -55,6 +55,29 @@ def test_a_flushed_and_restarted_valkey_loses_no_message_and_no_retry(
     assert {id: handler.count(id) for id in ids} == dict.fromkeys(ids, 3)
 
 
+def test_a_row_that_somebody_else_has_locked_keeps_no_other_message_from_the_service(
+    fleet: Fleet, handler: HandlerService
+) -> None:
+    """The service has answered: its place is another's, however long the answer takes to be noted."""
+    with psycopg.connect(fleet.urls["sea"]) as other:
+
+        def verdict(body: dict[str, Any], n: int) -> int:
+            if n == 1 and not locked:
+                locked.append(body["message_id"])
+                other.execute("SELECT FROM inbox_messages WHERE message_id = %s FOR UPDATE", locked)
+            return 200
+
+        locked: list[str] = []
+        handler.verdict = verdict
+        fleet.scheduler()
+        fleet.worker(threads=1)
+        ids = commit_many(fleet, 4)
+        wait_for("the others are processed", lambda: processed(fleet) == 3)
+        assert not fleet.inbox(locked[0])["processed_at"]
+    wait_for("all are processed", lambda: processed(fleet) == 4)
+    assert [handler.count(id) for id in ids] == [1] * 4
+
+
 def test_a_killed_worker_leaves_nothing_behind(fleet: Fleet, handler: HandlerService) -> None:
     fleet.scheduler()
     workers = [fleet.worker(), fleet.worker()]

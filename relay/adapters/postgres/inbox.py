@@ -11,12 +11,12 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.rows import dict_row
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.grouping import Grouping
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection, first_line
+from relay.adapters.postgres.prepared import fetch
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
 from relay.domain.model import Finished
@@ -81,13 +81,15 @@ class PostgresInboxAdapter:
     _claim_many: str | None = "claim_messages"
     _overdue = "overdue_messages"
     _due = "due_messages"
+    #: How long the note that a message is processed waits for others, in seconds: each commit is a write to disk.
+    _mark_pause = 0.002
 
     def __init__(self, pool: Pool, *, grace: timedelta = timedelta(seconds=5)) -> None:
         self._pool = pool
         self._grace = grace
         self._looked: dict[str, float] = {}
         self._claims: dict[_Terms, Grouping[UUID, ClaimedMessage | None]] = {}
-        self._marks = Grouping(self._mark_many)
+        self._marks = Grouping(self._mark_many, self._mark_pause)
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         """See the port. Raises MalformedMessage when PostgreSQL refuses a value of the batch."""
@@ -117,9 +119,8 @@ class PostgresInboxAdapter:
     async def _take(self, name: str, terms: _Terms, **which: Any) -> Sequence[ClaimedMessage]:
         token = uuid4()
         async with connection(self._pool) as conn:
-            cursor = conn.cursor(row_factory=dict_row)
-            await cursor.execute(statement(name), {**which, **_terms(token, *terms)})
-            return [claimed(token, row) for row in await cursor.fetchall()]
+            rows = await fetch(conn, (name, {**which, **_terms(token, *terms)}))
+            return [claimed(token, row) for row in rows]
 
     def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> tuple[UUID, Command]:
         """The statement that claims a row, and the token under which it does."""
@@ -153,8 +154,8 @@ class PostgresInboxAdapter:
     async def _mark_many(self, claims: Sequence[ClaimedMessage]) -> Sequence[bool]:
         ids = [claim.row.message_id for claim in claims]
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("mark_messages_processed"), ids_and_tokens(claims))
-            marked = {id for (id,) in await cursor.fetchall()}
+            rows = await fetch(conn, ("mark_messages_processed", ids_and_tokens(claims)))
+        marked = {row["message_id"] for row in rows}
         return [id in marked for id in ids]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:

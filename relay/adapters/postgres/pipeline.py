@@ -28,7 +28,7 @@ from relay.adapters.postgres.sql import statement
 Command: TypeAlias = tuple[str, Mapping[str, Any]]
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
-_GOOD: Final = {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}
+GOOD: Final = {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}
 BEGIN: Final[Command] = ("begin", {})
 COMMIT: Final[Command] = ("commit", {})
 ROLLBACK: Final[Command] = ("rollback", {})
@@ -104,7 +104,7 @@ class Pipeline:
             if self._libpq.status == ConnStatus.OK:
                 self._libpq.exit_pipeline_mode()
         for result, prepares in zip(results, sent, strict=True):
-            if result.status not in _GOOD:
+            if result.status not in GOOD:
                 raise self._failed(result)
             if prepares is not None:
                 self._prepared.add(prepares)
@@ -118,10 +118,7 @@ class Pipeline:
 
     def rows(self, result: PGresult) -> list[dict[str, Any]]:
         """What a statement has returned."""
-        names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
-        reader = Transformer(self.connection)
-        reader.set_pgresult(result)
-        return [dict(zip(names, row, strict=True)) for row in reader.load_rows(0, result.ntuples, tuple)]
+        return rows(result, self.connection)
 
     def _send(self, commands: Sequence[Command]) -> list[str | None]:
         """Send statements; of each result that will come: which statement it prepares, if that is all it does."""
@@ -130,11 +127,11 @@ class Pipeline:
             if not name:
                 self._libpq.pipeline_sync()
                 continue
-            text, order = _positional(name)
+            prepared, text, parameters = as_sent((name, values))
             if name not in self._prepared and name not in sent:
-                self._libpq.send_prepare(_name(name), text)
+                self._libpq.send_prepare(prepared, text)
                 sent.append(name)
-            self._libpq.send_query_prepared(_name(name), [_text(values[key]) for key in order])
+            self._libpq.send_query_prepared(prepared, parameters)
             sent.append(None)
         self._libpq.pipeline_sync()
         while self._libpq.flush():
@@ -157,8 +154,25 @@ class Pipeline:
             else:
                 yield result
                 # The end of that statement's results, which is known with them.
-                if result.status in _GOOD:
+                if result.status in GOOD:
                     self._libpq.get_result()
+
+
+def as_sent(command: Command) -> tuple[bytes, bytes, list[bytes | None]]:
+    """A statement as libpq takes it: what it is called on a connection, its text, and its values."""
+    name, values = command
+    text, order = _positional(name)
+    return _name(name), text, [_text(values[key]) for key in order]
+
+
+def rows(
+    result: PGresult, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+) -> list[dict[str, Any]]:
+    """What a statement has returned."""
+    names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+    reader = Transformer(connection)
+    reader.set_pgresult(result)
+    return [dict(zip(names, row, strict=True)) for row in reader.load_rows(0, result.ntuples, tuple)]
 
 
 @cache

@@ -1,0 +1,216 @@
+"""Messages that the event loop of a worker takes: within the budget of their queue, and ended as any other."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.errors import Retry
+from dramatiq.middleware import Middleware, Retries
+
+from relay.adapters import workers
+from relay.adapters.onloop import outcome
+from relay.adapters.redis import RelayBroker
+from relay.adapters.workers import WorkerRuntime
+from relay.bootstrap import job
+from relay.devstack import ValkeyServer
+from tests.integration.test_gate_and_queue import fresh_broker, soon
+
+around: ContextVar[str] = ContextVar("around", default="nothing")
+
+
+class Service:
+    """An actor of the loop: each call waits for the gate. ``answer`` makes what it returns, or raises."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.calls: list[str] = []
+        self.under_way = self.most = 0
+        self.leaves = False
+        self.answer: Callable[[str], Any] = lambda name: name
+
+    def takes(self, name: str) -> bool:
+        return not name.startswith("thread")
+
+    async def run(self, leave: Callable[[], None], name: str) -> Any:
+        self.calls.append(name)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        if self.leaves:
+            leave()
+        while not self.gate.is_set():  # noqa: ASYNC110 - the test is in another thread
+            await asyncio.sleep(0.005)
+        self.under_way -= 1
+        return self.answer(name)
+
+
+class Rig:
+    """A worker with two threads. ``ended``: what the actor found, by thread and message."""
+
+    def __init__(self, url: str) -> None:
+        self.service, self.ended, self.stopped = Service(), [], threading.Event()
+
+        async def nothing() -> None:
+            return
+
+        self.runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=self.stopped.set, budgets={})
+        self.runtime.on_loop["ask"] = self.service
+        self.around: list[tuple[str, str]] = []
+        self.broker: RelayBroker = fresh_broker(url, [Retries(min_backoff=10), Around(self.around), self.runtime])
+        dramatiq.actor(self.ask, broker=self.broker, actor_name="ask", queue_name="q", priority=10)
+        self.worker = dramatiq.Worker(self.broker, worker_threads=2, worker_timeout=50)
+        self.worker.queue_prefetch = 16
+
+    def ask(self, name: str) -> None:
+        found = outcome()
+        self.ended.append((threading.current_thread(), name, found and found()))
+
+    def send(self, *names: str) -> None:
+        self.broker.enqueue_many([job("q", "ask", name) for name in names])
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(name for _, name, _ in self.ended)
+
+    @property
+    def kept(self) -> int:
+        """How many messages Redis still holds."""
+        return int(self.broker.client.hlen(f"{self.broker.namespace}:q.msgs"))
+
+
+class Around(Middleware):
+    def __init__(self, seen: list[tuple[str, str]]) -> None:
+        self.seen = seen
+
+    def before_process_message(self, _: Any, message: Any) -> None:
+        self.seen.append(("before", message.args[0]))
+
+    def after_process_message(self, _: Any, message: Any, *, result: Any = None, exception: Any = None) -> None:
+        self.seen.append((type(exception).__name__, message.args[0]))
+
+
+@pytest.fixture
+def rig(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(workers, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
+    rig = Rig(valkey.url)
+    rig.worker.start()
+    yield rig
+    rig.service.gate.set()
+    if not rig.stopped.is_set():
+        rig.worker.stop()
+    rig.broker.close()
+    gc.unfreeze()
+
+
+def test_as_many_are_under_way_as_there_are_threads_and_none_of_those_waits(rig: Rig) -> None:
+    rig.send(*"abcdef")
+    soon("two are under way", lambda: len(rig.service.calls) == 2)
+    blocked = [thread for thread in rig.worker.workers if thread.work_queue._taken.get(thread.ident)]
+    assert not blocked
+    rig.service.gate.set()
+    soon("all are ended", lambda: rig.names == list("abcdef"))
+    assert rig.service.most == 2
+    assert len({thread for thread, _, _ in rig.ended}) == 1
+    assert [found for _, _, found in rig.ended] == [name for _, name, _ in rig.ended]
+    soon("all are acknowledged", lambda: not rig.kept)
+
+
+def test_who_gives_up_the_place_early_lets_others_in_up_to_a_limit(rig: Rig) -> None:
+    rig.service.leaves = True
+    rig.send(*"abcdefghijkl")
+    soon("eight are under way", lambda: len(rig.service.calls) == 8)
+    assert not rig.ended
+    rig.service.gate.set()
+    soon("all are ended", lambda: rig.names == list("abcdefghijkl"))
+    assert rig.service.most == 8
+
+
+def test_threads_and_the_loop_share_the_places(rig: Rig) -> None:
+    rig.send("a", "b", "thread")
+    soon("two are under way", lambda: len(rig.service.calls) == 2)
+    assert not rig.ended
+    rig.service.gate.set()
+    soon("all are ended", lambda: rig.names == ["a", "b", "thread"])
+    [(thread, found)] = [(thread, found) for thread, name, found in rig.ended if name == "thread"]
+    assert (found, thread in {it for it, name, _ in rig.ended if name == "a"}) == (None, False)
+
+
+def test_neither_kind_goes_ahead_of_what_came_before_it(rig: Rig) -> None:
+    rig.send("a", "b", "c", "thread 1", "d", "e", "thread 2", "f")
+    soon("two are under way", lambda: rig.service.calls == ["a", "b"])
+    rig.service.gate.set()
+    soon("all are ended", lambda: len(rig.ended) == 8)
+    soon("all are acknowledged", lambda: not rig.kept)
+    assert rig.service.calls == list("abcdef")
+    assert rig.service.most <= 2
+
+
+def test_nothing_around_a_message_is_left_around_the_next(rig: Rig) -> None:
+    def answer(name: str) -> str:
+        found = around.get()
+        around.set(name)
+        return found
+
+    rig.service.answer = answer
+    rig.service.gate.set()
+    rig.send(*"abcdef")
+    soon("all are ended", lambda: len(rig.ended) == 6)
+    assert {found for _, _, found in rig.ended} == {"nothing"}
+
+
+def test_what_the_loop_raises_the_actor_raises(rig: Rig) -> None:
+    def answer(name: str) -> str:
+        if len(rig.service.calls) == 1:
+            raise Retry(delay=20)
+        if len(rig.service.calls) == 2:
+            raise ValueError(name)
+        return "third time"
+
+    rig.service.answer = answer
+    rig.service.gate.set()
+    rig.send("a")
+    soon("it has been ended", lambda: rig.ended)
+    assert (rig.service.calls, rig.ended[0][2]) == (["a", "a", "a"], "third time")
+    expected = ["before", "Retry", "before", "ValueError", "before", "NoneType"]
+    soon("the middleware has heard of it", lambda: [kind for kind, _ in rig.around] == expected)
+
+
+def test_the_collector_passes_over_what_was_there_when_the_worker_began(rig: Rig) -> None:
+    assert gc.get_freeze_count() > 10_000
+
+
+def test_arguments_that_do_not_fit_are_the_actors_to_refuse(rig: Rig) -> None:
+    rig.broker.enqueue_many([job("q", "ask", "a", "b")])
+    soon("a thread has refused it", lambda: ("TypeError", "a") in rig.around)
+    assert not rig.service.calls
+
+
+def test_a_worker_that_stops_ends_what_is_under_way_and_gives_back_the_rest(rig: Rig) -> None:
+    rig.send(*"abcdefgh")
+    soon("two are under way", lambda: len(rig.service.calls) == 2)
+    soon("the others have been fetched", lambda: rig.worker.work_queue.unfinished_tasks == 8)
+    stopping = threading.Thread(target=rig.worker.stop)
+    stopping.start()
+    assert rig.stopped.wait(20)
+    stopping.join(0.3)
+    assert stopping.is_alive()
+    rig.service.gate.set()
+    stopping.join(20)
+    assert not stopping.is_alive()
+    assert (rig.names, rig.kept) == (["a", "b"], 6)
+    assert rig.broker.backlog("q") == 6
+
+
+def test_a_thread_that_nobody_has_told_ends_with_the_worker(rig: Rig) -> None:
+    """One that takes the place of another may begin when all others have just been told."""
+    threads = [thread for thread in rig.worker.workers if thread is not rig.worker.work_queue.loop]
+    rig.worker.work_queue.hurry()
+    for thread in threads:
+        thread.join(20)
+    assert not [thread for thread in threads if thread.is_alive()]

@@ -1,0 +1,127 @@
+"""Statements that libpq sends for us: whatever becomes of one, the next that uses the connection is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from relay.adapters.postgres import array
+from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.prepared import fetch
+from relay.domain.errors import DatabaseUnreachable
+from relay.ports import ClaimedMessage
+from tests.integration.consuming import LEASE, inbox_row
+from tests.integration.publishing import eventually, query
+
+pytestmark = pytest.mark.anyio
+
+WAITING = "FROM pg_stat_activity WHERE application_name = 'prepared' AND wait_event_type = 'Lock'"
+
+
+@dataclass
+class Inbox:
+    """An inbox on one connection."""
+
+    pool: Pool
+    url: str
+    ids: list[UUID]
+
+    def __post_init__(self) -> None:
+        self.adapter = PostgresInboxAdapter(self.pool)
+
+    async def claim(self, id: UUID) -> ClaimedMessage | None:
+        return await self.adapter.claim(id, LEASE)
+
+    async def waits(self, task: asyncio.Task[ClaimedMessage | None]) -> None:
+        async def found() -> bool:
+            return task.done() or bool(query(self.url, f"SELECT pid {WAITING}"))
+
+        await eventually("the statement waits", found)
+        assert not task.done()
+
+    def backend(self) -> int:
+        [row] = query(self.url, "SELECT pid FROM pg_stat_activity WHERE application_name = 'prepared'")
+        return int(row["pid"])
+
+
+@pytest.fixture
+async def inbox(database_url: str) -> AsyncIterator[Inbox]:
+    pool = create_pool(database_url, max_size=1, application_name="prepared")
+    await pool.open(wait=True)
+    rows = [inbox_row(seq) for seq in range(1, 6)]
+    inbox = Inbox(pool, database_url, [row.message_id for row in rows])
+    await inbox.adapter.insert(rows)
+    yield inbox
+    await pool.close(timeout=2)
+
+
+async def test_a_row_comes_as_the_driver_reads_it(inbox: Inbox) -> None:
+    columns = "message_id, subject, headers, body, occurred_at, stream_seq, attempts, event_type, correlation_id"
+    claim = await inbox.claim(inbox.ids[0])
+    assert claim is not None
+    [row] = query(inbox.url, f"SELECT {columns} FROM inbox_messages WHERE message_id = %s", inbox.ids[0])
+    assert claim.attempts == row.pop("attempts") == 1
+    assert {name: getattr(claim.row, name) for name in row} == row
+
+
+async def test_what_the_driver_has_forgotten_is_prepared_again(inbox: Inbox) -> None:
+    assert await inbox.claim(inbox.ids[0])
+    async with inbox.pool.connection() as conn:
+        await conn.execute("DEALLOCATE ALL")
+    assert await inbox.claim(inbox.ids[1])
+
+
+async def test_who_is_cancelled_leaves_a_connection_to_the_others(inbox: Inbox) -> None:
+    async with await psycopg.AsyncConnection.connect(inbox.url) as other:
+        await other.execute("SELECT FROM inbox_messages WHERE message_id = %s FOR UPDATE", [inbox.ids[0]])
+        task = asyncio.create_task(inbox.claim(inbox.ids[0]))
+        await inbox.waits(task)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(20):
+            assert await inbox.claim(inbox.ids[1])
+
+
+async def test_a_connection_lost_meanwhile_is_an_outage(inbox: Inbox) -> None:
+    async with await psycopg.AsyncConnection.connect(inbox.url) as other:
+        await other.execute("SELECT FROM inbox_messages WHERE message_id = %s FOR UPDATE", [inbox.ids[0]])
+        task = asyncio.create_task(inbox.claim(inbox.ids[0]))
+        await inbox.waits(task)
+        query(inbox.url, "SELECT pg_terminate_backend(%s)", inbox.backend())
+        async with asyncio.timeout(20):
+            with pytest.raises(DatabaseUnreachable):
+                await task
+            assert await inbox.claim(inbox.ids[1])
+
+
+async def test_a_connection_lost_before_is_one_too(inbox: Inbox) -> None:
+    assert await inbox.claim(inbox.ids[0])
+    query(inbox.url, "SELECT pg_terminate_backend(%s)", inbox.backend())
+    async with asyncio.timeout(20):
+        with pytest.raises(DatabaseUnreachable):
+            await inbox.claim(inbox.ids[1])
+        assert await inbox.claim(inbox.ids[1])
+
+
+async def test_values_that_do_not_fit_into_the_socket_arrive(inbox: Inbox) -> None:
+    ids = [*inbox.ids, *(uuid4() for _ in range(100_000))]
+    values = {"ids": array.of_plain(ids), "tokens": array.of_plain(ids)}
+    async with asyncio.timeout(30), inbox.pool.connection() as conn:
+        assert await fetch(conn, ("mark_messages_processed", values)) == []
+        assert await fetch(conn, ("mark_messages_processed", values)) == []
+
+
+async def test_the_servers_refusal_is_raised_and_the_connection_stays(inbox: Inbox) -> None:
+    before = inbox.backend()
+    async with inbox.pool.connection() as conn:
+        with pytest.raises(psycopg.errors.InvalidTextRepresentation):
+            await fetch(conn, ("mark_messages_processed", {"ids": "{no id}", "tokens": "{}"}))
+    assert await inbox.claim(inbox.ids[0])
+    assert inbox.backend() == before
