@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -12,7 +13,6 @@ import psycopg
 from relay.adapters.postgres import array
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
-from relay.domain.ordering import Shard
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
 
@@ -24,6 +24,7 @@ class _Claim:
     conn: Connection
     lanes: Sequence[int] = ()
     rows: Sequence[OutboxRow] = field(default_factory=list)
+    busy: Collection[int] = ()
     more: bool = False
 
     async def mark_published(self, acks: Mapping[str, Published]) -> None:
@@ -60,22 +61,23 @@ class PostgresOutboxAdapter:
         self._pool = pool
         self._dead_head_blocks = dead_head_blocks
 
-    def find_unpublished(self, shard: Shard, limit: int) -> AbstractAsyncContextManager[_Claim]:
-        return self._find_unpublished(shard, limit)
+    def find_unpublished(self, lanes: Sequence[int], limit: int) -> AbstractAsyncContextManager[_Claim]:
+        return self._find_unpublished(lanes, limit)
 
     @asynccontextmanager
-    async def _find_unpublished(self, shard: Shard, limit: int) -> AsyncIterator[_Claim]:
+    async def _find_unpublished(self, lanes: Sequence[int], limit: int) -> AsyncIterator[_Claim]:
         async with _claim(self._pool) as claim:
-            cursor = await claim.conn.execute(statement("lock_lanes"), {"lanes": shard.lanes})
+            cursor = await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})
             claim.lanes = [lane for (lane,) in await cursor.fetchall()]
             cursor = await claim.conn.execute(
                 statement("claim_outbox"),
                 {"lanes": claim.lanes, "limit": limit, "dead_head_blocks": self._dead_head_blocks},
             )
             found = await cursor.fetchall()
-            claim.rows = [OutboxRow._make(row[:-1]) for row in found]
-            # The last column is the share of a lane: with fewer rows in all, no lane has been cut short.
-            claim.more = bool(found) and len(found) >= found[0][-1]
+            # Behind an event come its lane and the share of a lane.
+            claim.rows = [OutboxRow._make(row[:-2]) for row in found]
+            claim.busy = Counter(row[-2] for row in found)
+            claim.more = len(found) >= limit or any(claim.busy[row[-2]] >= row[-1] for row in found)
             yield claim
 
     def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[_Claim]:

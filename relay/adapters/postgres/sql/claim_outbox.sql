@@ -91,17 +91,18 @@ WITH failed AS MATERIALIZED (
     GROUP BY e.partition_key
 ), claimed AS (
     SELECT seq, id, event_type, event_version, payload, occurred_at, correlation_id, causation_id,
-           partition_key, topic, headers, publish_attempts, generation
+           partition_key, topic, headers, publish_attempts, generation, number
     FROM ready
     UNION ALL
     SELECT seq, id, event_type, event_version, payload, occurred_at, correlation_id, causation_id,
-           partition_key, topic, headers, publish_attempts, generation
+           partition_key, topic, headers, publish_attempts, generation,
+           CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END
     FROM due
 )
 SELECT id::text, event_type, event_version, payload::text,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, partition_key, topic, headers::text,
-       publish_attempts, generation, (SELECT share.rows FROM share)
+       publish_attempts, generation, number, (SELECT share.rows FROM share)
 FROM claimed
 WHERE NOT EXISTS (
     SELECT 1 FROM skipped WHERE skipped.partition_key = claimed.partition_key AND skipped.seq < claimed.seq)
