@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import heapq
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,6 +30,10 @@ _PATIENCE: Final = 15.0
 _HASTE: Final = 0.05
 #: How many threads may hang at once and have others in their place. A process with more has a fault to be mended.
 MOST_HANGING: Final = 32
+
+#: So many objects come to be before Python looks for cycles among them. A batch of messages is thousands, none
+#: in a cycle; Python's own 700 have it look at a batch several times while that is in use.
+_YOUNG: Final = 10_000
 
 
 class BudgetedQueue(PriorityQueue[Any]):
@@ -150,6 +155,7 @@ class WorkerRuntime(AsyncIO):
         worker.work_queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
         worker.worker_threads += sum(budgets.values())
         event_loop().run_coroutine(self._start())
+        look_less_for_cycles()
 
     def relieve(self, thread: threading.Thread) -> bool:
         """Put another thread in the place of one that hangs, which ends with what it is at. False: too many do."""
@@ -184,6 +190,13 @@ def event_loop() -> EventLoopThread:
     if thread is None:
         raise RuntimeError("the event loop of the worker is not running")
     return thread
+
+
+def look_less_for_cycles() -> None:
+    """Spare what is loaded now, as it stays, and let more objects come to be before the next look for cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
 
 
 def use_uvloop() -> None:

@@ -176,17 +176,18 @@ class PublishOutboxEvents:
         check_payload_text(row.payload)
         if not row.occurred_at:
             raise InvalidEvent("is infinite", field="occurred_at")
+        # In the order of its fields: by name they cost a third of what the whole message does.
         event = Outgoing(
-            id=row.id,
-            subject=subject,
-            event_type=row.event_type,
-            event_version=row.event_version,
-            occurred_at=row.occurred_at,
-            correlation_id=row.correlation_id,
-            causation_id=row.causation_id,
-            payload=row.payload,
-            headers=headers,
-            partition_key=row.partition_key,
+            row.id,
+            subject,
+            row.event_type,
+            row.event_version,
+            row.occurred_at,
+            row.correlation_id,
+            row.causation_id,
+            row.payload,
+            headers,
+            row.partition_key,
         )
         body, wire_headers = encode(config.envelope, event, row.generation)
         if len(body) + 12 * len(row.partition_key) + _MOST_AROUND > self._publisher.max_payload:

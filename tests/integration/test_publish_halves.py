@@ -1,4 +1,4 @@
-"""A shard with much to do is drained in two halves side by side: at once, in order, and without a lane left out."""
+"""A shard with much to do is drained in two halves side by side: in order, and without a lane left out."""
 
 from __future__ import annotations
 
