@@ -47,7 +47,7 @@ GUARDS = {
     # Half of the lanes and nothing of what is in the others; what is due is few and read in the order of time.
     "claim": Guard(
         "claim_outbox",
-        {"idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed"},
+        {"idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed", "idx_outbox_heads"},
         2 * 300,
         SHARD,
         sorted=2 * 300,
@@ -130,15 +130,26 @@ def test_they_read_through_their_indexes_and_no_more_than_they_need(
                 held_to(plan, guard.touched, guard.sorted)
 
 
-def test_what_waits_behind_a_failed_head_is_looked_at_once(database_url: str) -> None:
-    """It costs each claim a look, and a second where there is something to claim: never a look at each other."""
+HEADS = {
+    "retried": ({"available_at": "now() + interval '1 hour'"}, False),
+    "dead, and dead heads block": ({"dead_at": "now()"}, True),
+}
+
+
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize(("state", "blocks"), HEADS.values(), ids=HEADS)
+def test_what_waits_behind_a_failed_head_is_not_read(
+    database_url: str, state: dict[str, str], blocks: bool, generic: bool
+) -> None:
+    """However much it is: a claim would not end in its time, and the other keys of the lane stand still too."""
     with psycopg.connect(database_url, autocommit=True) as conn:
-        events(conn, 1, "'hot'", publish_attempts="1", available_at="now() + interval '1 hour'")
+        events(conn, 1, "'hot'", publish_attempts="1", **state)
         events(conn, BLOCKED, "'hot'")
         events(conn, KEYS, "'key' || n")
         conn.execute("VACUUM ANALYZE outbox_events")
-        plan = explain(conn, "claim_outbox", after="begin_claim", **{**SHARD, "lanes": Shard(0, 1).lanes})
-    held_to(plan, BLOCKED + 2 * 300, 2 * 300)
+        claim = {**SHARD, "lanes": Shard(0, 1).lanes, "dead_head_blocks": blocks}
+        plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **claim)
+    held_to(plan, 2 * 300, 2 * 300)
 
 
 @pytest.mark.parametrize("generic", [False, True])
