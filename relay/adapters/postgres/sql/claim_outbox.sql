@@ -113,7 +113,8 @@ WITH failed AS MATERIALIZED (
     WHERE e.published_at IS NULL
       AND e.dead_at IS NULL
       AND e.available_at <= now()
-      AND (e.partition_key = '' OR (hashtext(e.partition_key) & 63) = ANY ((SELECT current_setting('jetrelay.lanes'))::int[]))
+      AND (e.partition_key = ''
+           OR (hashtext(e.partition_key) & 63) = ANY ((SELECT current_setting('jetrelay.lanes'))::int[]))
       AND (e.partition_key = '' OR NOT EXISTS (
           SELECT 1
           FROM outbox_events AS earlier
