@@ -88,14 +88,21 @@ def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | No
         message = delayed(_handling(context, subscription, [str(id)]), delay)
         await asyncio.to_thread(broker.enqueue_many, [message])
 
+    def ours(message: dramatiq.Message[Any]) -> bool:
+        return message.actor_name == handle_message.actor_name and message.args[:2] == (context, subscription)
+
+    def waiting(limit: int) -> list[UUID]:
+        return [UUID(message.args[2]) for message in runtime.ahead(HANDLE_QUEUE, ours, limit)]
+
     async def make() -> ProcessDirectly | None:
         # On the loop, like all that others share.
         handler, one = application.handler(context, subscription), _process(context, subscription)
         if not isinstance(handler, PythonEventHandler) or not handler.plain:
             return None
         direct = ProcessDirectly(
-            one, application.inbox(context, subscription), handler, loop, runtime.relieve, later
+            one, application.inbox(context, subscription), handler, loop, runtime.relieve, later, waiting
         )
+        application.on_quiesce.append(direct.ahead.close)
         application.on_stop.append(direct.finished.drain)
         return direct
 

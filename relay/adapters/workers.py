@@ -12,13 +12,18 @@ import asyncio
 import dataclasses
 import gc
 import heapq
+import os
+import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from queue import Empty, PriorityQueue
+from types import FrameType
 from typing import Any, Final, cast
 
 from dramatiq.asyncio import EventLoopThread, get_event_loop_thread
 from dramatiq.broker import Broker
+from dramatiq.message import Message
 from dramatiq.middleware import AsyncIO
 from dramatiq.worker import Worker, WorkerThread
 
@@ -28,6 +33,8 @@ DEFAULT: Final = ""
 _PATIENCE: Final = 15.0
 #: The same once the worker shuts down, when its threads should look whether they are still wanted.
 _HASTE: Final = 0.05
+#: For how long SIGTERM is the one that was heard already, in seconds.
+_ECHO: Final = 5.0
 #: How many threads may hang at once and have others in their place. A process with more has a fault to be mended.
 MOST_HANGING: Final = 32
 
@@ -60,6 +67,12 @@ class BudgetedQueue(PriorityQueue[Any]):
                 raise Empty
             return self._get()
 
+    def ahead(self, queue: str, fits: Callable[[Message[Any]], bool], limit: int) -> list[Message[Any]]:
+        """Up to so many messages of a queue that wait to be handed out, roughly in that order."""
+        with self.mutex:
+            nearest = self._heaps[self._heap(queue)][: 2 * limit]
+        return [item.message for item in nearest if fits(item.message)][:limit]
+
     def hurry(self) -> None:
         """Wake the threads that wait, now and from now on: they are about to be stopped."""
         with self.mutex:
@@ -78,12 +91,14 @@ class BudgetedQueue(PriorityQueue[Any]):
                 self.not_empty.notify()
 
     def _add(self, item: Any) -> str:
-        name, priority = item.message.queue_name, item.message.options.get("task_priority")
+        name, priority = self._heap(item.message.queue_name), item.message.options.get("task_priority")
         if priority is not None:
             item = dataclasses.replace(item, priority=priority)
-        name = name if name in self._heaps else DEFAULT
         heapq.heappush(self._heaps[name], item)
         return name
+
+    def _heap(self, queue: str) -> str:
+        return queue if queue in self._heaps else DEFAULT
 
     def _qsize(self) -> int:
         """The messages that may be handed out now: `get` waits while there are none."""
@@ -145,6 +160,7 @@ class WorkerRuntime(AsyncIO):
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         use_uvloop()
+        heed_termination_once()
         super().before_worker_boot(broker, worker)
         budgets = {
             name: worker.worker_threads if threads is None else threads
@@ -171,6 +187,10 @@ class WorkerRuntime(AsyncIO):
             worker._add_worker()  # noqa: SLF001 - as it does for each thread when it starts
             return True
 
+    def ahead(self, queue: str, fits: Callable[[Message[Any]], bool], limit: int) -> list[Message[Any]]:
+        """Messages of a queue that this process has fetched and not begun; see `BudgetedQueue.ahead`."""
+        return [] if self._worker is None else self._worker.work_queue.ahead(queue, fits, limit)
+
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         with self._relieving:
             # A thread that is added from now on would never be told to end.
@@ -182,6 +202,28 @@ class WorkerRuntime(AsyncIO):
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         event_loop().run_coroutine(self._stop())
         super().after_worker_shutdown(broker, worker)
+
+
+def heed_termination_once() -> None:
+    """Hear SIGTERM once where it comes twice: a service manager tells all processes, dramatiq its workers.
+
+    The second would end the main thread of a worker and leave the others running for ever. One that comes later is
+    meant: it ends all of them.
+    """
+    heed, heard = signal.getsignal(signal.SIGTERM), -_ECHO
+    if threading.current_thread() is not threading.main_thread() or not callable(heed):
+        return
+
+    def once(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        if time.monotonic() - heard > _ECHO:
+            heard = time.monotonic()
+            try:
+                heed(number, frame)
+            except SystemExit as end:
+                os._exit(end.code if isinstance(end.code, int) else 1)
+
+    signal.signal(signal.SIGTERM, once)
 
 
 def event_loop() -> EventLoopThread:

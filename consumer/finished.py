@@ -1,0 +1,73 @@
+"""What has been done with messages in threads, told to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from relay.domain.errors import Outage
+from relay.ports import ClaimedMessage
+
+#: How long a message waits for others here, in seconds: each by itself would cost a statement and a write.
+_PAUSE: Final = 0.005
+
+
+class Finished:
+    """Hands what is finished to the event loop, all that has come together since it last looked.
+
+    ``mark`` says of messages that they are processed, and returns those of which that is ours to say; ``finish``
+    does what follows. ``pause``: whether it waits a moment for more, as nobody waits for what it does.
+    """
+
+    def __init__(
+        self,
+        mark: Callable[[Sequence[ClaimedMessage]], Awaitable[Sequence[ClaimedMessage]]],
+        finish: Callable[[Sequence[ClaimedMessage]], Awaitable[None]],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        pause: bool,
+    ) -> None:
+        self._mark = mark
+        self._finish = finish
+        self._loop = loop
+        self._pause = _PAUSE if pause else 0.0
+        self._waiting: deque[tuple[ClaimedMessage, bool]] = deque()
+        self._called = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, claim: ClaimedMessage, *, marked: bool) -> None:
+        """Take a finished message, from any thread; ``marked``: its row says so already."""
+        self._waiting.append((claim, marked))
+        if not self._called:
+            self._called = True
+            self._loop.call_soon_threadsafe(self._begin)
+
+    async def drain(self) -> None:
+        """Wait until the loop is done with what was added. No thread may add any more."""
+        while self._tasks or self._waiting:
+            await asyncio.sleep(0)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self) -> None:
+        task = self._loop.create_task(self._run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self) -> None:
+        if self._pause:
+            await asyncio.sleep(self._pause)
+        # In this order: what comes from now on calls again, what came before is among those taken here.
+        self._called = False
+        found = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        marked = [claim for claim, marked in found if marked]
+        with suppress(Outage):
+            # Those keep their claims until the lease is over; the sweep brings them back.
+            marked += await self._mark_those([claim for claim, marked in found if not marked])
+        with suppress(Outage):
+            await self._finish(marked)
+
+    async def _mark_those(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+        return await self._mark(claims) if claims else []
