@@ -6,7 +6,7 @@ the relay fast; the names and meanings are the spec's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from relay.domain.model import Finished, HandlerResult
-from relay.domain.ordering import Shard
 from relay.domain.policies import MANY, Ack, DeadLetter, Published, PublishOutcome, Retry
 
 
@@ -52,8 +51,8 @@ class ClaimedBatch(Protocol):
         """The claimed events, in the order they are to leave."""
 
     @property
-    def lanes(self) -> Sequence[int]:
-        """The lanes this claim holds; empty when another publisher has them all."""
+    def busy(self) -> Collection[int]:
+        """The lanes in which something was due; -1 stands for the events without order."""
 
     @property
     def more(self) -> bool:
@@ -73,10 +72,10 @@ class OutboxRepository(Protocol):
     after ``idle_in_transaction_session_timeout`` (5 s) and then fails to commit.
     """
 
-    def find_unpublished(self, shard: Shard, limit: int) -> AbstractAsyncContextManager[ClaimedBatch]:
-        """Claim up to ``limit`` due rows of the shard, in the order of each key, the same share from every lane.
+    def find_unpublished(self, lanes: Sequence[int], limit: int) -> AbstractAsyncContextManager[ClaimedBatch]:
+        """Claim up to ``limit`` due rows of the lanes, in the order of each key, the same share from every lane.
 
-        Takes the locks of the shard's free lanes, so no other claim holds rows of the same keys.
+        Takes the locks of those lanes that are free, so no other claim holds rows of the same keys.
         Raises DatabaseUnreachable.
         """
 

@@ -74,7 +74,7 @@ async def _claim(outbox: PostgresOutboxAdapter) -> float:
     seconds, count = 0.0, 0
     start = time.perf_counter()
     with contextlib.suppress(_Back):
-        async with outbox.find_unpublished(Shard(0, 2), _BATCH) as claim:
+        async with outbox.find_unpublished(Shard(0, 2).lanes, _BATCH) as claim:
             seconds, count = time.perf_counter() - start, len(claim.rows)
             raise _Back
     # Each lane gives an equal share, and a small backlog may not have it in all of them.

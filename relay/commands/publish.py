@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from relay.domain.envelope import Outgoing, encode
 from relay.domain.errors import BrokerUnreachable, InvalidEvent, InvalidHeader, NotPublishable
 from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, PublishedEvent, PublishFailed
 from relay.domain.limits import check_headers, check_payload_text, check_size
-from relay.domain.ordering import Shard
+from relay.domain.ordering import Shard, halves
 from relay.domain.policies import (
     GiveUp,
     Leave,
@@ -36,6 +37,9 @@ from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxReposit
 #: More than subject, headers and the room kept free come to, but for the key, of which a character takes up to
 #: twelve when it is quoted: a smaller message need not be measured.
 _MOST_AROUND: Final = 16_384
+#: So many batches each half of a shard goes without the other, before it is looked at as a whole again: what
+#: has come into a quiet lane waits no longer, and the busy lanes are divided anew.
+_TURN: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +81,37 @@ class PublishOutboxEvents:
         ``go_on`` is asked between batches. Raises BrokerUnreachable or DatabaseUnreachable; what was
         acknowledged before is settled, nothing else is touched and no attempt is spent.
         """
+        total, more = 0, True
+        while more:
+            claim, published = await self._batch(shard.lanes)
+            total += published
+            more = claim.more and go_on()
+            if more:
+                # While one half is at the broker, the other is at the database.
+                turns = (self._turn(lanes, go_on) for lanes in halves(shard.lanes, claim.busy))
+                total += sum(await _all_of(*turns))
+                more = go_on()
+        return total
+
+    async def _turn(self, lanes: Sequence[int], go_on: Callable[[], bool]) -> int:
+        """Publish some batches of these lanes, fewer when nothing is left; returns how many events went out."""
         total = 0
-        while True:
-            async with self._outbox.find_unpublished(shard, self._config.batch_size) as claim:
-                settled = await self._publish(claim)
-            if settled.subjects:
-                reach("after_publish_commit")
-            self._report(settled)
-            total += sum(isinstance(outcome, Published) for outcome in settled.outcomes.values())
-            _raise_on_outage(settled.outcomes.values())
+        for _ in range(_TURN):
+            claim, published = await self._batch(lanes)
+            total += published
             if not claim.more or not go_on():
-                return total
+                break
+        return total
+
+    async def _batch(self, lanes: Sequence[int]) -> tuple[ClaimedBatch, int]:
+        """Publish what one claim of these lanes gives."""
+        async with self._outbox.find_unpublished(lanes, self._config.batch_size) as claim:
+            settled = await self._publish(claim)
+        if settled.subjects:
+            reach("after_publish_commit")
+        self._report(settled)
+        _raise_on_outage(settled.outcomes.values())
+        return claim, sum(isinstance(outcome, Published) for outcome in settled.outcomes.values())
 
     async def publish(self, outbox_event_id: UUID) -> Published:
         """CMD-050 for one event, dead or waiting ones included.
@@ -152,17 +176,18 @@ class PublishOutboxEvents:
         check_payload_text(row.payload)
         if not row.occurred_at:
             raise InvalidEvent("is infinite", field="occurred_at")
+        # In the order of its fields: by name they cost a third of what the whole message does.
         event = Outgoing(
-            id=row.id,
-            subject=subject,
-            event_type=row.event_type,
-            event_version=row.event_version,
-            occurred_at=row.occurred_at,
-            correlation_id=row.correlation_id,
-            causation_id=row.causation_id,
-            payload=row.payload,
-            headers=headers,
-            partition_key=row.partition_key,
+            row.id,
+            subject,
+            row.event_type,
+            row.event_version,
+            row.occurred_at,
+            row.correlation_id,
+            row.causation_id,
+            row.payload,
+            headers,
+            row.partition_key,
         )
         body, wire_headers = encode(config.envelope, event, row.generation)
         if len(body) + 12 * len(row.partition_key) + _MOST_AROUND > self._publisher.max_payload:
@@ -232,6 +257,15 @@ def _headers(text: str) -> Mapping[str, str]:
         raise InvalidHeader("must be a JSON object", field="headers")
     check_headers(headers)
     return headers
+
+
+async def _all_of(*coroutines: Coroutine[Any, Any, int]) -> list[int]:
+    """Wait for all of them; then raise what one has raised."""
+    results = await asyncio.gather(*coroutines, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 def _raise_on_outage(outcomes: Iterable[PublishOutcome]) -> None:

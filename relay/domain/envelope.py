@@ -132,9 +132,10 @@ def encode(envelope: str, event: Outgoing, generation: int = 0) -> tuple[bytes, 
     own[MSG_ID] = event.id if generation == 0 else f"{event.id}.{generation}"
     key = event.partition_key
     own[KEY] = (key if _PLAIN.fullmatch(key) else quote(key, safe="/:@!$&'()*+,;=~")) or None
-    taken = {name.lower() for name in own} if event.headers else ()
-    headers = {name: value for name, value in event.headers.items() if name.lower() not in taken}
-    headers |= {name: value for name, value in own.items() if value is not None}
+    headers = {name: value for name, value in own.items() if value is not None}
+    if event.headers:
+        taken = {name.lower() for name in own}
+        headers = {name: value for name, value in event.headers.items() if name.lower() not in taken} | headers
     return body.encode(), headers
 
 

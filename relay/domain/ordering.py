@@ -8,7 +8,7 @@ batch, the events of one key form a chain: each leaves only after the one before
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -43,6 +43,12 @@ class Shard:
     def lanes(self) -> list[int]:
         """The lanes of this shard."""
         return list(range(self.index, LANES, self.count))
+
+
+def halves(lanes: Sequence[int], busy: Collection[int]) -> tuple[list[int], list[int]]:
+    """Divide lanes in two, the busy ones as evenly as the others."""
+    ordered = sorted(lanes, key=lambda lane: lane not in busy)
+    return ordered[::2], ordered[1::2]
 
 
 def default_key(aggregate_type: str, aggregate_id: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from relay.domain.backoff import Backoff
 from relay.domain.model import HandlerResult, Verdict
@@ -82,8 +82,7 @@ def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: fl
 # --- publishing: what to do with an event after the broker answered, or did not -------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """The PubAck: the stream holds the event at ``seq``; ``duplicate`` if it already did."""
 
     stream: str

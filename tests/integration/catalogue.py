@@ -69,12 +69,14 @@ _LANE = (
     "(\nCASE\n    WHEN (partition_key = ''::text) THEN '-1'::integer"
     "\n    ELSE (hashtext(partition_key) & 63)\nEND)"
 )
+_DEAD = "(\nCASE\n    WHEN (dead_at IS NULL) THEN 0\n    ELSE 1\nEND)"
 _FAILED = "((published_at IS NULL) AND (publish_attempts > 0))"
 _DUE = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NOT NULL))"
 OUR_OUTBOX_INDEXES = {
-    "idx_outbox_ready": f"({_LANE}, seq) WHERE {_READY}",
+    "idx_outbox_ready": f"({_LANE}, seq, hashtextextended(partition_key, (0)::bigint)) WHERE {_READY}",
     "idx_outbox_due": f"(available_at) WHERE {_DUE}",
     "idx_outbox_failed": f"(hashtext(partition_key), seq) WHERE {_FAILED}",
+    "idx_outbox_heads": f"({_DEAD}, {_LANE}, seq) WHERE {_FAILED}",
     "idx_outbox_ledger": "(published_stream, published_seq) WHERE (published_seq IS NOT NULL)",
     "idx_outbox_published": "(published_at) WHERE (published_at IS NOT NULL)",
     "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",

@@ -31,6 +31,7 @@ ALL = (
     "0009_lanes",
     "0010_task_hints",
     "0011_inbox_room",
+    "0012_failed_heads",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

@@ -6,6 +6,7 @@ Each is tried with a plan for its values and with the plan for any values: Postg
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,9 +37,10 @@ class Guard:
     touched: int
     parameters: dict[str, Any] = field(default_factory=dict)
     sorted: int = 0
-    after: str | None = None
+    after: Sequence[str] = ()
 
 
+BEGUN = ("limit_claim", "lock_lanes")
 SHARD = {"lanes": Shard(0, 2).lanes, "limit": 300, "dead_head_blocks": False}
 CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
@@ -47,11 +49,11 @@ GUARDS = {
     # Half of the lanes and nothing of what is in the others; what is due is few and read in the order of time.
     "claim": Guard(
         "claim_outbox",
-        {"idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed"},
+        {"idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed", "idx_outbox_heads"},
         2 * 300,
         SHARD,
         sorted=2 * 300,
-        after="begin_claim",
+        after=BEGUN,
     ),
     "due": Guard("outbox_due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
     # An exact number of what waits has to be counted; what is finished is not looked at.
@@ -140,15 +142,26 @@ def test_they_read_through_their_indexes_and_no_more_than_they_need(
                 held_to(plan, guard.touched, guard.sorted)
 
 
-def test_what_waits_behind_a_failed_head_is_looked_at_once(database_url: str) -> None:
-    """It costs each claim a look, and a second where there is something to claim: never a look at each other."""
+HEADS = {
+    "retried": ({"available_at": "now() + interval '1 hour'"}, False),
+    "dead, and dead heads block": ({"dead_at": "now()"}, True),
+}
+
+
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize(("state", "blocks"), HEADS.values(), ids=HEADS)
+def test_what_waits_behind_a_failed_head_is_not_read(
+    database_url: str, state: dict[str, str], blocks: bool, generic: bool
+) -> None:
+    """However much it is: a claim would not end in its time, and the other keys of the lane stand still too."""
     with psycopg.connect(database_url, autocommit=True) as conn:
-        events(conn, 1, "'hot'", publish_attempts="1", available_at="now() + interval '1 hour'")
+        events(conn, 1, "'hot'", publish_attempts="1", **state)
         events(conn, BLOCKED, "'hot'")
         events(conn, KEYS, "'key' || n")
         conn.execute("VACUUM ANALYZE outbox_events")
-        plan = explain(conn, "claim_outbox", after="begin_claim", **{**SHARD, "lanes": Shard(0, 1).lanes})
-    held_to(plan, BLOCKED + 2 * 300, 2 * 300)
+        claim = {**SHARD, "lanes": Shard(0, 1).lanes, "dead_head_blocks": blocks}
+        plan = explain(conn, "claim_outbox", generic=generic, after=BEGUN, **claim)
+    held_to(plan, 2 * 300, 2 * 300)
 
 
 @pytest.mark.parametrize("generic", [False, True])
@@ -158,7 +171,7 @@ def test_a_backlog_without_statistics_is_claimed_by_its_indexes_too(database_url
         conn.execute("ALTER TABLE outbox_events SET (autovacuum_enabled = off)")
         conn.execute("VACUUM ANALYZE outbox_events")
         events(conn, BLOCKED, f"'key' || n % {KEYS}")
-        plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **SHARD)
+        plan = explain(conn, "claim_outbox", generic=generic, after=BEGUN, **SHARD)
     assert "idx_outbox_unpublished" not in plan.indexes()
     held_to(plan, 2 * 300, 2 * 300)
 
@@ -171,7 +184,7 @@ def test_the_backlog_of_other_lanes_is_not_read(database_url: str) -> None:
         found = conn.execute("SELECT hashtext('hot') & 63").fetchone()
         assert found is not None
         others = [lane for lane in range(LANES) if lane != found[0]]
-        plan = explain(conn, "claim_outbox", after="begin_claim", **{**SHARD, "lanes": others})
+        plan = explain(conn, "claim_outbox", after=BEGUN, **{**SHARD, "lanes": others})
     held_to(plan, LANES, LANES)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -32,7 +32,7 @@ class _Batch:
 
     def __init__(self, messages: Sequence[Message], deadline: float) -> None:
         self.outcomes: dict[str, PublishOutcome] = dict.fromkeys((message.id for message in messages), NotSent())
-        self.in_flight: dict[bytes, tuple[Message, list[Message]]] = {}
+        self.in_flight: dict[bytes, tuple[Message, Iterator[Message]]] = {}
         self.deadline = deadline
         self.acks = 0
         self.done = asyncio.Event()
@@ -100,7 +100,7 @@ class NatsJetStreamPublisher:
             raise BrokerUnreachable("NATS was reached too late for this batch")
         try:
             for chain in chains(messages, lambda message: message.key):
-                self._send(client, batch, chain[0], chain[1:])
+                self._send(client, batch, iter(chain))
                 if client.pending_data_size > _UNSENT:
                     await asyncio.wait_for(client.written(), self._ack_timeout)
             await batch.answered(self._ack_timeout)
@@ -125,8 +125,10 @@ class NatsJetStreamPublisher:
         self.max_payload = client.max_payload
         return client
 
-    def _send(self, client: RelayClient, batch: _Batch, message: Message, rest: list[Message]) -> None:
-        if batch.expired:
+    def _send(self, client: RelayClient, batch: _Batch, chain: Iterator[Message]) -> None:
+        """Send the next message of a chain, if there is one."""
+        message = next(chain, None)
+        if message is None or batch.expired:
             return
         self._tokens += 1
         token, reply = b"%d" % self._tokens, f"{self._inbox}.{self._tokens}"
@@ -140,21 +142,21 @@ class NatsJetStreamPublisher:
             batch.outcomes[message.id] = RowRejected(f"over the server's limit of {client.max_payload} bytes")
             return
         client.write(command)
-        batch.in_flight[token] = (message, rest)
+        batch.in_flight[token] = (message, chain)
         self._waiting[token] = batch
 
     def _on_ack(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
-        token = subject.rpartition(b".")[2]
+        token = subject[subject.rfind(b".") + 1 :]
         batch = self._waiting.pop(token, None)
         if batch is None or token not in batch.in_flight:
             return
-        message, rest = batch.in_flight.pop(token)
+        message, chain = batch.in_flight.pop(token)
         batch.acks += 1
         outcome = puback.read(data, headers, message.subject)
         batch.outcomes[message.id] = outcome
         try:
-            if rest and isinstance(outcome, Published) and self._client is not None:
-                self._send(self._client, batch, rest[0], rest[1:])
+            if type(outcome) is Published and self._client is not None:
+                self._send(self._client, batch, chain)
         except (nats.errors.Error, OSError) as error:
             batch.stop(f"connection lost: {str(error) or type(error).__name__}")
         if not batch.in_flight:

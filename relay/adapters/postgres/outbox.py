@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -12,24 +14,24 @@ import psycopg
 from relay.adapters.postgres import array
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
-from relay.domain.ordering import Shard
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
 
 
 @dataclass(slots=True)
 class _Claim:
-    """The rows of one open claim transaction, and the writes that settle them."""
+    """The rows of one open claim transaction, and the writes that settle them, which go with its commit."""
 
     conn: Connection
-    lanes: Sequence[int] = ()
+    settling: AsyncExitStack
     rows: Sequence[OutboxRow] = field(default_factory=list)
+    busy: Collection[int] = ()
     more: bool = False
 
     async def mark_published(self, acks: Mapping[str, Published]) -> None:
         if acks:
-            await self.conn.execute(
-                statement("mark_published"),
+            await self._settle(
+                "mark_published",
                 {
                     "ids": array.of_plain(acks),
                     "streams": array.of_plain(ack.stream for ack in acks.values()),
@@ -40,14 +42,18 @@ class _Claim:
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
         if failures:
-            await self.conn.execute(
-                statement("record_publish_failures"),
+            await self._settle(
+                "record_publish_failures",
                 {
                     "ids": [failure.id for failure in failures],
                     "errors": [failure.error[:2_000] for failure in failures],
                     "delays": [failure.delay for failure in failures],
                 },
             )
+
+    async def _settle(self, name: str, values: Mapping[str, Any]) -> None:
+        await self.settling.enter_async_context(self.conn.pipeline())
+        await self.conn.execute(statement(name), values)
 
 
 class PostgresOutboxAdapter:
@@ -60,22 +66,24 @@ class PostgresOutboxAdapter:
         self._pool = pool
         self._dead_head_blocks = dead_head_blocks
 
-    def find_unpublished(self, shard: Shard, limit: int) -> AbstractAsyncContextManager[_Claim]:
-        return self._find_unpublished(shard, limit)
+    def find_unpublished(self, lanes: Sequence[int], limit: int) -> AbstractAsyncContextManager[_Claim]:
+        return self._find_unpublished(lanes, limit)
 
     @asynccontextmanager
-    async def _find_unpublished(self, shard: Shard, limit: int) -> AsyncIterator[_Claim]:
+    async def _find_unpublished(self, lanes: Sequence[int], limit: int) -> AsyncIterator[_Claim]:
         async with _claim(self._pool) as claim:
-            cursor = await claim.conn.execute(statement("lock_lanes"), {"lanes": shard.lanes})
-            claim.lanes = [lane for (lane,) in await cursor.fetchall()]
-            cursor = await claim.conn.execute(
-                statement("claim_outbox"),
-                {"lanes": claim.lanes, "limit": limit, "dead_head_blocks": self._dead_head_blocks},
-            )
-            found = await cursor.fetchall()
-            claim.rows = [OutboxRow._make(row[:-1]) for row in found]
-            # The last column is the share of a lane: with fewer rows in all, no lane has been cut short.
-            claim.more = bool(found) and len(found) >= found[0][-1]
+            async with claim.conn.pipeline():
+                await _begin(claim.conn)
+                await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})
+                # A statement of its own: it sees what those who had the lanes before have committed.
+                cursor = await claim.conn.execute(
+                    statement("claim_outbox"), {"limit": limit, "dead_head_blocks": self._dead_head_blocks}
+                )
+                found = await cursor.fetchall()
+            # Behind an event come its lane and the share of a lane.
+            claim.rows = [OutboxRow._make(row[:-2]) for row in found]
+            claim.busy = Counter(row[-2] for row in found)
+            claim.more = len(found) >= limit or any(claim.busy[row[-2]] >= row[-1] for row in found)
             yield claim
 
     def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[_Claim]:
@@ -84,6 +92,7 @@ class PostgresOutboxAdapter:
     @asynccontextmanager
     async def _find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
         async with _claim(self._pool) as claim:
+            await _begin(claim.conn)
             await claim.conn.execute(statement("lock_lane_of_event"), {"id": event_id})
             cursor = await claim.conn.execute(
                 statement("claim_event"), {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
@@ -94,15 +103,20 @@ class PostgresOutboxAdapter:
 
 @asynccontextmanager
 async def _claim(pool: Pool) -> AsyncIterator[_Claim]:
-    """Open the claim transaction, commit it on the way out, roll it back on an exception."""
+    """A claim whose transaction is committed on the way out, and rolled back on an exception."""
     async with connection(pool) as conn:
-        await conn.execute(statement("begin_claim"))
         try:
-            yield _Claim(conn)
+            async with AsyncExitStack() as settling:
+                yield _Claim(conn, settling)
+                await conn.execute("COMMIT")
         except BaseException:
             await _rollback(conn)
             raise
-        await conn.execute("COMMIT")
+
+
+async def _begin(conn: Connection) -> None:
+    await conn.execute("BEGIN")
+    await conn.execute(statement("limit_claim"))
 
 
 async def _rollback(conn: Connection) -> None:

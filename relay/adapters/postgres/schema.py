@@ -72,18 +72,23 @@ _outbox: Final = outbox_events.c
 _live: Final = _outbox.published_at.is_(None) & _outbox.dead_at.is_(None)
 Index("idx_outbox_unpublished", _outbox.occurred_at, postgresql_where=_outbox.published_at.is_(None))
 Index("idx_outbox_correlation", _outbox.correlation_id)
+_lane: Final = text("(CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END)")
 Index(
     "idx_outbox_ready",
-    text("(CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END)"),
+    _lane,
     _outbox.seq,
+    func.hashtextextended(_outbox.partition_key, _ZERO),
     postgresql_where=_live & _outbox.available_at.is_(None),
 )
 Index("idx_outbox_due", _outbox.available_at, postgresql_where=_live & _outbox.available_at.is_not(None))
+_failed: Final = _outbox.published_at.is_(None) & (_outbox.publish_attempts > _ZERO)
+Index("idx_outbox_failed", func.hashtext(_outbox.partition_key), _outbox.seq, postgresql_where=_failed)
 Index(
-    "idx_outbox_failed",
-    func.hashtext(_outbox.partition_key),
+    "idx_outbox_heads",
+    text("(CASE WHEN dead_at IS NULL THEN 0 ELSE 1 END)"),
+    _lane,
     _outbox.seq,
-    postgresql_where=_outbox.published_at.is_(None) & (_outbox.publish_attempts > _ZERO),
+    postgresql_where=_failed,
 )
 Index(
     "idx_outbox_dead",

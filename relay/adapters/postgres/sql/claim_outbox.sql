@@ -4,6 +4,10 @@
 -- what it takes and nothing of the lanes of others. Number -1 has the unordered events (partition_key = ''),
 -- which belong to no lane; SKIP LOCKED shares them out. The lane that has waited longest comes first, as the last
 -- may find the batch full.
+-- head: the failed events at which keys of these lanes stand, the oldest of each lane. span: what of a lane may go:
+-- the hashes of keys between those of heads, and of a head's key what lies before it. That is compared within the
+-- index, so that what waits behind a head, a million events say, is passed over without being read. Younger heads, and
+-- hashes at the very end, are found out event by event.
 -- ready: never failed, not delayed. due: back-off or delay is over. An event waits while an earlier
 -- one of its key has failed and is not published (a dead one counts only under dead_head = 'block';
 -- one that was published before and is replayed counts only for other replays).
@@ -18,8 +22,8 @@ WITH failed AS MATERIALIZED (
           ORDER BY hashtext(partition_key), seq
           LIMIT 1) AS first
 ), lane AS MATERIALIZED (
-    SELECT number
-    FROM unnest(%(lanes)s::int[] || -1) AS number, LATERAL (
+    SELECT number, first.seq AS since
+    FROM unnest(current_setting('jetrelay.lanes')::int[] || -1) AS number, LATERAL (
         SELECT e.seq
         FROM outbox_events AS e
         WHERE e.published_at IS NULL
@@ -28,19 +32,66 @@ WITH failed AS MATERIALIZED (
           AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = number
         ORDER BY e.seq
         LIMIT 1) AS first
-    ORDER BY first.seq
+), bound AS (
+    SELECT -9223372036854775808 AS lowest, 9223372036854775807 AS highest
+), head AS MATERIALIZED (
+    SELECT lane.number, lane.since, oldest.hash, min(oldest.seq) AS seq
+    FROM bound, lane, LATERAL (
+        (SELECT hashtextextended(e.partition_key, 0) AS hash, e.seq
+         FROM outbox_events AS e
+         WHERE e.published_at IS NULL
+           AND e.publish_attempts > 0
+           AND e.generation = 0
+           AND CASE WHEN e.dead_at IS NULL THEN 0 ELSE 1 END = 0
+           AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = lane.number
+         ORDER BY e.seq
+         LIMIT 8)
+        UNION ALL
+        (SELECT hashtextextended(e.partition_key, 0) AS hash, e.seq
+         FROM outbox_events AS e
+         WHERE e.published_at IS NULL
+           AND e.publish_attempts > 0
+           AND e.generation = 0
+           AND CASE WHEN e.dead_at IS NULL THEN 0 ELSE 1 END = 1
+           AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = lane.number
+           AND %(dead_head_blocks)s
+         ORDER BY e.seq
+         LIMIT 8)) AS oldest
+    WHERE (SELECT failed.some FROM failed)
+      AND lane.number >= 0
+      AND oldest.hash NOT IN (bound.lowest, bound.highest)
+    GROUP BY lane.number, lane.since, oldest.hash
+), span AS MATERIALIZED (
+    SELECT row_number() OVER (ORDER BY since) AS id, part.*
+    FROM (
+        SELECT number, since, lowest AS low, highest AS high, highest AS before
+        FROM lane, bound
+        WHERE number NOT IN (SELECT head.number FROM head)
+        UNION ALL
+        SELECT number, since,
+               coalesce(lag(hash) OVER (PARTITION BY number ORDER BY hash) + 1, lowest), hash - 1, highest
+        FROM head, bound
+        UNION ALL
+        SELECT number, since, max(hash) + 1, highest, highest
+        FROM head, bound
+        GROUP BY number, since, highest
+        UNION ALL
+        SELECT number, since, hash, hash, seq
+        FROM head) AS part
 ), share AS MATERIALIZED (
-    SELECT ceil(%(limit)s::int / GREATEST(1, count(*))::float8)::int AS rows FROM lane
+    SELECT ceil(%(limit)s::int / GREATEST(1, count(*))::float8)::int AS rows FROM span
 ), ready AS (
-    SELECT lane.number, e.*
-    FROM lane, LATERAL (
+    SELECT span.number, span.id AS span, e.*
+    FROM span, LATERAL (
         SELECT e.*
         FROM outbox_events AS e
         WHERE e.published_at IS NULL
           AND e.dead_at IS NULL
           AND e.available_at IS NULL
-          AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = lane.number
-          AND (lane.number = -1 OR NOT (SELECT failed.some FROM failed) OR NOT EXISTS (
+          AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = span.number
+          AND e.seq < span.before
+          AND hashtextextended(e.partition_key, 0) BETWEEN span.low AND span.high
+          AND (span.number = -1 OR NOT (SELECT failed.some FROM failed) OR NOT EXISTS (
               SELECT 1
               FROM outbox_events AS earlier
               WHERE hashtext(earlier.partition_key) = hashtext(e.partition_key)
@@ -49,7 +100,9 @@ WITH failed AS MATERIALIZED (
                 AND earlier.published_at IS NULL
                 AND earlier.publish_attempts > 0
                 AND (earlier.generation = 0 OR e.generation > 0)
-                AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)))
+                AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)
+              ORDER BY hashtext(earlier.partition_key), earlier.seq
+              OFFSET 0))
         ORDER BY e.seq
         LIMIT (SELECT share.rows FROM share)
         FOR UPDATE SKIP LOCKED) AS e
@@ -60,7 +113,8 @@ WITH failed AS MATERIALIZED (
     WHERE e.published_at IS NULL
       AND e.dead_at IS NULL
       AND e.available_at <= now()
-      AND (e.partition_key = '' OR (hashtext(e.partition_key) & 63) = ANY (%(lanes)s::int[]))
+      AND (e.partition_key = ''
+           OR (hashtext(e.partition_key) & 63) = ANY ((SELECT current_setting('jetrelay.lanes'))::int[]))
       AND (e.partition_key = '' OR NOT EXISTS (
           SELECT 1
           FROM outbox_events AS earlier
@@ -70,20 +124,24 @@ WITH failed AS MATERIALIZED (
             AND earlier.published_at IS NULL
             AND earlier.publish_attempts > 0
             AND (earlier.generation = 0 OR e.generation > 0)
-            AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)))
+            AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)
+          ORDER BY hashtext(earlier.partition_key), earlier.seq
+          OFFSET 0))
     ORDER BY e.available_at
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
 ), skipped AS (
     SELECT e.partition_key, min(e.seq) AS seq
-    FROM (SELECT number, max(seq) AS seq FROM ready WHERE number >= 0 GROUP BY number) AS last, LATERAL (
+    FROM (SELECT ready.span, max(ready.seq) AS seq FROM ready WHERE ready.number >= 0 GROUP BY ready.span) AS last
+    JOIN span ON span.id = last.span, LATERAL (
         SELECT e.partition_key, e.seq
         FROM outbox_events AS e
         WHERE e.published_at IS NULL
           AND e.dead_at IS NULL
           AND e.available_at IS NULL
-          AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = last.number
+          AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = span.number
           AND e.seq <= last.seq
+          AND hashtextextended(e.partition_key, 0) BETWEEN span.low AND span.high
         ORDER BY e.seq
         OFFSET 0) AS e
     WHERE e.seq NOT IN (SELECT seq FROM ready)
@@ -91,17 +149,18 @@ WITH failed AS MATERIALIZED (
     GROUP BY e.partition_key
 ), claimed AS (
     SELECT seq, id, event_type, event_version, payload, occurred_at, correlation_id, causation_id,
-           partition_key, topic, headers, publish_attempts, generation
+           partition_key, topic, headers, publish_attempts, generation, number
     FROM ready
     UNION ALL
     SELECT seq, id, event_type, event_version, payload, occurred_at, correlation_id, causation_id,
-           partition_key, topic, headers, publish_attempts, generation
+           partition_key, topic, headers, publish_attempts, generation,
+           CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END
     FROM due
 )
 SELECT id::text, event_type, event_version, payload::text,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, partition_key, topic, headers::text,
-       publish_attempts, generation, (SELECT share.rows FROM share)
+       publish_attempts, generation, number, (SELECT share.rows FROM share)
 FROM claimed
 WHERE NOT EXISTS (
     SELECT 1 FROM skipped WHERE skipped.partition_key = claimed.partition_key AND skipped.seq < claimed.seq)
