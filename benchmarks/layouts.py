@@ -82,6 +82,7 @@ def consuming(service: str) -> Layout:
         _context("source"),
         _context("sink"),
         _subscription("sink", "each", "source", python),
+        _subscription("sink", "writing", "source", python),
         _subscription("sink", "http", "source", service),
     ]
     if CHUNKS:

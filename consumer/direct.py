@@ -1,8 +1,10 @@
 """CMD-051 for plain Python functions, in the thread that took the message.
 
-Claiming begins the function's transaction and settling ends it, each in one round trip. The event loop hears of
-what is done, many messages at a time, and is asked only about what does not go well. A function that outlives its
-time keeps the thread; the message is tried again all the same, and ``relieve`` puts another thread in its place.
+A message is claimed together with others that wait in this process, or by itself where none does; then claiming
+begins the function's transaction and settling ends it, each in one round trip. The event loop hears of what is
+done, many messages at a time; it marks those that no transaction of a function has, and is asked only about what
+does not go well. A function that outlives its time keeps the thread; the message is tried again all the same, and
+``relieve`` puts another thread in its place.
 """
 
 from __future__ import annotations
@@ -10,22 +12,23 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from consumer import process
-from consumer.finished import finished
+from consumer.finished import Finished
 from consumer.inprocess import Prepared, PythonEventHandler
 from consumer.process import ProcessInboxMessage
-from relay.adapters.postgres.handling import Claimed, Settlement
-from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed
-from relay.domain.errors import ClaimLost, DatabaseUnreachable, Outage
+from relay.adapters.postgres.handling import Claimed
+from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and_tokens
+from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition
 from relay.failpoints import reach
+from relay.handling.ahead import Ahead
 from relay.handling.calls import answer, timed_out
 from relay.handling.threads import LoopThread
 from relay.handling.watch import Overdue, Watch
@@ -33,6 +36,8 @@ from relay.ports import ClaimedMessage
 
 #: Brings a message to a queue after a while.
 Later = Callable[[UUID, timedelta], Awaitable[None]]
+#: Up to so many messages of the subscription that wait in this process, the next ones first.
+Waiting = Callable[[int], Sequence[UUID]]
 
 
 class ProcessDirectly:
@@ -46,6 +51,7 @@ class ProcessDirectly:
         loop: LoopThread,
         relieve: Callable[[threading.Thread], Any],
         later: Later,
+        waiting: Waiting,
     ) -> None:
         self._one = one
         self._inbox = inbox
@@ -54,19 +60,31 @@ class ProcessDirectly:
         self._relieve = relieve
         self._later = later
         self._watch = Watch()
-        self.finished = finished(one, loop.loop)
+        # A message that may be tried once is not claimed until it is. Of a key only the first runs.
+        alone = one.ordered or one.max_attempts == 1
+        claims = _Claims(inbox, functions, one.max_attempts)
+        self.ahead = Ahead(claims, _nothing if alone else waiting, loop.loop)
+        # In an ordered subscription the next message of the key waits for it.
+        self.finished = Finished(inbox.mark_all_processed, one.finish, loop.loop, pause=not one.ordered)
 
     def process(self, message_id: UUID) -> timedelta | None:
         """Do as `ProcessInboxMessage.process` does."""
-        token, command = self._inbox.claim_command(message_id, process.LEASE, self._one.max_attempts)
-        taken = self._functions.transactions.claim(command, begin=self._functions.writes)
-        if taken is None:
+        claim = self.ahead.take(message_id)
+        found = self._claim(message_id) if claim is None else (claim, self._functions.transactions.claimed())
+        if found is None:
             return None
+        claim, taken = found
         try:
             reach("after_message_claim")
-            return self._handle(claimed(token, taken.row), taken)
+            return self._handle(claim, taken)
         finally:
             taken.leave()
+
+    def _claim(self, message_id: UUID) -> tuple[ClaimedMessage, Claimed] | None:
+        """Claim a message by itself and begin the transaction of its function."""
+        token, command = self._inbox.claim_command(message_id, process.LEASE, self._one.max_attempts)
+        found = self._functions.transactions.claim(command, begin=self._functions.writes)
+        return None if found is None else (claimed(token, found[0]), found[1])
 
     def _handle(self, claim: ClaimedMessage, taken: Claimed) -> timedelta | None:
         request = claim.row.condemned or self._one.request(claim)
@@ -82,19 +100,10 @@ class ProcessDirectly:
         except Overdue:
             return None
         disposition = self._one.decided(result, claim, time.perf_counter() - begun)
-        if isinstance(disposition, Ack) and (disposition.settled or self._settle(claim, taken)):
-            self.finished.add(claim)
+        if isinstance(disposition, Ack):
+            self.finished.add(claim, marked=disposition.settled)
             return None
-        return None if isinstance(disposition, Ack) else self._conclude(claim, disposition, taken)
-
-    def _settle(self, claim: ClaimedMessage, taken: Claimed) -> bool:
-        """Record that a message is processed of which no transaction says so. False when the claim is lost."""
-        taken.leave()
-        try:
-            self._functions.transactions.conclude(Settlement.of_message(claim.row.message_id, claim.token))
-        except ClaimLost:
-            return False
-        return True
+        return self._conclude(claim, disposition, taken)
 
     def _call(self, prepared: Prepared, claim: ClaimedMessage, taken: Claimed) -> HandlerResult:
         """Call the function. Raises Overdue when its time was up, and the message is taken care of."""
@@ -138,3 +147,26 @@ class ProcessDirectly:
                 await self._inbox.renew(claim, process.LEASE)
 
         asyncio.run_coroutine_threadsafe(renew(), self._loop.loop)
+
+
+def _nothing(_limit: int) -> Sequence[UUID]:
+    return ()
+
+
+class _Claims:
+    """Claims of messages that wait in this process, see `Ahead`."""
+
+    def __init__(self, inbox: PostgresInboxAdapter, functions: PythonEventHandler, max_attempts: int) -> None:
+        self._inbox = inbox
+        self._run = functions.transactions.run
+        self._max_attempts = max_attempts
+
+    def claim(self, id: UUID, others: Sequence[UUID]) -> Mapping[UUID, ClaimedMessage]:
+        """Claim a message, and those of the others that were never tried."""
+        token, command = self._inbox.claim_ahead_command(id, others, process.LEASE, self._max_attempts)
+        claims = [claimed(token, row) for row in self._run(command)]
+        return {claim.row.message_id: claim for claim in claims}
+
+    def give_back(self, claims: Sequence[ClaimedMessage]) -> None:
+        """Undo claims, and the attempts that they have counted."""
+        self._run(("unclaim_messages", ids_and_tokens(claims)))

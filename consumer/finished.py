@@ -1,4 +1,4 @@
-"""What follows a message that is processed, for many messages at a time."""
+"""What has been done with messages in threads, told to the event loop."""
 
 from __future__ import annotations
 
@@ -8,36 +8,39 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from consumer.process import ProcessInboxMessage
 from relay.domain.errors import Outage
 from relay.ports import ClaimedMessage
 
-#: How long an acknowledgement waits for others, in seconds: each by itself would cost a write and a wake-up.
-_ACK_PAUSE: Final = 0.005
+#: How long a message waits for others here, in seconds: each by itself would cost a statement and a write.
+_PAUSE: Final = 0.005
 
 
 class Finished:
     """Hands what is finished to the event loop, all that has come together since it last looked.
 
-    ``pause``: how long it waits for more, in seconds, where nobody waits for what it does.
+    ``mark`` says of messages that they are processed, and returns those of which that is ours to say; ``finish``
+    does what follows. ``pause``: whether it waits a moment for more, as nobody waits for what it does.
     """
 
     def __init__(
         self,
+        mark: Callable[[Sequence[ClaimedMessage]], Awaitable[Sequence[ClaimedMessage]]],
         finish: Callable[[Sequence[ClaimedMessage]], Awaitable[None]],
         loop: asyncio.AbstractEventLoop,
-        pause: float = 0.0,
+        *,
+        pause: bool,
     ) -> None:
+        self._mark = mark
         self._finish = finish
         self._loop = loop
-        self._pause = pause
-        self._waiting: deque[ClaimedMessage] = deque()
+        self._pause = _PAUSE if pause else 0.0
+        self._waiting: deque[tuple[ClaimedMessage, bool]] = deque()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, claim: ClaimedMessage) -> None:
-        """Take a finished message, from any thread."""
-        self._waiting.append(claim)
+    def add(self, claim: ClaimedMessage, *, marked: bool) -> None:
+        """Take a finished message, from any thread; ``marked``: its row says so already."""
+        self._waiting.append((claim, marked))
         if not self._called:
             self._called = True
             self._loop.call_soon_threadsafe(self._begin)
@@ -58,12 +61,13 @@ class Finished:
             await asyncio.sleep(self._pause)
         # In this order: what comes from now on calls again, what came before is among those taken here.
         self._called = False
-        claims = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        found = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        marked = [claim for claim, marked in found if marked]
         with suppress(Outage):
-            await self._finish(claims)
+            # Those keep their claims until the lease is over; the sweep brings them back.
+            marked += await self._mark_those([claim for claim, marked in found if not marked])
+        with suppress(Outage):
+            await self._finish(marked)
 
-
-def finished(one: ProcessInboxMessage, loop: asyncio.AbstractEventLoop) -> Finished:
-    """Finish many messages of a subscription at a time."""
-    # In an ordered subscription the next message of the key waits for it.
-    return Finished(one.finish, loop, 0.0 if one.ordered else _ACK_PAUSE)
+    async def _mark_those(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+        return await self._mark(claims) if claims else []

@@ -15,7 +15,7 @@ from dramatiq.errors import Retry
 
 from consumer.chunk import ProcessChunk, side_by_side
 from consumer.direct import ProcessDirectly
-from consumer.finished import Finished, finished
+from consumer.finished import Finished
 from consumer.handlers import load
 from consumer.inprocess import CALLS, PythonEventHandler
 from consumer.order import GoOn
@@ -90,14 +90,21 @@ def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | No
         message = delayed(_handling(context, subscription, [str(id)]), delay)
         await asyncio.to_thread(broker.enqueue_many, [message])
 
+    def ours(message: dramatiq.Message[Any]) -> bool:
+        return message.actor_name == handle_message.actor_name and message.args[:2] == (context, subscription)
+
+    def waiting(limit: int) -> list[UUID]:
+        return [UUID(message.args[2]) for message in runtime.ahead(HANDLE_QUEUE, ours, limit)]
+
     async def make() -> ProcessDirectly | None:
         # On the loop, like all that others share.
         handler, one = application.handler(context, subscription), _process(context, subscription)
         if not isinstance(handler, PythonEventHandler) or not handler.plain:
             return None
         direct = ProcessDirectly(
-            one, application.inbox(context, subscription), handler, loop, runtime.relieve, later
+            one, application.inbox(context, subscription), handler, loop, runtime.relieve, later, waiting
         )
+        application.on_quiesce.append(direct.ahead.close)
         application.on_stop.append(direct.finished.drain)
         return direct
 
@@ -117,13 +124,15 @@ class _OnLoop:
     async def run(
         self, leave: Callable[[], None], context: str, subscription: str, message_id: str
     ) -> timedelta | None:
-        finish = _finished(context, subscription).add
-        return await _process(context, subscription).process(UUID(message_id), leave, finish)
+        finished, one = _finished(context, subscription), _process(context, subscription)
+        return await one.process(UUID(message_id), leave, lambda claim: finished.add(claim, marked=True))
 
 
 @cache
 def _finished(context: str, subscription: str) -> Finished:
-    several = finished(_process(context, subscription), asyncio.get_running_loop())
+    one, inbox = _process(context, subscription), application.inbox(context, subscription)
+    # In an ordered subscription the next message of the key waits for it.
+    several = Finished(inbox.mark_all_processed, one.finish, asyncio.get_running_loop(), pause=not one.ordered)
     application.on_stop.append(several.drain)
     return several
 

@@ -100,6 +100,8 @@ async def _send_reconcile(context: str) -> None:
     try:
         await application.gates.open(
             f"reconcile_stream:{context}",
+            # One that is under way looked at the server as it was, or waits for the one that is gone.
+            force=True,
             send=lambda token: broker.entry(job(UPKEEP_QUEUE, "reconcile_stream", context, 0, token)),
         )
     except Outage as error:

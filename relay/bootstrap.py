@@ -99,8 +99,8 @@ class Facts:
 class Application:
     """The adapters of one process, made from settings. Connects when started, inside the event loop.
 
-    ``handler_kinds``: who makes a handler, by the scheme of its address; ``on_stop``: what else is to be closed.
-    Actor modules add theirs to both.
+    ``handler_kinds``: who makes a handler, by the scheme of its address; ``on_stop``: what else is to be closed;
+    ``on_quiesce``: who else is to be told, in any thread, that the end is near. Actor modules add theirs.
     """
 
     def __init__(self, settings: Settings, *, role: str = "relay") -> None:
@@ -113,6 +113,7 @@ class Application:
         self._contexts: dict[str, Context] = {}
         self.handler_kinds: dict[str, HandlerFactory] = {"http": self._http, "https": self._http}
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
+        self.on_quiesce: list[Callable[[], None]] = []
         self._handlers: dict[tuple[str, str], ServingHandler] = {}
         self._consumers: dict[tuple[str, str], NatsJetStreamConsumer] = {}
         self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
@@ -124,8 +125,10 @@ class Application:
         self.nats.start()
 
     def quiesce(self) -> None:
-        """Ask long-running jobs to end."""
+        """Ask long-running jobs to end, and all to give back what they have not begun."""
         self.stopping = True
+        for tell in self.on_quiesce:
+            tell()
 
     async def stop(self) -> None:
         """Close every connection."""

@@ -59,12 +59,13 @@ class RunDirectly:
             return self._loop.run_coroutine(self._one.run(id, task_type))
         begin = handler.function.signature.in_transaction
         command = claim_command(id, run.LEASE)
-        taken = self._one.transactions.claim(command, begin=begin, limit=handler.time_limit)
-        if taken is None:
+        found = self._one.transactions.claim(command, begin=begin, limit=handler.time_limit)
+        if found is None:
             return None
+        row, taken = found
         try:
             reach("after_task_claim")
-            return self._attempt(ClaimedTask(**taken.row), handler, taken)
+            return self._attempt(ClaimedTask(**row), handler, taken)
         finally:
             taken.leave()
 

@@ -12,6 +12,7 @@ from typing import Final
 import psycopg
 
 from benchmarks.figures import Reference, Row
+from benchmarks.handlers import EFFECTS
 from benchmarks.http import Handler
 from benchmarks.layouts import CHUNKS, consuming
 from benchmarks.reference.wire import Wire
@@ -33,6 +34,7 @@ def run(stage: Stage) -> Iterator[Row]:
         cases: dict[str, Case] = {
             "bare Dramatiq": lambda: stage.bare().rate(count),
             "Python handler": partial(_consume, stage, service.url, "each"),
+            "Python handler that writes": partial(_consume, stage, service.url, "writing"),
             "HTTP handler alone": partial(_alone, stage, service),
             "HTTP handler": partial(_consume, stage, service.url, "http"),
         }
@@ -43,6 +45,8 @@ def run(stage: Stage) -> Iterator[Row]:
     bare = Reference("(d) bare Dramatiq, 2 × 8", runs["bare Dramatiq"])
     row = partial(Row, unit=_UNIT)
     yield row(measure="consume, Python handler", runs=runs["Python handler"], reference=bare, at_least=0.5)
+    writing = runs["Python handler that writes"]
+    yield row(measure="the same, a handler that writes a row", runs=writing, reference=bare)
     if CHUNKS:
         chunked = runs["Python handler, chunk = 50"]
         yield row(measure="the same, chunk = 50", runs=chunked, reference=bare, at_least=1.3)
@@ -57,7 +61,8 @@ def _consume(stage: Stage, service: str, name: str) -> float:
     # In this order nobody misses in the inbox what the stream holds, and brings it back.
     asyncio.run(_purge(stage.nats_url))
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("TRUNCATE inbox_messages CASCADE")
+        connection.execute(EFFECTS)
+        connection.execute("TRUNCATE inbox_messages, benchmark_effects CASCADE")
         seconds = asyncio.run(_timed(stage.nats_url, name, count))
         processed = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
         if (row := connection.execute(processed).fetchone()) != (count,):

@@ -86,7 +86,7 @@ class Call:
             return _PROCESSED
         with (claimed or self._transactions).settle(self._settlement) as transaction:
             self.write(transaction)
-        return SETTLED
+        return SETTLED if transaction.settled else _PROCESSED
 
     def write(self, transaction: Transaction) -> None:
         """Call a plain function that writes in ``transaction``."""

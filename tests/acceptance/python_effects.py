@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 from pydantic import BaseModel
 from sqlalchemy import text
@@ -22,6 +23,7 @@ class Vibe(BaseModel):
     n: int
     crash: bool = False
     poison: bool = False
+    hang: bool = False
 
 
 def following(n: int) -> Event:
@@ -31,6 +33,8 @@ def following(n: int) -> Event:
 @handles("vibe_created", version=1)
 def write(vibe: Vibe, session: Session, context: MessageContext) -> None:
     session.execute(INSERT, {"message_id": context.message_id, "attempt": context.attempt})
+    if vibe.hang:
+        threading.Event().wait()
     OUTBOX.add(session, following(vibe.n))
     if vibe.poison:
         raise Poison("not this one")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
@@ -110,6 +112,84 @@ def test_a_worker_does_not_start_with_a_handler_it_cannot_use(
     worker: subprocess.Popen[bytes] = fleet.worker()
     assert worker.wait(30) != 0
     assert f"INVALID_HANDLER [handler]: {expected}" in fleet.log("worker")
+
+
+# --- claims ahead of their turn ---
+
+
+@pytest.fixture
+def busy_fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
+    """As many messages wait in a worker as it fetches."""
+    fleet = start_fleet(handler=HANDLER, max_ack_pending=1_000)
+    fleet.query("sea", python_effects.TABLE)
+    fleet.scheduler()
+    return fleet
+
+
+def claims(fleet: Fleet) -> int:
+    """How many messages somebody has: more than a worker has threads when some are claimed ahead."""
+    return int(fleet.query("sea", "SELECT count(*) FROM inbox_messages WHERE claim_token IS NOT NULL")[0][0])
+
+
+def serves(worker: subprocess.Popen[bytes]) -> bool:
+    """Whether the process that works has its threads."""
+    return any(child.num_threads() > 8 for child in psutil.Process(worker.pid).children(recursive=True))
+
+
+def test_workers_that_stop_give_back_what_they_have_claimed_and_not_begun(busy_fleet: Fleet) -> None:
+    fleet = busy_fleet
+    workers = [fleet.worker(), fleet.worker()]
+    ids = commit(fleet, *({"n": 2 * n} for n in range(2_000)))
+    wait_for("both serve", lambda: all(serves(worker) for worker in workers))
+    wait_for("many are claimed", lambda: claims(fleet) > 20)
+    for worker in workers:
+        # As a service manager does: the parent passes it on, so the process that works hears it twice.
+        fleet.signal(worker, signal.SIGTERM)
+    assert [worker.wait(60) for worker in workers] == [0, 0]
+    assert claims(fleet) == 0
+    assert fleet.query(
+        "sea", "SELECT count(*) FROM inbox_messages WHERE attempts > 0 AND processed_at IS NULL"
+    ) == [(0,)]
+    fleet.worker()
+    wait_for("all are processed", lambda: processed(fleet) == len(ids))
+    assert effects(fleet) == Counter(dict.fromkeys(ids, 1))
+    assert fleet.query("sea", "SELECT DISTINCT attempts FROM inbox_messages") == [(1,)]
+
+
+def test_a_worker_that_is_told_to_stop_twice_ends_at_once(python_fleet: Fleet) -> None:
+    """The second is meant when it comes later: here, while its handler does not return."""
+    fleet = python_fleet
+    fleet.scheduler()
+    worker = fleet.worker()
+    [hanging] = commit(fleet, {"n": 0, "hang": True})
+    wait_for("it is called", lambda: fleet.inbox(hanging).get("attempts") == 1)
+    worker.terminate()
+    wait_for("the parent has passed it on", lambda: "Sending signal 'SIGTERM'" in fleet.log("worker"))
+
+    def killed() -> bool:
+        worker.terminate()
+        return worker.poll() is not None
+
+    wait_for("it ends", killed)
+    assert "Killing worker process" in fleet.log("worker")
+
+
+def test_a_worker_that_is_killed_takes_no_more_than_an_attempt_of_what_it_has_claimed(busy_fleet: Fleet) -> None:
+    fleet = busy_fleet
+    workers = [fleet.worker(), fleet.worker()]
+    ids = commit(fleet, *({"n": 2 * n} for n in range(2_000)))
+    for n in range(2):
+        wait_for("many are claimed", lambda: claims(fleet) > 20)
+        fleet.kill(workers[n])
+        workers[n] = fleet.worker()
+    wait_for("all are processed", lambda: processed(fleet) == len(ids))
+    assert effects(fleet) == Counter(dict.fromkeys(ids, 1))
+    # What was tried once is claimed in its turn only, and may then be under way when a worker is killed.
+    [[attempts, more]] = fleet.query(
+        "sea", "SELECT max(attempts), count(*) FILTER (WHERE attempts > 2) FROM inbox_messages"
+    )
+    assert attempts <= 3
+    assert more <= 8
 
 
 # --- many messages at a time ---

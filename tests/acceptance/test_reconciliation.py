@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import time
+
+import redis
 
 from relay.bootstrap import UPKEEP_QUEUE
 from tests.acceptance.fleet import Fleet, wait_for
@@ -19,6 +20,12 @@ def processed(fleet: Fleet, message_id: object) -> None:
 def forget(fleet: Fleet, message_id: object) -> None:
     """Take an inbox row away, as a failover to a replica that was behind does."""
     fleet.query("sea", "DELETE FROM inbox_messages WHERE message_id = %s", message_id)
+
+
+def hang(fleet: Fleet, duty: str) -> None:
+    """Have a job outstanding that never ends, so that the clock sends no other: only the reconnection does."""
+    with redis.Redis.from_url(fleet.valkey.url) as client:
+        client.set(f"relay:gate:{duty}", "token", px=600_000)
 
 
 def test_what_a_stream_and_an_inbox_lost_comes_back(fleet: Fleet, handler: HandlerService) -> None:
@@ -37,10 +44,9 @@ def test_what_a_stream_and_an_inbox_lost_comes_back(fleet: Fleet, handler: Handl
     shutil.rmtree(store)
     shutil.copytree(copy, store)
     forget(fleet, lost)
+    hang(fleet, "reconcile_stream:vibespro")
     fleet.nats.start()
-    began = time.monotonic()
     processed(fleet, lost)
-    assert time.monotonic() - began < 10
     assert len(fleet.messages("VIBESPRO_EVENTS")) == 2
     assert "StreamLossFound" in fleet.log("worker")
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 from pydantic import BaseModel
@@ -104,13 +104,22 @@ class _Direct(ProcessDirectly):
 class InThread:
     """Processes messages as a worker thread does, and waits until the event loop is done with them too.
 
-    ``relieved``: the threads that others would have been put in the place of.
+    ``relieved``: the threads that others would have been put in the place of. ``waiting``: what the process has
+    fetched and not begun. ``ahead``: whether each message is claimed before its turn.
     """
 
-    def __init__(self, one: ProcessInboxMessage, inbox: PostgresInboxAdapter, handler: PythonEventHandler) -> None:
+    def __init__(
+        self, one: ProcessInboxMessage, inbox: PostgresInboxAdapter, handler: PythonEventHandler, *, ahead: bool
+    ) -> None:
         self.relieved: list[threading.Thread] = []
+        self.waiting: list[UUID] = []
+        self._ahead = ahead
         self._delays: dict[UUID, timedelta] = {}
-        self._direct = _Direct(one, inbox, handler, RunningLoop(), self.relieved.append, self._later)
+        self._direct = _Direct(one, inbox, handler, RunningLoop(), self.relieved.append, self._later, self.next)
+        self.ahead = self._direct.ahead
+
+    def next(self, limit: int) -> list[UUID]:
+        return self.waiting[:limit]
 
     async def process(self, message_id: UUID) -> timedelta | None:
         loop = asyncio.get_running_loop()
@@ -119,6 +128,8 @@ class InThread:
 
         def run() -> None:
             try:
+                if self._ahead:
+                    self.claim_ahead([message_id])
                 loop.call_soon_threadsafe(done.set_result, self._direct.process(message_id))
             except BaseException as error:
                 loop.call_soon_threadsafe(done.set_exception, error)
@@ -130,15 +141,27 @@ class InThread:
         await self._direct.finished.drain()
         return done.result()
 
+    def claim_ahead(self, ids: list[UUID]) -> None:
+        """Claim messages as under load, together with one that turns out to be gone."""
+        self.waiting = ids
+        while self.ahead._size <= len(ids):
+            self.ahead._room()
+        assert self.ahead.take(uuid4()) is None
+        self.waiting = []
+
     async def _later(self, message_id: UUID, delay: timedelta) -> None:
         self._delays[message_id] = delay
 
 
 class Handling:
-    """Messages of one subscription and the effects of their handlers."""
+    """Messages of one subscription and the effects of their handlers.
+
+    ``ahead``: whether worker threads find them claimed.
+    """
 
     def __init__(self, sub: Subscription) -> None:
         self.sub = sub
+        self.ahead = False
         self._made: list[PythonEventHandler] = []
 
     def handler(
@@ -160,7 +183,7 @@ class Handling:
         one = self.sub.process(handler, **parts)
         if not handler.plain:
             return one
-        return InThread(one, self.sub.inbox, handler)
+        return InThread(one, self.sub.inbox, handler, ahead=self.ahead)
 
     async def close(self) -> None:
         for handler in self._made:

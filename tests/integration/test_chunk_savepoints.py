@@ -181,4 +181,4 @@ async def test_those_behind_one_that_asked_have_nothing_sent_for_them_either(cal
     await calls.sub.chunk(calls.handler(handle)).process(ids)
     assert [await calls.state(id) for id in ids] == ["processed"] * 3
     assert len(await calls.effects()) == 2
-    assert seen[1].startswith("RELEASE SAVEPOINT sa_savepoint"), "what the session of the one before has sent last"
+    assert seen[1].startswith("INSERT INTO effects"), "what the session of the one before has sent last"

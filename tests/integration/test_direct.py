@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -16,7 +15,6 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from consumer import process as process_module
-from consumer.finished import Finished
 from consumer.handlers import MessageContext
 from relay import failpoints
 from relay.adapters.postgres import lending
@@ -34,9 +32,12 @@ END_OTHERS = (
 )
 
 
-@pytest.fixture
-async def calls(database_url: str, nats_server: NatsServer) -> AsyncIterator[Handling]:
+@pytest.fixture(params=["claimed alone", "claimed ahead"])
+async def calls(
+    request: pytest.FixtureRequest, database_url: str, nats_server: NatsServer
+) -> AsyncIterator[Handling]:
     async with subscribed(database_url, nats_server.url) as sub, handling(sub) as calls:
+        calls.ahead = request.param == "claimed ahead"
         yield calls
 
 
@@ -280,7 +281,7 @@ async def test_a_function_without_transaction_that_lost_its_claim_settles_nothin
     assert await calls.sub.unacked() == 1
 
 
-# --- failpoints and what is finished ---
+# --- failpoints ---
 
 
 async def test_an_armed_failpoint_is_passed_between_mark_and_commit(
@@ -295,37 +296,3 @@ async def test_an_armed_failpoint_is_passed_between_mark_and_commit(
         failpoints.enable(None)
     assert failpoints.reached(tmp_path, "after_mark_before_handler_commit") is not None
     assert (await calls.effects(), await calls.state(id)) == ([], "open")
-
-
-async def test_everything_finished_is_handed_over_once_and_much_of_it_together() -> None:
-    batches: list[list[Any]] = []
-
-    async def finish(claims: Sequence[Any]) -> None:
-        batches.append(list(claims))
-        await asyncio.sleep(0.001)
-
-    finished = Finished(finish, asyncio.get_running_loop())
-
-    def add(first: int) -> None:
-        for n in range(first, first + 2_000):
-            finished.add(n)  # type: ignore[arg-type]
-
-    await asyncio.gather(*(asyncio.to_thread(add, first) for first in range(0, 16_000, 2_000)))
-
-    await finished.drain()
-    assert Counter(n for batch in batches for n in batch) == Counter(range(16_000))
-    assert len(batches) < 16_000
-
-
-async def test_what_nobody_waits_for_waits_for_more() -> None:
-    batches: list[list[Any]] = []
-
-    async def finish(claims: Sequence[Any]) -> None:
-        batches.append(list(claims))
-
-    finished = Finished(finish, asyncio.get_running_loop(), pause=0.5)
-    for n in range(3):
-        finished.add(n)  # type: ignore[arg-type]
-        await asyncio.sleep(0.01)
-    await finished.drain()
-    assert batches == [[0, 1, 2]]

@@ -105,7 +105,12 @@ GUARDS = {
     ),
     "running tasks": Guard("running_tasks", {"idx_task_running"}, 1, {"key": "key1"}),
     "claim of a message": Guard("claim_message", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}),
-    "claim of some messages": Guard("claim_messages", {"inbox_messages_pkey"}, 3, {"ids": THREE, **CLAIM}),
+    "claim of some messages": Guard(
+        "claim_messages", {"inbox_messages_pkey"}, 3, {"ids": THREE, "again": THREE[:1], **CLAIM}
+    ),
+    "giving back some messages": Guard(
+        "unclaim_messages", {"inbox_messages_pkey"}, 3, {"ids": THREE, "tokens": THREE}
+    ),
     "settlement of some messages": Guard(
         "mark_messages_processed", {"inbox_messages_pkey"}, 3, {"ids": THREE, "tokens": THREE}
     ),

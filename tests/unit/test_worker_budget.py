@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from relay.adapters.workers import DEFAULT, MOST_HANGING, BudgetedQueue, WorkerRuntime
+from relay.adapters.budgets import DEFAULT, BudgetedQueue
+from relay.adapters.workers import MOST_HANGING, WorkerRuntime
 
 
 @dataclass(order=True)

@@ -19,8 +19,8 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from relay.adapters.postgres.lazy import LazyAsyncConnection
-from relay.adapters.postgres.lending import DIALECT, Lendable, Lender, Settlement
+from relay.adapters.postgres.lazy import DIALECT, LazyAsyncConnection
+from relay.adapters.postgres.lending import Lendable, Lender, Settlement
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import CONNECTION, reached
 from relay.adapters.postgres.shared import AsyncSharedTransaction, AsyncTransaction, SharedTransaction, Transaction
@@ -34,35 +34,45 @@ _BegunAsync: TypeAlias = tuple[AsyncConnection, LazyAsyncConnection, psycopg.Asy
 
 
 class Claimed:
-    """A row that was claimed for a plain function, and the transaction that was begun for it.
+    """A row that was claimed for a plain function, and the transaction that is there for it.
 
-    Either `settle` it, once, in whatever thread, or `leave` it.
+    Either `settle` it, once, in whatever thread, or `leave` it. Without ``borrowed`` the transaction begins when
+    the function first writes or reads in it, if it does.
     """
 
-    def __init__(self, row: dict[str, Any], lender: Lender, borrowed: Lendable) -> None:
-        self.row = row
+    def __init__(self, lender: Lender, limit: timedelta, borrowed: Lendable | None = None) -> None:
         self._lender = lender
+        self._limit = limit
         # Whoever takes it out has it: the thread that calls the function, or the one that gave up before.
         self._held = [borrowed]
 
     @contextmanager
     def settle(self, settlement: Settlement) -> Iterator[Transaction]:
-        """Run the block in the transaction, as `HandlerTransactions.settle` does."""
+        """Run the block in the transaction, as `HandlerTransactions.settle` does.
+
+        If it has never begun, ``settled`` of what the block was given is false in the end: nothing ended the row.
+        """
         try:
             borrowed = self._held.pop()
         except IndexError:
             raise ClaimLost("the time was up before the function began") from None
+        if borrowed is None:
+            borrowed = self._lender.borrow()
+            borrowed.begin_late(self._limit)
         try:
             with Transaction(borrowed.outer, borrowed.driver).used() as transaction:
                 yield transaction
-            borrowed.settle(settlement)
+            if borrowed.begun:
+                borrowed.settle(settlement)
+            transaction.settled = borrowed.begun
         finally:
             self._lender.give_back(borrowed)
 
     def leave(self) -> None:
         """End the transaction, if nobody was given it. The row stays claimed."""
         with suppress(IndexError):
-            self._lender.give_back(self._held.pop())
+            if (borrowed := self._held.pop()) is not None:
+                self._lender.give_back(borrowed)
 
 
 class HandlerTransactions:
@@ -107,22 +117,34 @@ class HandlerTransactions:
                 yield transaction
             borrowed.settle(settlement)
 
-    def claim(self, claim: Command, *, begin: bool = True, limit: timedelta | None = None) -> Claimed | None:
+    def claim(
+        self, claim: Command, *, begin: bool = True, limit: timedelta | None = None
+    ) -> tuple[dict[str, Any], Claimed] | None:
         """Claim a row for a plain function and begin its transaction, in one round trip; None when it is not free.
 
         The claim is committed on its own. Without ``begin`` no transaction is open. Raises DatabaseUnreachable.
         """
+        limit = limit or self._limit
         with reached():
             borrowed = self._lender.borrow()
             try:
-                row = borrowed.claim(claim, limit or self._limit, begin=begin)
+                row = borrowed.claim(claim, limit, begin=begin)
             except BaseException:
                 self._lender.give_back(borrowed)
                 raise
-        claimed = Claimed(row or {}, self._lender, borrowed)
+        taken = Claimed(self._lender, limit, borrowed)
         if row is None or not begin:
-            claimed.leave()
-        return None if row is None else claimed
+            taken.leave()
+        return None if row is None else (row, taken)
+
+    def claimed(self, limit: timedelta | None = None) -> Claimed:
+        """What `claim` returns with the row, for one that is claimed already."""
+        return Claimed(self._lender, limit or self._limit)
+
+    def run(self, command: Command) -> list[dict[str, Any]]:
+        """Run a statement of ours by itself and return its rows. Raises DatabaseUnreachable."""
+        with reached(), self._lender.lending() as borrowed:
+            return borrowed.run(command)
 
     def conclude(self, settlement: Settlement) -> None:
         """End the row of a function that has written nothing of ours. Raises ClaimLost and DatabaseUnreachable."""
@@ -135,6 +157,7 @@ class HandlerTransactions:
         async with self._begun_async(settlement.limit) as (outer, driver, cursor):
             async with AsyncTransaction(outer, driver).used() as transaction:
                 yield transaction
+            driver.kept = None
             try:
                 await cursor.execute(statement(settlement.statement), settlement.parameters)
             except psycopg.errors.DivisionByZero:

@@ -111,31 +111,30 @@ class PostgresInboxAdapter:
     async def _claim_together(
         self, name: str, terms: _Terms, ids: Sequence[UUID]
     ) -> Sequence[ClaimedMessage | None]:
-        taken = await self._take(name, terms, ids=array.of_plain(ids))
-        claims = {claim.row.message_id: claim for claim in taken}
+        found = await self._take(name, terms, ids=array.of_plain(ids), again=array.of_plain(ids))
+        claims = {claim.row.message_id: claim for claim in found}
         # A message that two have asked for is the first one's.
         return [claims.pop(id, None) for id in ids]
 
     async def _take(self, name: str, terms: _Terms, **which: Any) -> Sequence[ClaimedMessage]:
-        token, (lease, max_attempts) = uuid4(), terms
-        exhausted = unanswered(max_attempts).reason
-        values = {"token": token, "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted, **which}
+        token = uuid4()
         async with connection(self._pool) as conn:
-            return [claimed(token, row) for row in await fetch(conn, (name, values))]
+            found = await fetch(conn, (name, {**which, **_terms(token, *terms)}))
+            return [claimed(token, row) for row in found]
 
     def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> tuple[UUID, Command]:
         """The statement that claims a row, and the token under which it does."""
         token = uuid4()
-        return token, (
-            self._claim,
-            {
-                "message_id": message_id,
-                "token": token,
-                "lease": lease,
-                "max_attempts": max_attempts,
-                "exhausted": unanswered(max_attempts).reason,
-            },
-        )
+        return token, (self._claim, {"message_id": message_id, **_terms(token, lease, max_attempts)})
+
+    def claim_ahead_command(
+        self, message_id: UUID, others: Sequence[UUID], lease: timedelta, max_attempts: int
+    ) -> tuple[UUID, Command]:
+        """The statement that also claims those of the others that were never tried. Not for messages in order."""
+        assert self._claim_many is not None
+        token = uuid4()
+        ids = {"ids": array.of_plain([message_id, *others]), "again": array.of_plain([message_id])}
+        return token, (self._claim_many, {**ids, **_terms(token, lease, max_attempts)})
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("renew_claim", claim, lease=lease)
@@ -143,12 +142,20 @@ class PostgresInboxAdapter:
     async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
         return await self._marks.ask(claim) or await self._settle("mark_processed", claim)
 
+    async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+        """Mark messages as processed; returns those of which the claim was ours. Raises DatabaseUnreachable."""
+        marked = await self._mark_many(claims)
+        return [
+            claim
+            for claim, done in zip(claims, marked, strict=True)
+            if done or await self._settle("mark_processed", claim)
+        ]
+
     async def _mark_many(self, claims: Sequence[ClaimedMessage]) -> Sequence[bool]:
         ids = [claim.row.message_id for claim in claims]
-        tokens = [claim.token for claim in claims]
-        values = {"ids": array.of_plain(ids), "tokens": array.of_plain(tokens)}
         async with connection(self._pool) as conn:
-            marked = {row["message_id"] for row in await fetch(conn, ("mark_messages_processed", values))}
+            found = await fetch(conn, ("mark_messages_processed", ids_and_tokens(claims)))
+            marked = {row["message_id"] for row in found}
         return [id in marked for id in ids]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
@@ -244,6 +251,20 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
         # The driver's further lines quote the value.
         raise MalformedMessage(f"the inbox cannot store it: {first_line(error)}") from error
     return [Inserted(*row) for row in await cursor.fetchall()]
+
+
+def _terms(token: UUID, lease: timedelta, max_attempts: int) -> dict[str, Any]:
+    """What every statement that claims is told."""
+    exhausted = unanswered(max_attempts).reason
+    return {"token": token, "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted}
+
+
+def ids_and_tokens(claims: Sequence[ClaimedMessage]) -> dict[str, str]:
+    """Claims for a statement that fences each by its token."""
+    return {
+        "ids": array.of_plain(claim.row.message_id for claim in claims),
+        "tokens": array.of_plain(claim.token for claim in claims),
+    }
 
 
 def clean(text: str) -> str:

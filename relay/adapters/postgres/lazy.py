@@ -1,45 +1,128 @@
 """Connections that send a command only when something else is sent after it.
 
-A savepoint for a function that then asks the server nothing costs as much as its message otherwise does.
-Whatever the driver, SQLAlchemy above it or a function sends goes through `wait`, the first of it included.
+A savepoint for a function that then asks the server nothing costs as much as its message otherwise does, and one
+that is kept needs no word where the transaction ends next. Whatever the driver, SQLAlchemy above it or a function
+sends goes through `wait`, the first of it included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import errors, pq
 from psycopg.generators import execute
+from sqlalchemy import Connection
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGDialectAsync_psycopg
 
 Result = TypeVar("Result")
 
+_AND: Final = b"; "
 
-class LazyConnection(psycopg.Connection[Any]):
-    """``before``: goes out ahead of what is sent next; None once it has, or when there is nothing."""
+
+class _Lazy:
+    """What waits to be sent.
+
+    ``before``: goes out ahead of what is sent next; None once it has, or when there is nothing. ``kept``: goes out
+    even ahead of that, and need not if the transaction ends.
+    """
 
     before: bytes | None = None
+    kept: bytes | None = None
+
+    def begin_step(self, command: bytes) -> None:
+        """Have a savepoint set when something is sent in it."""
+        self.before = _joined(self.before, command)
+
+    def drop_step(self, command: bytes) -> bool:
+        """Forget a savepoint; False if it has been set."""
+        waiting = self.before or b""
+        if not waiting.endswith(command):
+            return False
+        self.before = waiting.removesuffix(command).removesuffix(_AND) or None
+        return True
+
+    def keep_step(self, command: bytes) -> None:
+        """Have a savepoint released, if the transaction goes on."""
+        self.kept = _joined(self.kept, command)
+
+    def _take(self) -> bytes | None:
+        command = _joined(self.kept, self.before)
+        self.kept = self.before = None
+        return command
+
+
+class LazyConnection(_Lazy, psycopg.Connection[Any]):
+    """A connection for plain functions."""
 
     def wait(self, gen: Generator[Any, Any, Result], *args: Any, **options: Any) -> Result:
         """Send what waits, then as the driver does."""
-        if self.before is not None:
-            command, self.before = self.before, None
+        if (command := self._take()) is not None:
             super().wait(_send(self.pgconn, command))
         return super().wait(gen, *args, **options)
 
 
-class LazyAsyncConnection(psycopg.AsyncConnection[Any]):
+class LazyAsyncConnection(_Lazy, psycopg.AsyncConnection[Any]):
     """The same for coroutines."""
-
-    before: bytes | None = None
 
     async def wait(self, gen: Generator[Any, Any, Result], *args: Any, **options: Any) -> Result:
         """Send what waits, then as the driver does."""
-        if self.before is not None:
-            command, self.before = self.before, None
+        if (command := self._take()) is not None:
             await super().wait(_send(self.pgconn, command))
         return await super().wait(gen, *args, **options)
+
+
+class _LazySavepoints:
+    """SQLAlchemy's savepoints, on a lazy connection."""
+
+    def do_savepoint(self, connection: Connection, name: str) -> None:
+        _driver(connection).begin_step(_begin(name))
+
+    def do_rollback_to_savepoint(self, connection: Connection, name: str) -> None:
+        if not _driver(connection).drop_step(_begin(name)):
+            connection.exec_driver_sql(f"ROLLBACK TO SAVEPOINT {name}")
+
+    def do_release_savepoint(self, connection: Connection, name: str) -> None:
+        driver = _driver(connection)
+        if not driver.drop_step(_begin(name)):
+            driver.keep_step(b"RELEASE SAVEPOINT " + name.encode())
+
+
+class LazyDialect(_LazySavepoints, PGDialect_psycopg):
+    """Psycopg's dialect over a `LazyConnection` or a `LazyAsyncConnection`."""
+
+    supports_statement_cache = True
+
+    @classmethod
+    def get_async_dialect_cls(cls, _url: Any) -> type[LazyAsyncDialect]:
+        """The one for coroutines."""
+        return LazyAsyncDialect
+
+
+class LazyAsyncDialect(_LazySavepoints, PGDialectAsync_psycopg):
+    """The same for coroutines."""
+
+    supports_statement_cache = True
+
+
+registry.register("postgresql.jetrelay", __name__, LazyDialect.__name__)
+DIALECT: Final = "postgresql+jetrelay://"
+
+
+def _begin(name: str) -> bytes:
+    return b"SAVEPOINT " + name.encode()
+
+
+def _driver(connection: Connection) -> _Lazy:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, _Lazy)
+    return driver
+
+
+def _joined(first: bytes | None, second: bytes | None) -> bytes | None:
+    return _AND.join(part for part in (first, second) if part is not None) or None
 
 
 def _send(connection: pq.abc.PGconn, command: bytes) -> Generator[Any, Any, None]:

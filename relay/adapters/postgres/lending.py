@@ -6,19 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from relay.adapters.postgres.lazy import DIALECT
 from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, LentConnection, Pipeline
 from relay.adapters.postgres.pool import CONNECTION
 from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
-
-DIALECT: Final = "postgresql+psycopg://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +86,26 @@ class Lendable:
         self.driver.lent = begin
         return rows[0] if rows else None
 
+    def run(self, command: Command) -> list[dict[str, Any]]:
+        """Run a statement by itself and return its rows."""
+        return self._pipeline.rows(self._pipeline.run(command)[0])
+
     def begin(self, limit: timedelta) -> None:
         """Begin the transaction of functions."""
         self._keep_to(limit)
         self._pipeline.run(BEGIN)
         self.driver.lent = True
+
+    def begin_late(self, limit: timedelta) -> None:
+        """Have the transaction of functions begin with the first thing that is sent."""
+        self._keep_to(limit)
+        self.driver.begin_step(b"BEGIN")
+        self.driver.lent = True
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a transaction to end."""
+        return self.driver.before is None
 
     def settle(self, settlement: Settlement) -> None:
         """End the row and commit, in one round trip. Raises ClaimLost, and then nothing is committed."""
@@ -108,6 +122,7 @@ class Lendable:
     def end(self) -> None:
         """Undo what is still open."""
         self.driver.lent = False
+        self.driver.before = self.driver.kept = None
         with suppress(psycopg.Error, SQLAlchemyError):
             if not self._pipeline.idle:
                 self._pipeline.run(ROLLBACK)
@@ -128,6 +143,7 @@ class Lendable:
         return self._pipeline.idle
 
     def _fenced(self, *commands: Command) -> None:
+        self.driver.kept = None
         try:
             if enabled():
                 self._pipeline.run(commands[0])

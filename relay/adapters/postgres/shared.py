@@ -38,8 +38,11 @@ _CONFLICTS: Final = {"40P01", "40001"}
 class Transaction:
     """What a function in a thread may write through; both are one transaction.
 
-    The session is made for those who ask for it. ``later``: where it leaves its outbox rows.
+    The session is made for those who ask for it. ``later``: where it leaves its outbox rows. ``settled``: whether
+    its end has been that of the row, too.
     """
+
+    settled = True
 
     def __init__(
         self,

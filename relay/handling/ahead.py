@@ -1,0 +1,124 @@
+"""Claims of what waits in this process, taken together with the one that is asked for.
+
+Under load many rows wait in a worker's memory for a thread. A claim for each costs a round trip and a
+transaction; one statement claims the next of them too. Only rows that were never tried are taken ahead, and only
+as many as will be begun within a moment: a claim counts an attempt, and a worker that dies takes with it those
+that it has not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Generic, Protocol, TypeVar
+
+from relay.domain.errors import DatabaseUnreachable
+
+Id = TypeVar("Id", bound=Hashable)
+Claim = TypeVar("Claim")
+
+#: How many are claimed ahead at most.
+_MOST: Final = 16
+#: Within what time they should be begun, in seconds.
+_HORIZON: Final = 0.25
+#: After so long they are given back, in seconds; far less than a lease.
+_STALE: Final = 2.0
+
+
+class Claims(Protocol[Id, Claim]):
+    """Where claims come from. Both raise DatabaseUnreachable."""
+
+    def claim(self, id: Id, others: Sequence[Id], /) -> Mapping[Id, Claim]:
+        """Claim a row, and those of the others that were never tried. Whoever is locked is left out."""
+
+    def give_back(self, claims: Sequence[Claim], /) -> None:
+        """Undo claims, and the attempts that they have counted."""
+
+
+class Ahead(Generic[Id, Claim]):
+    """What one kind of rows in this process has been claimed and not begun. For any thread.
+
+    ``waiting``: up to so many ids that wait in this process, the next ones first.
+    """
+
+    def __init__(
+        self,
+        claims: Claims[Id, Claim],
+        waiting: Callable[[int], Sequence[Id]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._claims = claims
+        self._waiting = waiting
+        self._loop = loop
+        self._held: dict[Id, tuple[float, Claim]] = {}
+        self._most = _MOST
+        self._size, self._taken, self._at = 1, 1, 0.0
+        self._watched = False
+        self._lock = threading.Lock()
+
+    def take(self, id: Id) -> Claim | None:
+        """The claim of a row; None when it is to be claimed by itself."""
+        held = self._held.pop(id, None)
+        if held is None:
+            with self._lock:
+                # What another thread was about to claim when we looked is held, or given back, by now.
+                held = self._held.pop(id, None)
+                if held is None:
+                    return self._claim(id)
+        at, claim = held
+        if time.monotonic() - at < _STALE:
+            return claim
+        self._give_back([claim])
+        return None
+
+    def close(self) -> None:
+        """Claim nothing ahead any more, and give back what was."""
+        self._most = 0
+        self._give_back_older(0.0)
+
+    def _claim(self, id: Id) -> Claim | None:
+        others = self._waiting(self._room()) if self._most else ()
+        self._taken = 1 + len(others)
+        if not others:
+            return None
+        claims = dict(self._claims.claim(id, others))
+        ours, now = claims.pop(id, None), time.monotonic()
+        self._held.update((other, (now, claim)) for other, claim in claims.items())
+        if self._held and not self._watched:
+            self._watched = True
+            self._loop.call_soon_threadsafe(self._watch)
+        return ours
+
+    def _room(self) -> int:
+        """Twice as many as last time, as far as all will be begun within the horizon at the pace since then."""
+        now = time.monotonic()
+        pace, self._at = (now - self._at) / self._taken, now
+        self._size = max(1, min(2 * self._size, self._most, int(_HORIZON / max(pace, 1e-6))))
+        return self._size - 1
+
+    def _watch(self) -> None:
+        self._loop.call_later(_STALE / 2, self._look)
+
+    def _look(self) -> None:
+        """Give back what nobody has begun: every thread is busy with something that takes long."""
+        self._watched = bool(self._held)
+        if self._watched:
+            self._loop.run_in_executor(None, self._give_back_older, _STALE)
+            self._watch()
+
+    def _give_back_older(self, seconds: float) -> None:
+        with self._lock:
+            # Under the lock: whoever wants one of these now waits until it is free.
+            since = time.monotonic() - seconds
+            old = [id for id, (at, _) in list(self._held.items()) if at <= since]
+            taken = [self._held.pop(id, None) for id in old]
+            self._give_back([held[1] for held in taken if held is not None])
+
+    def _give_back(self, claims: Sequence[Claim]) -> None:
+        """What cannot be given back is claimed until its lease is over."""
+        if claims:
+            with suppress(DatabaseUnreachable):
+                self._claims.give_back(claims)

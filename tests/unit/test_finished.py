@@ -1,0 +1,88 @@
+"""What threads have finished, handed to the event loop together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from consumer.finished import Finished
+from relay.domain.errors import DatabaseUnreachable
+
+pytestmark = pytest.mark.anyio
+
+
+class Loop:
+    """What is done with messages there; of those that are to be marked, the claim on odd ones is lost."""
+
+    def __init__(self, *, outage: bool = False) -> None:
+        self.batches: list[list[Any]] = []
+        self.marked: list[list[Any]] = []
+        self._outage = outage
+
+    async def mark(self, claims: Sequence[Any]) -> Sequence[Any]:
+        self.marked.append(list(claims))
+        if self._outage:
+            raise DatabaseUnreachable("gone")
+        return [claim for claim in claims if claim % 2 == 0]
+
+    async def finish(self, claims: Sequence[Any]) -> None:
+        self.batches.append(list(claims))
+        await asyncio.sleep(0.001)
+
+    def finished(self, *, pause: bool = True) -> Finished:
+        return Finished(self.mark, self.finish, asyncio.get_running_loop(), pause=pause)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_everything_finished_is_handed_over_once_and_much_of_it_together() -> None:
+    loop = Loop()
+    finished = loop.finished(pause=False)
+
+    def add(first: int) -> None:
+        for n in range(first, first + 2_000):
+            finished.add(n, marked=True)  # type: ignore[arg-type]
+
+    await asyncio.gather(*(asyncio.to_thread(add, first) for first in range(0, 16_000, 2_000)))
+
+    await finished.drain()
+    assert Counter(n for batch in loop.batches for n in batch) == Counter(range(16_000))
+    assert len(loop.batches) < 16_000
+    assert loop.marked == []
+
+
+async def test_what_nobody_waits_for_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consumer.finished._PAUSE", 0.5)
+    loop = Loop()
+    finished = loop.finished()
+    for n in range(3):
+        finished.add(n, marked=True)  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+    await finished.drain()
+    assert loop.batches == [[0, 1, 2]]
+
+
+async def test_what_no_transaction_has_marked_is_marked_in_one_statement_and_finished_if_it_is_ours() -> None:
+    loop = Loop()
+    finished = loop.finished()
+    for n, marked in enumerate([True, False, False, False, True]):
+        finished.add(n, marked=marked)  # type: ignore[arg-type]
+    await finished.drain()
+    assert loop.marked == [[1, 2, 3]]
+    assert loop.batches == [[0, 4, 2]]
+
+
+async def test_an_outage_of_the_database_keeps_nothing_from_being_acknowledged_that_is_marked() -> None:
+    loop = Loop(outage=True)
+    finished = loop.finished()
+    finished.add(1, marked=True)  # type: ignore[arg-type]
+    finished.add(2, marked=False)  # type: ignore[arg-type]
+    await finished.drain()
+    assert loop.batches == [[1]]
