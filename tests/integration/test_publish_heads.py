@@ -65,3 +65,15 @@ async def test_when_the_head_has_gone_its_followers_do_in_order(relay: Relay) ->
     query(relay.url, "UPDATE outbox_events SET available_at = now() WHERE id = %s", head)
     await relay.drained()
     check_ledger(relay, await relay.ids())
+
+
+async def test_what_an_operator_sets_back_by_hand_goes_again_and_the_rest_after_it(relay: Relay) -> None:
+    """It has attempts behind it and waits for nothing: a head that may go."""
+    await relay.create_stream()
+    relay.add(*[event(f"v{n % 3}", payload={"n": n}) for n in range(12)])
+    await relay.drained()
+    query(relay.url, "UPDATE outbox_events SET published_at = NULL")
+    relay.add(*[event(f"v{n % 3}", payload={"n": n}) for n in range(12, 24)])
+    await relay.drained()
+    assert [row["publish_attempts"] for row in outbox_rows(relay.url)] == [2] * 12 + [1] * 12
+    check_ledger(relay, await relay.ids())

@@ -5,9 +5,10 @@
 -- which belong to no lane; SKIP LOCKED shares them out. The lane that has waited longest comes first, as the last
 -- may find the batch full.
 -- head: the failed events at which keys of these lanes stand, the oldest of each lane. span: what of a lane may go:
--- the hashes of keys between those of heads, and of a head's key what lies before it. That is compared within the
--- index, so that what waits behind a head, a million events say, is passed over without being read. Younger heads, and
--- hashes at the very end, are found out event by event.
+-- the hashes of keys between those of heads, and of a head's key what lies before it and the head itself, which is
+-- ready when an operator has set it back to unpublished by hand. That is compared within the index, so that what
+-- waits behind a head, a million events say, is passed over without being read. Younger heads, and hashes at the very
+-- end, are found out event by event.
 -- ready: never failed, not delayed. due: back-off or delay is over. An event waits while an earlier
 -- one of its key has failed and is not published (a dead one counts only under dead_head = 'block';
 -- one that was published before and is replayed counts only for other replays).
@@ -76,7 +77,7 @@ WITH failed AS MATERIALIZED (
         FROM head, bound
         GROUP BY number, since, highest
         UNION ALL
-        SELECT number, since, hash, hash, seq
+        SELECT number, since, hash, hash, seq + 1
         FROM head) AS part
 ), share AS MATERIALIZED (
     SELECT ceil(%(limit)s::int / GREATEST(1, count(*))::float8)::int AS rows FROM span
