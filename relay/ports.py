@@ -51,6 +51,10 @@ class ClaimedBatch(Protocol):
         """The claimed events, in the order they are to leave."""
 
     @property
+    def lanes(self) -> Sequence[int]:
+        """The lanes this claim holds; empty when another publisher has them all."""
+
+    @property
     def busy(self) -> Collection[int]:
         """The lanes in which something was due; -1 stands for the events without order."""
 

@@ -52,16 +52,16 @@ class Plan:
 
 
 def explain(
-    conn: Connection, name: str, *, generic: bool = False, after: Sequence[str] = (), **parameters: Any
+    conn: Connection, name: str, *, generic: bool = False, after: str | None = None, **parameters: Any
 ) -> Plan:
     """Run a statement, roll it back, and return its plan.
 
     ``generic``: the plan for any values, which PostgreSQL may choose once it has prepared a statement.
-    ``after``: the statements that its transaction begins with.
+    ``after``: the statement that its transaction begins with.
     """
     with conn.transaction(force_rollback=True):
-        for before in after:
-            conn.execute(statement(before), parameters)
+        if after is not None:
+            conn.execute(statement(after))
         if not generic:
             cursor = conn.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement(name)}".encode(), parameters)
         else:

@@ -6,7 +6,6 @@ Each is tried with a plan for its values and with the plan for any values: Postg
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -37,10 +36,9 @@ class Guard:
     touched: int
     parameters: dict[str, Any] = field(default_factory=dict)
     sorted: int = 0
-    after: Sequence[str] = ()
+    after: str | None = None
 
 
-BEGUN = ("limit_claim", "lock_lanes")
 SHARD = {"lanes": Shard(0, 2).lanes, "limit": 300, "dead_head_blocks": False}
 CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
@@ -53,7 +51,7 @@ GUARDS = {
         2 * 300,
         SHARD,
         sorted=2 * 300,
-        after=BEGUN,
+        after="begin_claim",
     ),
     "due": Guard("outbox_due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
     # An exact number of what waits has to be counted; what is finished is not looked at.
@@ -160,7 +158,7 @@ def test_what_waits_behind_a_failed_head_is_not_read(
         events(conn, KEYS, "'key' || n")
         conn.execute("VACUUM ANALYZE outbox_events")
         claim = {**SHARD, "lanes": Shard(0, 1).lanes, "dead_head_blocks": blocks}
-        plan = explain(conn, "claim_outbox", generic=generic, after=BEGUN, **claim)
+        plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **claim)
     held_to(plan, 2 * 300, 2 * 300)
 
 
@@ -171,7 +169,7 @@ def test_a_backlog_without_statistics_is_claimed_by_its_indexes_too(database_url
         conn.execute("ALTER TABLE outbox_events SET (autovacuum_enabled = off)")
         conn.execute("VACUUM ANALYZE outbox_events")
         events(conn, BLOCKED, f"'key' || n % {KEYS}")
-        plan = explain(conn, "claim_outbox", generic=generic, after=BEGUN, **SHARD)
+        plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **SHARD)
     assert "idx_outbox_unpublished" not in plan.indexes()
     held_to(plan, 2 * 300, 2 * 300)
 
@@ -184,7 +182,7 @@ def test_the_backlog_of_other_lanes_is_not_read(database_url: str) -> None:
         found = conn.execute("SELECT hashtext('hot') & 63").fetchone()
         assert found is not None
         others = [lane for lane in range(LANES) if lane != found[0]]
-        plan = explain(conn, "claim_outbox", after=BEGUN, **{**SHARD, "lanes": others})
+        plan = explain(conn, "claim_outbox", after="begin_claim", **{**SHARD, "lanes": others})
     held_to(plan, LANES, LANES)
 
 

@@ -16,6 +16,7 @@ from nats.aio.client import Client
 
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.migrations import upgrade
+from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.devstack import NatsServer, PostgresServer
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
 from relay.domain.policies import NotSent, OutcomeUnknown, Published
@@ -310,3 +311,21 @@ async def test_a_database_that_may_only_be_read_is_an_outage_and_a_mistake_is_no
     with pytest.raises(error):
         await relay.command(claimed=fault).drain(ALL)
     await converged(relay)
+
+
+async def test_the_server_ends_a_claim_that_idles_and_its_lanes_are_free(relay: Relay) -> None:
+    """As it does for a worker that is paused: by the limit that the claim itself has set."""
+    relay.add(event("v1"))
+    outbox = PostgresOutboxAdapter(relay.pool)
+    held = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 1785882987 AND granted"
+
+    async def freed() -> bool:
+        return not query(relay.url, held)
+
+    with pytest.raises(DatabaseUnreachable):
+        async with outbox.find_unpublished(ALL.lanes, 300) as claim:
+            assert len(claim.rows) == 1
+            assert not await freed()
+            await eventually("the lanes are free", freed)
+            await claim.mark_published({str(claim.rows[0].id): Published("S", 1, duplicate=False)})
+    assert relay.unpublished() != []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -20,18 +19,18 @@ from relay.ports import OutboxRow, PublishFailure
 
 @dataclass(slots=True)
 class _Claim:
-    """The rows of one open claim transaction, and the writes that settle them, which go with its commit."""
+    """The rows of one open claim transaction, and the writes that settle them."""
 
     conn: Connection
-    settling: AsyncExitStack
+    lanes: Sequence[int] = ()
     rows: Sequence[OutboxRow] = field(default_factory=list)
     busy: Collection[int] = ()
     more: bool = False
 
     async def mark_published(self, acks: Mapping[str, Published]) -> None:
         if acks:
-            await self._settle(
-                "mark_published",
+            await self.conn.execute(
+                statement("mark_published"),
                 {
                     "ids": array.of_plain(acks),
                     "streams": array.of_plain(ack.stream for ack in acks.values()),
@@ -42,18 +41,14 @@ class _Claim:
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
         if failures:
-            await self._settle(
-                "record_publish_failures",
+            await self.conn.execute(
+                statement("record_publish_failures"),
                 {
                     "ids": [failure.id for failure in failures],
                     "errors": [failure.error[:2_000] for failure in failures],
                     "delays": [failure.delay for failure in failures],
                 },
             )
-
-    async def _settle(self, name: str, values: Mapping[str, Any]) -> None:
-        await self.settling.enter_async_context(self.conn.pipeline())
-        await self.conn.execute(statement(name), values)
 
 
 class PostgresOutboxAdapter:
@@ -72,14 +67,13 @@ class PostgresOutboxAdapter:
     @asynccontextmanager
     async def _find_unpublished(self, lanes: Sequence[int], limit: int) -> AsyncIterator[_Claim]:
         async with _claim(self._pool) as claim:
-            async with claim.conn.pipeline():
-                await _begin(claim.conn)
-                await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})
-                # A statement of its own: it sees what those who had the lanes before have committed.
-                cursor = await claim.conn.execute(
-                    statement("claim_outbox"), {"limit": limit, "dead_head_blocks": self._dead_head_blocks}
-                )
-                found = await cursor.fetchall()
+            cursor = await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})
+            claim.lanes = [lane for (lane,) in await cursor.fetchall()]
+            cursor = await claim.conn.execute(
+                statement("claim_outbox"),
+                {"lanes": claim.lanes, "limit": limit, "dead_head_blocks": self._dead_head_blocks},
+            )
+            found = await cursor.fetchall()
             # Behind an event come its lane and the share of a lane.
             claim.rows = [OutboxRow._make(row[:-2]) for row in found]
             claim.busy = Counter(row[-2] for row in found)
@@ -92,7 +86,6 @@ class PostgresOutboxAdapter:
     @asynccontextmanager
     async def _find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
         async with _claim(self._pool) as claim:
-            await _begin(claim.conn)
             await claim.conn.execute(statement("lock_lane_of_event"), {"id": event_id})
             cursor = await claim.conn.execute(
                 statement("claim_event"), {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
@@ -103,20 +96,15 @@ class PostgresOutboxAdapter:
 
 @asynccontextmanager
 async def _claim(pool: Pool) -> AsyncIterator[_Claim]:
-    """A claim whose transaction is committed on the way out, and rolled back on an exception."""
+    """Open the claim transaction, commit it on the way out, roll it back on an exception."""
     async with connection(pool) as conn:
+        await conn.execute(statement("begin_claim"))
         try:
-            async with AsyncExitStack() as settling:
-                yield _Claim(conn, settling)
-                await conn.execute("COMMIT")
+            yield _Claim(conn)
         except BaseException:
             await _rollback(conn)
             raise
-
-
-async def _begin(conn: Connection) -> None:
-    await conn.execute("BEGIN")
-    await conn.execute(statement("limit_claim"))
+        await conn.execute("COMMIT")
 
 
 async def _rollback(conn: Connection) -> None:

@@ -24,7 +24,7 @@ WITH failed AS MATERIALIZED (
           LIMIT 1) AS first
 ), lane AS MATERIALIZED (
     SELECT number, first.seq AS since
-    FROM unnest(current_setting('jetrelay.lanes')::int[] || -1) AS number, LATERAL (
+    FROM unnest(%(lanes)s::int[] || -1) AS number, LATERAL (
         SELECT e.seq
         FROM outbox_events AS e
         WHERE e.published_at IS NULL
@@ -114,8 +114,7 @@ WITH failed AS MATERIALIZED (
     WHERE e.published_at IS NULL
       AND e.dead_at IS NULL
       AND e.available_at <= now()
-      AND (e.partition_key = ''
-           OR (hashtext(e.partition_key) & 63) = ANY ((SELECT current_setting('jetrelay.lanes'))::int[]))
+      AND (e.partition_key = '' OR (hashtext(e.partition_key) & 63) = ANY (%(lanes)s::int[]))
       AND (e.partition_key = '' OR NOT EXISTS (
           SELECT 1
           FROM outbox_events AS earlier
