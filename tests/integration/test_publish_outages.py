@@ -322,10 +322,13 @@ async def test_the_server_ends_a_claim_that_idles_and_its_lanes_are_free(relay: 
     async def freed() -> bool:
         return not query(relay.url, held)
 
-    with pytest.raises(DatabaseUnreachable):
+    async def idle() -> None:
         async with outbox.find_unpublished(ALL.lanes, 300) as claim:
             assert len(claim.rows) == 1
             assert not await freed()
             await eventually("the lanes are free", freed)
             await claim.mark_published({str(claim.rows[0].id): Published("S", 1, duplicate=False)})
+
+    with pytest.raises(DatabaseUnreachable):
+        await idle()
     assert relay.unpublished() != []
