@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from consumer.order import GoOn
@@ -32,6 +32,8 @@ from relay.ports import (
 #: A claim outlives its worker by this much at most; a live worker renews it four times as often.
 LEASE: Final = timedelta(seconds=8)
 _DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
+#: Takes a processed message, and whether its row says so.
+Finish: TypeAlias = Callable[[ClaimedMessage, bool], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +75,18 @@ class ProcessInboxMessage:
         self,
         message_id: UUID,
         answered: Callable[[], None] = lambda: None,
-        finish: Callable[[ClaimedMessage, bool], None] | None = None,
+        finish: Finish | None = None,
     ) -> timedelta | None:
         """Process a message; returns after how long to try again, or None when there is nothing to do.
 
-        ``answered`` hears that the handler has. ``finish``, if given, is handed the processed message and whether
-        its row says so, to do what is left. Raises DatabaseUnreachable; the row then keeps its claim until the
-        lease is over.
+        ``answered`` hears that the handler has. ``finish``, if given, does what is left when the message is
+        processed. Raises DatabaseUnreachable; the row then keeps its claim until the lease is over.
         """
         claim = await self._inbox.claim(message_id, LEASE, self.max_attempts)
         if claim is None:
             return None
         reach("after_message_claim")
-        disposition = claim.row.condemned or await self._ask(claim)
-        answered()
-        return await self.conclude(claim, disposition, finish)
+        return await self.handle(claim, answered, finish)
 
     @property
     def max_attempts(self) -> int:
@@ -99,15 +98,22 @@ class ProcessInboxMessage:
         """Whether a message may wait for the one before it."""
         return self._go_on is not None
 
-    async def handle(self, claim: ClaimedMessage) -> timedelta | None:
-        """Process a message that is claimed."""
-        return await self.conclude(claim, claim.row.condemned or await self._ask(claim))
+    async def handle(
+        self,
+        claim: ClaimedMessage,
+        answered: Callable[[], None] = lambda: None,
+        finish: Finish | None = None,
+    ) -> timedelta | None:
+        """Process a message that is claimed, as `process` does."""
+        disposition = claim.row.condemned or await self._ask(claim)
+        answered()
+        return await self.conclude(claim, disposition, finish)
 
     async def conclude(
         self,
         claim: ClaimedMessage,
         disposition: Disposition,
-        finish: Callable[[ClaimedMessage, bool], None] | None = None,
+        finish: Finish | None = None,
     ) -> timedelta | None:
         """Record a verdict and do what follows from it."""
         match disposition:

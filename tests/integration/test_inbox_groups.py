@@ -15,7 +15,6 @@ import psycopg
 import pytest
 
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.devstack.ports import free_port
 from relay.domain.errors import DatabaseUnreachable
@@ -102,30 +101,6 @@ async def test_fifty_claims_and_settlements_take_a_few_statements(inbox: Inbox) 
     assert await inbox.mark(claims) == [True] * 50
     assert sum((inbox.way.statements - before).values()) <= 4
     assert None not in inbox.column("processed_at", ids)
-
-
-async def test_settlements_of_nearly_the_same_moment_take_one_statement(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PostgresInboxAdapter, "_mark_pause", 0.5)
-    adapter = PostgresInboxAdapter(inbox.adapter._pool)
-    claims = held(await inbox.claim(await inbox.filled(5)))
-    before, tasks = inbox.way.statements.copy(), []
-    for claim in claims:
-        tasks.append(asyncio.create_task(adapter.mark_processed(claim, Ack())))
-        await asyncio.sleep(0.01)
-    assert await asyncio.gather(*tasks) == [True] * 5
-    assert sum((inbox.way.statements - before).values()) == 1
-
-
-async def test_in_an_ordered_inbox_they_do_not_wait_for_each_other(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next message of the key waits for them."""
-    monkeypatch.setattr(PostgresInboxAdapter, "_mark_pause", 30.0)
-    [claim] = held(await inbox.claim(await inbox.filled(1)))
-    async with asyncio.timeout(15):
-        assert await OrderedInboxAdapter(inbox.adapter._pool).mark_processed(claim, Ack())
 
 
 async def test_they_are_planned_once_however_many_they_take(inbox: Inbox) -> None:

@@ -62,18 +62,6 @@ async def test_one_alone_waits_for_nobody() -> None:
     assert double.groups == [[0], [1], [2]]
 
 
-async def test_with_a_pause_whoever_asks_meanwhile_is_answered_with_the_first() -> None:
-    double = Doubling()
-    double.open.set()
-    grouping = Grouping(double, pause=0.2)
-    tasks = []
-    for n in range(3):
-        tasks += await asked(grouping, n)
-        await asyncio.sleep(0.01)
-    assert await asyncio.gather(*tasks) == [0, 2, 4]
-    assert double.groups == [[0, 1, 2]]
-
-
 async def test_a_statement_takes_a_hundred_at_most() -> None:
     double = Doubling()
     double.open.set()

@@ -19,16 +19,12 @@ class Grouping(Generic[Item, Answer]):
     """Answers items, those that are asked at the same time by one statement. For the callers of one event loop.
 
     ``together`` answers any number of items. It must not wait for a lock, as all would wait with it; what it
-    answers for a row that is locked is up to it. Its failure is that of all items it was given. Without a
-    ``pause`` nothing waits for company: an item that finds nothing under way starts at once. With one a statement
-    begins so many seconds later, where nobody is in a hurry for the answer.
+    answers for a row that is locked is up to it. Its failure is that of all items it was given. Nothing waits
+    for company: an item that finds nothing under way starts at once.
     """
 
-    def __init__(
-        self, together: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], pause: float = 0.0
-    ) -> None:
+    def __init__(self, together: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
         self._together = together
-        self._pause = pause
         self._waiting: list[_Waiting[Item, Answer]] = []
         self._running: asyncio.Task[None] | None = None
 
@@ -45,8 +41,6 @@ class Grouping(Generic[Item, Answer]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                if self._pause:
-                    await asyncio.sleep(self._pause)
                 group, self._waiting = self._waiting[:_LIMIT], self._waiting[_LIMIT:]
                 await self._answer([it for it in group if not it[1].done()])
         finally:

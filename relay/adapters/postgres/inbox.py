@@ -81,15 +81,13 @@ class PostgresInboxAdapter:
     _claim_many: str | None = "claim_messages"
     _overdue = "overdue_messages"
     _due = "due_messages"
-    #: How long the note that a message is processed waits for others, in seconds: each commit is a write to disk.
-    _mark_pause = 0.002
 
     def __init__(self, pool: Pool, *, grace: timedelta = timedelta(seconds=5)) -> None:
         self._pool = pool
         self._grace = grace
         self._looked: dict[str, float] = {}
         self._claims: dict[_Terms, Grouping[UUID, ClaimedMessage | None]] = {}
-        self._marks = Grouping(self._mark_many, self._mark_pause)
+        self._marks = Grouping(self._mark_many)
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         """See the port. Raises MalformedMessage when PostgreSQL refuses a value of the batch."""

@@ -34,8 +34,6 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
     _claim_many = None
     _overdue = "overdue_ordered"
     _due = "due_ordered"
-    # The next message of the key waits for it.
-    _mark_pause = 0.0
 
     def __init__(self, pool: Pool, *, failed_head: FailedHead = "block", **options: Any) -> None:
         super().__init__(pool, **options)
