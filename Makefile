@@ -21,9 +21,11 @@ test: $(READY) ## run the tests on real servers; a part of them: make test PYTES
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	$(BIN)/python -m pytest -q -n 2 tests/unit tests/integration
-# Whole fleets, which wait more than they compute; the tests of a file one after the other.
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile tests/acceptance tests/chaos --ignore tests/chaos/test_chaos.py
+# More of them than there are cores: they wait more than they compute.
+	$(BIN)/python -m pytest -q -n 4 tests/unit tests/integration
+# Whole fleets; the tests of a file one after the other, the files in the order of tests/conftest.py.
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder \
+	  tests/acceptance tests/chaos --ignore tests/chaos/test_chaos.py
 # Alone: how soon a fleet recovers is part of what is judged.
 	$(BIN)/python -m pytest -q tests/chaos/test_chaos.py
 endif

@@ -24,6 +24,18 @@ for _name in [*os.environ]:
 
 _TIERS = {"unit", "contract", "integration", "acceptance", "chaos", "migration"}
 _TEMPLATE = "relay_template"
+#: What takes long begins early. Between two files of many processes there are some of few.
+_FIRST = (
+    "test_failpoints",
+    "test_demo",
+    "test_ordered",
+    "test_nemeses",
+    "test_delivery",
+    "test_planted_bugs",
+    "test_python_handlers",
+    "test_tasks",
+    "test_task_failpoints",
+)
 _numbers = itertools.count(1)
 
 
@@ -32,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for tier in _TIERS.intersection(item.path.relative_to(Path(__file__).parent).parts):
             item.add_marker(tier)
+    items.sort(key=_when)
+
+
+def _when(item: pytest.Item) -> int:
+    """Order the files: the longest first, and those that load a machine most never side by side."""
+    return _FIRST.index(item.path.stem) if item.path.stem in _FIRST else len(_FIRST)
 
 
 @pytest.fixture(scope="session")

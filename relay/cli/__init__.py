@@ -3,56 +3,40 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 import typer
 
-from relay.cli import (
-    archive,
-    backlog,
-    chaos,
-    config,
-    db,
-    demo,
-    dev,
-    dlq,
-    handler,
-    health,
-    outbox,
-    parked,
-    reconcile,
-    schedule,
-    streams,
-    tasks,
-)
 from relay.domain.errors import RelayError
 
-app = typer.Typer(
-    name="relay",
-    help="Transactional messaging on PostgreSQL, NATS JetStream and Dramatiq.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("demo")(demo.demo)
-app.command("dev")(dev.dev)
-app.command("chaos")(chaos.chaos)
-app.command("health")(health.health)
-app.command("config")(config.show)
-app.command("backlog")(backlog.backlog)
-app.command("reconcile")(reconcile.reconcile)
-app.add_typer(db.app, name="db")
-app.add_typer(streams.app, name="streams")
-app.add_typer(handler.app, name="handler")
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(parked.app, name="parked")
-app.add_typer(schedule.app, name="schedule")
-app.add_typer(tasks.app, name="tasks")
-app.add_typer(archive.app, name="archive")
+#: Modules of this package with a command of their name in them, and those with a group of commands, in the order
+#: in which the help lists them.
+_COMMANDS: Final = ("demo", "dev", "chaos", "health", "config", "backlog", "reconcile")
+_GROUPS: Final = ("db", "streams", "handler", "dlq", "outbox", "parked", "schedule", "tasks", "archive")
 
 
-@app.command("version")
+def create_app(names: Iterable[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
+    """Build the command with its parts, or some of them: only those are loaded."""
+    app = typer.Typer(
+        name="relay",
+        help="Transactional messaging on PostgreSQL, NATS JetStream and Dramatiq.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for name in names:
+        module = import_module(f"relay.cli.{name}")
+        if name in _GROUPS:
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    app.command("version")(print_version)
+    return app
+
+
 def print_version() -> None:
     """Print the installed version."""
     try:
@@ -64,10 +48,16 @@ def print_version() -> None:
 def main() -> None:
     """Run the command; no traceback for errors that have a code."""
     try:
-        app()
+        create_app(_asked_for(sys.argv[1:]))()
     except RelayError as error:
         print(error_line(error), file=sys.stderr)
         sys.exit(1)
+
+
+def _asked_for(arguments: Sequence[str]) -> Iterable[str]:
+    """The part that the first argument names; all parts if it names none: they are listed then."""
+    named = arguments[:1]
+    return named if named and named[0] in (*_COMMANDS, *_GROUPS) else (*_COMMANDS, *_GROUPS)
 
 
 def error_line(error: RelayError) -> str:

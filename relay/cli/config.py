@@ -8,7 +8,7 @@ from relay.cli.contexts import JsonOption
 from relay.settings import effective, load_settings
 
 
-def show(as_json: JsonOption = False) -> None:
+def config(as_json: JsonOption = False) -> None:
     """Print every value that holds and its source: default, line of relay.toml, or variable. No secrets."""
     rows = effective(load_settings())
     if as_json:

@@ -55,6 +55,8 @@ class RetryPolicy:
     backoff: Backoff = Backoff()
 
 
+#: How long a repeat is recognised. JetStream keeps events for days, people requeue dead letters for weeks.
+KEEP: Final = timedelta(days=30)
 #: More attempts than anybody means to make.
 MANY: Final = 2**31 - 1
 

@@ -9,8 +9,9 @@
 Needs FastAPI or Starlette: ``pip install 'jetrelay[handler]'``. See docs/how-to/http-handlers.md.
 """
 
-from relay.adapters.postgres.processed import KEEP, processed_events_table, prune
+from relay.adapters.postgres.processed import processed_events_table, prune
 from relay.domain.errors import AlreadyProcessed, DomainError, MissingExtraError, Poison
+from relay.domain.policies import KEEP
 
 try:
     import starlette as _starlette  # noqa: F401 - optional

@@ -20,10 +20,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relay.adapters.postgres.processed import KEEP, Claim, processed_events_table
+from relay.adapters.postgres.processed import Claim, processed_events_table
 from relay.bus import RequestContext
 from relay.domain.errors import AlreadyProcessed, DomainError, MissingExtraError
 from relay.domain.limits import check_key
+from relay.domain.policies import KEEP
 from relay.handler.contract import TOLERANCE, Call, Payloads, Refused, Signatures
 from relay.handler.transaction import (
     AsyncTransaction,

@@ -17,10 +17,12 @@ import nats
 import psycopg
 import redis
 
+from relay.adapters.jetstream import topology
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.redis import create_broker
 from relay.bootstrap import job
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer, processes
+from relay.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 90.0
@@ -56,7 +58,7 @@ def wait_for(what: str, condition: Callable[[], Any], seconds: float = DEADLINE)
     while not (result := condition()):
         if time.monotonic() > end:
             raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.05)
+        time.sleep(0.1)  # each look may be a connection to a server
     return result
 
 
@@ -92,7 +94,7 @@ class Fleet:
                 upgrade(url)
             fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "directory"}
             (self.directory / "relay.toml").write_text(CONFIG.format(**fields))
-            self.relay("streams", "ensure")
+            self.ensure()
         except BaseException:
             self.__exit__()
             raise
@@ -105,6 +107,15 @@ class Fleet:
                 process.wait()
         for server in (self.nats, self.valkey, self.postgres):
             server.stop()
+
+    def ensure(self) -> None:
+        """Do as ``relay streams ensure`` does, without another process."""
+        settings = load_settings(self.directory / "relay.toml", self.environment)
+        asyncio.run(self._ensure(settings))
+
+    async def _ensure(self, settings: Settings) -> None:
+        async with topology.connect_once(self.nats.url) as js:
+            await topology.ensure(js, settings.streams(), settings.consumers())
 
     # --- our processes ---
 
@@ -222,9 +233,9 @@ class Fleet:
 
     def jetstream(self, use: Callable[[Any], Any]) -> Any:
         async def run() -> Any:
-            client = await nats.connect(self.nats.url)
+            client = await nats.connect(self.nats.url, connect_timeout=30)
             try:
-                return await use(client.jetstream())
+                return await use(client.jetstream(timeout=30))
             finally:
                 await client.close()
 

@@ -15,7 +15,7 @@ import pytest
 from dramatiq.cli import make_argument_parser
 from typer.testing import CliRunner
 
-from relay.cli import app
+from relay.cli import create_app
 from tests.acceptance.started import ROOT, Started
 
 README = (ROOT / "README.md").read_text()
@@ -77,7 +77,7 @@ def test_the_command_exists(command: str) -> None:
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         case [program, *arguments] if program.endswith("relay"):
-            assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0
+            assert CliRunner().invoke(create_app(), [*arguments, "--help"]).exit_code == 0
         case ["python", "-m", module]:
             subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, check=True, capture_output=True)
         case ["dramatiq", *arguments]:

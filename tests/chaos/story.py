@@ -112,7 +112,7 @@ def comes_to_rest(fleet: Fleet, story: Story, patience: float) -> bool:
             moved = time.monotonic()
         elif time.monotonic() - moved > patience:
             return False
-        time.sleep(0.05)
+        time.sleep(0.3)  # each look is half a dozen connections, and several fleets are looked at
     return True
 
 

@@ -104,7 +104,7 @@ def test_an_ended_process_is_gone_and_has_a_successor(
     assert process.pid != before.pid
     assert process.starts == starts + 1
     assert notes == []  # what was asked to end obeyed
-    rig.await_ready(30)
+    rig.await_ready()
 
 
 @pytest.mark.parametrize("role", ["worker", "scheduler", "service"])
@@ -133,7 +133,7 @@ def test_orphans_work_on_beside_the_successor_until_they_are_found(
     heal()
     assert not any(map(alive, children))
     assert notes == [f"{orphans} orphans"]
-    rig.await_ready(30)
+    rig.await_ready()
 
 
 # --- PostgreSQL ---
@@ -396,7 +396,7 @@ def test_replies_are_cut_in_the_middle(rig: Rig, inject: Any, through: Any) -> N
 
 
 def test_every_role_works_through_its_links_only(rig: Rig, inject: Any) -> None:
-    rig.await_ready(30)
+    rig.await_ready()
 
     def unused() -> list[str]:
         return [name for name, link in rig.links.items() if not link.counters.requested]
@@ -410,7 +410,7 @@ def test_every_role_works_through_its_links_only(rig: Rig, inject: Any) -> None:
             5,
         )
         heal()
-    rig.await_ready(30)
+    rig.await_ready()
 
 
 def test_poison_rows_are_the_workloads(inject: Any) -> None:
@@ -462,7 +462,7 @@ def test_a_run_records_its_faults_and_leaves_none(rig: Rig, history: History) ->
     assert sorted(fault.number for fault in faults) == list(range(1, len(faults) + 1))
     assert all(began <= fault.began <= fault.ended for fault in faults)
     assert {link.mode for link in rig.links.values()} == {Mode.PASS}
-    rig.await_ready(30)
+    rig.await_ready()
 
 
 def test_a_fault_is_healed_early_when_the_time_is_over(rig: Rig, history: History) -> None:

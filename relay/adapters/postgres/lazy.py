@@ -13,16 +13,13 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import errors, pq
 from psycopg.generators import execute
-from sqlalchemy import Connection
-from sqlalchemy.dialects import registry
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGDialectAsync_psycopg
 
 Result = TypeVar("Result")
 
 _AND: Final = b"; "
 
 
-class _Lazy:
+class Lazy:
     """What waits to be sent.
 
     ``before``: goes out ahead of what is sent next; None once it has, or when there is nothing. ``kept``: goes out
@@ -54,7 +51,7 @@ class _Lazy:
         return command
 
 
-class LazyConnection(_Lazy, psycopg.Connection[Any]):
+class LazyConnection(Lazy, psycopg.Connection[Any]):
     """A connection for plain functions."""
 
     def wait(self, gen: Generator[Any, Any, Result], *args: Any, **options: Any) -> Result:
@@ -64,7 +61,7 @@ class LazyConnection(_Lazy, psycopg.Connection[Any]):
         return super().wait(gen, *args, **options)
 
 
-class LazyAsyncConnection(_Lazy, psycopg.AsyncConnection[Any]):
+class LazyAsyncConnection(Lazy, psycopg.AsyncConnection[Any]):
     """The same for coroutines."""
 
     async def wait(self, gen: Generator[Any, Any, Result], *args: Any, **options: Any) -> Result:
@@ -72,53 +69,6 @@ class LazyAsyncConnection(_Lazy, psycopg.AsyncConnection[Any]):
         if (command := self._take()) is not None:
             await super().wait(_send(self.pgconn, command))
         return await super().wait(gen, *args, **options)
-
-
-class _LazySavepoints:
-    """SQLAlchemy's savepoints, on a lazy connection."""
-
-    def do_savepoint(self, connection: Connection, name: str) -> None:
-        _driver(connection).begin_step(_begin(name))
-
-    def do_rollback_to_savepoint(self, connection: Connection, name: str) -> None:
-        if not _driver(connection).drop_step(_begin(name)):
-            connection.exec_driver_sql(f"ROLLBACK TO SAVEPOINT {name}")
-
-    def do_release_savepoint(self, connection: Connection, name: str) -> None:
-        driver = _driver(connection)
-        if not driver.drop_step(_begin(name)):
-            driver.keep_step(b"RELEASE SAVEPOINT " + name.encode())
-
-
-class LazyDialect(_LazySavepoints, PGDialect_psycopg):
-    """Psycopg's dialect over a `LazyConnection` or a `LazyAsyncConnection`."""
-
-    supports_statement_cache = True
-
-    @classmethod
-    def get_async_dialect_cls(cls, _url: Any) -> type[LazyAsyncDialect]:
-        """The one for coroutines."""
-        return LazyAsyncDialect
-
-
-class LazyAsyncDialect(_LazySavepoints, PGDialectAsync_psycopg):
-    """The same for coroutines."""
-
-    supports_statement_cache = True
-
-
-registry.register("postgresql.jetrelay", __name__, LazyDialect.__name__)
-DIALECT: Final = "postgresql+jetrelay://"
-
-
-def _begin(name: str) -> bytes:
-    return b"SAVEPOINT " + name.encode()
-
-
-def _driver(connection: Connection) -> _Lazy:
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, _Lazy)
-    return driver
 
 
 def _joined(first: bytes | None, second: bytes | None) -> bytes | None:

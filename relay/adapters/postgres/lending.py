@@ -13,9 +13,9 @@ import psycopg
 from sqlalchemy import Connection, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from relay.adapters.postgres.lazy import DIALECT
 from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, LentConnection, Pipeline
 from relay.adapters.postgres.pool import CONNECTION
+from relay.adapters.postgres.savepoints import DIALECT
 from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
 

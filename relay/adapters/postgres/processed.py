@@ -30,9 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from relay.domain.errors import UnsupportedTarget
-
-#: How long a repeat is recognised. JetStream keeps events for days, people requeue dead letters for weeks.
-KEEP: Final = timedelta(days=30)
+from relay.domain.policies import KEEP
 
 _NAME: Final = "processed_events"
 _INSERTS: Final = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}

@@ -12,10 +12,10 @@ from psycopg.rows import class_row
 
 from relay.adapters.postgres.audit import Audit
 from relay.adapters.postgres.inbox import clean
-from relay.adapters.postgres.processed import KEEP
 from relay.adapters.postgres.source import Source
 from relay.adapters.postgres.sql import statement
 from relay.commands.operate import Operator
+from relay.domain.policies import KEEP
 from relay.domain.schedule import ClaimedRun, Due, JobRecord, JobView, Lead, RunState, Schedule, WaitingRun
 
 #: How long a worker holds a run without a sign of life.
