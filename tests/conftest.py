@@ -24,15 +24,16 @@ for _name in [*os.environ]:
 
 _TIERS = {"unit", "contract", "integration", "acceptance", "chaos", "migration"}
 _TEMPLATE = "relay_template"
-#: What takes long begins early. Between two files of many processes there are some of few.
+#: What takes long begins early. Next to the first, which loads a machine most, come some that wait for little else
+#: than answers, and no two of the others that load it much follow each other.
 _FIRST = (
     "test_failpoints",
-    "test_demo",
+    "test_delivery",
+    "test_python_handlers",
     "test_ordered",
     "test_nemeses",
-    "test_delivery",
+    "test_demo",
     "test_planted_bugs",
-    "test_python_handlers",
     "test_tasks",
     "test_task_failpoints",
 )
