@@ -3,7 +3,8 @@
 -- lane: those of them where something is ready; each may give its share of the batch, so that a claim reads
 -- what it takes and nothing of the lanes of others. Number -1 has the unordered events (partition_key = ''),
 -- which belong to no lane; SKIP LOCKED shares them out. The lane that has waited longest comes first, as the last
--- may find the batch full.
+-- may find the batch full. since: the first that is ready. What lies before it in the index is published, and is
+-- walked through once: while an old snapshot is open somewhere, nothing of that can be removed.
 -- head: the failed events at which keys of these lanes stand, the oldest of each lane. span: what of a lane may go:
 -- the hashes of keys between those of heads, and of a head's key what lies before it and the head itself, which is
 -- ready when an operator has set it back to unpublished by hand. That is compared within the index, so that what
@@ -90,6 +91,7 @@ WITH failed AS MATERIALIZED (
           AND e.dead_at IS NULL
           AND e.available_at IS NULL
           AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = span.number
+          AND e.seq >= span.since
           AND e.seq < span.before
           AND hashtextextended(e.partition_key, 0) BETWEEN span.low AND span.high
           AND (span.number = -1 OR NOT (SELECT failed.some FROM failed) OR NOT EXISTS (
@@ -140,7 +142,7 @@ WITH failed AS MATERIALIZED (
           AND e.dead_at IS NULL
           AND e.available_at IS NULL
           AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = span.number
-          AND e.seq <= last.seq
+          AND e.seq BETWEEN span.since AND last.seq
           AND hashtextextended(e.partition_key, 0) BETWEEN span.low AND span.high
         ORDER BY e.seq
         OFFSET 0) AS e
