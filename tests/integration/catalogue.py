@@ -263,6 +263,10 @@ STORAGE = {
 }
 
 TRIGGERS = {
+    "relay_count_reopened": "AFTER UPDATE ON public.outbox_events FOR EACH ROW"
+    " WHEN (((new.published_at IS NULL) AND (new.dead_at IS NULL) AND (new.available_at IS NULL)"
+    " AND (num_nonnulls(old.published_at, old.dead_at, old.available_at) > 0)))"
+    " EXECUTE FUNCTION relay_count_reopened()",
     "relay_order_outbox_event": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
     " WHEN ((new.partition_key IS NULL)) EXECUTE FUNCTION relay_order_outbox_event()",
     "relay_wake_publisher": "AFTER INSERT ON public.outbox_events FOR EACH STATEMENT"

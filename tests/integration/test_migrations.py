@@ -32,6 +32,7 @@ ALL = (
     "0010_task_hints",
     "0011_inbox_room",
     "0012_failed_heads",
+    "0013_reopened",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

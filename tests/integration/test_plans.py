@@ -39,7 +39,7 @@ class Guard:
     after: str | None = None
 
 
-SHARD = {"lanes": Shard(0, 2).lanes, "limit": 300, "dead_head_blocks": False}
+SHARD = {"lanes": Shard(0, 2).lanes, "floors": [0] * 33, "limit": 300, "dead_head_blocks": False}
 CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
 THREE = [uuid4() for _ in range(3)]

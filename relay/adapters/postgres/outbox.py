@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, Final
 from uuid import UUID
 
 import psycopg
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.floors import Floors
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
+from relay.domain.errors import DatabaseUnreachable
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
+
+#: Where the events without a key are.
+_NO_LANE: Final = -1
 
 
 @dataclass(slots=True)
@@ -60,25 +67,51 @@ class PostgresOutboxAdapter:
     def __init__(self, pool: Pool, *, dead_head_blocks: bool = False) -> None:
         self._pool = pool
         self._dead_head_blocks = dead_head_blocks
+        self._floors = Floors()
 
     def find_unpublished(self, lanes: Sequence[int], limit: int) -> AbstractAsyncContextManager[_Claim]:
         return self._find_unpublished(lanes, limit)
 
     @asynccontextmanager
     async def _find_unpublished(self, lanes: Sequence[int], limit: int) -> AsyncIterator[_Claim]:
-        async with _claim(self._pool) as claim:
-            cursor = await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})
-            claim.lanes = [lane for (lane,) in await cursor.fetchall()]
-            cursor = await claim.conn.execute(
-                statement("claim_outbox"),
-                {"lanes": claim.lanes, "limit": limit, "dead_head_blocks": self._dead_head_blocks},
-            )
-            found = await cursor.fetchall()
-            # Behind an event come its lane and the share of a lane.
-            claim.rows = [OutboxRow._make(row[:-2]) for row in found]
-            claim.busy = Counter(row[-2] for row in found)
-            claim.more = len(found) >= limit or any(claim.busy[row[-2]] >= row[-1] for row in found)
-            yield claim
+        try:
+            async with _claim(self._pool) as claim:
+                found = await self._take(claim, lanes, limit)
+                # Behind an event come its lane, the share of a lane, and how often events were reopened.
+                claim.rows = [OutboxRow._make(row[:-3]) for row in found]
+                claim.busy = Counter(row[-3] for row in found)
+                claim.more = len(found) >= limit or any(claim.busy[row[-3]] >= row[-2] for row in found)
+                yield claim
+        except DatabaseUnreachable:
+            # Whoever answers next may be another server, and know less.
+            self._floors.forget()
+            raise
+
+    async def _take(self, claim: _Claim, lanes: Sequence[int], limit: int) -> Sequence[tuple[Any, ...]]:
+        """Lock lanes and claim what is ready in them."""
+        cursor = await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})
+        locked = await cursor.fetchall()
+        claim.lanes = [lane for lane, *_ in locked]
+        floors = [0] * (len(locked) + 1)
+        if locked:
+            floors = await self._floors.find(claim.conn, [*claim.lanes, _NO_LANE], locked[0][1:])
+        found = await self._claim_from(floors, claim, limit)
+        if locked and found and found[0][-1] != locked[0][1]:
+            # What has come back just now may lie below the floors, and before what was found.
+            found = await self._claim_from([0] * len(floors), claim, limit)
+        return found
+
+    async def _claim_from(self, floors: Sequence[int], claim: _Claim, limit: int) -> Sequence[tuple[Any, ...]]:
+        terms = {
+            "lanes": claim.lanes,
+            "floors": floors,
+            "limit": limit,
+            "dead_head_blocks": self._dead_head_blocks,
+        }
+        begun = time.monotonic()
+        cursor = await claim.conn.execute(statement("claim_outbox"), terms)
+        self._floors.note(time.monotonic() - begun)
+        return await cursor.fetchall()
 
     def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[_Claim]:
         return self._find_one(event_id)

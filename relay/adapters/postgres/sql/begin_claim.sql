@@ -1,7 +1,7 @@
 -- Open the claim transaction. The transaction is the lease: a process that is paused in it loses its
 -- locks after five seconds and its commit fails. The statements of a claim read through indexes, in order, and
 -- their plans are made once: a table that has just filled up has no statistics that would tell the planner so.
-BEGIN;
+BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT set_config('idle_in_transaction_session_timeout', '5s', true),
        set_config('statement_timeout', '5s', true),
        set_config('plan_cache_mode', 'force_generic_plan', true),

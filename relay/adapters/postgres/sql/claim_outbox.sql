@@ -4,7 +4,8 @@
 -- what it takes and nothing of the lanes of others. Number -1 has the unordered events (partition_key = ''),
 -- which belong to no lane; SKIP LOCKED shares them out. The lane that has waited longest comes first, as the last
 -- may find the batch full. since: the first that is ready. What lies before it in the index is published, and is
--- walked through once: while an old snapshot is open somewhere, nothing of that can be removed.
+-- walked through once from the floor on: while an old snapshot is open somewhere, nothing of that can be removed.
+-- The last column tells whether an event has been reopened since the floors were found.
 -- head: the failed events at which keys of these lanes stand, the oldest of each lane. span: what of a lane may go:
 -- the hashes of keys between those of heads, and of a head's key what lies before it and the head itself, which is
 -- ready when an operator has set it back to unpublished by hand. That is compared within the index, so that what
@@ -24,14 +25,15 @@ WITH failed AS MATERIALIZED (
           ORDER BY hashtext(partition_key), seq
           LIMIT 1) AS first
 ), lane AS MATERIALIZED (
-    SELECT number, first.seq AS since
-    FROM unnest(%(lanes)s::int[] || -1) AS number, LATERAL (
+    SELECT held.number, first.seq AS since
+    FROM unnest(%(lanes)s::int[] || -1, %(floors)s::bigint[]) AS held (number, floor), LATERAL (
         SELECT e.seq
         FROM outbox_events AS e
         WHERE e.published_at IS NULL
           AND e.dead_at IS NULL
           AND e.available_at IS NULL
-          AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = number
+          AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = held.number
+          AND e.seq >= held.floor
         ORDER BY e.seq
         LIMIT 1) AS first
 ), bound AS (
@@ -162,7 +164,8 @@ WITH failed AS MATERIALIZED (
 SELECT id::text, event_type, event_version, payload::text,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, partition_key, topic, headers::text,
-       publish_attempts, generation, number, (SELECT share.rows FROM share)
+       publish_attempts, generation, number, (SELECT share.rows FROM share),
+       (SELECT last_value + is_called::int FROM relay_reopened)
 FROM claimed
 WHERE NOT EXISTS (
     SELECT 1 FROM skipped WHERE skipped.partition_key = claimed.partition_key AND skipped.seq < claimed.seq)

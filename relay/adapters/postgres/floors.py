@@ -1,0 +1,99 @@
+"""Where a claim begins to look, once the way there has become long.
+
+Published events stay in the index of ready ones for as long as anybody holds a snapshot that is older than their
+publication, and a claim would walk through all of them. So while claims are slow, a process finds out up to which
+place nothing is left in a lane. Such a floor holds for good: places are given in order, every transaction that
+had been given one below it is over, and the events that come back to be published are counted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeAlias
+
+from relay.adapters.postgres.pool import Connection
+from relay.adapters.postgres.sql import statement
+
+#: A claim that takes longer has a long way to go, in seconds.
+SLOW: Final = 0.02
+#: How often it is looked how far everything is decided, in seconds.
+PAUSE: Final = 0.5
+#: For how long floors are kept that nobody raises, in seconds. Then a claim walks the whole way again.
+KEEP: Final = 60.0
+
+#: How often events were reopened, and since when the server runs: floors of another epoch are void.
+Epoch: TypeAlias = tuple[int, datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """A moment: the highest place that was given until then, and who may have taken one and was not done."""
+
+    highest: int
+    writers: frozenset[str]
+
+
+class Floors:
+    """The floors of the lanes of one database, as far as this process knows them. For one event loop."""
+
+    def __init__(self) -> None:
+        self._floors: dict[int, int] = {}
+        self._epoch: Epoch | None = None
+        self._watch: _Watch | None = None
+        self._next_look = math.inf
+        self._until = -math.inf
+
+    def forget(self) -> None:
+        """Begin again: claims walk the whole way."""
+        self._floors, self._watch, self._epoch = {}, None, None
+        self._next_look = math.inf
+
+    async def find(self, conn: Connection, lanes: Sequence[int], epoch: Epoch) -> list[int]:
+        """Where to begin in each of these lanes.
+
+        ``epoch`` was read before, in this transaction, of which each statement has to have a snapshot of its own.
+        """
+        if epoch != self._epoch or time.monotonic() > self._until:
+            self.forget()
+            self._epoch = epoch
+        for lane in lanes:
+            self._floors.setdefault(lane, 0)
+        if time.monotonic() >= self._next_look:
+            await self._look(conn, epoch)
+        # Another claim may have begun another epoch meanwhile.
+        return [self._floors.get(lane, 0) if epoch == self._epoch else 0 for lane in lanes]
+
+    def note(self, seconds: float) -> None:
+        """Take notice of how long a claim has taken."""
+        if seconds > SLOW and self._next_look == math.inf:
+            now = time.monotonic()
+            self._next_look, self._until = now, now + KEEP
+
+    async def _look(self, conn: Connection, epoch: Epoch) -> None:
+        """Raise the floors as far as everything is decided."""
+        self._next_look = time.monotonic() + PAUSE
+        before, after = self._watch, await _watch(conn)
+        if epoch != self._epoch or not (before is None or before.writers.isdisjoint(after.writers)):
+            return
+        self._watch = after
+        if before is not None:
+            await self._raise(conn, epoch, before.highest)
+
+    async def _raise(self, conn: Connection, epoch: Epoch, decided: int) -> None:
+        lanes, floors = [*self._floors], [*self._floors.values()]
+        found = {"lanes": lanes, "floors": floors, "decided": decided}
+        raised = dict(await (await conn.execute(statement("outbox_floors"), found)).fetchall())
+        if epoch == self._epoch:
+            self._floors |= raised
+            self._until = time.monotonic() + KEEP
+
+
+async def _watch(conn: Connection) -> _Watch:
+    # In this order: whoever is given a place up to the highest is among the writers, or done.
+    [[highest]] = await (await conn.execute(statement("outbox_highest"))).fetchall()
+    writers = await (await conn.execute(statement("outbox_writers"))).fetchall()
+    return _Watch(highest, frozenset(writer for (writer,) in writers))

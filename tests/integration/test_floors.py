@@ -1,0 +1,241 @@
+"""Where claims begin to look while an old snapshot keeps what is published in the index: none is passed over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.adapters.postgres import floors as module
+from relay.adapters.postgres import wakeup
+from relay.adapters.postgres.floors import Floors
+from relay.adapters.postgres.wakeup import Due, Wakeup
+from relay.domain.errors import DatabaseUnreachable
+from relay.domain.ordering import LANES
+from tests.integration.plans import Connection, explain
+from tests.integration.publishing import ALL, Relay, event, eventually, outbox_rows, query
+from tests.integration.test_publish_path import check_ledger
+
+pytestmark = pytest.mark.anyio
+
+DEAD = "UPDATE outbox_events SET dead_at = now(), publish_attempts = 3 WHERE id = %s"
+CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'publisher'"
+DELAYED = "UPDATE outbox_events SET available_at = now() + interval '1 day' WHERE id = %s"
+#: How an event comes back to be published, and how it stood before.
+RETURNS = {
+    "retried": (DEAD, "UPDATE outbox_events SET dead_at = NULL, publish_attempts = 0 WHERE id = %s"),
+    "released": (DELAYED, "UPDATE outbox_events SET available_at = NULL WHERE id = %s"),
+}
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every claim is slow, and looks."""
+    monkeypatch.setattr(module, "SLOW", -1.0)
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+
+
+@contextmanager
+def old_snapshot(url: str) -> Iterator[None]:
+    with psycopg.connect(url) as reader:
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT count(*) FROM outbox_events")
+        yield
+
+
+def floors_of(command: Any) -> dict[int, int]:
+    return dict(command._outbox._floors._floors)
+
+
+async def busy(relay: Relay, command: Any) -> None:
+    """Publish other events in every lane, in several claims. Those of more keys at a time would lock the lanes."""
+    for part in range(6):
+        relay.add(*[event(f"other{n}") for n in range(50 * part, 50 * (part + 1))])
+        await command.drain(ALL)
+
+
+def pages(conn: Connection, floors: dict[int, int]) -> int:
+    """How many pages a claim looks at."""
+    terms = {"lanes": ALL.lanes, "limit": 300, "dead_head_blocks": False}
+    held = [floors.get(lane, 0) for lane in (*ALL.lanes, -1)]
+    plan = explain(conn, "claim_outbox", after="begin_claim", floors=held, **terms)
+    return int(plan.root["Shared Hit Blocks"] + plan.root["Shared Read Blocks"])
+
+
+# --- what it is for ---
+
+
+async def test_what_is_published_is_not_looked_at_again(relay: Relay, eager: None) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    with old_snapshot(relay.url), psycopg.connect(relay.url, autocommit=True) as conn:
+        relay.add(*[event(f"v{n % 200}") for n in range(10_000)])
+        await command.drain(ALL)
+        await busy(relay, command)
+        found = floors_of(command)
+        assert len(found) == LANES + 1
+        assert pages(conn, {}) > 20 * pages(conn, found)
+    await busy(relay, command)
+    check_ledger(relay, await relay.ids())
+
+
+async def test_claims_that_are_quick_need_no_floors(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW", 60.0)
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    assert set(floors_of(command).values()) == {0}
+
+
+# --- nothing is passed over ---
+
+
+async def test_an_event_that_is_committed_late_goes_and_so_do_its_followers(relay: Relay, eager: None) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    with psycopg.connect(relay.url) as late:
+        late.execute("SELECT 1")
+        relay.outbox.add(late, event("late", payload={"n": 1}))
+        await busy(relay, command)
+    relay.add(event("late", payload={"n": 2}))
+    await relay.drained(command)
+    check_ledger(relay, await relay.ids())
+
+
+async def test_a_place_that_is_given_and_not_yet_used_is_waited_for(relay: Relay, eager: None) -> None:
+    """A trigger of the application may take its time between the place and the row. Nobody sees either."""
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    query(
+        relay.url,
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM pg_advisory_xact_lock(77); RETURN NEW; END $$",
+    )
+    query(
+        relay.url,
+        "CREATE TRIGGER wait BEFORE INSERT ON outbox_events FOR EACH ROW"
+        " WHEN (NEW.aggregate_id = 'late') EXECUTE FUNCTION wait()",
+    )
+    with psycopg.connect(relay.url) as gate:
+        gate.execute("SELECT pg_advisory_xact_lock(77)")
+        late = asyncio.create_task(asyncio.to_thread(relay.insert, aggregate_id="late"))
+        waiting = "SELECT count(*) AS waiting FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        await eventually("it waits", lambda: query(relay.url, waiting)[0]["waiting"] > 0)
+        await busy(relay, command)
+    await late
+    await relay.drained(command)
+    check_ledger(relay, await relay.ids())
+
+
+@pytest.mark.parametrize("how", RETURNS)
+async def test_an_event_that_comes_back_goes_before_its_followers(relay: Relay, eager: None, how: str) -> None:
+    await relay.create_stream()
+    command = relay.command(dead_head_blocks=True)
+    before, back = RETURNS[how]
+    [head, *_] = relay.add(*[event("v1", payload={"n": n}) for n in range(5)])
+    query(relay.url, before, head)
+    if before == DELAYED:
+        # A delay holds nobody back: the followers come only now.
+        await command.drain(ALL)
+    await busy(relay, command)
+    place = next(row["seq"] for row in outbox_rows(relay.url) if row["id"] == head)
+    assert max(floors_of(command).values()) > place
+    query(relay.url, back, head)
+    assert await command.drain(ALL) == (1 if before == DELAYED else 5)
+    stored = await relay.ids()
+    if before == DEAD:
+        check_ledger(relay, stored)
+    assert str(head) in stored
+
+
+async def test_one_that_comes_back_in_the_middle_of_a_claim_goes_before_its_followers(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the claim has its floors already, and the followers have just become free."""
+    await relay.create_stream()
+    command = relay.command(dead_head_blocks=True)
+    [head, *_] = relay.add(*[event("v1", payload={"n": n}) for n in range(5)])
+    query(relay.url, DEAD, head)
+    await busy(relay, command)
+    find = Floors.find
+
+    async def find_and_retry(self: Floors, *arguments: Any) -> list[int]:
+        found = await find(self, *arguments)
+        query(relay.url, RETURNS["retried"][1] + " AND dead_at IS NOT NULL", head)
+        return found
+
+    monkeypatch.setattr(Floors, "find", find_and_retry)
+    await relay.drained(command)
+    check_ledger(relay, await relay.ids())
+
+
+async def test_one_that_comes_back_while_floors_are_found_goes_before_its_followers(
+    relay: Relay, eager: None
+) -> None:
+    await relay.create_stream()
+    command = relay.command(dead_head_blocks=True)
+    [head, *_] = relay.add(*[event("v1", payload={"n": n}) for n in range(5)])
+    query(relay.url, DEAD, head)
+    await busy(relay, command)
+    with psycopg.connect(relay.url) as operator:
+        operator.execute(RETURNS["retried"][1], [head])
+        # It is counted, and nobody sees it yet.
+        await busy(relay, command)
+    await relay.drained(command)
+    check_ledger(relay, await relay.ids())
+
+
+# --- how long they hold ---
+
+
+async def test_whoever_answers_after_an_outage_is_believed_nothing(relay: Relay, eager: None) -> None:
+    await relay.create_stream()
+
+    async def cut(_: Any) -> None:
+        query(
+            relay.url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'publisher'",
+        )
+
+    command = relay.command()
+    await busy(relay, command)
+    assert max(floors_of(command).values()) > 0
+    inner = command._outbox
+    relay.add(event("v1"))
+    with pytest.raises(DatabaseUnreachable):
+        async with inner.find_unpublished(ALL.lanes, 300):
+            query(relay.url, CUT)
+    assert floors_of(command) == {}
+    await relay.drained(command)
+
+
+async def test_floors_that_nobody_raises_are_forgotten(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    monkeypatch.setattr(module, "KEEP", -1.0)
+    await busy(relay, command)
+    assert set(floors_of(command).values()) == {0}
+
+
+# --- the question whether anything is due ---
+
+
+async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    waker = Wakeup(relay.pool, relay.url)
+    relay.add(event("v1"))
+    [lane] = [lane for lane in range(LANES) if (await waker.due(10)).lanes >> lane & 1]
+    assert await waker.due(10) == Due(1, 1 << lane)
+    monkeypatch.setattr(wakeup, "_SLOW", -1.0)
+    monkeypatch.setattr(wakeup, "_REST", 1e6)
+    assert await waker.due(10) == Due(1, 1 << lane)
+    assert await waker.due(10) == Due(10, (1 << LANES) - 1)
+    await waker.close()
