@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -23,7 +24,6 @@ from tests.integration.test_publish_path import check_ledger
 pytestmark = pytest.mark.anyio
 
 DEAD = "UPDATE outbox_events SET dead_at = now(), publish_attempts = 3 WHERE id = %s"
-CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'publisher'"
 DELAYED = "UPDATE outbox_events SET available_at = now() + interval '1 day' WHERE id = %s"
 #: How an event comes back to be published, and how it stood before.
 RETURNS = {
@@ -85,6 +85,7 @@ async def test_what_is_published_is_not_looked_at_again(relay: Relay, eager: Non
 
 async def test_claims_that_are_quick_need_no_floors(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOW", 60.0)
+    monkeypatch.setattr(module, "PAUSE", 0.0)
     await relay.create_stream()
     command = relay.command()
     await busy(relay, command)
@@ -194,25 +195,47 @@ async def test_one_that_comes_back_while_floors_are_found_goes_before_its_follow
 # --- how long they hold ---
 
 
-async def test_whoever_answers_after_an_outage_is_believed_nothing(relay: Relay, eager: None) -> None:
+async def test_another_server_is_believed_nothing(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has taken over may know less, and give places again."""
     await relay.create_stream()
-
-    async def cut(_: Any) -> None:
-        query(
-            relay.url,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'publisher'",
-        )
-
     command = relay.command()
     await busy(relay, command)
     assert max(floors_of(command).values()) > 0
-    inner = command._outbox
+    epoch = command._outbox._floors._epoch
+    async with relay.pool.connection() as conn:
+        later = (epoch[0], epoch[1] + timedelta(seconds=1))
+        monkeypatch.setattr(module, "_watch", None)
+        found = await command._outbox._floors.find(conn, ALL.lanes, later)
+    assert set(found) == {0}
+
+
+async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_floors(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or none would ever end: the next one has just as long a way to go."""
+    monkeypatch.setattr(module, "SLOW", 0.3)
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
     relay.add(event("v1"))
-    with pytest.raises(DatabaseUnreachable):
-        async with inner.find_unpublished(ALL.lanes, 300):
-            query(relay.url, CUT)
-    assert floors_of(command) == {}
-    await relay.drained(command)
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(DatabaseUnreachable):
+            await command.drain(ALL)
+    await command.drain(ALL)
+    assert max(floors_of(command).values()) > 0
+
+
+async def test_a_long_way_is_gone_in_steps(relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STEP", 3)
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    await busy(relay, command)
+    assert min(floors_of(command).values()) > 300
+    check_ledger(relay, await relay.ids())
 
 
 async def test_floors_that_nobody_raises_are_forgotten(
@@ -237,5 +260,17 @@ async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypa
     monkeypatch.setattr(wakeup, "_SLOW", -1.0)
     monkeypatch.setattr(wakeup, "_REST", 1e6)
     assert await waker.due(10) == Due(1, 1 << lane)
+    assert await waker.due(10) == Due(10, (1 << LANES) - 1)
+    await waker.close()
+
+
+async def test_nor_is_one_that_finds_no_answer(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    waker = Wakeup(relay.pool, relay.url)
+    await waker.due(10)
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await waker.due(10)
     assert await waker.due(10) == Due(10, (1 << LANES) - 1)
     await waker.close()

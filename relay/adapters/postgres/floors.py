@@ -20,8 +20,13 @@ from relay.adapters.postgres.sql import statement
 
 #: A claim that takes longer has a long way to go, in seconds.
 SLOW: Final = 0.02
-#: How often it is looked how far everything is decided, in seconds.
+#: How often it is looked how far everything is decided, in seconds, and how soon after it was in vain.
 PAUSE: Final = 0.5
+_SOON: Final = 0.05
+#: How many places are looked at by the first step, and how long the steps of one look may take, in seconds. A
+#: statement that ran through all places might not end in its time, and then none ever would.
+_STEP: Final = 50_000
+_STEPS_SECONDS: Final = 2.0
 #: For how long floors are kept that nobody raises, in seconds. Then a claim walks the whole way again.
 KEEP: Final = 60.0
 
@@ -75,21 +80,29 @@ class Floors:
 
     async def _look(self, conn: Connection, epoch: Epoch) -> None:
         """Raise the floors as far as everything is decided."""
-        self._next_look = time.monotonic() + PAUSE
-        before, after = self._watch, await _watch(conn)
-        if epoch != self._epoch or not (before is None or before.writers.isdisjoint(after.writers)):
+        self._next_look = time.monotonic() + _SOON
+        before = self._watch or await _watch(conn)
+        after = await _watch(conn)
+        if epoch != self._epoch:
+            return
+        if not before.writers.isdisjoint(after.writers):
+            self._watch = before
             return
         self._watch = after
-        if before is not None:
-            await self._raise(conn, epoch, before.highest)
+        await self._raise(conn, epoch, before.highest)
+        self._next_look = time.monotonic() + PAUSE
 
     async def _raise(self, conn: Connection, epoch: Epoch, decided: int) -> None:
-        lanes, floors = [*self._floors], [*self._floors.values()]
-        found = {"lanes": lanes, "floors": floors, "decided": decided}
-        raised = dict(await (await conn.execute(statement("outbox_floors"), found)).fetchall())
-        if epoch == self._epoch:
-            self._floors |= raised
-            self._until = time.monotonic() + KEEP
+        step, end = _STEP, time.monotonic() + _STEPS_SECONDS
+        moved = True
+        while moved and epoch == self._epoch and time.monotonic() < end:
+            floors = dict(self._floors)
+            found = {"lanes": [*floors], "floors": [*floors.values()], "step": step, "decided": decided}
+            raised = dict(await (await conn.execute(statement("outbox_floors"), found)).fetchall())
+            if epoch == self._epoch:
+                self._floors |= raised
+                self._until = time.monotonic() + KEEP
+            moved, step = raised != floors, 2 * step
 
 
 async def _watch(conn: Connection) -> _Watch:

@@ -16,7 +16,6 @@ from relay.adapters.postgres import array
 from relay.adapters.postgres.floors import Floors
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
-from relay.domain.errors import DatabaseUnreachable
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
 
@@ -74,18 +73,13 @@ class PostgresOutboxAdapter:
 
     @asynccontextmanager
     async def _find_unpublished(self, lanes: Sequence[int], limit: int) -> AsyncIterator[_Claim]:
-        try:
-            async with _claim(self._pool) as claim:
-                found = await self._take(claim, lanes, limit)
-                # Behind an event come its lane, the share of a lane, and how often events were reopened.
-                claim.rows = [OutboxRow._make(row[:-3]) for row in found]
-                claim.busy = Counter(row[-3] for row in found)
-                claim.more = len(found) >= limit or any(claim.busy[row[-3]] >= row[-2] for row in found)
-                yield claim
-        except DatabaseUnreachable:
-            # Whoever answers next may be another server, and know less.
-            self._floors.forget()
-            raise
+        async with _claim(self._pool) as claim:
+            found = await self._take(claim, lanes, limit)
+            # Behind an event come its lane, the share of a lane, and how often events were reopened.
+            claim.rows = [OutboxRow._make(row[:-3]) for row in found]
+            claim.busy = Counter(row[-3] for row in found)
+            claim.more = len(found) >= limit or any(claim.busy[row[-3]] >= row[-2] for row in found)
+            yield claim
 
     async def _take(self, claim: _Claim, lanes: Sequence[int], limit: int) -> Sequence[tuple[Any, ...]]:
         """Lock lanes and claim what is ready in them."""
@@ -109,8 +103,11 @@ class PostgresOutboxAdapter:
             "dead_head_blocks": self._dead_head_blocks,
         }
         begun = time.monotonic()
-        cursor = await claim.conn.execute(statement("claim_outbox"), terms)
-        self._floors.note(time.monotonic() - begun)
+        try:
+            cursor = await claim.conn.execute(statement("claim_outbox"), terms)
+        finally:
+            # One that did not end in its time needs them most.
+            self._floors.note(time.monotonic() - begun)
         return await cursor.fetchall()
 
     def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[_Claim]:

@@ -58,9 +58,11 @@ class Wakeup:
         begun = time.monotonic()
         if begun < self._rest_until:
             return Due(limit, _ALL_LANES)
-        [[count, lanes]] = await self._watch.ask("outbox_due", {"limit": limit})
-        if (took := time.monotonic() - begun) > _SLOW:
-            self._rest_until = begun + _REST * took
+        try:
+            [[count, lanes]] = await self._watch.ask("outbox_due", {"limit": limit})
+        finally:
+            if (took := time.monotonic() - begun) > _SLOW:
+                self._rest_until = begun + _REST * took
         return Due(int(count or 0), int(lanes or 0))
 
     async def tasks_due(self) -> bool:

@@ -1,6 +1,7 @@
--- The first ready event of each lane, if it is one of those up to the place that is decided; else the place after.
-SELECT held.number, coalesce(first.seq, %(decided)s::bigint + 1)
+-- The first ready event of each lane if it is among the next places that are decided; else the place after those.
+SELECT held.number, coalesce(first.seq, greatest(held.floor, next.highest + 1))
 FROM unnest(%(lanes)s::int[], %(floors)s::bigint[]) AS held (number, floor)
+CROSS JOIN LATERAL (SELECT least(%(decided)s::bigint, held.floor + %(step)s::bigint) AS highest) AS next
 LEFT JOIN LATERAL (
     SELECT e.seq
     FROM outbox_events AS e
@@ -8,6 +9,6 @@ LEFT JOIN LATERAL (
       AND e.dead_at IS NULL
       AND e.available_at IS NULL
       AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = held.number
-      AND e.seq BETWEEN held.floor AND %(decided)s
+      AND e.seq BETWEEN held.floor AND next.highest
     ORDER BY e.seq
     LIMIT 1) AS first ON true
