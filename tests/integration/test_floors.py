@@ -13,7 +13,7 @@ import pytest
 
 from relay.adapters.postgres import floors as module
 from relay.adapters.postgres import wakeup
-from relay.adapters.postgres.floors import Floors
+from relay.adapters.postgres.floors import NONE, Floors
 from relay.adapters.postgres.wakeup import Due, Wakeup
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.ordering import LANES
@@ -61,7 +61,7 @@ async def busy(relay: Relay, command: Any) -> None:
 def pages(conn: Connection, floors: dict[int, int]) -> int:
     """How many pages a claim looks at."""
     terms = {"lanes": ALL.lanes, "limit": 300, "dead_head_blocks": False}
-    held = [floors.get(lane, 0) for lane in (*ALL.lanes, -1)]
+    held = [floors.get(lane, NONE) for lane in (*ALL.lanes, -1)]
     plan = explain(conn, "claim_outbox", after="begin_claim", floors=held, **terms)
     return int(plan.root["Shared Hit Blocks"] + plan.root["Shared Read Blocks"])
 
@@ -89,7 +89,7 @@ async def test_claims_that_are_quick_need_no_floors(relay: Relay, monkeypatch: p
     await relay.create_stream()
     command = relay.command()
     await busy(relay, command)
-    assert set(floors_of(command).values()) == {0}
+    assert set(floors_of(command).values()) == {NONE}
 
 
 # --- nothing is passed over ---
@@ -208,7 +208,7 @@ async def test_another_server_is_believed_nothing(
         later = (epoch[0], epoch[1] + timedelta(seconds=1))
         monkeypatch.setattr(module, "_watch", None)
         found = await command._outbox._floors.find(conn, ALL.lanes, later)
-    assert set(found) == {0}
+    assert set(found) == {NONE}
 
 
 async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_floors(
@@ -246,7 +246,20 @@ async def test_floors_that_nobody_raises_are_forgotten(
     await busy(relay, command)
     monkeypatch.setattr(module, "KEEP", -1.0)
     await busy(relay, command)
-    assert set(floors_of(command).values()) == {0}
+    assert set(floors_of(command).values()) == {NONE}
+
+
+async def test_a_place_that_was_given_by_hand_is_found_when_the_whole_way_is_gone(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    relay.insert(seq=-1, partition_key="low")
+    await busy(relay, command)
+    assert len(relay.unpublished()) == 1
+    command._outbox._floors._renewal = 0.0
+    await relay.drained(command)
 
 
 # --- the question whether anything is due ---

@@ -27,8 +27,13 @@ _SOON: Final = 0.05
 #: statement that ran through all places might not end in its time, and then none ever would.
 _STEP: Final = 50_000
 _STEPS_SECONDS: Final = 2.0
-#: For how long floors are kept that nobody raises, in seconds. Then a claim walks the whole way again.
+_LONGEST_STEP: Final = 2**60
+#: For how long floors are kept that are not raised, in seconds. Then a claim walks the whole way again.
 KEEP: Final = 60.0
+#: How often the whole way is gone in any case, in seconds: an event may have been given a low place by hand.
+RENEW: Final = 600.0
+#: Below every place.
+NONE: Final = -(2**63)
 
 #: How often events were reopened, and since when the server runs: floors of another epoch are void.
 Epoch: TypeAlias = tuple[int, datetime]
@@ -50,7 +55,7 @@ class Floors:
         self._epoch: Epoch | None = None
         self._watch: _Watch | None = None
         self._next_look = math.inf
-        self._until = -math.inf
+        self._until = self._renewal = -math.inf
 
     def forget(self) -> None:
         """Begin again: claims walk the whole way."""
@@ -66,17 +71,17 @@ class Floors:
             self.forget()
             self._epoch = epoch
         for lane in lanes:
-            self._floors.setdefault(lane, 0)
+            self._floors.setdefault(lane, NONE)
         if time.monotonic() >= self._next_look:
             await self._look(conn, epoch)
         # Another claim may have begun another epoch meanwhile.
-        return [self._floors.get(lane, 0) if epoch == self._epoch else 0 for lane in lanes]
+        return [self._floors.get(lane, NONE) if epoch == self._epoch else NONE for lane in lanes]
 
     def note(self, seconds: float) -> None:
         """Take notice of how long a claim has taken."""
         if seconds > SLOW and self._next_look == math.inf:
             now = time.monotonic()
-            self._next_look, self._until = now, now + KEEP
+            self._next_look, self._until, self._renewal = now, now + KEEP, now + RENEW
 
     async def _look(self, conn: Connection, epoch: Epoch) -> None:
         """Raise the floors as far as everything is decided."""
@@ -93,16 +98,18 @@ class Floors:
         self._next_look = time.monotonic() + PAUSE
 
     async def _raise(self, conn: Connection, epoch: Epoch, decided: int) -> None:
-        step, end = _STEP, time.monotonic() + _STEPS_SECONDS
-        moved = True
+        step, end, moved = _STEP, time.monotonic() + _STEPS_SECONDS, True
+        if time.monotonic() > self._renewal:
+            self._renewal = time.monotonic() + RENEW
+            self._floors = dict.fromkeys(self._floors, NONE)
         while moved and epoch == self._epoch and time.monotonic() < end:
             floors = dict(self._floors)
             found = {"lanes": [*floors], "floors": [*floors.values()], "step": step, "decided": decided}
             raised = dict(await (await conn.execute(statement("outbox_floors"), found)).fetchall())
-            if epoch == self._epoch:
+            moved, step = raised != floors, min(2 * step, _LONGEST_STEP)
+            if moved and epoch == self._epoch:
                 self._floors |= raised
                 self._until = time.monotonic() + KEEP
-            moved, step = raised != floors, 2 * step
 
 
 async def _watch(conn: Connection) -> _Watch:

@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.floors import Floors
+from relay.adapters.postgres.floors import NONE, Floors
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Published
@@ -86,13 +86,13 @@ class PostgresOutboxAdapter:
         cursor = await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})
         locked = await cursor.fetchall()
         claim.lanes = [lane for lane, *_ in locked]
-        floors = [0] * (len(locked) + 1)
+        floors = [NONE] * (len(locked) + 1)
         if locked:
             floors = await self._floors.find(claim.conn, [*claim.lanes, _NO_LANE], locked[0][1:])
         found = await self._claim_from(floors, claim, limit)
         if locked and found and found[0][-1] != locked[0][1]:
             # What has come back just now may lie below the floors, and before what was found.
-            found = await self._claim_from([0] * len(floors), claim, limit)
+            found = await self._claim_from([NONE] * len(floors), claim, limit)
         return found
 
     async def _claim_from(self, floors: Sequence[int], claim: _Claim, limit: int) -> Sequence[tuple[Any, ...]]:
