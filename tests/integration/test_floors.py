@@ -36,6 +36,7 @@ RETURNS = {
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every claim is slow, and looks."""
     monkeypatch.setattr(module, "SLOW", -1.0)
+    monkeypatch.setattr(module, "TOGETHER", 0.0)
     monkeypatch.setattr(module, "PAUSE", 0.0)
 
 
@@ -83,9 +84,12 @@ async def test_what_is_published_is_not_looked_at_again(relay: Relay, eager: Non
     check_ledger(relay, await relay.ids())
 
 
-async def test_claims_that_are_quick_need_no_floors(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SLOW", 60.0)
-    monkeypatch.setattr(module, "PAUSE", 0.0)
+@pytest.mark.parametrize(("slow", "together"), [(60.0, 0.0), (-1.0, 3_600.0)])
+async def test_quick_claims_and_a_few_slow_ones_need_no_floors(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch, slow: float, together: float
+) -> None:
+    monkeypatch.setattr(module, "SLOW", slow)
+    monkeypatch.setattr(module, "TOGETHER", together)
     await relay.create_stream()
     command = relay.command()
     await busy(relay, command)

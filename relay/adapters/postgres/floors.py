@@ -18,8 +18,10 @@ from typing import Final, TypeAlias
 from relay.adapters.postgres.pool import Connection
 from relay.adapters.postgres.sql import statement
 
-#: A claim that takes longer has a long way to go, in seconds.
-SLOW: Final = 0.02
+#: A claim that takes longer may have a long way to go, in seconds, and has if it and those just before it were as
+#: slow and took so long together. A busy machine makes a few of them slow as well.
+SLOW: Final = 0.025
+TOGETHER: Final = 0.25
 #: How often it is looked how far everything is decided, in seconds, and how soon after it was in vain.
 PAUSE: Final = 0.5
 _SOON: Final = 0.05
@@ -56,6 +58,7 @@ class Floors:
         self._watch: _Watch | None = None
         self._next_look = math.inf
         self._until = self._renewal = -math.inf
+        self._slow = 0.0
 
     def forget(self) -> None:
         """Begin again: claims walk the whole way."""
@@ -79,7 +82,8 @@ class Floors:
 
     def note(self, seconds: float) -> None:
         """Take notice of how long a claim has taken."""
-        if seconds > SLOW and self._next_look == math.inf:
+        self._slow = self._slow + seconds if seconds > SLOW else 0.0
+        if self._slow > TOGETHER and self._next_look == math.inf:
             now = time.monotonic()
             self._next_look, self._until, self._renewal = now, now + KEEP, now + RENEW
 

@@ -1,7 +1,7 @@
 -- The first ready event of each lane if it is among the next places that are decided; else the place after those.
 SELECT held.number, coalesce(first.seq, greatest(held.floor, next.highest + 1))
 FROM unnest(%(lanes)s::int[], %(floors)s::bigint[]) AS held (number, floor)
-CROSS JOIN LATERAL (SELECT least(%(decided)s::bigint, held.floor + %(step)s::bigint) AS highest) AS next
+CROSS JOIN LATERAL (SELECT least(%(decided)s::bigint, greatest(held.floor, 0) + %(step)s::bigint) AS highest) AS next
 LEFT JOIN LATERAL (
     SELECT e.seq
     FROM outbox_events AS e
