@@ -242,15 +242,19 @@ async def test_a_long_way_is_gone_in_steps(relay: Relay, eager: None, monkeypatc
     check_ledger(relay, await relay.ids())
 
 
-async def test_floors_that_nobody_raises_are_forgotten(
+async def test_claims_that_are_quick_again_go_on_without_looking(
     relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await relay.create_stream()
     command = relay.command()
     await busy(relay, command)
-    monkeypatch.setattr(module, "KEEP", -1.0)
+    monkeypatch.setattr(module, "SLOW", 60.0)
+    command._outbox._floors._until = 0.0
     await busy(relay, command)
-    assert set(floors_of(command).values()) == {NONE}
+    found = floors_of(command)
+    await busy(relay, command)
+    assert floors_of(command) == found
+    check_ledger(relay, await relay.ids())
 
 
 async def test_a_place_that_was_given_by_hand_is_found_when_the_whole_way_is_gone(

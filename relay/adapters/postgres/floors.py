@@ -29,8 +29,9 @@ _SOON: Final = 0.05
 #: statement that ran through all places might not end in its time, and then none ever would.
 _STEP: Final = 50_000
 _STEPS_SECONDS: Final = 2.0
+_QUICK: Final = 0.1
 _LONGEST_STEP: Final = 2**60
-#: For how long floors are kept that are not raised, in seconds. Then a claim walks the whole way again.
+#: For how long floors are raised after claims were slow, in seconds. They hold for longer.
 KEEP: Final = 60.0
 #: How often the whole way is gone in any case, in seconds: an event may have been given a low place by hand.
 RENEW: Final = 600.0
@@ -56,26 +57,25 @@ class Floors:
         self._floors: dict[int, int] = {}
         self._epoch: Epoch | None = None
         self._watch: _Watch | None = None
-        self._next_look = math.inf
-        self._until = self._renewal = -math.inf
-        self._slow = 0.0
+        self._next_look = self._renewal = math.inf
+        self._until = self._slow = 0.0
 
     def forget(self) -> None:
         """Begin again: claims walk the whole way."""
         self._floors, self._watch, self._epoch = {}, None, None
-        self._next_look = math.inf
+        self._renewal = math.inf
 
     async def find(self, conn: Connection, lanes: Sequence[int], epoch: Epoch) -> list[int]:
         """Where to begin in each of these lanes.
 
         ``epoch`` was read before, in this transaction, of which each statement has to have a snapshot of its own.
         """
-        if epoch != self._epoch or time.monotonic() > self._until:
+        if epoch != self._epoch:
             self.forget()
             self._epoch = epoch
         for lane in lanes:
             self._floors.setdefault(lane, NONE)
-        if time.monotonic() >= self._next_look:
+        if time.monotonic() >= min(self._next_look, self._renewal):
             await self._look(conn, epoch)
         # Another claim may have begun another epoch meanwhile.
         return [self._floors.get(lane, NONE) if epoch == self._epoch else NONE for lane in lanes]
@@ -83,9 +83,9 @@ class Floors:
     def note(self, seconds: float) -> None:
         """Take notice of how long a claim has taken."""
         self._slow = self._slow + seconds if seconds > SLOW else 0.0
-        if self._slow > TOGETHER and self._next_look == math.inf:
+        if self._slow > TOGETHER:
             now = time.monotonic()
-            self._next_look, self._until, self._renewal = now, now + KEEP, now + RENEW
+            self._until, self._next_look = now + KEEP, min(now, self._next_look)
 
     async def _look(self, conn: Connection, epoch: Epoch) -> None:
         """Raise the floors as far as everything is decided."""
@@ -99,21 +99,24 @@ class Floors:
             return
         self._watch = after
         await self._raise(conn, epoch, before.highest)
-        self._next_look = time.monotonic() + PAUSE
+        now = time.monotonic()
+        self._next_look = now + PAUSE if now < self._until else math.inf
 
     async def _raise(self, conn: Connection, epoch: Epoch, decided: int) -> None:
         step, end, moved = _STEP, time.monotonic() + _STEPS_SECONDS, True
         if time.monotonic() > self._renewal:
-            self._renewal = time.monotonic() + RENEW
             self._floors = dict.fromkeys(self._floors, NONE)
+        if set(self._floors.values()) == {NONE}:
+            self._renewal = time.monotonic() + RENEW
         while moved and epoch == self._epoch and time.monotonic() < end:
             floors = dict(self._floors)
             found = {"lanes": [*floors], "floors": [*floors.values()], "step": step, "decided": decided}
+            begun = time.monotonic()
             raised = dict(await (await conn.execute(statement("outbox_floors"), found)).fetchall())
-            moved, step = raised != floors, min(2 * step, _LONGEST_STEP)
+            moved = raised != floors
+            step = min(2 * step, _LONGEST_STEP) if time.monotonic() - begun < _QUICK else max(1, step // 2)
             if moved and epoch == self._epoch:
                 self._floors |= raised
-                self._until = time.monotonic() + KEEP
 
 
 async def _watch(conn: Connection) -> _Watch:
