@@ -174,6 +174,26 @@ def test_a_backlog_without_statistics_is_claimed_by_its_indexes_too(database_url
     held_to(plan, 2 * 300, 2 * 300)
 
 
+@pytest.mark.parametrize("generic", [False, True])
+def test_what_an_old_snapshot_keeps_is_read_by_lane_though_hardly_anything_waits(
+    database_url: str, generic: bool
+) -> None:
+    """Statistics know nothing of what is published and cannot be removed: any index of what waits looks short."""
+    with psycopg.connect(database_url) as reader, psycopg.connect(database_url, autocommit=True) as conn:
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT count(*) FROM outbox_events")
+        events(conn, BLOCKED, f"'key' || n % {KEYS}")
+        conn.execute("UPDATE outbox_events SET published_at = now()")
+        conn.execute("ANALYZE outbox_events")
+        events(conn, 1_000, f"'key' || n % {KEYS}")
+        plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **SHARD)
+    assert "idx_outbox_unpublished" not in plan.indexes()
+    held_to(plan, 2 * 300, 2 * 300)
+    # Half of the lanes, and each event of them once: to find the first of a lane, not again from there on.
+    pages = plan.root["Shared Hit Blocks"] + plan.root["Shared Read Blocks"]
+    assert pages < BLOCKED / 2
+
+
 def test_the_backlog_of_other_lanes_is_not_read(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as conn:
         events(conn, BLOCKED, "'hot'")
