@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from relay.adapters.postgres import floors
 from relay.devstack import NatsServer
 from tests.integration.publishing import KINDS, Producer, Relay, producing
 
@@ -21,3 +22,11 @@ async def producer(request: pytest.FixtureRequest, database_url: str) -> AsyncIt
 async def relay(database_url: str, nats_server: NatsServer) -> AsyncIterator[Relay]:
     async with Relay(database_url, nats_server.url) as relay:
         yield relay
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every claim is taken for a slow one, and finds out where to begin."""
+    monkeypatch.setattr(floors, "SLOW", -1.0)
+    monkeypatch.setattr(floors, "TOGETHER", 0.0)
+    monkeypatch.setattr(floors, "PAUSE", 0.0)

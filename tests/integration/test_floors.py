@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
 from relay.adapters.postgres import floors as module
-from relay.adapters.postgres import wakeup
 from relay.adapters.postgres.floors import NONE, Floors
-from relay.adapters.postgres.wakeup import Due, Wakeup
-from relay.domain.errors import DatabaseUnreachable
 from relay.domain.ordering import LANES
+from tests.integration.floor_support import busy, floors_of
 from tests.integration.plans import Connection, explain
 from tests.integration.publishing import ALL, Relay, event, eventually, outbox_rows, query
 from tests.integration.test_publish_path import check_ledger
@@ -32,31 +29,12 @@ RETURNS = {
 }
 
 
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every claim is slow, and looks."""
-    monkeypatch.setattr(module, "SLOW", -1.0)
-    monkeypatch.setattr(module, "TOGETHER", 0.0)
-    monkeypatch.setattr(module, "PAUSE", 0.0)
-
-
 @contextmanager
 def old_snapshot(url: str) -> Iterator[None]:
     with psycopg.connect(url) as reader:
         reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT count(*) FROM outbox_events")
         yield
-
-
-def floors_of(command: Any) -> dict[int, int]:
-    return dict(command._outbox._floors._floors)
-
-
-async def busy(relay: Relay, command: Any) -> None:
-    """Publish other events in every lane, in several claims. Those of more keys at a time would lock the lanes."""
-    for part in range(6):
-        relay.add(*[event(f"other{n}") for n in range(50 * part, 50 * (part + 1))])
-        await command.drain(ALL)
 
 
 def pages(conn: Connection, floors: dict[int, int]) -> int:
@@ -97,6 +75,15 @@ async def test_quick_claims_and_a_few_slow_ones_need_no_floors(
 
 
 # --- nothing is passed over ---
+
+
+async def test_the_first_place_of_all_is_not_given_before_it_is(relay: Relay, eager: None) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await command.drain(ALL)
+    await command.drain(ALL)
+    relay.add(event("v1"))
+    await relay.drained(command)
 
 
 async def test_an_event_that_is_committed_late_goes_and_so_do_its_followers(relay: Relay, eager: None) -> None:
@@ -159,6 +146,21 @@ async def test_an_event_that_comes_back_goes_before_its_followers(relay: Relay, 
     assert str(head) in stored
 
 
+@pytest.mark.parametrize("change", ["partition_key = 'else'", "seq = 0"])
+async def test_an_event_that_is_moved_by_hand_goes(relay: Relay, eager: None, change: str) -> None:
+    """To a lane that has been found empty up to there, say."""
+    await relay.create_stream()
+    command = relay.command()
+    lane = "SELECT hashtext(%s) & 63 AS lane"
+    assert query(relay.url, lane, "else") != query(relay.url, lane, "v1")
+    [moved] = relay.add(event("v1", partition_key="v1"))
+    with psycopg.connect(relay.url) as operator:
+        operator.execute("SELECT FROM outbox_events WHERE id = %s FOR UPDATE", [moved])
+        await busy(relay, command)
+        operator.execute(f"UPDATE outbox_events SET {change} WHERE id = %s", [moved])
+    await relay.drained(command)
+
+
 async def test_one_that_comes_back_in_the_middle_of_a_claim_goes_before_its_followers(
     relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,104 +196,3 @@ async def test_one_that_comes_back_while_floors_are_found_goes_before_its_follow
         await busy(relay, command)
     await relay.drained(command)
     check_ledger(relay, await relay.ids())
-
-
-# --- how long they hold ---
-
-
-async def test_another_server_is_believed_nothing(
-    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that has taken over may know less, and give places again."""
-    await relay.create_stream()
-    command = relay.command()
-    await busy(relay, command)
-    assert max(floors_of(command).values()) > 0
-    epoch = command._outbox._floors._epoch
-    async with relay.pool.connection() as conn:
-        later = (epoch[0], epoch[1] + timedelta(seconds=1))
-        monkeypatch.setattr(module, "_watch", None)
-        found = await command._outbox._floors.find(conn, ALL.lanes, later)
-    assert set(found) == {NONE}
-
-
-async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_floors(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or none would ever end: the next one has just as long a way to go."""
-    monkeypatch.setattr(module, "SLOW", 0.3)
-    await relay.create_stream()
-    command = relay.command()
-    await busy(relay, command)
-    relay.add(event("v1"))
-    with psycopg.connect(relay.url) as conn:
-        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(DatabaseUnreachable):
-            await command.drain(ALL)
-    await command.drain(ALL)
-    assert max(floors_of(command).values()) > 0
-
-
-async def test_a_long_way_is_gone_in_steps(relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_STEP", 3)
-    await relay.create_stream()
-    command = relay.command()
-    await busy(relay, command)
-    await busy(relay, command)
-    assert min(floors_of(command).values()) > 300
-    check_ledger(relay, await relay.ids())
-
-
-async def test_claims_that_are_quick_again_go_on_without_looking(
-    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await relay.create_stream()
-    command = relay.command()
-    await busy(relay, command)
-    monkeypatch.setattr(module, "SLOW", 60.0)
-    command._outbox._floors._until = 0.0
-    await busy(relay, command)
-    found = floors_of(command)
-    await busy(relay, command)
-    assert floors_of(command) == found
-    check_ledger(relay, await relay.ids())
-
-
-async def test_a_place_that_was_given_by_hand_is_found_when_the_whole_way_is_gone(
-    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await relay.create_stream()
-    command = relay.command()
-    await busy(relay, command)
-    relay.insert(seq=-1, partition_key="low")
-    await busy(relay, command)
-    assert len(relay.unpublished()) == 1
-    command._outbox._floors._renewal = 0.0
-    await relay.drained(command)
-
-
-# --- the question whether anything is due ---
-
-
-async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    waker = Wakeup(relay.pool, relay.url)
-    relay.add(event("v1"))
-    [lane] = [lane for lane in range(LANES) if (await waker.due(10)).lanes >> lane & 1]
-    assert await waker.due(10) == Due(1, 1 << lane)
-    monkeypatch.setattr(wakeup, "_SLOW", -1.0)
-    monkeypatch.setattr(wakeup, "_REST", 1e6)
-    assert await waker.due(10) == Due(1, 1 << lane)
-    assert await waker.due(10) == Due(10, (1 << LANES) - 1)
-    await waker.close()
-
-
-async def test_nor_is_one_that_finds_no_answer(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    waker = Wakeup(relay.pool, relay.url)
-    await waker.due(10)
-    with psycopg.connect(relay.url) as conn:
-        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await waker.due(10)
-    assert await waker.due(10) == Due(10, (1 << LANES) - 1)
-    await waker.close()

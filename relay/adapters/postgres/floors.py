@@ -8,32 +8,41 @@ had been given one below it is over, and the events that come back to be publish
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeAlias
 
+from psycopg.errors import QueryCanceled
+
 from relay.adapters.postgres.pool import Connection
 from relay.adapters.postgres.sql import statement
+from relay.domain.ordering import LANES
 
+#: The lane of the events without a key.
+NO_LANE: Final = -1
 #: A claim that takes longer may have a long way to go, in seconds, and has if it and those just before it were as
 #: slow and took so long together. A busy machine makes a few of them slow as well.
 SLOW: Final = 0.025
 TOGETHER: Final = 0.25
 #: How often it is looked how far everything is decided, in seconds, and how soon after it was in vain.
-PAUSE: Final = 0.5
+PAUSE: Final = 0.2
 _SOON: Final = 0.05
-#: How many places are looked at by the first step, and how long the steps of one look may take, in seconds. A
-#: statement that ran through all places might not end in its time, and then none ever would.
+#: How many places the first step goes, and the shortest and the longest. The next one goes further after one
+#: that was quick, in seconds. All places at once might take longer than a statement may, and then ever again.
 _STEP: Final = 50_000
-_STEPS_SECONDS: Final = 2.0
-_QUICK: Final = 0.1
+_LEAST_STEP: Final = 10_000
 _LONGEST_STEP: Final = 2**60
+_QUICK: Final = 0.1
+_PATIENCE: Final = "SET LOCAL statement_timeout = '500ms'"
+#: How long the steps of a look may take together, in seconds.
+_LOOK: Final = 1.0
 #: For how long floors are raised after claims were slow, in seconds. They hold for longer.
 KEEP: Final = 60.0
-#: How often the whole way is gone in any case, in seconds: an event may have been given a low place by hand.
+#: How often the whole way is gone beside the claims, in seconds: an event may have been given a low place by hand.
 RENEW: Final = 600.0
 #: Below every place.
 NONE: Final = -(2**63)
@@ -54,31 +63,38 @@ class Floors:
     """The floors of the lanes of one database, as far as this process knows them. For one event loop."""
 
     def __init__(self) -> None:
-        self._floors: dict[int, int] = {}
-        self._epoch: Epoch | None = None
-        self._watch: _Watch | None = None
-        self._next_look = self._renewal = math.inf
+        self._lock = asyncio.Lock()
+        self._next_look = math.inf
         self._until = self._slow = 0.0
+        self._begin(None)
 
-    def forget(self) -> None:
-        """Begin again: claims walk the whole way."""
-        self._floors, self._watch, self._epoch = {}, None, None
+    def _begin(self, epoch: Epoch | None) -> None:
+        """Forget all floors: claims walk the whole way."""
+        self._epoch = epoch
+        self._watch: _Watch | None = None
+        self._decided = NONE
+        self._step = _STEP
+        self._floors = _lowest()
+        # Floors that are being found; others than those in use while these are renewed.
+        self._found = self._floors
         self._renewal = math.inf
+        self._far = False
 
-    async def find(self, conn: Connection, lanes: Sequence[int], epoch: Epoch) -> list[int]:
-        """Where to begin in each of these lanes.
+    async def find(self, conn: Connection, lanes: Sequence[int], epoch: Epoch) -> list[int] | None:
+        """Where to begin in each of these lanes; None while that is so far that a claim might not get there.
 
         ``epoch`` was read before, in this transaction, of which each statement has to have a snapshot of its own.
         """
         if epoch != self._epoch:
-            self.forget()
-            self._epoch = epoch
-        for lane in lanes:
-            self._floors.setdefault(lane, NONE)
-        if time.monotonic() >= min(self._next_look, self._renewal):
-            await self._look(conn, epoch)
-        # Another claim may have begun another epoch meanwhile.
-        return [self._floors.get(lane, NONE) if epoch == self._epoch else NONE for lane in lanes]
+            self._begin(epoch)
+        if self._time_to_look():
+            async with self._lock:
+                if epoch == self._epoch and self._time_to_look():
+                    await self._look(conn, epoch)
+        if epoch != self._epoch:
+            # Another claim has begun another epoch meanwhile.
+            return [NONE] * len(lanes)
+        return None if self._far else [self._floors[lane] for lane in lanes]
 
     def note(self, seconds: float) -> None:
         """Take notice of how long a claim has taken."""
@@ -87,36 +103,84 @@ class Floors:
             now = time.monotonic()
             self._until, self._next_look = now + KEEP, min(now, self._next_look)
 
+    def _time_to_look(self) -> bool:
+        return time.monotonic() >= min(self._next_look, self._renewal)
+
     async def _look(self, conn: Connection, epoch: Epoch) -> None:
         """Raise the floors as far as everything is decided."""
-        self._next_look = time.monotonic() + _SOON
         before = self._watch or await _watch(conn)
         after = await _watch(conn)
         if epoch != self._epoch:
             return
-        if not before.writers.isdisjoint(after.writers):
-            self._watch = before
-            return
-        self._watch = after
-        await self._raise(conn, epoch, before.highest)
+        vain = not before.writers.isdisjoint(after.writers)
+        self._watch = before if vain else after
+        if not vain:
+            self._decided = before.highest
+        if self._decided > NONE:
+            await self._raise(conn, epoch)
         now = time.monotonic()
-        self._next_look = now + PAUSE if now < self._until else math.inf
+        if self._far:
+            self._next_look = now
+        elif now < self._until or self._renewing:
+            self._next_look = now + (_SOON if vain else PAUSE)
+        else:
+            self._next_look = math.inf
 
-    async def _raise(self, conn: Connection, epoch: Epoch, decided: int) -> None:
-        step, end, moved = _STEP, time.monotonic() + _STEPS_SECONDS, True
-        if time.monotonic() > self._renewal:
-            self._floors = dict.fromkeys(self._floors, NONE)
-        if set(self._floors.values()) == {NONE}:
+    @property
+    def _renewing(self) -> bool:
+        return self._found is not self._floors
+
+    async def _raise(self, conn: Connection, epoch: Epoch) -> None:
+        begun = time.monotonic()
+        if begun >= self._renewal:
+            self._found, self._renewal, self._step = _lowest(), math.inf, _STEP
+        # Claims do without renewed floors, so these are looked for a step at a time.
+        end = begun + (0.0 if self._renewing else _LOOK)
+        there = moved = False
+        while not there and epoch == self._epoch:
+            found = await self._go(conn)
+            if found is not None and epoch == self._epoch:
+                moved, there = True, found
+            if time.monotonic() >= end:
+                break
+        # Where not even a step succeeds, claims try by themselves.
+        self._far = moved and not there and not self._renewing
+
+    async def _go(self, conn: Connection) -> bool | None:
+        """Go a step in each lane; returns whether that led as far as can be, None when it took too long."""
+        terms = {
+            "lanes": [*self._found],
+            "floors": [*self._found.values()],
+            "step": self._step,
+            "decided": self._decided,
+        }
+        begun, epoch = time.monotonic(), self._epoch
+        try:
+            async with conn.transaction(force_rollback=True):
+                await conn.execute(_PATIENCE)
+                rows = await (await conn.execute(statement("outbox_floors"), terms)).fetchall()
+        except QueryCanceled:
+            self._step = max(self._step // 8, _LEAST_STEP)
+            return None
+        there = all(done for *_, done in rows)
+        if not there and time.monotonic() - begun < _QUICK:
+            self._step = min(2 * self._step, _LONGEST_STEP)
+        if epoch == self._epoch:
+            self._settle({lane: floor for lane, floor, _ in rows}, there)
+        return there
+
+    def _settle(self, found: Mapping[int, int], there: bool) -> None:
+        if there and self._renewal == math.inf:
             self._renewal = time.monotonic() + RENEW
-        while moved and epoch == self._epoch and time.monotonic() < end:
-            floors = dict(self._floors)
-            found = {"lanes": [*floors], "floors": [*floors.values()], "step": step, "decided": decided}
-            begun = time.monotonic()
-            raised = dict(await (await conn.execute(statement("outbox_floors"), found)).fetchall())
-            moved = raised != floors
-            step = min(2 * step, _LONGEST_STEP) if time.monotonic() - begun < _QUICK else max(1, step // 2)
-            if moved and epoch == self._epoch:
-                self._floors |= raised
+        if there or not self._renewing:
+            self._floors = self._found = found
+        else:
+            self._floors = {lane: max(floor, found[lane]) for lane, floor in self._floors.items()}
+            self._found = found
+
+
+def _lowest() -> Mapping[int, int]:
+    return dict.fromkeys((*range(LANES), NO_LANE), NONE)
 
 
 async def _watch(conn: Connection) -> _Watch:

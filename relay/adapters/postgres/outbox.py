@@ -7,20 +7,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import psycopg
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.floors import NONE, Floors
+from relay.adapters.postgres.floors import NO_LANE, NONE, Floors
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
-
-#: Where the events without a key are.
-_NO_LANE: Final = -1
 
 
 @dataclass(slots=True)
@@ -75,22 +72,25 @@ class PostgresOutboxAdapter:
     async def _find_unpublished(self, lanes: Sequence[int], limit: int) -> AsyncIterator[_Claim]:
         async with _claim(self._pool) as claim:
             found = await self._take(claim, lanes, limit)
-            # Behind an event come its lane, the share of a lane, and how often events were reopened.
-            claim.rows = [OutboxRow._make(row[:-3]) for row in found]
-            claim.busy = Counter(row[-3] for row in found)
-            claim.more = len(found) >= limit or any(claim.busy[row[-3]] >= row[-2] for row in found)
+            if found is None:
+                claim.more = True
+            else:
+                # Behind an event come its lane, the share of a lane, and how often events were reopened.
+                claim.rows = [OutboxRow._make(row[:-3]) for row in found]
+                claim.busy = Counter(row[-3] for row in found)
+                claim.more = len(found) >= limit or any(claim.busy[row[-3]] >= row[-2] for row in found)
             yield claim
 
-    async def _take(self, claim: _Claim, lanes: Sequence[int], limit: int) -> Sequence[tuple[Any, ...]]:
-        """Lock lanes and claim what is ready in them."""
-        cursor = await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})
-        locked = await cursor.fetchall()
-        claim.lanes = [lane for lane, *_ in locked]
-        floors = [NONE] * (len(locked) + 1)
-        if locked:
-            floors = await self._floors.find(claim.conn, [*claim.lanes, _NO_LANE], locked[0][1:])
+    async def _take(self, claim: _Claim, lanes: Sequence[int], limit: int) -> Sequence[tuple[Any, ...]] | None:
+        """Lock lanes and claim what is ready in them; None while the way there is too far."""
+        locked = await (await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})).fetchall()
+        claim.lanes = [lane for lane, *_ in locked if lane is not None]
+        _, *epoch = locked[0]
+        floors = await self._floors.find(claim.conn, [*claim.lanes, NO_LANE], tuple(epoch))
+        if floors is None:
+            return None
         found = await self._claim_from(floors, claim, limit)
-        if locked and found and found[0][-1] != locked[0][1]:
+        if found and found[0][-1] != epoch[0]:
             # What has come back just now may lie below the floors, and before what was found.
             found = await self._claim_from([NONE] * len(floors), claim, limit)
         return found

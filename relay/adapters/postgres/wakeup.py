@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from psycopg.errors import QueryCanceled
+
 from relay.adapters.postgres.pool import Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.tasks import GRACE
 from relay.adapters.postgres.watch import Watch
+from relay.domain.errors import DatabaseUnreachable
 from relay.domain.ordering import LANES, Shard
 
 CHANNEL: Final = "relay_outbox"
@@ -52,14 +55,18 @@ class Wakeup:
     async def due(self, limit: int) -> Due:
         """What waits to be published, counted up to ``limit``. Raises DatabaseUnreachable.
 
-        Where the answer takes long, as after an hour under an old snapshot, it is seldom asked for: meanwhile
-        as many as can be may wait in any lane.
+        Where the answer takes long, as after an hour under an old snapshot, it is seldom asked for: meanwhile, and
+        where there is none in time, as many as can be may wait in any lane.
         """
         begun = time.monotonic()
         if begun < self._rest_until:
             return Due(limit, _ALL_LANES)
         try:
             [[count, lanes]] = await self._watch.ask("outbox_due", {"limit": limit})
+        except DatabaseUnreachable as error:
+            if not isinstance(error.__cause__, QueryCanceled):
+                raise
+            return Due(limit, _ALL_LANES)
         finally:
             if (took := time.monotonic() - begun) > _SLOW:
                 self._rest_until = begun + _REST * took

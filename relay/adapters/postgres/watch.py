@@ -23,8 +23,8 @@ Rows: TypeAlias = Sequence[Sequence[bytes | None]]
 
 #: How soon after an attempt to connect the next is made, in seconds.
 _RECONNECT: Final = 1.0
-#: Whoever asked has given up by then, and the server cannot tell.
-_LIMIT: Final = "SET statement_timeout = '5s'"
+#: Soon after, whoever asked gives up, and the server cannot tell.
+_LIMIT: Final = "SET statement_timeout = '4s'"
 
 
 class Watch:

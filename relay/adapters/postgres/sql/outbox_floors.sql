@@ -1,5 +1,7 @@
 -- The first ready event of each lane if it is among the next places that are decided; else the place after those.
-SELECT held.number, coalesce(first.seq, greatest(held.floor, next.highest + 1))
+-- The last column: whether that is as far as can be.
+SELECT held.number, coalesce(first.seq, greatest(held.floor, next.highest + 1)),
+       first.seq IS NOT NULL OR next.highest >= %(decided)s::bigint
 FROM unnest(%(lanes)s::int[], %(floors)s::bigint[]) AS held (number, floor)
 CROSS JOIN LATERAL (SELECT least(%(decided)s::bigint, greatest(held.floor, 0) + %(step)s::bigint) AS highest) AS next
 LEFT JOIN LATERAL (

@@ -30,17 +30,26 @@ TRIGGER = """
 CREATE TRIGGER relay_count_reopened AFTER UPDATE ON outbox_events
   FOR EACH ROW
   WHEN (NEW.published_at IS NULL AND NEW.dead_at IS NULL AND NEW.available_at IS NULL
-        AND num_nonnulls(OLD.published_at, OLD.dead_at, OLD.available_at) > 0)
+        AND (num_nonnulls(OLD.published_at, OLD.dead_at, OLD.available_at) > 0
+             OR NEW.partition_key <> OLD.partition_key OR NEW.seq <> OLD.seq))
+  EXECUTE FUNCTION relay_count_reopened()
+"""
+
+# TRUNCATE may have the places begin again.
+TRUNCATE_TRIGGER = """
+CREATE TRIGGER relay_count_truncated AFTER TRUNCATE ON outbox_events
+  FOR EACH STATEMENT
   EXECUTE FUNCTION relay_count_reopened()
 """
 
 
 def upgrade() -> None:
-    for statement in (PIN_SCHEMA, "CREATE SEQUENCE relay_reopened", FUNCTION, TRIGGER):
+    for statement in (PIN_SCHEMA, "CREATE SEQUENCE relay_reopened", FUNCTION, TRIGGER, TRUNCATE_TRIGGER):
         op.execute(statement)
 
 
 def downgrade() -> None:
+    op.execute("DROP TRIGGER relay_count_truncated ON outbox_events")
     op.execute("DROP TRIGGER relay_count_reopened ON outbox_events")
     op.execute("DROP FUNCTION relay_count_reopened")
     op.execute("DROP SEQUENCE relay_reopened")

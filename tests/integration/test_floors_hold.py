@@ -1,0 +1,198 @@
+"""For how long claims begin where they do, and what is done where the way there is long."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.adapters.postgres import floors as module
+from relay.adapters.postgres.floors import NONE
+from relay.adapters.postgres.sql import statement
+from relay.domain.errors import DatabaseUnreachable
+from tests.integration.floor_support import busy, floors_of
+from tests.integration.publishing import ALL, Relay, event, eventually, query
+from tests.integration.test_publish_path import check_ledger
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_another_server_is_believed_nothing(relay: Relay, eager: None) -> None:
+    """One that has taken over may know less, and give places again."""
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    assert max(floors_of(command).values()) > 0
+    floors = command._outbox._floors
+    floors._next_look = math.inf
+    times, since = floors._epoch
+    async with relay.pool.connection() as conn:
+        found = await floors.find(conn, ALL.lanes, (times, since + timedelta(seconds=1)))
+    assert set(found) == {NONE}
+
+
+async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_floors(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or none would ever end: the next one has just as long a way to go."""
+    monkeypatch.setattr(module, "SLOW", 0.3)
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    relay.add(event("v1"))
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(DatabaseUnreachable):
+            await command.drain(ALL)
+    await command.drain(ALL)
+    assert max(floors_of(command).values()) > 0
+
+
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_STEP", "_LEAST_STEP", "_LONGEST_STEP"):
+        monkeypatch.setattr(module, name, 3)
+
+
+async def test_a_long_way_is_gone_in_steps_before_anything_is_claimed(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that has far to go would not end in its time, and the next one neither."""
+    await relay.create_stream()
+    await busy(relay, relay.command())
+    short_steps(monkeypatch)
+    monkeypatch.setattr(module, "_LOOK", 0.0)
+    command, begun = relay.command(), []
+    claim_from = command._outbox._claim_from
+
+    async def claim(floors: list[int], *others: Any) -> Any:
+        begun.append(min(floors))
+        return await claim_from(floors, *others)
+
+    monkeypatch.setattr(command._outbox, "_claim_from", claim)
+    relay.add(*[event(f"v{n}") for n in range(50)])
+    # The first claim finds out that it is slow.
+    assert await command.drain(ALL) == 50
+    relay.add(event("v1"))
+    assert await command.drain(ALL) == 1
+    assert set(begun[:1]) == {NONE}
+    assert min(begun[1:]) > 300
+    check_ledger(relay, await relay.ids())
+
+
+async def test_a_step_that_takes_too_long_is_followed_by_a_shorter_one(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    monkeypatch.setattr(module, "_LOOK", 60.0)
+    monkeypatch.setattr(module, "_PATIENCE", "SET LOCAL statement_timeout = '50ms'")
+    await command.drain(ALL)
+    floors = command._outbox._floors
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        drained = asyncio.create_task(command.drain(ALL))
+        await eventually("the step is short", lambda: floors._step == module._LEAST_STEP)
+    await drained
+    relay.add(event("v1"))
+    await relay.drained(command)
+
+
+async def test_claims_try_by_themselves_where_no_step_ends_in_time(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    monkeypatch.setattr(module, "_LOOK", 0.0)
+    monkeypatch.setattr(module.Floors, "_go", nothing)
+    command = relay.command()
+    await busy(relay, command)
+    assert set(floors_of(command).values()) == {NONE}
+    check_ledger(relay, await relay.ids())
+
+
+async def nothing(*_: Any) -> None:
+    """A step that takes too long."""
+
+
+async def test_unordered_events_have_a_floor_without_any_lane(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    seen = []
+    claim_from = command._outbox._claim_from
+
+    async def claim(floors: list[int], *others: Any) -> Any:
+        seen.append(floors)
+        return await claim_from(floors, *others)
+
+    monkeypatch.setattr(command._outbox, "_claim_from", claim)
+    with psycopg.connect(relay.url) as other:
+        other.execute(statement("lock_lanes"), {"lanes": ALL.lanes})
+        relay.insert(partition_key="")
+        assert await command.drain(ALL) == 1
+    assert [len(floors) for floors in seen] == [1]
+    assert seen[0][0] > 300
+
+
+async def test_claims_that_are_quick_again_go_on_without_looking(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    monkeypatch.setattr(module, "SLOW", 60.0)
+    command._outbox._floors._until = 0.0
+    await busy(relay, command)
+    found = floors_of(command)
+    await busy(relay, command)
+    assert floors_of(command) == found
+    check_ledger(relay, await relay.ids())
+
+
+async def test_a_place_that_was_given_by_hand_is_found_when_floors_are_renewed(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    relay.insert(seq=-1, partition_key="low")
+    await busy(relay, command)
+    assert len(relay.unpublished()) == 1
+    command._outbox._floors._renewal = 0.0
+    await relay.drained(command)
+
+
+async def test_claims_keep_their_floors_while_these_are_renewed(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    await busy(relay, command)
+    before = floors_of(command)
+    floors = command._outbox._floors
+    short_steps(monkeypatch)
+    floors._renewal = 0.0
+    for _ in range(3):
+        await command.drain(ALL)
+        assert all(floor >= before[lane] for lane, floor in floors_of(command).items())
+        assert max(floors._found.values()) < 20
+    monkeypatch.setattr(module, "_STEP", 1_000)
+    floors._step = 1_000
+    await command.drain(ALL)
+    assert floors._found == floors._floors
+    assert min(floors_of(command).values()) > 300
+
+
+async def test_places_may_begin_again(relay: Relay, eager: None) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    query(relay.url, "TRUNCATE outbox_events RESTART IDENTITY")
+    relay.add(*[event(f"v{n}") for n in range(20)])
+    await relay.drained(command)

@@ -1,0 +1,49 @@
+"""The question whether anything is due, where the answer takes long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+
+from relay.adapters.postgres import wakeup, watch
+from relay.adapters.postgres.wakeup import Due, Wakeup
+from relay.domain.ordering import LANES
+from tests.integration.publishing import Relay, event
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    waker = Wakeup(relay.pool, relay.url)
+    relay.add(event("v1"))
+    [lane] = [lane for lane in range(LANES) if (await waker.due(10)).lanes >> lane & 1]
+    assert await waker.due(10) == Due(1, 1 << lane)
+    monkeypatch.setattr(wakeup, "_SLOW", -1.0)
+    monkeypatch.setattr(wakeup, "_REST", 1e6)
+    assert await waker.due(10) == Due(1, 1 << lane)
+    assert await waker.due(10) == Due(10, (1 << LANES) - 1)
+    await waker.close()
+
+
+async def test_nor_is_one_that_was_given_up(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    waker = Wakeup(relay.pool, relay.url)
+    await waker.due(10)
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await waker.due(10)
+    assert await waker.due(10) == Due(10, (1 << LANES) - 1)
+    await waker.close()
+
+
+async def test_one_without_an_answer_in_time_is_no_outage(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '200ms'")
+    waker = Wakeup(relay.pool, relay.url)
+    await waker.due(10)
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        assert await waker.due(10) == Due(10, (1 << LANES) - 1)
+    await waker.close()
