@@ -29,7 +29,7 @@ NO_LANE: Final = -1
 SLOW: Final = 0.025
 TOGETHER: Final = 0.25
 #: How often it is looked how far everything is decided, in seconds, and how soon after it was in vain.
-PAUSE: Final = 0.2
+PAUSE: Final = 0.1
 _SOON: Final = 0.05
 #: How many places the first step goes, and the shortest and the longest. The next one goes further after one
 #: that was quick, in seconds. All places at once might take longer than a statement may, and then ever again.
@@ -108,21 +108,22 @@ class Floors:
 
     async def _look(self, conn: Connection, epoch: Epoch) -> None:
         """Raise the floors as far as everything is decided."""
-        before = self._watch or await _watch(conn)
-        after = await _watch(conn)
+        now = await _watch(conn)
         if epoch != self._epoch:
             return
-        vain = not before.writers.isdisjoint(after.writers)
-        self._watch = before if vain else after
+        before = self._watch or now
+        vain = not before.writers.isdisjoint(now.writers)
+        self._watch = before if vain else now
         if not vain:
-            self._decided = before.highest
+            # Whoever begins to write after that is given a higher place.
+            self._decided = before.highest if now.writers else now.highest
         if self._decided > NONE:
             await self._raise(conn, epoch)
-        now = time.monotonic()
+        done = time.monotonic()
         if self._far:
-            self._next_look = now
-        elif now < self._until or self._renewing:
-            self._next_look = now + (_SOON if vain else PAUSE)
+            self._next_look = done
+        elif done < self._until or self._renewing:
+            self._next_look = done + (_SOON if vain else PAUSE)
         else:
             self._next_look = math.inf
 
