@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from psycopg.errors import QueryCanceled
 
@@ -28,9 +28,11 @@ NO_LANE: Final = -1
 #: slow and took so long together. A busy machine makes a few of them slow as well.
 SLOW: Final = 0.025
 TOGETHER: Final = 0.25
-#: How often it is looked how far everything is decided, in seconds, and how soon after it was in vain.
+#: How often it is looked how far everything is decided, in seconds: seldom where that takes the server no longer
+#: than _SHORT, as it does where what is published has been removed.
 PAUSE: Final = 0.1
-_SOON: Final = 0.05
+_LONGEST_PAUSE: Final = 1.6
+_SHORT: Final = 0.005
 #: How many places the first step goes, and the shortest and the longest. The next one goes further after one
 #: that was quick, in seconds. All places at once might take longer than a statement may, and then ever again.
 _STEP: Final = 50_000
@@ -65,6 +67,7 @@ class Floors:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._next_look = math.inf
+        self._pause = PAUSE
         self._until = self._slow = 0.0
         self._begin(None)
 
@@ -101,7 +104,9 @@ class Floors:
         self._slow = self._slow + seconds if seconds > SLOW else 0.0
         if self._slow > TOGETHER:
             now = time.monotonic()
-            self._until, self._next_look = now + KEEP, min(now, self._next_look)
+            self._until = now + KEEP
+            if self._next_look == math.inf:
+                self._next_look, self._pause = now, PAUSE
 
     def _time_to_look(self) -> bool:
         return time.monotonic() >= min(self._next_look, self._renewal)
@@ -123,7 +128,7 @@ class Floors:
         if self._far:
             self._next_look = done
         elif done < self._until or self._renewing:
-            self._next_look = done + (_SOON if vain else PAUSE)
+            self._next_look = done + self._pause
         else:
             self._next_look = math.inf
 
@@ -149,28 +154,22 @@ class Floors:
 
     async def _go(self, conn: Connection) -> bool | None:
         """Go a step in each lane; returns whether that led as far as can be, None when it took too long."""
-        terms = {
-            "lanes": [*self._found],
-            "floors": [*self._found.values()],
-            "step": self._step,
-            "decided": self._decided,
-        }
-        begun, epoch = time.monotonic(), self._epoch
+        epoch, held = self._epoch, {"lanes": [*self._found], "floors": [*self._found.values()]}
         try:
-            async with conn.transaction(force_rollback=True):
-                await conn.execute(_PATIENCE)
-                rows = await (await conn.execute(statement("outbox_floors"), terms)).fetchall()
+            rows = await _raised(conn, held | {"step": self._step, "decided": self._decided})
         except QueryCanceled:
             self._step = max(self._step // 8, _LEAST_STEP)
             return None
-        there = all(done for *_, done in rows)
-        if not there and time.monotonic() - begun < _QUICK:
+        there, seconds = all(done for _, _, done, _ in rows), rows[-1][-1]
+        if not there and seconds < _QUICK:
             self._step = min(2 * self._step, _LONGEST_STEP)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if seconds < _SHORT else max(self._pause / 2, PAUSE)
         if epoch == self._epoch:
-            self._settle({lane: floor for lane, floor, _ in rows}, there)
+            self._settle({lane: floor for lane, floor, *_ in rows}, there)
         return there
 
     def _settle(self, found: Mapping[int, int], there: bool) -> None:
+        """Take what a step has found for floors."""
         if there and self._renewal == math.inf:
             self._renewal = time.monotonic() + RENEW
         if there or not self._renewing:
@@ -182,6 +181,12 @@ class Floors:
 
 def _lowest() -> Mapping[int, int]:
     return dict.fromkeys((*range(LANES), NO_LANE), NONE)
+
+
+async def _raised(conn: Connection, terms: Mapping[str, Any]) -> Sequence[tuple[int, int, bool, float]]:
+    async with conn.transaction(force_rollback=True):
+        await conn.execute(_PATIENCE)
+        return await (await conn.execute(statement("outbox_floors"), terms)).fetchall()
 
 
 async def _watch(conn: Connection) -> _Watch:

@@ -1,7 +1,8 @@
 -- The first ready event of each lane if it is among the next places that are decided; else the place after those.
--- The last column: whether that is as far as can be.
+-- Beside it: whether that is as far as can be, and how many seconds it has taken so far.
 SELECT held.number, coalesce(first.seq, greatest(held.floor, next.highest + 1)),
-       first.seq IS NOT NULL OR next.highest >= %(decided)s::bigint
+       first.seq IS NOT NULL OR next.highest >= %(decided)s::bigint,
+       extract(epoch FROM clock_timestamp() - statement_timestamp())::float8
 FROM unnest(%(lanes)s::int[], %(floors)s::bigint[]) AS held (number, floor)
 CROSS JOIN LATERAL (SELECT least(%(decided)s::bigint, greatest(held.floor, 0) + %(step)s::bigint) AS highest) AS next
 LEFT JOIN LATERAL (
