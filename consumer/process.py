@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 from consumer.order import GoOn
+from relay.cancellation import is_cancelled
 from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
 from relay.domain.envelope import handler_request
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, MalformedMessage, Outage
@@ -258,7 +259,7 @@ def kept(renew: Callable[[], Awaitable[bool]]) -> Iterator[None]:
     keeper: list[asyncio.Task[None]] = []
 
     async def keep() -> None:
-        while True:
+        while not is_cancelled():
             with suppress(DatabaseUnreachable):
                 if not await renew():
                     return

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from relay.cancellation import is_cancelled
 from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.facts import FactSink, LeadLost, LeadTaken, OutageSeen
 from relay.domain.schedule import JobRecord
@@ -69,7 +70,7 @@ class Leader:
 
     async def run(self) -> None:
         """Go on until cancelled."""
-        while True:
+        while not is_cancelled():
             await self._turn()
             await asyncio.sleep(self._lease.pause)
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.bus import RequestContext
+from relay.cancellation import is_cancelled
 from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.facts import FactSink, TaskCompleted, TaskFailed, TaskPutOff, TaskRetried, TaskUnhandled
 from relay.domain.model import HandlerResult, Verdict
@@ -181,7 +182,7 @@ class RunTask:
 
     async def _keep(self, claim: ClaimedTask) -> None:
         """Renew the claim while the handler works. Stops when it is lost: the token then fences us off."""
-        while True:
+        while not is_cancelled():
             await asyncio.sleep(LEASE.total_seconds() / 4)
             with contextlib.suppress(DatabaseUnreachable):
                 if not await self.renew(claim):

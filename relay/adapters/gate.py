@@ -18,6 +18,7 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from relay.cancellation import is_cancelled
 from relay.domain.errors import QueueUnreachable
 
 #: A job that died frees its gate within this time; a living one renews it three times as often.
@@ -102,6 +103,8 @@ class Gates:
             yield True
         finally:
             keeper.cancel()
+            # What is on its way to Redis must not shut the gate again behind us.
+            await asyncio.gather(keeper, return_exceptions=True)
 
     async def close(self, duty: str, token: str) -> None:
         """The job is done: the next tick may start another."""
@@ -116,7 +119,7 @@ class Gates:
         await self._quietly(self._client.aclose())
 
     async def _keep(self, duty: str, token: str) -> None:
-        while True:
+        while not is_cancelled():
             await asyncio.sleep(TTL.total_seconds() / 3)
             await self._renew(duty, token, TTL)
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
 from relay.bus import Failed, RequestContext, Result, carry
+from relay.cancellation import is_cancelled
 from relay.cron import Cron, CronRegistry
 from relay.domain.backoff import Backoff
 from relay.domain.errors import Outage, RelayError
@@ -126,7 +127,7 @@ class RunCron:
             keeper.cancel()
 
     async def _keep(self, run: ClaimedRun) -> None:
-        while True:
+        while not is_cancelled():
             await asyncio.sleep(_RENEW)
             with suppress(Outage):
                 await self._runs.renew(run)

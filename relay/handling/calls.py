@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from relay.adapters.postgres.handling import Claimed, HandlerTransactions, Settlement
 from relay.adapters.postgres.pool import first_line
 from relay.adapters.postgres.shared import AsyncTransaction, Transaction
+from relay.cancellation import is_cancelled
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage, RelayError
 from relay.domain.model import HandlerResult, Verdict
 from relay.handling.signatures import Inject, Signature
@@ -155,7 +156,7 @@ async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerRes
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if isinstance(error, TimeoutError) and clock.expired():
             return timed_out(seconds)
-        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
         return answer(error)
 
@@ -181,9 +182,3 @@ def _describe(error: BaseException) -> str:
     message = error.message if isinstance(error, RelayError) else first_line(error)
     name = type(error).__name__
     return (name if message in ("", name) else f"{name}: {message}")[:DETAIL]
-
-
-def _is_cancelled() -> bool:
-    """Whether the caller has cancelled us; a CancelledError may also come out of the handler's own tasks."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

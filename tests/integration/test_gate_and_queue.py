@@ -56,6 +56,31 @@ async def opened(gates: Gates, duty: str = "pull", *, force: bool = False) -> st
     return token
 
 
+async def test_a_renewal_that_is_under_way_does_not_shut_the_gate_again(
+    gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=0.03))
+    token, renew, under_way = await opened(gates), gates._renew, asyncio.Event()
+
+    async def slow(duty: str, token: str, _: timedelta) -> bool:
+        if asyncio.current_task() is not here:
+            under_way.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                # Too late: it was sent.
+                await asyncio.sleep(0.1)
+        return await renew(duty, token, timedelta(seconds=60))
+
+    here, before = asyncio.current_task(), asyncio.all_tasks()
+    monkeypatch.setattr(gates, "_renew", slow)
+    async with gates.hold("pull", token):
+        await under_way.wait()
+    await gates.close("pull", token)
+    assert life(valkey, gates) < 0
+    assert asyncio.all_tasks() == before
+
+
 async def test_a_gate_lets_one_job_through(gates: Gates) -> None:
     tokens = await asyncio.gather(*(gates.open("pull") for _ in range(8)))
     assert len([token for token in tokens if token is not None]) == 1

@@ -53,6 +53,13 @@ GUARDS = {
         sorted=2 * 300,
         after="begin_claim",
     ),
+    "floors": Guard(
+        "outbox_floors",
+        {"idx_outbox_ready"},
+        33,
+        {"lanes": [*Shard(0, 2).lanes, -1], "floors": [0] * 33, "step": 10_000, "decided": BACKLOG},
+        after="begin_claim",
+    ),
     "due": Guard("outbox_due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
     # An exact number of what waits has to be counted; what is finished is not looked at.
     "outbox backlog": Guard("outbox_backlog", {"idx_outbox_unpublished"}, BACKLOG + 14_000),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import psycopg
 import pytest
@@ -88,6 +89,21 @@ async def test_an_answer_that_nobody_waits_for_is_no_answer_to_the_next_question
     locked.commit()
     assert await watched.watch.ask("pending_task_queues") == []
     assert await watched.due() == 3
+
+
+async def test_a_question_that_takes_too_long_leaves_others_alone(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '200ms'")
+    assert await watched.due() == 0
+    tasks = partial(watched.watch.ask, "pending_task_queues")
+    assert await tasks() == []
+    with psycopg.connect(watched.url) as locked:
+        locked.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        late, other = await asyncio.gather(watched.due(), tasks(), return_exceptions=True)
+    assert (type(late), other) == (DatabaseUnreachable, [])
+    assert await watched.due() == 0
+    assert watched.heard == [None]
 
 
 async def test_a_lost_connection_is_made_again_though_nobody_asks(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import psycopg
-from psycopg.errors import error_from_result
+from psycopg.errors import QueryCanceled, error_from_result
 from psycopg.pq import ExecStatus
 
 from relay.adapters.postgres.pool import CONNECTION, Connection, reached
@@ -45,6 +45,7 @@ class Watch:
         self._prepared: dict[Any, bytes] = {}
         self._answer: asyncio.Future[Rows] | None = None
         self._rows: list[Sequence[bytes | None]] = []
+        self._cancelled: QueryCanceled | None = None
 
     async def ask(self, question: str, parameters: Mapping[str, Any] | None = None) -> Rows:
         """The rows of a statement of ``sql/``. Raises DatabaseUnreachable."""
@@ -57,9 +58,11 @@ class Watch:
                 try:
                     name = await self._name(self._conn, question, parameters or {})
                     return await self._exchange(self._conn, name)
-                except BaseException:
-                    # The answer may come yet, and would be taken for that of the next question.
-                    self._drop()
+                except BaseException as error:
+                    # The answer may come yet, and would be taken for that of the next question. That it took too
+                    # long is one.
+                    if error is not self._cancelled:
+                        self._drop()
                     raise
 
     async def close(self) -> None:
@@ -137,6 +140,7 @@ class Watch:
 
     async def _exchange(self, conn: Connection, name: bytes) -> Rows:
         self._answer, self._rows = asyncio.get_running_loop().create_future(), []
+        self._cancelled = None
         try:
             conn.pgconn.send_query_prepared(name, None)
             # So few bytes that they fit, or the server has long been silent.
@@ -163,11 +167,20 @@ class Watch:
         while self._answer is not None and not self._answer.done() and not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
-                self._answer.set_result(self._rows)
+                self._end(self._answer)
             elif result.status == ExecStatus.TUPLES_OK:
                 columns = range(result.nfields)
                 self._rows += [
                     [result.get_value(row, column) for column in columns] for row in range(result.ntuples)
                 ]
             else:
-                raise error_from_result(result)
+                error = error_from_result(result)
+                if not isinstance(error, QueryCanceled):
+                    raise error
+                self._cancelled = error
+
+    def _end(self, answer: asyncio.Future[Rows]) -> None:
+        if self._cancelled is not None:
+            answer.set_exception(self._cancelled)
+        else:
+            answer.set_result(self._rows)

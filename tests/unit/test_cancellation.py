@@ -1,0 +1,93 @@
+"""A loop that keeps something alive ends when it is told to, though its CancelledError gets lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from consumer import process
+from relay.adapters.gate import Gates
+from relay.cancellation import is_cancelled
+from relay.cron import run as cron
+from relay.cron.run import RunCron
+from scheduler.leader import Leader
+from tasks import run as tasks
+from tasks.run import RunTask
+
+pytestmark = pytest.mark.anyio
+
+Renew = Callable[..., Awaitable[bool]]
+
+
+class Unwell:
+    """What is asked for each turn. It loses a cancellation, as asyncio.wait_for does on Python 3.11."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.times = 0
+
+    async def __call__(self, *_: Any) -> bool:
+        self.times += 1
+        self.asked.set()
+        try:
+            await asyncio.sleep(0.05 if self.times > 1 else 60)
+        except asyncio.CancelledError:
+            assert is_cancelled()
+        return True
+
+
+def on(function: Any, **parts: Any) -> Coroutine[Any, Any, None]:
+    """Call a method of an object that has these parts only."""
+    arguments = [None] * (function.__code__.co_argcount - 1)
+    return cast("Coroutine[Any, Any, None]", function(SimpleNamespace(**parts), *arguments))
+
+
+KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
+    "gate": lambda renew: on(Gates._keep, _renew=renew),
+    "cron": lambda renew: on(RunCron._keep, _runs=SimpleNamespace(renew=renew)),
+    "task": lambda renew: on(RunTask._keep, renew=renew),
+    "leader": lambda turn: on(Leader.run, _turn=turn, _lease=SimpleNamespace(pause=0)),
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = SimpleNamespace(total_seconds=lambda: 0.0)
+    monkeypatch.setattr(cron, "_RENEW", 0.0)
+    monkeypatch.setattr(tasks, "LEASE", at_once)
+    monkeypatch.setattr(process, "LEASE", at_once)
+    monkeypatch.setattr("relay.adapters.gate.TTL", at_once)
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+async def test_it_ends(name: str) -> None:
+    renew = Unwell()
+    keeper = asyncio.create_task(KEEPERS[name](renew))
+    await renew.asked.wait()
+    keeper.cancel()
+    await asyncio.wait([keeper], timeout=10)
+    assert keeper.done()
+    assert renew.times == 1
+
+
+async def test_one_of_a_message_does() -> None:
+    renew = Unwell()
+    others = asyncio.all_tasks()
+    with process.kept(renew):
+        await renew.asked.wait()
+        [keeper] = asyncio.all_tasks() - others
+    await asyncio.wait([keeper], timeout=10)
+    assert keeper.done()
+    assert renew.times == 1
+
+
+async def test_a_task_that_nobody_cancels_is_not_cancelled() -> None:
+    assert not is_cancelled()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await asyncio.sleep(60)
+    assert not is_cancelled()
