@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import os
+import signal
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +15,9 @@ import pytest
 
 from relay.adapters.postgres import floors as module
 from relay.adapters.postgres.floors import NONE
+from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.sql import statement
+from relay.devstack import PostgresServer
 from relay.domain.errors import DatabaseUnreachable
 from tests.integration.floor_support import busy, floors_of
 from tests.integration.publishing import ALL, Relay, event, eventually, query
@@ -33,6 +38,30 @@ async def test_another_server_is_believed_nothing(relay: Relay, eager: None) -> 
     async with relay.pool.connection() as conn:
         found = await floors.find(conn, ALL.lanes, (times, since + timedelta(seconds=1)))
     assert set(found) == {NONE}
+
+
+async def test_nor_is_one_that_has_crashed(own_postgres: PostgresServer) -> None:
+    """Its places may be given again: they need not have reached the disk. It has not been started anew."""
+    url = own_postgres.create_database("crashing")
+    await asyncio.to_thread(upgrade, url)
+    started = "SELECT pg_postmaster_start_time() AS since"
+    [before], [began] = epoch(url), query(url, started)
+    assert [before] == epoch(url)
+    with contextlib.closing(psycopg.connect(url)) as victim:
+        os.kill(victim.info.backend_pid, signal.SIGKILL)
+
+        def restarted() -> bool:
+            with contextlib.suppress(psycopg.OperationalError):
+                return epoch(url) != [before]
+            return False
+
+        await eventually("it is another epoch", restarted)
+    assert query(url, started)[0]["since"] == began["since"]
+
+
+def epoch(url: str) -> list[Any]:
+    with psycopg.connect(url) as conn:
+        return [row[1:] for row in conn.execute(statement("lock_lanes"), {"lanes": [1]}).fetchall()]
 
 
 async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_floors(

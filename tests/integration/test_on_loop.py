@@ -20,7 +20,7 @@ from relay.adapters.redis import RelayBroker
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import job
 from relay.devstack import ValkeyServer
-from tests.integration.test_gate_and_queue import fresh_broker, soon
+from tests.integration.queueing import fresh_broker, soon
 
 around: ContextVar[str] = ContextVar("around", default="nothing")
 

@@ -49,7 +49,7 @@ RENEW: Final = 600.0
 #: Below every place.
 NONE: Final = -(2**63)
 
-#: How often events were reopened, and since when the server runs: floors of another epoch are void.
+#: How often events were reopened, and since when the server runs without a crash: others have other floors.
 Epoch: TypeAlias = tuple[int, datetime]
 
 

@@ -1,0 +1,35 @@
+"""A worker and a broker for the tests of the queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import dramatiq
+
+from relay.adapters.redis import RelayBroker, create_broker
+
+
+@contextmanager
+def working(broker: RelayBroker, threads: int = 2) -> Iterator[dramatiq.Worker]:
+    worker = dramatiq.Worker(broker, worker_threads=threads, worker_timeout=100)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop(timeout=20_000)
+
+
+def fresh_broker(url: str, middleware: Sequence[Any] = ()) -> RelayBroker:
+    return create_broker(url, namespace=f"test-{uuid4().hex}", middleware=list(middleware))
+
+
+def soon(what: str, condition: Callable[[], Any], seconds: float = 20) -> Any:
+    end = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.01)
+    return result

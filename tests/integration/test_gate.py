@@ -1,0 +1,182 @@
+"""Gates keep jobs of one duty from piling up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from uuid import uuid4
+
+import dramatiq
+import pytest
+import redis
+
+from relay.adapters import gate as gate_module
+from relay.adapters.gate import Entry, Gates
+from relay.adapters.redis import create_broker
+from relay.bootstrap import job
+from relay.devstack import ValkeyServer
+from relay.domain.errors import QueueUnreachable
+from tests.integration.publishing import eventually
+from tests.integration.queueing import working
+
+pytestmark = pytest.mark.anyio
+
+NOWHERE = "redis://127.0.0.1:9/0"
+
+
+@pytest.fixture
+async def gates(valkey: ValkeyServer) -> AsyncIterator[Gates]:
+    gates = Gates(valkey.url, f"test-{uuid4().hex}")
+    yield gates
+    await gates.aclose()
+
+
+def life(valkey: ValkeyServer, gates: Gates, duty: str = "pull") -> int:
+    """How long a gate stays shut, in milliseconds; negative when it is open."""
+    return int(redis.Redis.from_url(valkey.url).pttl(gates._key(duty)))
+
+
+async def opened(gates: Gates, duty: str = "pull", *, force: bool = False) -> str:
+    token = await gates.open(duty, force=force)
+    assert token is not None
+    return token
+
+
+async def test_a_renewal_that_is_under_way_does_not_shut_the_gate_again(
+    gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=0.03))
+    token, renew, under_way = await opened(gates), gates._renew, asyncio.Event()
+
+    async def slow(duty: str, token: str, _: timedelta) -> bool:
+        if asyncio.current_task() is not here:
+            under_way.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                # Too late: it was sent.
+                await asyncio.sleep(0.1)
+        return await renew(duty, token, timedelta(seconds=60))
+
+    here, before = asyncio.current_task(), asyncio.all_tasks()
+    monkeypatch.setattr(gates, "_renew", slow)
+    async with gates.hold("pull", token):
+        await under_way.wait()
+    await gates.close("pull", token)
+    assert life(valkey, gates) < 0
+    assert asyncio.all_tasks() == before
+
+
+async def test_no_renewal_outlives_its_job(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they meet: the client loses a cancellation that comes just as its command is sent."""
+    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=1))
+    before = asyncio.all_tasks()
+    for number in range(100):
+        async with gates.hold("pull", f"token{number}"):
+            await asyncio.sleep(number % 7 * 0.0005)
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_gate_lets_one_job_through(gates: Gates) -> None:
+    tokens = await asyncio.gather(*(gates.open("pull") for _ in range(8)))
+    assert len([token for token in tokens if token is not None]) == 1
+    assert await gates.open("pull") is None
+    assert await gates.open("publish") is not None  # each duty has a gate of its own
+
+
+async def test_a_job_is_in_its_queue_when_its_gate_is_open_and_once_only(
+    gates: Gates, valkey: ValkeyServer
+) -> None:
+    broker = create_broker(valkey.url, namespace=gates._namespace, middleware=[])
+
+    def send(token: str) -> Entry:
+        return broker.entry(job("q", "note", token))
+
+    tokens = [await gates.open("pull", send=send) for _ in range(3)]
+    tokens.append(await gates.open("pull", send=send, force=True))
+    assert [token is None for token in tokens] == [False, True, True, False]
+    ran: list[str] = []
+    dramatiq.actor(ran.append, broker=broker, actor_name="note", queue_name="q")
+    with working(broker):
+        await eventually("it has run", lambda: ran == [tokens[0], tokens[3]])
+
+
+async def test_force_takes_a_gate_over_and_the_former_job_finds_out(gates: Gates) -> None:
+    former = await opened(gates)
+    latter = await opened(gates, force=True)
+    async with gates.hold("pull", former) as ours:
+        assert not ours
+    async with gates.hold("pull", latter) as ours:
+        assert ours
+
+
+async def test_a_gate_whose_job_died_opens_by_itself(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=100))
+    await opened(gates)
+    await eventually("it is open", lambda: gates.open("pull"), 10)
+
+
+async def test_a_job_closes_its_own_gate_only(gates: Gates, valkey: ValkeyServer) -> None:
+    former = await opened(gates)
+    latter = await opened(gates, force=True)
+    await gates.close("pull", former)
+    assert await gates.open("pull") is None
+    await gates.close("pull", latter)
+    assert await gates.open("pull") is not None
+
+
+async def test_a_gate_stays_shut_as_long_as_its_job_runs(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=600))
+    token = await opened(gates)
+    loop = asyncio.get_running_loop()
+    async with gates.hold("pull", token) as ours:
+        assert ours
+        end = loop.time() + 1.5
+        while loop.time() < end:
+            assert await gates.open("pull") is None
+            await asyncio.sleep(0.02)
+    await eventually("it is open again", lambda: gates.open("pull"), 10)
+
+
+async def test_a_job_whose_gate_was_flushed_takes_it_again(gates: Gates, valkey: ValkeyServer) -> None:
+    token = await opened(gates)
+    redis.Redis.from_url(valkey.url).delete(gates._key("pull"))
+    async with gates.hold("pull", token) as ours:
+        assert ours
+        assert await gates.open("pull") is None
+
+
+async def test_a_job_in_back_off_keeps_its_gate_unless_it_lost_it(gates: Gates, valkey: ValkeyServer) -> None:
+    former = await opened(gates)
+    await gates.back_off("pull", former)
+    assert life(valkey, gates) > 60_000  # longer than Dramatiq's longest back-off
+    await opened(gates, force=True)
+    await gates.back_off("pull", former)
+    assert 0 < life(valkey, gates) <= 6_000
+
+
+async def test_without_redis_jobs_run_and_none_can_be_sent() -> None:
+    gates = Gates(NOWHERE, "test")
+    async with gates.hold("pull", "token") as ours:
+        assert ours
+    await gates.close("pull", "token")
+    await gates.back_off("pull", "token")
+    with pytest.raises(QueueUnreachable) as caught:
+        await gates.open("pull")
+    assert caught.value.code == "QUEUE_UNREACHABLE"
+    await gates.aclose()
+
+
+async def test_redis_lost_while_a_job_runs_does_not_end_the_job(
+    own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=90))
+    gates = Gates(own_valkey.url, "test")
+    token = await opened(gates)
+    async with gates.hold("pull", token) as ours:
+        await asyncio.to_thread(own_valkey.kill)
+        await asyncio.to_thread(own_valkey.start)
+        await eventually("its keeper has shut the gate again", lambda: life(own_valkey, gates) > 0, 10)
+        assert ours
+    await gates.aclose()
