@@ -265,7 +265,10 @@ STORAGE = {
 TRIGGERS = {
     "relay_count_reopened": "AFTER UPDATE ON public.outbox_events FOR EACH ROW"
     " WHEN (((new.published_at IS NULL) AND (new.dead_at IS NULL) AND (new.available_at IS NULL)"
-    " AND (num_nonnulls(old.published_at, old.dead_at, old.available_at) > 0)))"
+    " AND ((num_nonnulls(old.published_at, old.dead_at, old.available_at) > 0)"
+    " OR (new.partition_key <> old.partition_key) OR (new.seq <> old.seq))))"
+    " EXECUTE FUNCTION relay_count_reopened()",
+    "relay_count_truncated": "AFTER TRUNCATE ON public.outbox_events FOR EACH STATEMENT"
     " EXECUTE FUNCTION relay_count_reopened()",
     "relay_order_outbox_event": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
     " WHEN ((new.partition_key IS NULL)) EXECUTE FUNCTION relay_order_outbox_event()",
