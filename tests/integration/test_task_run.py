@@ -321,7 +321,7 @@ async def test_starts_of_a_type_are_an_interval_apart_over_all_workers(tasks: Ta
     rows = await tasks.query("SELECT status, started_at FROM task_outbox ORDER BY started_at")
     assert {row["status"] for row in rows} == {"completed"}
     gaps = [after["started_at"] - before["started_at"] for before, after in pairwise(rows)]
-    assert min(gaps) >= timedelta(milliseconds=49)
+    assert min(gaps) >= timedelta(milliseconds=50)
 
 
 async def test_each_task_over_the_rate_is_promised_a_turn_of_its_own_and_nobody_overtakes(tasks: Tasks) -> None:

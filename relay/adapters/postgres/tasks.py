@@ -107,10 +107,14 @@ class PostgresTasks:
                     return None
                 key, waits_for = row
                 held = await self._held(conn, key, limits) or await _turn(conn, task_type, limits, waits_for)
-                if held is None:
-                    return await _claim(conn, id, lease)
-                await _put_off(conn, id, held)
-                return held
+                if held is not None:
+                    await _put_off(conn, id, held)
+                    return held
+                claimed = await _claim(conn, id, lease)
+                if claimed is not None and limits.interval is not None:
+                    # Only now: the interval is one between starts.
+                    await conn.execute(statement("take_turn"), {"type": task_type, "interval": limits.interval})
+                return claimed
 
     async def _held(self, conn: Connection, key: str | None, limits: Limits) -> PutOff | None:
         """Whether too many tasks of ``key`` run. The lock on the key is held until the claim commits."""
@@ -199,7 +203,7 @@ async def _put_off(conn: Connection, id: UUID, reason: PutOff) -> None:
 
 
 async def _turn(conn: Connection, task_type: str, limits: Limits, waits_for: str | None) -> PutOff | None:
-    """Take the turn of the rate limit if there is one now, else have one promised."""
+    """Hold the rate limit; where there is no turn now, have one promised."""
     if limits.interval is None:
         return None
     cursor = await conn.execute(statement("lock_rate"), {"type": task_type})
@@ -208,7 +212,6 @@ async def _turn(conn: Connection, task_type: str, limits: Limits, waits_for: str
     promised = waits_for == "turn"
     delay = turn(Rate(*row), limits.interval, promised=promised)
     if delay <= timedelta(0):
-        await conn.execute(statement("take_turn"), {"type": task_type, "interval": limits.interval})
         return None
     if not promised:
         await conn.execute(statement("promise_turn"), {"type": task_type, "delay": delay})
