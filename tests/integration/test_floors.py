@@ -74,6 +74,25 @@ async def test_quick_claims_and_a_few_slow_ones_need_no_floors(
     assert set(floors_of(command).values()) == {NONE}
 
 
+async def test_that_somebody_is_always_writing_does_not_matter(relay: Relay, eager: None) -> None:
+    """Only those count who wrote at the time."""
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    before = max(floors_of(command).values())
+    with psycopg.connect(relay.url) as first, psycopg.connect(relay.url) as second:
+        for writer, key in ((first, "slow1"), (second, "slow2")):
+            relay.outbox.add(writer, event(key))
+            relay.add(event("v1"))
+            await command.drain(ALL)
+            await command.drain(ALL)
+        # The second has begun before the first is done.
+        first.commit()
+        await command.drain(ALL)
+        assert max(floors_of(command).values()) > before
+    await relay.drained(command)
+
+
 # --- nothing is passed over ---
 
 
