@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import signal
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -192,6 +193,7 @@ async def test_a_place_that_was_given_by_hand_is_found_when_floors_are_renewed(
     relay.insert(seq=-1, partition_key="low")
     await busy(relay, command)
     assert len(relay.unpublished()) == 1
+    assert command._outbox._floors._renewal < time.monotonic() + module.RENEW
     command._outbox._floors._renewal = 0.0
     await relay.drained(command)
 
