@@ -56,21 +56,21 @@ class Wakeup:
         """What waits to be published, counted up to ``limit``. Raises DatabaseUnreachable.
 
         Where the answer takes long, as after an hour under an old snapshot, it is seldom asked for: meanwhile, and
-        where there is none in time, as many as can be may wait in any lane.
+        where there is none in time, as many as can be may wait in any lane. An outage is no answer.
         """
         begun = time.monotonic()
         if begun < self._rest_until:
             return Due(limit, _ALL_LANES)
         try:
             [[count, lanes]] = await self._watch.ask("outbox_due", {"limit": limit})
+            due = Due(int(count or 0), int(lanes or 0))
         except DatabaseUnreachable as error:
             if not isinstance(error.__cause__, QueryCanceled):
                 raise
-            return Due(limit, _ALL_LANES)
-        finally:
-            if (took := time.monotonic() - begun) > _SLOW:
-                self._rest_until = begun + _REST * took
-        return Due(int(count or 0), int(lanes or 0))
+            due = Due(limit, _ALL_LANES)
+        if (took := time.monotonic() - begun) > _SLOW:
+            self._rest_until = begun + _REST * took
+        return due
 
     async def tasks_due(self) -> bool:
         """Whether a task is waiting to be delivered. Raises DatabaseUnreachable."""
