@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 from pathlib import Path
@@ -12,7 +11,7 @@ import nats
 import psutil
 import pytest
 
-from tests.acceptance.started import Started
+from tests.acceptance.started import Started, shell_variables
 from tests.integration.devstack_support import living
 
 ID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -25,8 +24,7 @@ def directory(server_directory: Path) -> Path:
 
 
 def nats_url(directory: Path) -> str:
-    port = json.loads((directory / ".relay/demo/nats/server.json").read_text())["port"]
-    return f"nats://127.0.0.1:{port}"
+    return shell_variables(directory / ".relay/demo/environment")["NATS_URL"]
 
 
 def member(started: Started, word: str) -> psutil.Process:
