@@ -239,6 +239,7 @@ class Application:
             subject=settings.subject,
             envelope=settings.envelope,
             batch_size=settings.publish.batch_size,
+            batch_bytes=settings.publish.batch_bytes,
             policy=retry_policy(
                 settings.publish.max_attempts, settings.publish.backoff_initial, settings.publish.backoff_max
             ),

@@ -89,13 +89,16 @@ class StreamSettings(Section):
 class PublishSettings(Section):
     """How a context's outbox is emptied (CMD-050).
 
-    ``ack_timeout``: how long the broker may be silent. A batch takes at most twice that, which stays under
-    the 5 s for which it may hold its rows. ``dead_head``: whether an
-    event that can never be published is stepped over or holds its key until an operator decides.
+    ``batch_bytes``: a batch ends with the event that brings it to so much text; a larger one goes alone. A worker
+    holds two batches of each shard, a few times over. ``ack_timeout``: how long the broker may be silent. A batch
+    takes at most twice that, which stays under the 5 s for which it may hold its rows. ``max_attempts``: how often
+    an event is offered to a stream that finds it too large. ``dead_head``: whether an event that can never be
+    published is stepped over or holds its key until an operator decides.
     """
 
     shards: int = Field(default=2, ge=1, le=64)
     batch_size: int = Field(default=300, ge=1, le=1000)
+    batch_bytes: Size = Field(default=4 * 1024**2, ge=1024)
     poll_interval: Duration = timedelta(milliseconds=100)
     max_attempts: int = Field(default=10, ge=1)
     dead_head: Literal["skip", "block"] = "skip"
