@@ -28,7 +28,7 @@ def read_subject(raw: bytes) -> tuple[str, bool]:
     except UnicodeDecodeError:
         pass
     else:
-        if text.isprintable() or not _NO_TEXT.search(text):
+        if not _NO_TEXT.search(text):
             return text, True
     text = raw.replace(b"\\", rb"\\").decode("utf-8", "backslashreplace")
     return _NO_TEXT.sub(lambda found: "".join(f"\\x{byte:02x}" for byte in found[0].encode()), text), False
