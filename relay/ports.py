@@ -132,7 +132,10 @@ class JetStreamPublisher(Protocol):
 
 
 class Delivery(NamedTuple):
-    """A message as JetStream handed it out; ``reply`` is where its acknowledgement goes."""
+    """A message as JetStream handed it out; ``reply`` is where its acknowledgement goes.
+
+    ``legible``: whether the subject is what was sent. One that is no text is escaped and for no handler.
+    """
 
     subject: str
     reply: str
@@ -142,6 +145,7 @@ class Delivery(NamedTuple):
     stream_seq: int
     #: The number of the delivery, None for a message read from the stream.
     consumer_seq: int | None = None
+    legible: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
 from relay.domain.errors import MalformedMessage
 from relay.domain.limits import MAX_DEPTH, nests_deeper
+
+#: Control characters and white space of every kind.
+_NO_TEXT: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
+
+
+def read_subject(raw: bytes) -> tuple[str, bool]:
+    r"""A subject as text, and whether that is what was sent.
+
+    A broker takes any bytes but spaces and line breaks. What is no text is escaped, so that it can be read, sent
+    on and undone: bytes that are no UTF-8, control characters and white space as ``\xNN``, and then a backslash
+    as ``\\``.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        pass
+    else:
+        if not _NO_TEXT.search(text):
+            return text, True
+    text = raw.replace(b"\\", rb"\\").decode("utf-8", "backslashreplace")
+    return _NO_TEXT.sub(lambda found: "".join(f"\\x{byte:02x}" for byte in found[0].encode()), text), False
 
 
 def read_json(body: bytes) -> Any:

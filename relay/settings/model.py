@@ -237,6 +237,7 @@ class Settings(Section):
 
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
     ``task_window``: how many tasks of a queue wait in Redis; the others wait in the order of their priorities.
+    ``pull_bytes``: how much a worker process may have fetched from NATS at a time, all subscriptions together.
     ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`; no service sets it.
     """
 
@@ -248,6 +249,7 @@ class Settings(Section):
     log_format: Literal["auto", "console", "json"] = "auto"
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
     task_window: int = Field(default=200, ge=1, le=100_000)
+    pull_bytes: Size = Field(default=32 * 1024**2, ge=1024**2)
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)
@@ -259,6 +261,12 @@ class Settings(Section):
     def user_modules(self) -> tuple[str, ...]:
         """The actor modules that are not ours."""
         return tuple(name for name in self.actor_modules if name not in _ACTOR_MODULES)
+
+    @property
+    def pull_share(self) -> int:
+        """What a subscription, or the dead letters of a context with subscriptions, may have of ``pull_bytes``."""
+        consuming = [found.subscriptions for found in self.contexts.values() if found.subscriptions]
+        return self.pull_bytes // max(1, len(consuming) + sum(map(len, consuming)))
 
     def streams(self, context: str | None = None) -> list[StreamSpec]:
         """Return the streams of one context, or of all, and the stream of advisories, which all share.
