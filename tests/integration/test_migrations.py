@@ -33,6 +33,7 @@ ALL = (
     "0011_inbox_room",
     "0012_failed_heads",
     "0013_reopened",
+    "0014_outbox_locks",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0
