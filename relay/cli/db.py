@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 
 import typer
@@ -45,7 +46,7 @@ def print_sql() -> None:
 
 def _upgrade(url: str) -> tuple[str, ...]:
     pending = migrations.status(url).pending
-    migrations.upgrade(url)
+    migrations.upgrade(url, waiting=lambda line: print(line, file=sys.stderr, flush=True))
     return pending
 
 

@@ -115,8 +115,8 @@ END $$
 """
 
 # For producers in raw SQL, which name no partition key. Only when all rows of a statement are known can their keys
-# be locked in order, so they are locked after it. Who has drawn a number meanwhile may be in front of us by now,
-# with another event of the key; then, and only then, the rows get new numbers. That the first row waits for its key
+# be locked in order, so they are locked after it. Who has drawn a number meanwhile may be in front by now,
+# with another event of the key; then, and only then, rows get new numbers. That the first row waits for its key
 # before it draws, and lets it go again, is for statements of one row: what they return is the number that stays.
 ORDER_FUNCTION = """
 CREATE OR REPLACE FUNCTION relay_order_outbox_event() RETURNS trigger
@@ -179,7 +179,7 @@ CREATE FUNCTION relay_refuse_future_event() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
   RAISE check_violation USING
-    MESSAGE = format('new row for relation "%s" violates check constraint "%s"', TG_TABLE_NAME, TG_NAME),
+    MESSAGE = 'new row for relation "' || TG_TABLE_NAME || '" violates check constraint "' || TG_NAME || '"',
     DETAIL = 'occurred_at is more than a minute ahead of the clock of the database',
     HINT = 'use available_at to delay an event',
     SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME, CONSTRAINT = TG_NAME, COLUMN = 'occurred_at';
@@ -197,9 +197,10 @@ FUTURE = (
 
 
 def upgrade() -> None:
-    for statement in (PIN_SCHEMA, LIMIT, TAKE, LOCK, FUTURE_FUNCTION, *FUTURE):
+    for statement in (PIN_SCHEMA, LIMIT, TAKE, LOCK, ORDER_FUNCTION, NUMBER_FUNCTION, FUTURE_FUNCTION):
         op.execute(statement)
-    for statement in (ORDER_FUNCTION, NUMBER_FUNCTION, NUMBER_TRIGGER, REOPENED_TRIGGER):
+    # From here on writers wait.
+    for statement in (*FUTURE, NUMBER_TRIGGER, REOPENED_TRIGGER):
         op.execute(statement)
 
 
