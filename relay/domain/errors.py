@@ -8,14 +8,16 @@
     │   ├── InvalidPayload      INVALID_PAYLOAD
     │   ├── PayloadTooLarge     PAYLOAD_TOO_LARGE
     │   ├── InvalidHeader       INVALID_HEADER
-    │   └── InvalidKey          INVALID_KEY
+    │   ├── InvalidKey          INVALID_KEY
+    │   └── InvalidTimestamp    INVALID_TIMESTAMP
     ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
     │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
     ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB beside it)
-    ├── InvalidTimestamp        INVALID_TIMESTAMP
     ├── ArchiveError            ARCHIVE_ERROR        (relay.domain.archive, with ARCHIVE_OFF, ARCHIVE_BUSY,
     │                                                 ARCHIVE_DAMAGED, ARCHIVE_CONFLICT below it)
     ├── DuplicateMessage        DUPLICATE_MESSAGE
+    ├── WriteConflict           WRITE_CONFLICT
+    ├── UpgradeBlocked          UPGRADE_BLOCKED
     ├── MalformedMessage        MALFORMED_MESSAGE
     ├── NoTransaction           NO_TRANSACTION
     ├── UnsupportedTarget       UNSUPPORTED_TARGET
@@ -124,16 +126,28 @@ class InvalidKey(InvalidEvent):
     code = "INVALID_KEY"
 
 
-class InvalidTimestamp(RelayError, ValueError):
-    """``processed_at`` lies before ``received_at`` (POL-047-004)."""
+class InvalidTimestamp(InvalidEvent):
+    """A time has no zone, or is out of range; or a message would end before it was received (POL-047-004)."""
 
     code = "INVALID_TIMESTAMP"
 
 
 class DuplicateMessage(RelayError):
-    """The inbox already holds this message id (POL-047-003)."""
+    """An id is taken: a message in the inbox has it (POL-047-003), or an event or task in its outbox."""
 
     code = "DUPLICATE_MESSAGE"
+
+
+class WriteConflict(RelayError):
+    """Transactions write the same keys in opposite order, or a lock came too late: run this one again."""
+
+    code = "WRITE_CONFLICT"
+
+
+class UpgradeBlocked(RelayError):
+    """Others did not let go of a table in time; what was applied before stays. Repeatable."""
+
+    code = "UPGRADE_BLOCKED"
 
 
 class MalformedMessage(RelayError, ValueError):

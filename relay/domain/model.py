@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final, NewType
 from uuid import UUID, uuid5
@@ -71,7 +71,7 @@ class OutboxEvent:
 
     ``partition_key``: events of one key keep their commit order; the empty string opts out.
     ``topic``: an explicit subject instead of the context's template.
-    ``available_at``: not published before this time.
+    ``available_at``: not published before this time. ``occurred_at``: None for the time of the transaction.
     ``payload``: JSON text, already checked by `relay.domain.limits.encode_payload`.
 
     Raises InvalidEvent and its kin (POL-047-001), naming the field.
@@ -83,7 +83,7 @@ class OutboxEvent:
     event_type: str
     event_version: int = 1
     payload: str
-    occurred_at: datetime
+    occurred_at: datetime | None = None
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
     partition_key: str = UNORDERED
@@ -102,9 +102,9 @@ class OutboxEvent:
         if self.topic is not None:
             check_subject(self.topic)
         check_headers(self.headers)
-        _check_aware(self.occurred_at, "occurred_at")
-        if self.available_at is not None:
-            _check_aware(self.available_at, "available_at")
+        for name, moment in (("occurred_at", self.occurred_at), ("available_at", self.available_at)):
+            if moment is not None:
+                _check_moment(moment, name)
 
     def _check_identity(self) -> None:
         if not isinstance(self.id, UUID):
@@ -117,7 +117,7 @@ class OutboxEvent:
 
     def check_not_future(self, now: datetime) -> None:
         """POL-047-002: ``occurred_at <= now``, with the tolerance of the table's constraint."""
-        if self.occurred_at > now + CLOCK_TOLERANCE:
+        if self.occurred_at is not None and self.occurred_at > now + CLOCK_TOLERANCE:
             raise FutureEvent(
                 f"{self.occurred_at.isoformat()} lies in the future",
                 field="occurred_at",
@@ -125,9 +125,13 @@ class OutboxEvent:
             )
 
 
-def _check_aware(value: Any, name: str) -> None:
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidEvent("must be a datetime with a time zone", field=name)
+def _check_moment(value: Any, name: str) -> None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidTimestamp("must be a datetime with a time zone", field=name)
+    try:
+        value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidTimestamp("lies outside of the years 1 to 9999 in UTC", field=name) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
