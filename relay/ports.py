@@ -123,6 +123,8 @@ class Delivery(NamedTuple):
     stream_seq: int
     #: The number of the delivery, None for a message read from the stream.
     consumer_seq: int | None = None
+    #: When the stream has stored it.
+    stored_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class StreamReader:
             body=message.data or b"",
             stream=self._stream,
             stream_seq=found,
+            stored_at=message.time,
         )
 
     async def ids(self, first: int, last: int) -> Mapping[int, UUID | None]:

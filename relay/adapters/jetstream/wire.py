@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from relay.ports import Delivery
@@ -59,4 +60,5 @@ def read_delivery(message: Arrived) -> Delivery | None:
         stream=tokens[2],
         stream_seq=int(tokens[5]),
         consumer_seq=int(tokens[6]),
+        stored_at=datetime.fromtimestamp(int(tokens[7]) / 1e9, UTC),
     )

@@ -21,8 +21,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 
-from relay.adapters.postgres.pool import first_line
 from relay.adapters.postgres.unreachable import reaching, reason
+from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
 
 VERSION_TABLE: Final = "relay_alembic_version"
