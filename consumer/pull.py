@@ -193,7 +193,7 @@ class PullMessages:
             headers=delivery.headers,
             event_type=event.event_type,
             event_version=event.event_version,
-            occurred_at=event.occurred_at,
+            occurred_at=event.occurred_at or delivery.stored_at,
             partition_key=event.partition_key,
             correlation_id=event.correlation_id,
             causation_id=event.causation_id,

@@ -146,6 +146,8 @@ class Delivery(NamedTuple):
     #: The number of the delivery, None for a message read from the stream.
     consumer_seq: int | None = None
     legible: bool = True
+    #: When the stream has stored it.
+    stored_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ class RouteToDeadLetter:
                 context=self._context,
                 subscription=message.subscription,
                 message_id=message.message_id,
+                correlation_id=message.correlation_id,
+                causation_id=message.causation_id,
                 original_subject=message.original_subject,
                 kind=verdict.kind.value,
                 reason=verdict.reason,

@@ -254,13 +254,24 @@ class PublishOutboxEvents:
                 context=context, events=events, duplicates=duplicates, seconds=settled.seconds
             )
             self._facts(published)
-        attempts = {row.id: row.publish_attempts + 1 for row in settled.rows}
-        for failure in settled.failures:
-            id, error = failure.id, failure.error
+        self._report_failures(settled)
+
+    def _report_failures(self, settled: _Settled) -> None:
+        failed = {failure.id: failure for failure in settled.failures}
+        for row in settled.rows if failed else ():
+            if (failure := failed.get(row.id)) is None:
+                continue
+            about: dict[str, Any] = {
+                "context": self._config.context,
+                "outbox_id": row.id,
+                "correlation_id": row.correlation_id,
+                "causation_id": row.causation_id,
+                "error": failure.error,
+            }
             if failure.delay is None:
-                self._facts(EventDied(context=context, outbox_id=id, error=error))
+                self._facts(EventDied(**about))
             else:
-                self._facts(PublishFailed(context=context, outbox_id=id, error=error, attempts=attempts[id]))
+                self._facts(PublishFailed(**about, attempts=row.publish_attempts + 1))
 
 
 @lru_cache(maxsize=4_096)

@@ -46,6 +46,8 @@ from relay.settings.values import (
 )
 
 Envelope = Literal["handler", "message-envelope", "cloudevents", "raw"]
+#: What is kept of a failure: codes and places, or also up to 500 bytes of what the answer or exception says.
+ErrorDetail = Literal["codes", "text"]
 LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR"],
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
@@ -135,7 +137,8 @@ class SubscriptionSettings(Section):
     acknowledgement after the handler's answer, or once the inbox row is committed. ``unknown``: what becomes
     of an event for which the Python module has no handler. ``order``: "key" has the messages of one partition
     key handled one after the other; ``failed_head``: what becomes of those behind a dead letter. ``chunk``: how
-    many messages at most a worker takes up together, each with a verdict of its own.
+    many messages at most a worker takes up together, each with a verdict of its own. ``error_detail`` "text" keeps
+    what answers and exceptions say, which may be payload, in columns, logs and alerts; by default the context's.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name", "context"})
@@ -160,6 +163,7 @@ class SubscriptionSettings(Section):
     backoff_initial: Duration = _seconds(1)
     backoff_max: Duration = _seconds(60)
     envelope: Envelope = "handler"
+    error_detail: ErrorDetail = "codes"
     signing_secret: SecretStr | None = Field(default=None, min_length=1)
 
     @property
@@ -184,7 +188,8 @@ class ContextSettings(Section):
     """A bounded context: one database, one event stream, one DLQ stream, its subscriptions.
 
     ``name`` comes from the key. By default dead letters are kept longer than events (30 days, 1 GB), in as
-    many replicas: people answer for them.
+    many replicas: people answer for them. ``error_detail`` goes for tasks, cron jobs and those subscriptions
+    that have none of their own.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -193,6 +198,7 @@ class ContextSettings(Section):
     database_url: DatabaseUrl
     subject: str = DEFAULT_TEMPLATE
     envelope: Envelope = "handler"
+    error_detail: ErrorDetail = "codes"
     stream: StreamSettings
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
@@ -225,8 +231,9 @@ class ContextSettings(Section):
             "dlq": _under(dlq, data.get("dlq", {})),
         }
         if isinstance(subscriptions := data.get("subscriptions"), dict):
+            common = {"error_detail": data["error_detail"]} if "error_detail" in data else {}
             filled["subscriptions"] = {
-                key: _under({"durable": f"{name}__{key}"}, value, name=key, context=name)
+                key: _under({"durable": f"{name}__{key}", **common}, value, name=key, context=name)
                 for key, value in subscriptions.items()
             }
         return filled

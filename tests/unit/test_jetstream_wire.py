@@ -80,6 +80,7 @@ def test_the_place_of_a_delivery_is_in_its_reply_subject(reply: str) -> None:
         stream=metadata.stream,
         stream_seq=metadata.sequence.stream,
         consumer_seq=metadata.sequence.consumer,
+        stored_at=metadata.timestamp,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -50,6 +51,7 @@ class StreamReader:
             stream=self._stream,
             stream_seq=found,
             legible=legible,
+            stored_at=datetime.fromisoformat(message["time"]),
         )
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:

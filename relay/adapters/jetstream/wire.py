@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from relay.domain.reading import read_subject
@@ -81,4 +82,5 @@ def read_delivery(message: Arrived) -> Delivery | None:
         stream_seq=place.stream_seq,
         consumer_seq=place.consumer_seq,
         legible=legible,
+        stored_at=datetime.fromtimestamp(place.at / 1e9, UTC),
     )
