@@ -15,6 +15,7 @@ from consumer.pull import PullConfig, PullMessages
 from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverConfig, RecoverDeliveries
 from consumer.rescue import RescueExhausted
+from relay.access import http_access
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.reader import StreamReader
@@ -138,7 +139,7 @@ def _alerts(context: str) -> SendAlerts | None:
     alerts = parts.settings.alerts
     if alerts.webhook is None:
         return None
-    channel = Webhook(alerts.webhook.get_secret_value())
+    channel = Webhook(alerts.webhook.get_secret_value(), http_access(alerts, f"contexts.{context}.alerts"))
     return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
 
 

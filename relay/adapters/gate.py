@@ -54,13 +54,24 @@ class Entry(NamedTuple):
     data: bytes
 
 
-class Gates:
-    """The gates of one Redis namespace."""
+def queue_error(error: redis.exceptions.RedisError) -> QueueUnreachable:
+    """Say whether Redis is away, or answers and refuses. What it says holds no secret."""
+    match error:
+        case redis.exceptions.NoPermissionError():
+            return QueueUnreachable(f"Redis refuses this user: {error}", hint="grant it by ACL SETUSER")
+        case redis.exceptions.AuthenticationError() | redis.exceptions.AuthorizationError():
+            return QueueUnreachable(f"Redis refuses the credentials: {error}", hint="see [redis] and redis_url")
+    return QueueUnreachable(f"Redis is not reachable: {error}")
 
-    def __init__(self, url: str, namespace: str) -> None:
+
+class Gates:
+    """The gates of one Redis namespace. ``access`` goes to the client of Redis."""
+
+    def __init__(self, url: str, namespace: str, **access: Any) -> None:
         self._namespace = namespace
         self._client: Any = redis.asyncio.Redis.from_url(
             url,
+            **access,
             socket_timeout=2,
             socket_connect_timeout=2,
             decode_responses=True,
@@ -86,7 +97,7 @@ class Gates:
         try:
             opened = await self._open(keys=keys, args=args)
         except redis.exceptions.RedisError as error:
-            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+            raise queue_error(error) from error
         return token if opened else None
 
     @asynccontextmanager

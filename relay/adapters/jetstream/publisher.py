@@ -17,10 +17,11 @@ import nats.errors
 
 from relay.adapters.jetstream import puback
 from relay.adapters.jetstream.connection import NatsConnection, RelayClient
+from relay.adapters.jetstream.refusals import Refusal
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD
 from relay.domain.ordering import chains
-from relay.domain.policies import NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
+from relay.domain.policies import NoStream, NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
 from relay.ports import Message
 
 #: So many bytes may wait to be sent; a batch of large messages goes out in parts.
@@ -55,6 +56,15 @@ class _Batch:
         self.in_flight.clear()
         self.done.set()
 
+    def refuse(self, subject: str, outcome: PublishOutcome) -> None:
+        """What is in flight under a subject ends so."""
+        for token in [token for token, (message, _) in self.in_flight.items() if message.subject == subject]:
+            message, _ = self.in_flight.pop(token)
+            self.outcomes[message.id] = outcome
+            self.acks += 1  # an answer, if no PubAck
+        if not self.in_flight:
+            self.done.set()
+
     async def answered(self, patience: float) -> None:
         """Wait until nothing is in flight. Raises TimeoutError after ``patience`` seconds without an ack."""
         while self.in_flight:
@@ -84,6 +94,7 @@ class NatsJetStreamPublisher:
         self._subscribing = asyncio.Lock()
         self.max_payload = DEFAULT_MAX_PAYLOAD
         connection.on_down.append(self._on_down)
+        connection.on_refused.append(self._on_refused)
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Publish one message; see the port."""
@@ -166,6 +177,14 @@ class NatsJetStreamPublisher:
         for batch in set(self._waiting.values()):
             batch.stop("connection lost")
         self._waiting.clear()
+
+    def _on_refused(self, refusal: Refusal) -> None:
+        """No answer will come: of one subject if it may not be published, of all if the inbox is shut."""
+        for batch in set(self._waiting.values()):
+            if refusal.inbox:
+                batch.stop(str(refusal))
+            elif refusal.verb == "publish":
+                batch.refuse(refusal.subject, NoStream(str(refusal)))
 
     def _forget(self, batch: _Batch) -> None:
         batch.stopped = True

@@ -12,7 +12,6 @@ import nats.js.errors
 
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
-from relay.domain.errors import BrokerUnreachable
 from relay.ports import Delivery
 
 
@@ -34,7 +33,7 @@ class StreamReader:
         except nats.js.errors.NotFoundError:
             return None
         except (nats.errors.Error, OSError) as error:
-            raise BrokerUnreachable(f"cannot read the stream: {error}") from error
+            raise self._connection.failure("cannot read the stream", error) from error
         found = message.seq or seq
         return Delivery(
             subject=message.subject or "",
