@@ -10,23 +10,28 @@ import asyncio
 import base64
 import json
 import os
+import socket
 import ssl
 import struct
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import nkeys
+import psycopg
 import trustme
 
-from relay.devstack import NatsServer, ValkeyServer
+from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import LOOPBACK, free_port
 
 _SSL_REQUEST, _GSS_REQUEST = 80877103, 80877104
-_REFUSAL = b'SFATAL\0VFATAL\0C28000\0Mno pg_hba.conf entry for host "127.0.0.1", no encryption\0\0'
+#: What PostgreSQL says to those whom ``hostssl … clientcert=verify-ca`` turns away.
+_NO_TLS = 'no pg_hba.conf entry for host "127.0.0.1", no encryption'
+_NO_CERTIFICATE = "connection requires a valid client certificate"
 
 
 class Authority:
@@ -78,6 +83,8 @@ class TlsFront:
     def __init__(self, target: int, tls: ssl.SSLContext, *, postgres: bool = False) -> None:
         self.port, self.served, self.turned_away = free_port(), 0, 0
         self._target, self._tls, self._postgres = target, tls, postgres
+        if postgres:
+            tls.verify_mode = ssl.CERT_OPTIONAL  # it says what it misses
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -103,13 +110,16 @@ class TlsFront:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if self._postgres and not await _wants_tls(reader, writer):
-                self.turned_away += 1
-                return
+            if self._postgres:
+                await _wants_tls(reader, writer)
             await writer.start_tls(self._tls)
+            if not writer.get_extra_info("ssl_object").getpeercert():
+                raise ConnectionError(_NO_CERTIFICATE)
             there, back = await asyncio.open_connection(LOOPBACK, self._target)
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError) as error:
             self.turned_away += 1
+            if self._postgres and isinstance(error, ConnectionError):
+                _turn_away(writer, str(error))
             writer.close()
             return
         self.served += 1
@@ -120,20 +130,22 @@ class TlsFront:
             writer.close()
 
 
-async def _wants_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Answer libpq's first words; a client that begins without TLS hears what pg_hba.conf would have it hear."""
+async def _wants_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer libpq's first words. Raises ConnectionError for a client that begins without TLS."""
     while True:
         length, code = struct.unpack("!ii", await reader.readexactly(8))
         if code == _SSL_REQUEST:
             writer.write(b"S")
-            return True
+            return
         if code != _GSS_REQUEST:
             await reader.readexactly(length - 8)
-            writer.write(b"E" + struct.pack("!i", len(_REFUSAL) + 4) + _REFUSAL)
-            await writer.drain()
-            writer.close()
-            return False
+            raise ConnectionError(_NO_TLS)
         writer.write(b"N")
+
+
+def _turn_away(writer: asyncio.StreamWriter, message: str) -> None:
+    body = f"SFATAL\0VFATAL\0C28000\0M{message}\0\0".encode()
+    writer.write(b"E" + struct.pack("!i", len(body) + 4) + body)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -192,8 +204,6 @@ class GuardedValkey(ValkeyServer):
         return [*super().prepare(), "--aclfile", str(acl)]
 
     def answers(self) -> bool:
-        import socket
-
         with socket.create_connection((LOOPBACK, self.port), timeout=2) as connection:
             connection.sendall(b"PING\r\n")
             return connection.recv(16).startswith(b"-NOAUTH")
@@ -266,3 +276,34 @@ def _limits(store: int) -> dict[str, Any]:
     every = ("subs", "data", "payload", "imports", "exports", "conn", "leaf")
     jetstream = ("mem_storage", "disk_storage", "streams", "consumer")
     return {**dict.fromkeys(every, -1), **dict.fromkeys(jetstream, store), "wildcards": True}
+
+
+# --- PostgreSQL ---
+
+PASSWORD = "p@ss,w/rd?"
+_HBA = """\
+host all postgres 127.0.0.1/32 trust
+host all relay 127.0.0.1/32 scram-sha-256
+"""
+
+
+@contextmanager
+def guarded_postgres(directory: Path, tls: ssl.SSLContext) -> Iterator[tuple[PostgresServer, TlsFront]]:
+    """A server on which the role ``relay`` needs its password, and the front through which it comes."""
+    hba = directory.with_name(f"{directory.name}-hba.conf")
+    hba.parent.mkdir(parents=True, exist_ok=True)
+    hba.write_text(_HBA)
+    hba.chmod(0o644)
+    with PostgresServer(directory, settings={"hba_file": str(hba)}) as server:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"CREATE ROLE relay LOGIN PASSWORD '{PASSWORD}'")
+        with TlsFront(server.port, tls, postgres=True) as front:
+            yield server, front
+
+
+def guarded_database(server: PostgresServer, front: TlsFront, name: str, query: str) -> str:
+    """Create a database that belongs to ``relay``; returns its URL through the front."""
+    with psycopg.connect(server.create_database(name), autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} OWNER TO relay")
+        connection.execute("ALTER SCHEMA public OWNER TO relay")
+    return f"postgresql://relay:{quote(PASSWORD, safe='')}@localhost:{front.port}/{name}?{query}"
