@@ -133,6 +133,15 @@ def _record(context: str) -> RecordDeadLetters:
     return RecordDeadLetters(context, consumer, parts.incidents, application.facts)
 
 
+def _check_access() -> None:
+    """Find out now what a call would find out: a worker that cannot prove itself to a handler does not start."""
+    for context, settings in application.settings.contexts.items():
+        for name, subscription in settings.subscriptions.items():
+            if subscription.python_module is None:
+                application.handler(context, name)
+        _alerts(context)
+
+
 @cache
 def _alerts(context: str) -> SendAlerts | None:
     parts = application.context(context)
@@ -195,3 +204,6 @@ def _reader(context: str, subscription: str) -> StreamReader:
     return StreamReader(
         application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
     )
+
+
+_check_access()

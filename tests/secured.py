@@ -45,11 +45,15 @@ class Authority:
         trustme.CA().cert_pem.write_to_path(self.stranger)
         self.certificate, self.key = _issued(authority, directory / "client", common_name=client)
         self.server_certificate, self.server_key = _issued(authority, directory / "server", "localhost", LOOPBACK)
+        self._other = _issued(authority, directory / "other", "elsewhere.example")
 
-    def demanding(self) -> ssl.SSLContext:
-        """The context of a server that talks to nobody without a certificate of this authority."""
+    def demanding(self, *, misnamed: bool = False) -> ssl.SSLContext:
+        """The context of a server that talks to nobody without a certificate of this authority.
+
+        ``misnamed``: its own is for another host.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.server_certificate, self.server_key)
+        context.load_cert_chain(*(self._other if misnamed else (self.server_certificate, self.server_key)))
         context.load_verify_locations(self.ca)
         context.verify_mode = ssl.CERT_REQUIRED
         return context
@@ -74,10 +78,14 @@ def _issued(authority: trustme.CA, path: Path, *names: str, common_name: str | N
     return certificate, key
 
 
+class _Stranger(Exception):
+    """Somebody who did not prove who it is."""
+
+
 class TlsFront:
     """Demands TLS on a port of its own and passes on to ``target``; ``postgres``: TLS begins as libpq asks for it.
 
-    ``served`` counts the connections that proved themselves, ``turned_away`` the others.
+    ``served`` counts the connections that proved themselves, ``turned_away`` those that did not.
     """
 
     def __init__(self, target: int, tls: ssl.SSLContext, *, postgres: bool = False) -> None:
@@ -108,30 +116,36 @@ class TlsFront:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Raises _Stranger, and what TLS raises."""
+        if self._postgres:
+            await _wants_tls(reader, writer)
+        await writer.start_tls(self._tls)
+        if not writer.get_extra_info("ssl_object").getpeercert():
+            raise _Stranger(_NO_CERTIFICATE)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if self._postgres:
-                await _wants_tls(reader, writer)
-            await writer.start_tls(self._tls)
-            if not writer.get_extra_info("ssl_object").getpeercert():
-                raise ConnectionError(_NO_CERTIFICATE)
+            await self._admit(reader, writer)
             there, back = await asyncio.open_connection(LOOPBACK, self._target)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError) as error:
-            self.turned_away += 1
-            if self._postgres and isinstance(error, ConnectionError):
+        except (_Stranger, OSError, asyncio.IncompleteReadError, asyncio.CancelledError) as error:
+            if isinstance(error, _Stranger | ssl.SSLError):  # and did not just lose patience
+                self.turned_away += 1
+            if self._postgres and isinstance(error, _Stranger):
                 _turn_away(writer, str(error))
             writer.close()
             return
         self.served += 1
         try:
-            await asyncio.gather(_pass_on(reader, back), _pass_on(there, writer))
+            with suppress(asyncio.CancelledError):  # at the end
+                await asyncio.gather(_pass_on(reader, back), _pass_on(there, writer))
         finally:
             back.close()
             writer.close()
 
 
 async def _wants_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer libpq's first words. Raises ConnectionError for a client that begins without TLS."""
+    """Answer libpq's first words. Raises _Stranger for a client that begins without TLS."""
     while True:
         length, code = struct.unpack("!ii", await reader.readexactly(8))
         if code == _SSL_REQUEST:
@@ -139,7 +153,7 @@ async def _wants_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
             return
         if code != _GSS_REQUEST:
             await reader.readexactly(length - 8)
-            raise ConnectionError(_NO_TLS)
+            raise _Stranger(_NO_TLS)
         writer.write(b"N")
 
 

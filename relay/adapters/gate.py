@@ -58,9 +58,11 @@ def queue_error(error: redis.exceptions.RedisError) -> QueueUnreachable:
     """Say whether Redis is away, or answers and refuses. What it says holds no secret."""
     match error:
         case redis.exceptions.NoPermissionError():
-            return QueueUnreachable(f"Redis refuses this user: {error}", hint="grant it by ACL SETUSER")
+            return QueueUnreachable(f"Redis refuses this user: {error}", hint="grant it: see ACL LOG")
         case redis.exceptions.AuthenticationError() | redis.exceptions.AuthorizationError():
             return QueueUnreachable(f"Redis refuses the credentials: {error}", hint="see [redis] and redis_url")
+        case _ if "SSL" in str(error) or "certificate" in str(error):
+            return QueueUnreachable(f"Redis: no TLS connection: {error}", hint="see [redis]")
     return QueueUnreachable(f"Redis is not reachable: {error}")
 
 

@@ -165,6 +165,9 @@ class _BlockingConsumer(_RedisConsumer):
                 return None
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
             raise ConnectionClosed(error) from None
+        except redis.exceptions.NoPermissionError as error:
+            # As an outage: it is told in one line, and tried again, as an operator may grant it meanwhile.
+            raise ConnectionClosed(queue_error(error)) from None
         return super().__next__()
 
     def _fill(self) -> bool:
