@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import Field, SecretStr
+import base64
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, SecretStr
 
 from relay.settings.section import Section
 from relay.settings.values import AbsolutePath, HeaderName, InboxPrefix, Token
 from relay.tls import TlsFiles
+
+
+def _signing_secret(secret: SecretStr) -> SecretStr:
+    for key in secret.get_secret_value().split():
+        try:
+            base64.b64decode(key.removeprefix("whsec_") if key.startswith("whsec_") else "")
+        except ValueError:
+            raise ValueError("a key that starts with whsec_ is not base64 behind it") from None
+    return secret
 
 
 class TlsSettings(Section):
@@ -53,6 +65,6 @@ class HttpSettings(TlsSettings):
     (``Basic …``), and as it stands in any other header.
     """
 
-    signing_secret: SecretStr | None = Field(default=None, min_length=1)
+    signing_secret: Annotated[SecretStr, Field(min_length=1), AfterValidator(_signing_secret)] | None = None
     token: Token | None = None
     token_header: HeaderName = "authorization"  # noqa: S105 - a name

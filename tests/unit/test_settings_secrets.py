@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,10 @@ def test_servers(load: Load, text: str, expected: str) -> None:
         ('token = "t"\ntoken_header = "x y"', f"{SUB}.token_header: 'x y' is not the name of a header"),
         ('token = "hunter2\\r\\nx: y"', f"{SUB}.token: must be of printable ASCII"),
         ('token = ""', f"{SUB}.token: "),
+        (
+            'signing_secret = "old whsec_hunter2!"',
+            f"{SUB}.signing_secret: a key that starts with whsec_ is not base64",
+        ),
     ],
 )
 def test_handlers(load: Load, lines: str, expected: str) -> None:
@@ -246,3 +251,20 @@ password_file = "/nowhere/password"
     assert names_server("NATS_CREDS")
     assert names_server("RELAY_REDIS__PASSWORD_FILE")
     assert not names_server("RELAY_LOG_LEVEL")
+
+
+def test_what_the_page_says_is_a_configuration(load: Load, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/connections.md").read_text()
+    blocks = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    tables = [block for block in blocks if "[contexts" in block] + [
+        block for block in blocks if "[contexts" not in block
+    ]
+    top = [re.split(r"^(?=\[)", block, maxsplit=1, flags=re.MULTILINE) for block in tables]
+    text = "\n".join([*(head for head, _ in top), *(rest for _, rest in top)]).replace(
+        "/run/secrets", str(tmp_path)
+    )
+    for name in re.findall(rf"{tmp_path}/(\w+)", text):
+        (tmp_path / name).write_text("https://hooks.example/x\n")
+    settings = load(text)
+    assert settings.nats.inbox_prefix == "_INBOX_relay"
+    assert settings.contexts["sea"].alerts.signing_secret is not None
