@@ -18,7 +18,14 @@ from relay.devstack.stack import DevStack
 from relay.settings import Settings, load_settings
 
 #: Names that settings read and that point to servers.
-_SERVERS: Final = ("DATABASE_URL", "NATS_URL", "REDIS_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL")
+_SERVERS: Final = (
+    "DATABASE_URL",
+    "NATS_URL",
+    "REDIS_URL",
+    "RELAY_NATS_URL",
+    "RELAY_NATS_MONITOR",
+    "RELAY_REDIS_URL",
+)
 _PRODUCT: Final = ("RELAY_", "NATS_")
 
 
@@ -62,7 +69,11 @@ def configure(
     handlers: Mapping[str, str],
 ) -> Configuration:
     """Point the configuration to the stack's servers, and contexts to the sample ``handlers`` at these URLs."""
-    ours = {"NATS_URL": stack.nats.url, "REDIS_URL": stack.valkey.url}
+    ours = {
+        "NATS_URL": stack.nats.url,
+        "RELAY_NATS_MONITOR": stack.nats.monitor_url,
+        "REDIS_URL": stack.valkey.url,
+    }
     if config is not None:
         ours["RELAY_CONFIG"] = str(config.absolute())
     for name, context in declared(config, environment).contexts.items():

