@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import dramatiq
 
@@ -16,7 +16,6 @@ from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverConfig, RecoverDeliveries
 from consumer.rescue import RescueExhausted
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
-from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.webhook import Webhook
 from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE
@@ -25,8 +24,6 @@ from relay.domain.topology import advisory_consumer
 
 #: A pull job makes room for another of its kind now and then, so that no worker keeps it for ever.
 _TURN: Final = 60.0
-#: Nothing wakes a pull job when its server is back, so it looks again soon: recovery within ten seconds.
-_PULL_RETRIES: Final[dict[str, Any]] = {**OUTAGE_RETRIES, "max_backoff": 5_000}
 _SWEEP_LIMIT: Final = 1_000
 _MAX_BATCH: Final = 300
 _PAGE: Final = 1_000
@@ -66,7 +63,7 @@ def _batch_size(max_ack_pending: int) -> int:
     return _MAX_BATCH if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH)
 
 
-@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **_PULL_RETRIES)
+@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **OUTAGE_RETRIES)
 async def pull_messages(context: str, subscription: str, token: str) -> None:
     """Pull one subscription into the inbox until the turn is over, then queue the next turn."""
     loop = asyncio.get_running_loop()
@@ -127,9 +124,8 @@ async def record_dead_letters(context: str, token: str) -> None:
 @cache
 def _record(context: str) -> RecordDeadLetters:
     parts = application.context(context)
-    spec = parts.settings.dead_letter_spec()
-    consumer = NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable)
-    return RecordDeadLetters(context, consumer, parts.incidents, application.facts)
+    letters = application.fetching(parts.settings.dead_letter_spec())
+    return RecordDeadLetters(context, letters, parts.incidents, application.facts)
 
 
 @cache
@@ -167,7 +163,7 @@ def _rescue(context: str, subscription: str) -> RescueExhausted:
     return RescueExhausted(
         context,
         subscription,
-        NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable),
+        application.fetching(spec),
         _reader(context, subscription),
         _pull(context, subscription),
         application.facts,
