@@ -61,7 +61,12 @@ def configure(
     handlers: Mapping[str, str],
 ) -> Configuration:
     """Point the configuration to the stack's servers, and contexts to the sample ``handlers`` at these URLs."""
-    ours = {"NATS_URL": stack.nats.url, "REDIS_URL": stack.valkey.url, OWN_SERVERS: "1"}
+    ours = {
+        "NATS_URL": stack.nats.url,
+        "RELAY_NATS_MONITOR": stack.nats.monitor_url,
+        "REDIS_URL": stack.valkey.url,
+        OWN_SERVERS: "1",
+    }
     if config is not None:
         ours["RELAY_CONFIG"] = str(config.absolute())
     for name, context in declared(config, environment).contexts.items():
