@@ -10,7 +10,9 @@ import psycopg
 import pytest
 
 from relay import Outbox
+from relay.adapters.postgres.shared import _sqlstate
 from relay.domain.errors import WriteConflict
+from relay.handler.transaction import is_outage
 from tests.integration.publishing import DEADLINE, event, outbox_rows, query
 from tests.integration.test_commit_order import blocked, until
 
@@ -252,6 +254,9 @@ def test_what_must_deadlock_is_an_error_that_says_to_try_again(
                 (other if errors and not waiting.done() else one).rollback()
         assert [error.code for error in errors] == ["WRITE_CONFLICT"]
         assert isinstance(errors[0].__cause__, psycopg.errors.DeadlockDetected)
+        # Whoever tries again what PostgreSQL has ended goes by these.
+        assert is_outage(errors[0])
+        assert _sqlstate(errors[0]) == "40P01"
 
 
 def test_a_lock_timeout_of_the_application_is_kept(database_url: str) -> None:
