@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import dramatiq
 
@@ -15,8 +15,8 @@ from consumer.pull import PullConfig, PullMessages
 from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverConfig, RecoverDeliveries
 from consumer.rescue import RescueExhausted
+from relay.access import http_access
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
-from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.webhook import Webhook
 from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE
@@ -25,8 +25,6 @@ from relay.domain.topology import advisory_consumer
 
 #: A pull job makes room for another of its kind now and then, so that no worker keeps it for ever.
 _TURN: Final = 60.0
-#: Nothing wakes a pull job when its server is back, so it looks again soon: recovery within ten seconds.
-_PULL_RETRIES: Final[dict[str, Any]] = {**OUTAGE_RETRIES, "max_backoff": 5_000}
 _SWEEP_LIMIT: Final = 1_000
 _MAX_BATCH: Final = 300
 _PAGE: Final = 1_000
@@ -66,7 +64,7 @@ def _batch_size(max_ack_pending: int) -> int:
     return _MAX_BATCH if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH)
 
 
-@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **_PULL_RETRIES)
+@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **OUTAGE_RETRIES)
 async def pull_messages(context: str, subscription: str, token: str) -> None:
     """Pull one subscription into the inbox until the turn is over, then queue the next turn."""
     loop = asyncio.get_running_loop()
@@ -127,9 +125,17 @@ async def record_dead_letters(context: str, token: str) -> None:
 @cache
 def _record(context: str) -> RecordDeadLetters:
     parts = application.context(context)
-    spec = parts.settings.dead_letter_spec()
-    consumer = NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable)
-    return RecordDeadLetters(context, consumer, parts.incidents, application.facts)
+    letters = application.fetching(parts.settings.dead_letter_spec())
+    return RecordDeadLetters(context, letters, parts.incidents, application.facts)
+
+
+def _check_access() -> None:
+    """Find out now what a call would find out: a worker that cannot prove itself to a handler does not start."""
+    for context, settings in application.settings.contexts.items():
+        for name, subscription in settings.subscriptions.items():
+            if subscription.python_module is None:
+                application.handler(context, name)
+        _alerts(context)
 
 
 @cache
@@ -138,7 +144,7 @@ def _alerts(context: str) -> SendAlerts | None:
     alerts = parts.settings.alerts
     if alerts.webhook is None:
         return None
-    channel = Webhook(alerts.webhook.get_secret_value())
+    channel = Webhook(alerts.webhook.get_secret_value(), http_access(alerts, f"contexts.{context}.alerts"))
     return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
 
 
@@ -167,7 +173,7 @@ def _rescue(context: str, subscription: str) -> RescueExhausted:
     return RescueExhausted(
         context,
         subscription,
-        NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable),
+        application.fetching(spec),
         _reader(context, subscription),
         _pull(context, subscription),
         application.facts,
@@ -194,3 +200,6 @@ def _reader(context: str, subscription: str) -> StreamReader:
     return StreamReader(
         application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
     )
+
+
+_check_access()

@@ -18,7 +18,7 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import Retries
 
 from relay import failpoints
-from relay.adapters.redis import create_broker
+from relay.adapters.gate import LONGEST_BACKOFF
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import (
     ARCHIVE_QUEUE,
@@ -28,6 +28,7 @@ from relay.bootstrap import (
     UPKEEP_QUEUE,
     Application,
     job,
+    job_broker,
 )
 from relay.cron import registry
 from relay.cron.run import RunCron
@@ -48,8 +49,12 @@ metrics = worker_metrics(settings)
 if metrics is not None:
     application.facts.listen(metrics)
 
-#: Dramatiq's own back-off for jobs that wait for a server: 1 s to 60 s with jitter, without end.
-OUTAGE_RETRIES: Final[dict[str, Any]] = {"max_retries": None, "min_backoff": 1_000, "max_backoff": 60_000}
+#: Dramatiq's own back-off for jobs that wait for a server: 1 s to 4 s with jitter, without end.
+OUTAGE_RETRIES: Final[dict[str, Any]] = {
+    "max_retries": None,
+    "min_backoff": 1_000,
+    "max_backoff": int(LONGEST_BACKOFF.total_seconds() * 1_000),
+}
 
 _background: set[asyncio.Task[None]] = set()
 
@@ -75,12 +80,14 @@ async def _start() -> None:
 
 
 def _drain_all() -> None:
-    """The broker is back, or this worker is new: publish at once, whatever back-off a job is in.
+    """The broker is back, or this worker is new: publish and pull at once, whatever back-off a job is in.
 
     And see whether it came back with all it had: a server that was restored is a server that was away.
     """
     for name, context in settings.contexts.items():
         spawn(_send_reconcile(name))
+        # A pull that runs goes on; one that waits is replaced by the next tick's.
+        spawn(application.gates.wake([f"pull:{name}:{it}" for it in context.subscriptions]))
         for shard in range(context.publish.shards):
             spawn(_send_publish(name, shard))
 
@@ -120,7 +127,7 @@ async def duty(context: str, name: str, token: str) -> AsyncIterator[bool]:
     """Run a job that must be outstanding only once; yields False when another has taken it over.
 
     An outage becomes Dramatiq's Retry, so that its middleware supplies the back-off; the gate stays
-    shut meanwhile, or ticks would add a job each.
+    shut meanwhile, or ticks would add a job each. It opens by itself if the job does not come back.
     """
     async with application.gates.hold(name, token) as ours:
         try:
@@ -147,15 +154,7 @@ async def chore(name: str, token: str) -> AsyncIterator[None]:
 #: Threads by queue, None for as many as ``--threads``; the modules loaded below may add theirs.
 budgets = _budgets()
 runtime = WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets)
-broker = create_broker(
-    settings.redis_url.get_secret_value(),
-    namespace=settings.redis_namespace,
-    middleware=[
-        Retries(),
-        runtime,
-        Exposition(settings),
-    ],
-)
+broker = job_broker(settings, [Retries(), runtime, Exposition(settings)])
 dramatiq.set_broker(broker)
 
 
@@ -199,7 +198,9 @@ async def run_cron(context: str, name: str, scheduled_for: str) -> None:
     """Run an application's cron job. The row owns the retries; a scheduler enqueues it again."""
     run = WaitingRun(name, datetime.fromisoformat(scheduled_for))
     try:
-        await RunCron(context, registry, application.context(context).schedule, application.facts).run(run)
+        parts = application.context(context)
+        error_text = parts.settings.error_detail == "text"
+        await RunCron(context, registry, parts.schedule, application.facts, error_text=error_text).run(run)
     except Outage as error:
         application.facts(OutageSeen(context=context, server=error.server, error=error.message))
 

@@ -9,7 +9,9 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, TypeAlias
 
 from dramatiq import Message
+from dramatiq.middleware import Middleware
 
+from relay.access import http_access, nats_options, redis_options
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.gate import Gates
 from relay.adapters.http import HttpEventHandler
@@ -17,6 +19,7 @@ from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
+from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
@@ -27,6 +30,7 @@ from relay.adapters.postgres.pool import Pool, create_pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
+from relay.adapters.redis import RelayBroker, create_broker
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.missing import FindMissing
@@ -36,6 +40,7 @@ from relay.domain.backoff import Backoff
 from relay.domain.errors import ConfigurationError, UnknownContext
 from relay.domain.facts import Fact, FactSink
 from relay.domain.policies import RetryPolicy
+from relay.domain.topology import ConsumerSpec
 from relay.ports import EventHandler
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
 
@@ -107,8 +112,13 @@ class Application:
         self.settings = settings
         self.facts = Facts()
         self.stopping = False
-        self.nats = NatsConnection(settings.nats_url.get_secret_value(), name=f"jetrelay-{role}")
-        self.gates = Gates(settings.redis_url.get_secret_value(), settings.redis_namespace)
+        self.nats = NatsConnection(
+            settings.nats_url.get_secret_value(), name=f"jetrelay-{role}", **nats_options(settings)
+        )
+        self.nats.on_refused.append(_log_refusal)
+        self.gates = Gates(
+            settings.redis_url.get_secret_value(), settings.redis_namespace, **redis_options(settings)
+        )
         self._role = role
         self._contexts: dict[str, Context] = {}
         self.handler_kinds: dict[str, HandlerFactory] = {"http": self._http, "https": self._http}
@@ -175,22 +185,23 @@ class Application:
 
     def _http(self, context: str, name: str) -> HttpEventHandler:
         settings = self.subscription(context, name)
-        secret = settings.signing_secret
         return HttpEventHandler(
             settings.handler,
             timeout=settings.handler_timeout,
             connect_timeout=settings.connect_timeout,
-            signing_secret=secret.get_secret_value() if secret else None,
+            access=http_access(settings, f"contexts.{context}.subscriptions.{name}"),
         )
 
     def consumer(self, context: str, name: str) -> NatsJetStreamConsumer:
         """The JetStream consumer of a subscription, one for the process."""
         if (context, name) not in self._consumers:
-            spec = self.subscription(context, name).consumer_spec()
-            self._consumers[context, name] = NatsJetStreamConsumer(
-                self.nats, stream=spec.stream, durable=spec.durable
-            )
+            self._consumers[context, name] = self.fetching(self.subscription(context, name).consumer_spec())
         return self._consumers[context, name]
+
+    def fetching(self, spec: ConsumerSpec) -> NatsJetStreamConsumer:
+        """A JetStream consumer that asks for no more than its share of what the process may hold."""
+        share = self.settings.pull_share
+        return NatsJetStreamConsumer(self.nats, stream=spec.stream, durable=spec.durable, max_bytes=share)
 
     def inbox(self, context: str, name: str) -> PostgresInboxAdapter:
         """The inbox as a subscription uses it. Raises UnknownContext."""
@@ -239,6 +250,7 @@ class Application:
             subject=settings.subject,
             envelope=settings.envelope,
             batch_size=settings.publish.batch_size,
+            batch_bytes=settings.publish.batch_bytes,
             policy=retry_policy(
                 settings.publish.max_attempts, settings.publish.backoff_initial, settings.publish.backoff_max
             ),
@@ -256,6 +268,18 @@ class Application:
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
             schedule=PostgresSchedule(pooled(pool)),
         )
+
+
+def job_broker(settings: Settings, middleware: Sequence[Middleware] = ()) -> RelayBroker:
+    """The broker of jobs and tasks. Raises ConfigurationError for a certificate that cannot be used."""
+    url, access = settings.redis_url.get_secret_value(), redis_options(settings)
+    return create_broker(url, namespace=settings.redis_namespace, middleware=middleware, **access)
+
+
+def _log_refusal(refusal: Refusal) -> None:
+    """Say once for a connection what an operator has to grant."""
+    if refusal.first:
+        _log.error("%s", refusal)
 
 
 def retry_policy(max_attempts: int, initial: timedelta, maximum: timedelta) -> RetryPolicy:

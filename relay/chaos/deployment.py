@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from relay.chaos.history import Source
 from relay.devstack.ports import LOOPBACK
@@ -92,9 +93,9 @@ def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
     return text
 
 
-def database_url(port: int, database: str) -> str:
-    """Return the address of a database, at the server or at a link to it."""
-    return f"postgresql://postgres@{LOOPBACK}:{port}/{database}"
+def database_url(server: str, database: str) -> str:
+    """Return the address of a database; ``server``: of any database at the server, or at a link to it."""
+    return urlsplit(server)._replace(path=f"/{database}").geturl()
 
 
 def service_url(port: int) -> str:
@@ -102,15 +103,15 @@ def service_url(port: int) -> str:
     return f"http://{LOOPBACK}:{port}/handle"
 
 
-def variables(config: Path, ports: Mapping[str, int]) -> dict[str, str]:
-    """Return what the settings read; ``ports``: of postgres, nats and valkey, or of links to them."""
+def variables(config: Path, servers: Mapping[str, str]) -> dict[str, str]:
+    """Return what the settings read; ``servers``: addresses of postgres, nats and valkey, or of links to them."""
     databases = {
-        f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL": database_url(ports["postgres"], context)
+        f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL": database_url(servers["postgres"], context)
         for context in (PRODUCING, CONSUMING)
     }
     return {
         **databases,
         "RELAY_CONFIG": str(config),
-        "NATS_URL": f"nats://{LOOPBACK}:{ports['nats']}",
-        "REDIS_URL": f"redis://{LOOPBACK}:{ports['valkey']}/0",
+        "NATS_URL": servers["nats"],
+        "REDIS_URL": servers["valkey"],
     }

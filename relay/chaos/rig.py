@@ -27,6 +27,7 @@ from relay.devstack.leftovers import end_leftovers, marked
 from relay.devstack.logs import last_lines
 from relay.devstack.monitoring import connected_clients, get, pulled_consumers
 from relay.devstack.ports import free_port
+from relay.devstack.private import at_port
 from relay.settings import Settings, load_settings
 
 _READY_SECONDS: Final = 90.0
@@ -103,13 +104,12 @@ class Rig:
     @property
     def producer_url(self) -> str:
         """The database ``shop`` through the link of the producers: for whoever works under faults."""
-        return deployment.database_url(self.links["producer-postgres"].port, deployment.PRODUCING)
+        return deployment.database_url(self._servers("producer")["postgres"], deployment.PRODUCING)
 
     @property
     def environment(self) -> dict[str, str]:
         """An environment in which commands reach the servers without a link."""
-        ports = {server.name: server.port for server in self.stack.servers}
-        return self._environment(ports)
+        return self._environment(self._servers())
 
     @property
     def settings(self) -> Settings:
@@ -127,7 +127,7 @@ class Rig:
 
         Raises ServerFailed after 90 s; the message ends with the log of who is missing.
         """
-        self._add("service", "service", self._service_command(), configuration.base_environment(inherit=False))
+        self._add("service", "service", self._service_command(), self._service_environment())
         for number in range(1, self._schedulers + 1):
             self._add(f"scheduler-{number}", "scheduler", (*_PYTHON, "scheduler"), self._through("scheduler"))
         for number in range(1, self._workers + 1):
@@ -192,19 +192,25 @@ class Rig:
         self._write_shell()
 
     def _write_shell(self) -> None:
-        ports = {server.name: server.port for server in self.stack.servers}
-        ours = deployment.variables(self._config, ports)
+        ours = deployment.variables(self._config, self._servers())
         configuration.Configuration(self.settings, self.environment, ours).write_shell(
             self.directory / "environment"
         )
 
-    def _environment(self, ports: dict[str, int]) -> dict[str, str]:
-        return {**configuration.base_environment(inherit=False), **deployment.variables(self._config, ports)}
+    def _servers(self, role: str | None = None) -> dict[str, str]:
+        """Return the addresses of the servers by name, or of the links of a role to them where it has some."""
+        links = {server.name: self.links.get(f"{role}-{server.name}") for server in self.stack.servers}
+        return {
+            server.name: at_port(server.url, link.port) if (link := links[server.name]) else server.url
+            for server in self.stack.servers
+        }
+
+    def _environment(self, servers: dict[str, str]) -> dict[str, str]:
+        return {**configuration.base_environment(inherit=False), **deployment.variables(self._config, servers)}
 
     def _through(self, role: str) -> dict[str, str]:
         """Return the environment of a process that reaches every server through the links of its role."""
-        ports = {name: self.links[f"{role}-{name}"].port for name in ("postgres", "nats", "valkey")}
-        return {**self._environment(ports), **self._extra}
+        return {**self._environment(self._servers(role)), **self._extra}
 
     def _add(self, name: str, role: str, command: tuple[str, ...], environment: dict[str, str]) -> None:
         environment = {"RELAY_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1", **environment}
@@ -218,8 +224,14 @@ class Rig:
 
     def _service_command(self) -> tuple[str, ...]:
         """Return the command of the handler service; it answers ``/handle``, and ``/healthz`` with 200."""
-        database = deployment.database_url(self.links["service-postgres"].port, deployment.CASES)
-        where = ("--database", database, "--port", str(self._service_port))
+        database = deployment.database_url(self._servers("service")["postgres"], deployment.CASES)
+        # Everybody can read a command line: the password goes into the environment.
+        where = (
+            "--database",
+            database.replace(f":{self.postgres.password}@", "@"),
+            "--port",
+            str(self._service_port),
+        )
         return (
             *_PYTHON,
             "relay.chaos.service",
@@ -229,6 +241,9 @@ class Rig:
             "--seed",
             str(self.seed),
         )
+
+    def _service_environment(self) -> dict[str, str]:
+        return {**configuration.base_environment(inherit=False), "PGPASSWORD": self.postgres.password}
 
     def _log(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Annotated, Final
 
-import nats
+import nats.errors
 import redis
 import typer
 
-from relay.adapters.jetstream.topology import connect_once
+from relay.access import jetstream, redis_options
+from relay.adapters.gate import queue_error
 from relay.adapters.postgres import migrations
 from relay.domain.errors import RelayError
 from relay.settings import Settings, load_settings
@@ -52,8 +53,8 @@ def examine(settings: Settings) -> list[Finding]:
         f"postgresql {name}": _database(context.database_url.get_secret_value())
         for name, context in settings.contexts.items()
     }
-    questions["nats"] = _nats(settings.nats_url.get_secret_value())
-    questions["redis"] = _redis(settings.redis_url.get_secret_value())
+    questions["nats"] = _nats(settings)
+    questions["redis"] = _redis(settings)
     with ThreadPoolExecutor(max_workers=len(questions)) as pool:
         return list(pool.map(_ask, questions, questions.values()))
 
@@ -63,9 +64,9 @@ def _ask(server: str, question: Callable[[], tuple[bool, str]]) -> Finding:
     try:
         healthy, detail = question()
     except RelayError as error:
-        healthy, detail = False, error.message
+        healthy, detail = False, error.message + (f" ({error.hint})" if error.hint else "")
     except redis.RedisError as error:
-        healthy, detail = False, f"Redis is not reachable: {error}"
+        healthy, detail = False, queue_error(error).message
     return Finding(
         server=server,
         healthy=healthy,
@@ -84,9 +85,9 @@ def _database(url: str) -> Callable[[], tuple[bool, str]]:
     return ask
 
 
-def _nats(url: str) -> Callable[[], tuple[bool, str]]:
+def _nats(settings: Settings) -> Callable[[], tuple[bool, str]]:
     async def account() -> int:
-        async with connect_once(url) as js:
+        async with jetstream(settings) as js:
             return (await js.account_info()).streams
 
     def ask() -> tuple[bool, str]:
@@ -98,9 +99,15 @@ def _nats(url: str) -> Callable[[], tuple[bool, str]]:
     return ask
 
 
-def _redis(url: str) -> Callable[[], tuple[bool, str]]:
+def _redis(settings: Settings) -> Callable[[], tuple[bool, str]]:
     def ask() -> tuple[bool, str]:
-        with redis.Redis.from_url(url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT) as client:
+        client = redis.Redis.from_url(
+            settings.redis_url.get_secret_value(),
+            socket_timeout=_TIMEOUT,
+            socket_connect_timeout=_TIMEOUT,
+            **redis_options(settings),
+        )
+        with client:
             client.ping()
         return True, "answers PING"
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import typer
 from nats.js import JetStreamContext
 
+from relay.access import jetstream
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.topology import Change, Difference, StreamView
 from relay.cli.contexts import ContextOption, JsonOption
@@ -52,7 +53,7 @@ def _run(action: Action[T], context: str | None) -> list[T]:
     streams, consumers = settings.streams(context), settings.consumers(context)
 
     async def once() -> list[T]:
-        async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+        async with jetstream(settings) as js:
             return await action(js, streams, consumers)
 
     return asyncio.run(once())

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from relay.devstack import private
 from relay.devstack.stack import DevStack
-from relay.settings import Settings, load_settings
+from relay.settings import OWN_SERVERS, Settings, load_settings, names_server
 
-#: Names that settings read and that point to servers.
-_SERVERS: Final = ("DATABASE_URL", "NATS_URL", "REDIS_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL")
 _PRODUCT: Final = ("RELAY_", "NATS_")
 
 
@@ -33,14 +32,17 @@ class Configuration:
     variables: Mapping[str, str]
 
     def write_shell(self, path: Path) -> None:
-        """Write the variables for a shell to read: ``. path``, and every command meets the same servers."""
+        """Write the variables for a shell to read: ``. path``, and every command meets the same servers.
+
+        The addresses contain passwords: only we can read the file.
+        """
         lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(self.variables.items())]
-        path.write_text("\n".join(lines) + "\n")
+        private.write(path, "\n".join(lines) + "\n")
 
 
 def base_environment(*, inherit: bool = True) -> dict[str, str]:
     """Return our environment without the servers it names; not ``inherit``: without any setting of ours."""
-    kept = {name: value for name, value in os.environ.items() if name not in _SERVERS}
+    kept = {name: value for name, value in os.environ.items() if not names_server(name)}
     if inherit:
         return kept
     return {name: value for name, value in kept.items() if not name.startswith(_PRODUCT)}
@@ -48,7 +50,8 @@ def base_environment(*, inherit: bool = True) -> dict[str, str]:
 
 def declared(config: Path | None, environment: Mapping[str, str]) -> Settings:
     """Read the contexts and subscriptions before there are servers. Raises ConfigurationError."""
-    return load_settings(config, {**environment, "DATABASE_URL": "postgresql://localhost/{context}"})
+    address = {"DATABASE_URL": "postgresql://localhost/{context}"}
+    return load_settings(config, {**environment, **address, OWN_SERVERS: "1"})
 
 
 def configure(
@@ -58,7 +61,7 @@ def configure(
     handlers: Mapping[str, str],
 ) -> Configuration:
     """Point the configuration to the stack's servers, and contexts to the sample ``handlers`` at these URLs."""
-    ours = {"NATS_URL": stack.nats.url, "REDIS_URL": stack.valkey.url}
+    ours = {"NATS_URL": stack.nats.url, "REDIS_URL": stack.valkey.url, OWN_SERVERS: "1"}
     if config is not None:
         ours["RELAY_CONFIG"] = str(config.absolute())
     for name, context in declared(config, environment).contexts.items():

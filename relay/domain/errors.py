@@ -35,8 +35,8 @@
     ├── MissingExtraError       MISSING_EXTRA
     ├── InvalidHandler          INVALID_HANDLER
     ├── InvalidCommand          INVALID_COMMAND      (relay.bus, with INVALID_QUERY, NO_HANDLER,
-    │                                                 DUPLICATE_HANDLER, COMMIT_REFUSED, ENDLESS_EVENTS,
-    │                                                 NOTHING_FOUND beside it)
+    │                                                 DUPLICATE_HANDLER, COMMIT_REFUSED, NESTED_COMMAND,
+    │                                                 ENDLESS_EVENTS, NOTHING_FOUND beside it)
     ├── DomainError             DOMAIN_ERROR         (raised by handlers)
     │   └── Poison              POISON
     ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
@@ -46,6 +46,7 @@
     │                                                 SERVER_NOT_UP, STACK_BUSY below it)
     └── Outage
         ├── BrokerUnreachable   BROKER_UNREACHABLE
+        │   └── BrokerRefused   BROKER_REFUSED
         ├── DatabaseUnreachable DATABASE_UNREACHABLE
         ├── QueueUnreachable    QUEUE_UNREACHABLE
         └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
@@ -61,10 +62,12 @@ from typing import ClassVar
 class RelayError(Exception):
     """Base of every error raised by jetrelay.
 
-    ``field`` names the input at fault, ``hint`` says what to do next.
+    ``field`` names the input at fault, ``hint`` says what to do next. ``quotes``: the message is the application's
+    own, of its validators say, and may hold data: fit for its caller, not for a log.
     """
 
     code: ClassVar[str] = "RELAY_ERROR"
+    quotes: ClassVar[bool] = False
 
     def __init__(self, message: str, *, field: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -290,6 +293,15 @@ class BrokerUnreachable(Outage):
 
     code = "BROKER_UNREACHABLE"
     server = "nats"
+
+
+class BrokerRefused(BrokerUnreachable):
+    """nats-server answers, and refuses: credentials it does not accept, or a permission that is missing.
+
+    It is tried again like an outage, as an operator can grant it while we run.
+    """
+
+    code = "BROKER_REFUSED"
 
 
 class DatabaseUnreachable(Outage):

@@ -26,6 +26,7 @@ from relay.domain.topology import (
     advisory_consumer,
     dead_letter_consumer,
 )
+from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.metrics import MetricsSettings
 from relay.settings.section import Section
 from relay.settings.values import (
@@ -46,6 +47,8 @@ from relay.settings.values import (
 )
 
 Envelope = Literal["handler", "message-envelope", "cloudevents", "raw"]
+#: What is kept of a failure: codes and places, or also up to 500 bytes of what the answer or exception says.
+ErrorDetail = Literal["codes", "text"]
 LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR"],
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
@@ -89,13 +92,16 @@ class StreamSettings(Section):
 class PublishSettings(Section):
     """How a context's outbox is emptied (CMD-050).
 
-    ``ack_timeout``: how long the broker may be silent. A batch takes at most twice that, which stays under
-    the 5 s for which it may hold its rows. ``dead_head``: whether an
-    event that can never be published is stepped over or holds its key until an operator decides.
+    ``batch_bytes``: a batch ends with the event that brings it to so much text; a larger one goes alone. A worker
+    holds two batches of each shard, a few times over. ``ack_timeout``: how long the broker may be silent. A batch
+    takes at most twice that, which stays under the 5 s for which it may hold its rows. ``max_attempts``: how often
+    an event is offered to a stream that finds it too large. ``dead_head``: whether an event that can never be
+    published is stepped over or holds its key until an operator decides.
     """
 
     shards: int = Field(default=2, ge=1, le=64)
     batch_size: int = Field(default=300, ge=1, le=1000)
+    batch_bytes: Size = Field(default=4 * 1024**2, ge=1024)
     poll_interval: Duration = timedelta(milliseconds=100)
     max_attempts: int = Field(default=10, ge=1)
     dead_head: Literal["skip", "block"] = "skip"
@@ -104,7 +110,7 @@ class PublishSettings(Section):
     backoff_max: Duration = _seconds(60)
 
 
-class AlertSettings(Section):
+class AlertSettings(HttpSettings):
     """Who is told of dead letters.
 
     ``webhook`` gets a POST of JSON, ``per_minute`` times at most: what comes faster is told together.
@@ -124,7 +130,7 @@ class ArchiveSettings(Section):
     directory: AbsolutePath | None = None
 
 
-class SubscriptionSettings(Section):
+class SubscriptionSettings(HttpSettings):
     """A durable consumer and the handler it feeds (CMD-051). ``name`` and ``context`` come from the keys.
 
     ``handler`` is a URL or ``python:`` and a module. ``handler_timeout`` is the total for one call;
@@ -132,7 +138,8 @@ class SubscriptionSettings(Section):
     acknowledgement after the handler's answer, or once the inbox row is committed. ``unknown``: what becomes
     of an event for which the Python module has no handler. ``order``: "key" has the messages of one partition
     key handled one after the other; ``failed_head``: what becomes of those behind a dead letter. ``chunk``: how
-    many messages at most a worker takes up together, each with a verdict of its own.
+    many messages at most a worker takes up together, each with a verdict of its own. ``error_detail`` "text" keeps
+    what answers and exceptions say, which may be payload, in columns, logs and alerts; by default the context's.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name", "context"})
@@ -157,7 +164,7 @@ class SubscriptionSettings(Section):
     backoff_initial: Duration = _seconds(1)
     backoff_max: Duration = _seconds(60)
     envelope: Envelope = "handler"
-    signing_secret: SecretStr | None = Field(default=None, min_length=1)
+    error_detail: ErrorDetail = "codes"
 
     @property
     def python_module(self) -> str | None:
@@ -181,7 +188,8 @@ class ContextSettings(Section):
     """A bounded context: one database, one event stream, one DLQ stream, its subscriptions.
 
     ``name`` comes from the key. By default dead letters are kept longer than events (30 days, 1 GB), in as
-    many replicas: people answer for them.
+    many replicas: people answer for them. ``error_detail`` goes for tasks, cron jobs and those subscriptions
+    that have none of their own.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -190,6 +198,7 @@ class ContextSettings(Section):
     database_url: DatabaseUrl
     subject: str = DEFAULT_TEMPLATE
     envelope: Envelope = "handler"
+    error_detail: ErrorDetail = "codes"
     stream: StreamSettings
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
@@ -222,8 +231,9 @@ class ContextSettings(Section):
             "dlq": _under(dlq, data.get("dlq", {})),
         }
         if isinstance(subscriptions := data.get("subscriptions"), dict):
+            common = {"error_detail": data["error_detail"]} if "error_detail" in data else {}
             filled["subscriptions"] = {
-                key: _under({"durable": f"{name}__{key}"}, value, name=key, context=name)
+                key: _under({"durable": f"{name}__{key}", **common}, value, name=key, context=name)
                 for key, value in subscriptions.items()
             }
         return filled
@@ -234,17 +244,21 @@ class Settings(Section):
 
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
     ``task_window``: how many tasks of a queue wait in Redis; the others wait in the order of their priorities.
+    ``pull_bytes``: how much a worker process may have fetched from NATS at a time, all subscriptions together.
     ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`; no service sets it.
     """
 
     nats_url: NatsUrl = SecretStr("nats://localhost:4222")
+    nats: NatsSettings = NatsSettings()
     redis_url: RedisUrl = SecretStr("redis://localhost:6379/0")
+    redis: RedisSettings = RedisSettings()
     redis_namespace: str = Field(default="relay", pattern=r"^[A-Za-z0-9_:-]{1,64}$")
     actor_modules: Modules = Field(default_factory=installed_actor_modules)
     log_level: LogLevel = "INFO"
     log_format: Literal["auto", "console", "json"] = "auto"
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
     task_window: int = Field(default=200, ge=1, le=100_000)
+    pull_bytes: Size = Field(default=32 * 1024**2, ge=1024**2)
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)
@@ -256,6 +270,12 @@ class Settings(Section):
     def user_modules(self) -> tuple[str, ...]:
         """The actor modules that are not ours."""
         return tuple(name for name in self.actor_modules if name not in _ACTOR_MODULES)
+
+    @property
+    def pull_share(self) -> int:
+        """What a subscription, or the dead letters of a context with subscriptions, may have of ``pull_bytes``."""
+        consuming = [found.subscriptions for found in self.contexts.values() if found.subscriptions]
+        return self.pull_bytes // max(1, len(consuming) + sum(map(len, consuming)))
 
     def streams(self, context: str | None = None) -> list[StreamSpec]:
         """Return the streams of one context, or of all, and the stream of advisories, which all share.

@@ -11,28 +11,38 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import nats.errors
 from nats.aio.client import Client
-from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
+from nats.aio.subscription import Subscription
+from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, ERR_RE, PERMISSIONS_ERR, Parser
 
-from relay.domain.errors import BrokerUnreachable
+from relay.adapters.jetstream.refusals import Refusal, Refusals, unreachable
+from relay.domain.errors import BrokerRefused, BrokerUnreachable
 
 #: Takes subject, reply subject, body and raw headers of a message, on the event loop; must not raise.
 Listener: TypeAlias = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 #: A message without reply subject and headers, in whose body there is no line break.
 _PLAIN_MESSAGE: Final = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n([^\r]*)\r\n")
+_LINE_BREAK: Final = b"\r\n"
 #: So many bytes are written without asking whether the socket takes them.
 _AT_ONCE: Final = 65_536
 _READY_TIMEOUT: Final = 2.0
 _RESTART_DELAY: Final = 0.5
 _CLOSE_TIMEOUT: Final = 2.0
+#: How long a connection is kept that may not listen to answers, in seconds.
+_DEAF: Final = 5.0
 
 
 class _Parser(Parser):
-    """nats-py's parser, which takes several regular expressions and copies for a message, after a quicker one."""
+    """nats-py's parser, which takes several regular expressions and copies for a message, after a quicker one.
+
+    Its expressions also end a subject at any white space. The server ends it at a space or a tab, and takes from
+    producers whatever is neither: a message that this client could not read would cut its connection each time.
+    """
 
     nc: RelayClient
 
@@ -43,11 +53,41 @@ class _Parser(Parser):
             rest = self.needed + CRLF_SIZE - len(self.buf)
             await super().parse(data[:rest])
             data = data[rest:]
-        if self.state == AWAITING_CONTROL_LINE:
-            data = self.nc.read(bytes(self.buf) + data)
+        elif self.buf:
+            data = bytes(self.buf) + data
             self.buf.clear()
-        if data:
-            await super().parse(data)
+        position = self.nc.read(data, 0)
+        while (end := data.find(_LINE_BREAK, position)) >= 0:
+            after = end + CRLF_SIZE
+            if (message := _announced(data[position:end])) is None:
+                await super().parse(data[position:after])
+                position = self.nc.read(data, after)
+                continue
+            subject, sid, reply, head, size = message
+            position = after + size + CRLF_SIZE
+            if position > len(data):
+                self.msg_arg = {"subject": subject, "sid": sid, "reply": reply}
+                self.header_needed, self.needed = head, size
+                self.state, position = AWAITING_MSG_PAYLOAD, after
+                break
+            body = after + head
+            await self.nc.take(sid, subject, reply, data[body : after + size], data[after:body] or None)
+            position = self.nc.read(data, position)
+        self.buf += data[position:]
+
+
+def _announced(line: bytes) -> tuple[bytes, int, bytes, int, int] | None:
+    """The message behind a line: subject, subscription, reply subject, bytes of its headers and of all of it."""
+    match line.split(b" "):
+        case [b"HMSG", subject, sid, head, size]:
+            return subject, int(sid), b"", int(head), int(size)
+        case [b"HMSG", subject, sid, reply, head, size]:
+            return subject, int(sid), reply, int(head), int(size)
+        case [b"MSG", subject, sid, size]:
+            return subject, int(sid), b"", 0, int(size)
+        case [b"MSG", subject, sid, reply, size]:
+            return subject, int(sid), reply, 0, int(size)
+    return None
 
 
 class RelayClient(Client):
@@ -62,15 +102,47 @@ class RelayClient(Client):
         self._listeners: dict[int, Listener] = {}
         self._ps = _Parser(self)
         self._turning = False
+        self.refusals = Refusals()
+        #: Called with every permission that turns out to be missing.
+        self.on_refused: Callable[[Refusal], None] | None = None
 
-    async def listen(self, subject: str, listener: Listener) -> None:
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Send no credentials in the clear where TLS is configured.
+
+        nats-py goes by what the server, or whoever answers for it, says of itself.
+        """
+        uri = self._current_server.uri if self._current_server else None
+        wanted = "tls" in self.options or (uri is not None and uri.scheme == "tls")
+        if initial_connection and wanted and uri is not None and uri.scheme not in ("ws", "wss"):
+            if not info.get("tls_required") and not info.get("tls_available"):
+                raise nats.errors.Error("the server offers no TLS, which is configured for it")
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Note a missing permission, of which the server says once what it is. It closes nothing."""
+        # nats-py hands on the text in lower case, and subjects are not.
+        found = ERR_RE.match(self._ps.buf) if PERMISSIONS_ERR in err_msg else None
+        refusal = (
+            self.refusals.note(found[1].decode(errors="replace"), self._inbox_prefix.decode()) if found else None
+        )
+        if refusal is not None and self.on_refused is not None:
+            self.on_refused(refusal)
+        await super()._process_err(err_msg)
+
+    async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Subscribe, and have ``listener`` called for every message as it is read from the socket."""
         subscription = await self.subscribe(subject)
         self._listeners[subscription._id] = listener  # noqa: SLF001
+        return subscription
 
-    def read(self, data: bytes) -> bytes:
-        """Hand over the listeners' messages that ``data`` begins with; returns what comes after them."""
-        position = 0
+    async def unlisten(self, subscription: Subscription) -> None:
+        """End what `listen` has begun."""
+        self._listeners.pop(subscription._id, None)  # noqa: SLF001
+        await subscription.unsubscribe()
+
+    def read(self, data: bytes, position: int) -> int:
+        """Hand over the listeners' plain messages that ``data`` has at ``position``; returns where they end."""
         while found := _PLAIN_MESSAGE.match(data, position):
             subject, sid, size, body = found.groups()
             listener = self._listeners.get(int(sid))
@@ -78,14 +150,17 @@ class RelayClient(Client):
                 break
             listener(subject, b"", body, None)
             position = found.end()
-        return data[position:]
+        return position
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+    async def take(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        """Hand over any message, to a listener as it is."""
         listener = self._listeners.get(sid)
         if listener is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
+            await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]
         else:
             listener(subject, reply, data, headers)
+
+    _process_msg = take
 
     def write(self, command: bytes) -> None:
         """Have a protocol command sent, together with what else is written before the loop turns.
@@ -124,12 +199,17 @@ class RelayClient(Client):
             await future
 
 
+def servers(url: str) -> list[str]:
+    """The servers of a cluster, which stand behind each other. A comma elsewhere may be part of a password."""
+    return [server.strip() for server in re.split(r",(?=\s*[a-z]+://)", url)]
+
+
 class NatsConnection:
     """Connects in the background; `client` waits for it a moment.
 
-    ``on_up`` listeners run after each (re)connect, ``on_down`` after each loss, both in the event loop.
-    ``url`` may list several servers of a cluster, separated by commas. Extra keyword arguments go to
-    ``nats.connect`` (credentials, TLS).
+    ``on_up`` listeners run after each (re)connect, ``on_down`` after each loss, ``on_refused`` when the server
+    refuses a subject, all in the event loop. ``url`` may list several servers of a cluster, separated by commas.
+    Extra keyword arguments go to ``nats.connect`` (credentials, TLS).
     """
 
     def __init__(self, url: str, *, name: str = "jetrelay", **options: Any) -> None:
@@ -139,9 +219,10 @@ class NatsConnection:
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._last_error = "not connected yet"
+        self._last_error: Exception = nats.errors.Error("not connected yet")
         self.on_up: list[Callable[[], None]] = []
         self.on_down: list[Callable[[], None]] = []
+        self.on_refused: list[Callable[[Refusal], None]] = []
 
     def start(self) -> None:
         """Begin to connect. Returns at once."""
@@ -149,14 +230,27 @@ class NatsConnection:
             self._task = asyncio.get_running_loop().create_task(self._keep_connected())
 
     async def client(self) -> RelayClient:
-        """A connected client. Raises BrokerUnreachable when there is none within two seconds."""
+        """A connected client.
+
+        Raises BrokerUnreachable when there is none within two seconds, BrokerRefused when the server accepts no
+        credentials of ours, or keeps every answer from us.
+        """
         self.start()
         try:
             await asyncio.wait_for(self._up.wait(), _READY_TIMEOUT)
         except TimeoutError:
-            raise BrokerUnreachable(f"NATS is not reachable: {self._last_error}") from None
+            raise unreachable(self._last_error) from None
         assert self._client is not None
+        if (deaf := self._client.refusals.of_inbox()) is not None:
+            raise BrokerRefused(str(deaf))
         return self._client
+
+    def failure(self, what: str, error: Exception) -> BrokerUnreachable:
+        """Why something could not be done: for want of a permission, if one was refused a moment ago."""
+        refusal = self._client.refusals.latest() if self._client is not None else None
+        if refusal is not None:
+            return BrokerRefused(f"{what}: {refusal}")
+        return BrokerUnreachable(f"{what}: {str(error) or type(error).__name__}")
 
     async def close(self) -> None:
         """Flush and close; what was published before is on its way, unless the server takes no more."""
@@ -176,7 +270,7 @@ class NatsConnection:
                 self._note_up()
                 await closed.wait()
             except (OSError, nats.errors.Error, TimeoutError) as error:
-                self._last_error = str(error) or type(error).__name__
+                self._last_error = error
             self._note_down()
             await asyncio.sleep(_RESTART_DELAY)
 
@@ -196,10 +290,11 @@ class NatsConnection:
             self._note_up()
 
         async def on_error(error: Exception) -> None:
-            self._last_error = str(error) or type(error).__name__
+            self._last_error = error
 
+        client.on_refused = partial(self._note_refused, client)
         await client.connect(
-            servers=[server.strip() for server in self._url.split(",")],
+            servers=servers(self._url),
             connect_timeout=2,
             reconnect_time_wait=0.25,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,
@@ -215,6 +310,14 @@ class NatsConnection:
             **self._options,
         )
         return client
+
+    def _note_refused(self, client: RelayClient, refusal: Refusal) -> None:
+        if refusal.inbox:
+            # The subscription stays dead when it is granted after all: so begin anew before long.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_DEAF, lambda: loop.create_task(client.close()))
+        for listener in self.on_refused:
+            listener(refusal)
 
     def _note_up(self) -> None:
         self._up.set()

@@ -17,14 +17,21 @@ from typing import Final
 import nats.errors
 
 from relay.adapters.jetstream.connection import NatsConnection, RelayClient
+from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
-from relay.domain.errors import BrokerUnreachable
+from relay.domain.errors import BrokerRefused, BrokerUnreachable
 from relay.ports import ConsumerState, Delivery
 
 #: How long beyond its expiry a pull request may stay unanswered before it is sent again, in seconds.
 _SILENCE: Final = 2.0
 #: Statuses that end a pull request quietly: no messages, time-out, and the batch is complete.
 _QUIET: Final = {"404", "408"}
+#: What the server says, with status 409, when its next message would exceed what is left of the request's bytes.
+_FULL: Final = "Message Size Exceeds MaxBytes"
+#: How much a request asks for, in bytes, unless its consumer is told otherwise.
+_MAX_BYTES: Final = 8 * 1024 * 1024
+#: The server counts subject and reply subject as well, which ``max_payload`` does not.
+_NAMES: Final = 8_192
 #: So many replies are written at a time, and so many bytes may wait to be sent.
 _REPLIES: Final = 1_000
 _UNSENT: Final = 1_000_000
@@ -33,20 +40,30 @@ _ANSWERABLE: Final = re.compile(r"[^\s\x00]+")
 
 
 class NatsJetStreamConsumer:
-    """Fetches from one durable consumer. At most one pull request is outstanding."""
+    """Fetches from one durable consumer. At most one pull request is outstanding.
 
-    def __init__(self, connection: NatsConnection, *, stream: str, durable: str) -> None:
+    ``max_bytes``: how much a request asks for, and so how much of it can be in memory; never less than the largest
+    message that the server takes.
+    """
+
+    def __init__(
+        self, connection: NatsConnection, *, stream: str, durable: str, max_bytes: int = _MAX_BYTES
+    ) -> None:
         self._connection = connection
+        self._max_bytes = max_bytes
         self._stream, self._durable = stream, durable
         self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._client: RelayClient | None = None
         self._arrived: asyncio.Queue[Arrived | None] = asyncio.Queue()
         self._inbox = ""
         self._request = 0
-        self._missing = 0
+        self._asked = self._missing = 0
+        self._too_large = False
         self._patience = _SILENCE
         self.losses = 0
+        self._refused: Refusal | None = None
         connection.on_down.append(self._on_down)
+        connection.on_refused.append(self._on_refused)
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
         """Wait up to ``wait`` for messages, return at most ``batch``; see the port."""
@@ -55,8 +72,14 @@ class NatsJetStreamConsumer:
             if self._missing <= 0:
                 await self._ask(batch, wait)
             first = await self._next(self._patience)
+            if first is None and self._too_large:
+                await self._ask(batch, wait)
+                first = await self._next(self._patience)
         except (nats.errors.Error, OSError) as error:
             raise BrokerUnreachable(f"cannot fetch: {str(error) or type(error).__name__}") from error
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise BrokerRefused(str(refused))
         if first is None:
             return []
         return [first, *self._rest(batch - 1)]
@@ -80,7 +103,7 @@ class NatsJetStreamConsumer:
         try:
             info = await client.jetstream().consumer_info(self._stream, self._durable)
         except (nats.errors.Error, OSError) as error:
-            raise BrokerUnreachable(f"cannot ask for {self._durable}: {error}") from error
+            raise self._connection.failure(f"cannot ask for {self._durable}", error) from error
         floor = info.ack_floor.stream_seq if info.ack_floor else 0
         delivered = info.delivered.stream_seq if info.delivered else 0
         number = info.delivered.consumer_seq if info.delivered else 0
@@ -122,9 +145,15 @@ class NatsJetStreamConsumer:
     async def _ask(self, batch: int, wait: timedelta) -> None:
         assert self._client is not None
         self._request += 1
-        self._missing = batch
         self._patience = wait.total_seconds() + _SILENCE
         options = {"batch": batch, "expires": int(wait.total_seconds() * 1e9)}
+        if self._too_large:
+            # From a time when the server took more. It comes alone, whatever its size.
+            options["batch"] = 1
+        else:
+            options["max_bytes"] = max(self._max_bytes, self._client.max_payload + _NAMES)
+        self._asked = self._missing = options["batch"]
+        self._too_large = False
         await self._client.publish(
             self._request_subject, json.dumps(options).encode(), reply=f"{self._inbox}.{self._request}"
         )
@@ -168,8 +197,10 @@ class NatsJetStreamConsumer:
         status, request = headers.get("Status"), f"{self._inbox}.{self._request}"
         if status in (None, "100") or message.subject != request.encode():
             return
+        full = headers.get("Description") == _FULL
+        self._too_large = full and self._missing == self._asked
         self._missing = 0
-        if status not in _QUIET:
+        if status not in _QUIET and not full:
             raise BrokerUnreachable(f"the consumer answered {status} {headers.get('Description', '')}".rstrip())
 
     def _on_down(self) -> None:
@@ -177,6 +208,12 @@ class NatsJetStreamConsumer:
         self.losses += 1
         # Wakes a waiting fetch.
         self._arrived.put_nowait(None)
+
+    def _on_refused(self, refusal: Refusal) -> None:
+        """Requests are not answered when they, or the subject for their answers, are refused."""
+        if self._missing > 0 and (refusal.inbox or refusal.subject == self._request_subject):
+            self._refused, self._missing = refusal, 0
+            self._arrived.put_nowait(None)
 
 
 def _replies(subjects: Sequence[str], body: bytes) -> bytes:

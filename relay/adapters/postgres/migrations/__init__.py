@@ -21,8 +21,8 @@ from sqlalchemy import Connection, Engine, StaticPool, create_engine
 from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 
 from relay.adapters.postgres.migrations.running import ALEMBIC, PATIENCE, Runner, beforehand
-from relay.adapters.postgres.pool import first_line
 from relay.adapters.postgres.unreachable import reaching, reason
+from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
 
 VERSION_TABLE: Final = "relay_alembic_version"

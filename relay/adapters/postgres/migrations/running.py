@@ -124,5 +124,6 @@ class Runner:
 
 def beforehand(directory: ScriptDirectory, revision: str) -> Sequence[str]:
     """What can be done before a revision, beside writers: statements that may be repeated."""
-    found: Sequence[str] = getattr(directory.get_revision(revision).module, "BEFOREHAND", ())
+    script = directory.get_revision(revision)
+    found: Sequence[str] = getattr(script.module, "BEFOREHAND", ())
     return found
