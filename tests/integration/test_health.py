@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
+from tests.secured import GuardedNats
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,3 +76,23 @@ def test_a_database_without_our_tables_is_not_well(
     assert result.exit_code == 1
     assert "DOWN postgresql sea" in result.stdout
     assert "run: relay db upgrade" in result.stdout
+
+
+def test_credentials_that_are_not_accepted_are_no_server_that_is_away(
+    health: Callable[..., Result], server_directory: Path, postgres: PostgresServer
+) -> None:
+    with GuardedNats(server_directory, 'authorization { token: "s3cret" }') as guarded:
+        result = health("--json", NATS_URL=guarded.url, NATS_TOKEN="wr0ng")
+        assert health("--json", NATS_URL=guarded.url, NATS_TOKEN="s3cret").exit_code == 0
+    assert down(result) == ["nats"]
+    [found] = [found for found in json.loads(result.stdout) if found["server"] == "nats"]
+    assert found["detail"].startswith("NATS refuses the credentials: 'Authorization Violation'")
+    assert "wr0ng" not in result.output
+
+
+def test_a_permission_that_is_missing_is_named(health: Callable[..., Result], server_directory: Path) -> None:
+    guard = "authorization { users: [{user: u, password: p, permissions: {publish: [none]}}] }"
+    with GuardedNats(server_directory, guard) as guarded:
+        result = health("--json", NATS_URL=guarded.url, NATS_USER="u", NATS_PASSWORD="p")
+    [found] = [found for found in json.loads(result.stdout) if found["server"] == "nats"]
+    assert found["detail"].endswith("grant it: publish $JS.API.INFO")
