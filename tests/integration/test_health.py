@@ -19,6 +19,7 @@ from relay.adapters.postgres.migrations import upgrade
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
+from tests.secured import GuardedNats
 
 ROOT = Path(__file__).parents[2]
 
@@ -213,3 +214,23 @@ def test_one_replica_in_a_cluster_is_warned_of(health: Callable[..., Result], se
         one.stop()
         two.stop()
     assert "one replica in a cluster" in warning
+
+
+def test_credentials_that_are_not_accepted_are_no_server_that_is_away(
+    health: Callable[..., Result], server_directory: Path, postgres: PostgresServer
+) -> None:
+    with GuardedNats(server_directory, 'authorization { token: "s3cret" }') as guarded:
+        result = health("--json", NATS_URL=guarded.url, NATS_TOKEN="wr0ng")
+        assert health("--json", NATS_URL=guarded.url, NATS_TOKEN="s3cret").exit_code == 0
+    assert down(result) == ["nats"]
+    [found] = [found for found in json.loads(result.stdout) if found["server"] == "nats"]
+    assert found["detail"].startswith("NATS refuses the credentials: 'Authorization Violation'")
+    assert "wr0ng" not in result.output
+
+
+def test_a_permission_that_is_missing_is_named(health: Callable[..., Result], server_directory: Path) -> None:
+    guard = "authorization { users: [{user: u, password: p, permissions: {publish: [none]}}] }"
+    with GuardedNats(server_directory, guard) as guarded:
+        result = health("--json", NATS_URL=guarded.url, NATS_USER="u", NATS_PASSWORD="p")
+    [found] = [found for found in json.loads(result.stdout) if found["server"] == "nats"]
+    assert found["detail"].endswith("grant it: publish $JS.API.INFO")
