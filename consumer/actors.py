@@ -15,6 +15,7 @@ from consumer.pull import PullConfig, PullMessages
 from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverConfig, RecoverDeliveries
 from consumer.rescue import RescueExhausted
+from relay.access import http_access
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.webhook import Webhook
@@ -128,13 +129,22 @@ def _record(context: str) -> RecordDeadLetters:
     return RecordDeadLetters(context, letters, parts.incidents, application.facts)
 
 
+def _check_access() -> None:
+    """Find out now what a call would find out: a worker that cannot prove itself to a handler does not start."""
+    for context, settings in application.settings.contexts.items():
+        for name, subscription in settings.subscriptions.items():
+            if subscription.python_module is None:
+                application.handler(context, name)
+        _alerts(context)
+
+
 @cache
 def _alerts(context: str) -> SendAlerts | None:
     parts = application.context(context)
     alerts = parts.settings.alerts
     if alerts.webhook is None:
         return None
-    channel = Webhook(alerts.webhook.get_secret_value())
+    channel = Webhook(alerts.webhook.get_secret_value(), http_access(alerts, f"contexts.{context}.alerts"))
     return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
 
 
@@ -190,3 +200,6 @@ def _reader(context: str, subscription: str) -> StreamReader:
     return StreamReader(
         application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
     )
+
+
+_check_access()

@@ -19,7 +19,6 @@ from dramatiq.middleware import Retries
 
 from relay import failpoints
 from relay.adapters.gate import LONGEST_BACKOFF
-from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import (
     ARCHIVE_QUEUE,
@@ -29,6 +28,7 @@ from relay.bootstrap import (
     UPKEEP_QUEUE,
     Application,
     job,
+    job_broker,
 )
 from relay.cron import registry
 from relay.cron.run import RunCron
@@ -154,15 +154,7 @@ async def chore(name: str, token: str) -> AsyncIterator[None]:
 #: Threads by queue, None for as many as ``--threads``; the modules loaded below may add theirs.
 budgets = _budgets()
 runtime = WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets)
-broker = create_broker(
-    settings.redis_url.get_secret_value(),
-    namespace=settings.redis_namespace,
-    middleware=[
-        Retries(),
-        runtime,
-        Exposition(settings),
-    ],
-)
+broker = job_broker(settings, [Retries(), runtime, Exposition(settings)])
 dramatiq.set_broker(broker)
 
 

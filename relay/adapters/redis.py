@@ -24,8 +24,7 @@ from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from relay.adapters.gate import Entry
-from relay.domain.errors import QueueUnreachable
+from relay.adapters.gate import Entry, queue_error
 
 #: A blocking wait ends after this long, so that a stopping worker is not held up, in seconds.
 _WAIT: Final = 2.0
@@ -54,10 +53,11 @@ _ENQUEUED: Final = "relay_enqueued"
 _ASK: Final = 60.0
 
 
-def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware]) -> RelayBroker:
-    """A broker on ``url``; all its keys start with ``namespace``."""
+def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware], **access: Any) -> RelayBroker:
+    """A broker on ``url``; all its keys start with ``namespace``. ``access`` goes to the client of Redis."""
     client = redis.Redis.from_url(
         url,
+        **access,
         socket_timeout=5,
         socket_connect_timeout=2,
         socket_keepalive=True,
@@ -108,7 +108,7 @@ class RelayBroker(RedisBroker):
                     pipeline.rpush(key, identity)
                 pipeline.execute()
         except redis.exceptions.RedisError as error:
-            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+            raise queue_error(error) from error
 
     def entry(self, message: dramatiq.Message[Any], **options: Any) -> Entry:
         """A message as it goes into its queue, under a fresh id as the stock broker does it."""
@@ -137,7 +137,7 @@ class RelayBroker(RedisBroker):
             text: Any = None if identity is None else self.client.hget(f"{key}.msgs", identity)
             now = self._clock.now()
         except redis.exceptions.RedisError as error:
-            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+            raise queue_error(error) from error
         if text is None:
             return timedelta(0)
         return timedelta(milliseconds=max(0, now - dramatiq.Message.decode(text).options.get(_ENQUEUED, now)))
@@ -147,7 +147,7 @@ class RelayBroker(RedisBroker):
         try:
             return int(self.client.llen(f"{self.namespace}:{queue_name}"))
         except redis.exceptions.RedisError as error:
-            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+            raise queue_error(error) from error
 
 
 def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Message[Any]:
@@ -183,6 +183,9 @@ class _BlockingConsumer(_RedisConsumer):
                 return None
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
             raise ConnectionClosed(error) from None
+        except redis.exceptions.NoPermissionError as error:
+            # As an outage: it is told in one line, and tried again, as an operator may grant it meanwhile.
+            raise ConnectionClosed(queue_error(error)) from None
         return super().__next__()
 
     def _fill(self) -> bool:

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Annotated, Final, TypeAlias
 
-import nats
+import nats.errors
 import redis
 import typer
 
+from relay.access import jetstream, redis_options
+from relay.adapters.gate import queue_error
 from relay.adapters.jetstream.durability import risks as jetstream_risks
-from relay.adapters.jetstream.topology import connect_once
 from relay.adapters.postgres import durability, migrations
 from relay.domain.errors import RelayError
 from relay.settings import Settings, load_settings
@@ -70,7 +71,7 @@ def examine(settings: Settings) -> list[Finding]:
         for name, context in settings.contexts.items()
     }
     questions["nats"] = _nats(settings)
-    questions["redis"] = _redis(settings.redis_url.get_secret_value())
+    questions["redis"] = _redis(settings)
     with ThreadPoolExecutor(max_workers=len(questions)) as pool:
         return list(pool.map(_ask, questions, questions.values()))
 
@@ -81,9 +82,9 @@ def _ask(server: str, question: Callable[[], Answer]) -> Finding:
     try:
         healthy, detail, warnings = question()
     except RelayError as error:
-        healthy, detail = False, error.message
+        healthy, detail = False, error.message + (f" ({error.hint})" if error.hint else "")
     except redis.RedisError as error:
-        healthy, detail = False, f"Redis is not reachable: {error}"
+        healthy, detail = False, queue_error(error).message
     return Finding(
         server=server,
         healthy=healthy,
@@ -104,11 +105,11 @@ def _database(url: str) -> Callable[[], Answer]:
 
 
 def _nats(settings: Settings) -> Callable[[], Answer]:
-    monitor = settings.nats_monitor.get_secret_value() if settings.nats_monitor else None
+    monitor = settings.nats.monitor.get_secret_value() if settings.nats.monitor else None
     names = [stream.name for stream in settings.streams()]
 
     async def look() -> Answer:
-        async with connect_once(settings.nats_url.get_secret_value()) as js:
+        async with jetstream(settings) as js:
             account = await js.account_info()
             warnings, unknown = await jetstream_risks(js, names, monitor)
         return True, "; ".join([f"JetStream with {account.streams} streams", *unknown]), warnings
@@ -122,9 +123,15 @@ def _nats(settings: Settings) -> Callable[[], Answer]:
     return ask
 
 
-def _redis(url: str) -> Callable[[], Answer]:
+def _redis(settings: Settings) -> Callable[[], Answer]:
     def ask() -> Answer:
-        with redis.Redis.from_url(url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT) as client:
+        client = redis.Redis.from_url(
+            settings.redis_url.get_secret_value(),
+            socket_timeout=_TIMEOUT,
+            socket_connect_timeout=_TIMEOUT,
+            **redis_options(settings),
+        )
+        with client:
             client.ping()
         return True, "answers PING", ()
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import typer
 from nats.js import JetStreamContext
 
+from relay.access import jetstream
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.topology import Change, Difference, StreamView
 from relay.cli.contexts import ContextOption, JsonOption
@@ -23,9 +24,7 @@ Action = Callable[[JetStreamContext, Sequence[StreamSpec], Sequence[ConsumerSpec
 
 _HEAD: Final = """\
 # Made from relay.toml by `relay streams permissions`; make it anew when contexts or subscriptions change.
-# Passwords come from the environment of nats-server."""
-_INBOX: Final = "_INBOX"
-
+# Passwords come from the environment of nats-server. relay_admin sets RELAY_NATS__INBOX_PREFIX={inbox}_admin."""
 app = typer.Typer(help="Create, compare and show the streams and consumers of relay.toml.", no_args_is_help=True)
 
 
@@ -61,11 +60,12 @@ def permissions() -> None:
     contexts = settings.contexts.values()
     consumed = [found.stream for context in contexts for found in context.subscriptions.values()]
     audited = dict.fromkeys([*(context.stream.name for context in contexts), *consumed])
-    print(_HEAD)
+    inbox = settings.nats.inbox_prefix
+    print(_HEAD.format(inbox=inbox))
     print("authorization {\n  users = [")
     for user, variable, granted in (
-        ("relay", "RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, _INBOX)),
-        ("relay_admin", "RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, _INBOX)),
+        ("relay", "RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox)),
+        ("relay_admin", "RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, f"{inbox}_admin")),
     ):
         print(f"    {{\n      user: {user}, password: ${variable}\n      permissions {{")
         for verb, subjects in (("publish", granted.publish), ("subscribe", granted.subscribe)):
@@ -81,7 +81,7 @@ def _run(action: Action[T], context: str | None) -> list[T]:
     streams, consumers = settings.streams(context), settings.consumers(context)
 
     async def once() -> list[T]:
-        async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+        async with jetstream(settings) as js:
             return await action(js, streams, consumers)
 
     return asyncio.run(once())
