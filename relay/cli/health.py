@@ -105,7 +105,7 @@ def _database(url: str) -> Callable[[], Answer]:
 
 
 def _nats(settings: Settings) -> Callable[[], Answer]:
-    monitor = settings.nats_monitor.get_secret_value() if settings.nats_monitor else None
+    monitor = settings.nats.monitor.get_secret_value() if settings.nats.monitor else None
     names = [stream.name for stream in settings.streams()]
 
     async def look() -> Answer:
@@ -124,7 +124,7 @@ def _nats(settings: Settings) -> Callable[[], Answer]:
 
 
 def _redis(settings: Settings) -> Callable[[], Answer]:
-    def ask() -> tuple[bool, str]:
+    def ask() -> Answer:
         client = redis.Redis.from_url(
             settings.redis_url.get_secret_value(),
             socket_timeout=_TIMEOUT,

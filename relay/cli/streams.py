@@ -24,9 +24,7 @@ Action = Callable[[JetStreamContext, Sequence[StreamSpec], Sequence[ConsumerSpec
 
 _HEAD: Final = """\
 # Made from relay.toml by `relay streams permissions`; make it anew when contexts or subscriptions change.
-# Passwords come from the environment of nats-server."""
-_INBOX: Final = "_INBOX"
-
+# Passwords come from the environment of nats-server. relay_admin sets RELAY_NATS__INBOX_PREFIX={inbox}_admin."""
 app = typer.Typer(help="Create, compare and show the streams and consumers of relay.toml.", no_args_is_help=True)
 
 
@@ -62,11 +60,12 @@ def permissions() -> None:
     contexts = settings.contexts.values()
     consumed = [found.stream for context in contexts for found in context.subscriptions.values()]
     audited = dict.fromkeys([*(context.stream.name for context in contexts), *consumed])
-    print(_HEAD)
+    inbox = settings.nats.inbox_prefix
+    print(_HEAD.format(inbox=inbox))
     print("authorization {\n  users = [")
     for user, variable, granted in (
-        ("relay", "RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, _INBOX)),
-        ("relay_admin", "RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, _INBOX)),
+        ("relay", "RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox)),
+        ("relay_admin", "RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, f"{inbox}_admin")),
     ):
         print(f"    {{\n      user: {user}, password: ${variable}\n      permissions {{")
         for verb, subjects in (("publish", granted.publish), ("subscribe", granted.subscribe)):

@@ -63,7 +63,7 @@ def configure(
     """Point the configuration to the stack's servers, and contexts to the sample ``handlers`` at these URLs."""
     ours = {
         "NATS_URL": stack.nats.url,
-        "RELAY_NATS_MONITOR": stack.nats.monitor_url,
+        "RELAY_NATS__MONITOR": stack.nats.monitor_url,
         "REDIS_URL": stack.valkey.url,
         OWN_SERVERS: "1",
     }

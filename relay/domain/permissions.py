@@ -53,7 +53,11 @@ def of_admin(streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec], i
     """For ``relay streams``: make, change and look at what is configured; delete nothing, read no message."""
     subjects = ["$JS.API.INFO"]
     for stream in streams:
-        subjects += (f"$JS.API.STREAM.{verb}.{stream.name}" for verb in ("INFO", "CREATE", "UPDATE"))
+        subjects += (
+            f"$JS.API.STREAM.INFO.{stream.name}",
+            f"$JS.API.STREAM.CREATE.{stream.name}",
+            f"$JS.API.STREAM.UPDATE.{stream.name}",
+        )
     for consumer in consumers:
         place = f"{consumer.stream}.{consumer.durable}"
         subjects += (

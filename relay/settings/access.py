@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 
 from relay.settings.section import Section
-from relay.settings.values import AbsolutePath, HeaderName, InboxPrefix, Token
+from relay.settings.values import AbsolutePath, HeaderName, InboxPrefix, Token, WebhookUrl
 from relay.tls import TlsFiles
 
 
@@ -39,7 +39,8 @@ class NatsSettings(TlsSettings):
 
     ``credentials`` is a creds file, with a JWT and a seed, ``nkey`` a file with a seed. ``tls_first``: begin with
     TLS, as a server with ``handshake_first`` wants it. ``inbox_prefix``: below which answers arrive; users who
-    share an account and must not read each other's have one each.
+    share an account and must not read each other's have one each. ``monitor``: where the server tells of itself over
+    HTTP, for `relay health`.
     """
 
     user: str | None = Field(default=None, min_length=1)
@@ -49,6 +50,7 @@ class NatsSettings(TlsSettings):
     nkey: AbsolutePath | None = None
     tls_first: bool = False
     inbox_prefix: InboxPrefix = "_INBOX"
+    monitor: WebhookUrl | None = None
 
 
 class RedisSettings(TlsSettings):

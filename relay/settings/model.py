@@ -242,7 +242,6 @@ class ContextSettings(Section):
 class Settings(Section):
     """The whole configuration. Built by `load_settings`; a value of its own in tests.
 
-    ``nats_monitor``: where nats-server tells of itself over HTTP, for `relay health`.
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
     ``task_window``: how many tasks of a queue wait in Redis; the others wait in the order of their priorities.
     ``pull_bytes``: how much a worker process may have fetched from NATS at a time, all subscriptions together.
@@ -251,7 +250,6 @@ class Settings(Section):
 
     nats_url: NatsUrl = SecretStr("nats://localhost:4222")
     nats: NatsSettings = NatsSettings()
-    nats_monitor: WebhookUrl | None = None
     redis_url: RedisUrl = SecretStr("redis://localhost:6379/0")
     redis: RedisSettings = RedisSettings()
     redis_namespace: str = Field(default="relay", pattern=r"^[A-Za-z0-9_:-]{1,64}$")

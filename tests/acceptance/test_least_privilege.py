@@ -52,7 +52,9 @@ class Deployed(Fleet):
 
     async def _make_streams(self) -> None:
         settings = load_settings(self.directory / "relay.toml", self.environment)
-        async with topology.connect_once(self.nats.url_of("relay_admin")) as js:
+        async with topology.connect_once(
+            self.nats.url_of("relay_admin"), inbox_prefix=self.nats.inbox_of("relay_admin")
+        ) as js:
             await topology.ensure(js, settings.streams(), settings.consumers())
 
     @property
@@ -65,7 +67,8 @@ class Deployed(Fleet):
             "RELAY_CONTEXTS__VIBESPRO__ARCHIVE__AFTER": "30d",
             "RELAY_CONTEXTS__VIBESPRO__ARCHIVE__DIRECTORY": str(self.directory),
         }
-        return {**super().environment, **databases, **archive, "RELAY_ACTOR_MODULES": MODULES}
+        inbox = {"RELAY_NATS__INBOX_PREFIX": self.nats.inbox_of("relay")}
+        return {**super().environment, **databases, **archive, "RELAY_ACTOR_MODULES": MODULES, **inbox}
 
     def application(self, context: str) -> str:
         """The address of a context's database for a service."""

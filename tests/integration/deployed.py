@@ -60,6 +60,11 @@ class LockedNats(NatsServer):
     def root_url(self) -> str:
         return self.url_of("root")
 
+    @staticmethod
+    def inbox_of(user: str) -> str:
+        """Below which subject a user may hear answers."""
+        return "_INBOX" if user == "root" else f"_INBOX_{user}"
+
     def url_of(self, user: str) -> str:
         return f"nats://{user}:{user}@127.0.0.1:{self.port}"
 

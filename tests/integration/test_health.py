@@ -35,7 +35,7 @@ def health(
             "RELAY_CONFIG": str(tmp_path / "relay.toml"),
             "DATABASE_URL": database_url,
             "NATS_URL": nats_server.url,
-            "RELAY_NATS_MONITOR": nats_server.monitor_url,
+            "RELAY_NATS__MONITOR": nats_server.monitor_url,
             "REDIS_URL": valkey.url,
             **changes,
         }
@@ -127,7 +127,7 @@ def test_a_nats_server_that_writes_later_is_warned_of(
     health: Callable[..., Result], server_directory: Path, sync: str
 ) -> None:
     with NatsServer(server_directory, sync=sync) as server:
-        changes = {"NATS_URL": server.url, "RELAY_NATS_MONITOR": server.monitor_url}
+        changes = {"NATS_URL": server.url, "RELAY_NATS__MONITOR": server.monitor_url}
         result = health("--json", **changes)
         assert result.exit_code == 0
         [warning] = warnings(result, "nats")
@@ -137,9 +137,9 @@ def test_a_nats_server_that_writes_later_is_warned_of(
 
 def test_what_cannot_be_found_out_is_told_and_no_warning(health: Callable[..., Result]) -> None:
     for monitor in ("", f"http://127.0.0.1:{free_port()}/s3cret"):
-        result = health("--strict", RELAY_NATS_MONITOR=monitor)
+        result = health("--strict", RELAY_NATS__MONITOR=monitor)
         assert result.exit_code == 0
-        assert "sync_interval cannot be checked: nats_monitor" in result.stdout
+        assert "sync_interval cannot be checked: nats.monitor" in result.stdout
         assert "s3cret" not in result.stdout
 
 
@@ -209,7 +209,7 @@ def test_one_replica_in_a_cluster_is_warned_of(health: Callable[..., Result], se
         one.wait()
         two.wait()
         with made(one, discard=DiscardPolicy.NEW):
-            [warning] = warnings(health("--json", NATS_URL=one.url, RELAY_NATS_MONITOR=one.monitor_url), "nats")
+            [warning] = warnings(health("--json", NATS_URL=one.url, RELAY_NATS__MONITOR=one.monitor_url), "nats")
     finally:
         one.stop()
         two.stop()

@@ -42,7 +42,9 @@ def settings() -> Settings:
 @pytest.fixture(scope="module")
 def server(server_root: Path, settings: Settings) -> Iterator[LockedNats]:
     async def ensure() -> None:
-        async with topology.connect_once(server.url_of("relay_admin")) as js:
+        async with topology.connect_once(
+            server.url_of("relay_admin"), inbox_prefix=server.inbox_of("relay_admin")
+        ) as js:
             assert await topology.ensure(js, settings.streams(), settings.consumers())
             assert await topology.ensure(js, settings.streams(), settings.consumers()) == []
             assert await topology.diff(js, settings.streams(), settings.consumers()) == []
@@ -61,7 +63,7 @@ async def connected(server: LockedNats, user: str) -> AsyncIterator[tuple[Any, a
     async def note(error: Exception) -> None:
         await refused.put(str(error).lower())
 
-    client = await nats.connect(server.url_of(user), error_cb=note)
+    client = await nats.connect(server.url_of(user), error_cb=note, inbox_prefix=server.inbox_of(user))
     try:
         yield client, refused
     finally:
@@ -90,7 +92,7 @@ def test_another_subscription_changes_what_is_printed(tmp_path: Path) -> None:
 
 
 async def test_the_fleet_does_all_its_duties(server: LockedNats) -> None:
-    connection = NatsConnection(server.url)
+    connection = NatsConnection(server.url, inbox_prefix=server.inbox_of("relay"))
     refused: list[str] = []
     try:
         client = await connection.client()
@@ -176,7 +178,9 @@ async def test_publishing_elsewhere_is_refused(server: LockedNats, user: str, su
 
 
 @pytest.mark.parametrize("user", ["relay", "relay_admin"])
-@pytest.mark.parametrize("subject", [">", "vibespro.>", "$JS.>", "$SYS.>", "sea.event.case.v1"])
+@pytest.mark.parametrize(
+    "subject", [">", "vibespro.>", "$JS.>", "$SYS.>", "sea.event.case.v1", "_INBOX.>", "_INBOX_root.>"]
+)
 async def test_listening_in_is_refused(server: LockedNats, user: str, subject: str) -> None:
     async with connected(server, user) as (client, refused):
         await client.subscribe(subject)

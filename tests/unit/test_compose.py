@@ -130,14 +130,16 @@ def test_nats_is_reached_as_the_user_that_may(name: str, user: str) -> None:
     password = {"relay": "relay_nats_password", "relay_admin": "relay_nats_admin_password"}[user]
     address = f"nats://{user}:{password}@nats:{nats_port('listen')}"
     assert settings(name).nats_url.get_secret_value() == address
-    assert f"user: {user}, password: ${password.upper()}" in permissions().read_text()
+    users = permissions().read_text()
+    assert f"user: {user}, password: ${password.upper()}" in users
+    assert f'"{settings(name).nats.inbox_prefix}.>"' in users.split(f"user: {user},")[1].split("user:")[0]
 
 
 @pytest.mark.parametrize("name", FLEET)
 def test_the_fleet_reaches_redis_and_the_monitoring(name: str) -> None:
     found = settings(name)
     assert found.redis_url.get_secret_value() == "redis://relay:relay_redis_password@redis:6379/0"
-    assert found.nats_monitor.get_secret_value() == f"http://nats:{nats_port('http')}"
+    assert found.nats.monitor.get_secret_value() == f"http://nats:{nats_port('http')}"
 
 
 def permissions() -> Path:

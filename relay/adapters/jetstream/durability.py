@@ -30,11 +30,11 @@ async def risks(js: JetStreamContext, streams: Iterable[str], monitor: str | Non
         except NotFoundError:
             continue
     if monitor is None:
-        return found, ["sync_interval cannot be checked: nats_monitor is not set"]
+        return found, ["sync_interval cannot be checked: nats.monitor is not set"]
     try:
         found += _of_disk(await asyncio.to_thread(_read, f"{monitor.rstrip('/')}/varz"))
     except (OSError, ValueError) as error:
-        return found, [f"sync_interval cannot be checked: nats_monitor does not answer ({type(error).__name__})"]
+        return found, [f"sync_interval cannot be checked: nats.monitor does not answer ({type(error).__name__})"]
     return found, []
 
 

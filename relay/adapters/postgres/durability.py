@@ -24,7 +24,7 @@ _OFF: Final = {
 def risks(url: str) -> list[str]:
     """What endangers committed rows, a sentence each. Raises DatabaseUnreachable."""
     with reaching(), psycopg.connect(url, connect_timeout=5, application_name="jetrelay-health") as connection:
-        found = dict(connection.execute(_ASK).fetchall())
+        found: dict[str, str] = dict(connection.execute(_ASK).fetchall())
     told = [sentence for name, sentence in _OFF.items() if found.get(name) == "off"]
     if int(found["server_version_num"]) // 10_000 < TESTED:
         told.append(f"PostgreSQL {found['server_version']} is older than what is tested: {TESTED}")
