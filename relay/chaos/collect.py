@@ -178,7 +178,12 @@ def _write(history: History, records: Iterator[Record]) -> None:
 
 async def _collect_stream(nats_url: str, history: History) -> None:
     async for page in _stream(nats_url):
-        history.write(*(Stored(message.seq, str(message.event_id or message.msg_id or "")) for message in page))
+        history.write(
+            *(
+                Stored(message.seq, str(message.event_id or message.msg_id or ""), message.at.timestamp())
+                for message in page
+            )
+        )
     async with connect_once(nats_url) as js:
         for info in await js.consumers_info(STREAM):
             history.write(await _consumer_end(js, info))

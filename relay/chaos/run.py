@@ -82,7 +82,7 @@ def run(options: RunOptions, command: str, say: Callable[[str], object] = print)
         say(f"ready after {time.monotonic() - began:.0f} s; records and logs are in {rig.directory}")
         with closing(_Told(rig.history / "run.jsonl", say)) as history:
             workload = Workload(rig.producer_url, history, options.seed, rate=options.rate, batch=options.batch)
-            with Sampler(rig.urls, history, lambda: workload.committed):
+            with Sampler(rig.urls, history, lambda: workload.committed, monitor=rig.nats.monitor_url):
                 _disturb(options, rig, history, workload)
                 say("the last fault is healed; waiting for rest")
                 drained = settle(rig.urls, rig.nats.url, options.rest)

@@ -20,7 +20,7 @@ from relay.chaos.producer import Producer
 #: How many of a hundred transactions are of which kind.
 KINDS: Final = {"one": 84, "batch": 3, "rollback": 12, "bad": 1}
 #: How many of a hundred events are for which subscription. In order they take their turn key by key, so fewer.
-SOURCES: Final = {Source.HTTP: 40, Source.PYTHON: 40, Source.ORDERED: 20}
+SOURCES: Final = {Source.HTTP: 40, Source.PYTHON: 39, Source.ORDERED: 20, Source.SLOW: 1}
 HOT_KEYS: Final = 10
 COLD_KEYS: Final = 5_000
 _HOT_SHARE: Final = 0.25
