@@ -6,9 +6,11 @@ are short, so that a run of minutes sees many retries; attempts are plenty, so t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from relay.chaos.history import ORDERED as IN_ORDER
 from relay.chaos.history import Source
@@ -21,6 +23,8 @@ CONSUMING: Final = "sea"
 CASES: Final = "cases"
 DATABASES: Final = (PRODUCING, CONSUMING, CASES)
 STREAM: Final = "SHOP_EVENTS"
+#: The archive of both, beside the configuration.
+COLD: Final = "cold"
 #: With the back-off below: more than a minute of failures, within which every fault is healed.
 MAX_ATTEMPTS: Final = 60
 
@@ -54,13 +58,21 @@ _CONTEXTS: Final = f"""\
 [contexts.{PRODUCING}.stream]
 name = "{STREAM}"
 subjects = ["{PRODUCING}.event.>"]
-max_age = "unlimited"
+max_age = "3h"
+[contexts.{PRODUCING}.archive]
+after = "6h"
+directory = "COLD"
 [contexts.{PRODUCING}.publish]
 max_attempts = 3
 backoff_initial = "200ms"
 backoff_max = "2s"
 
 [contexts.{CONSUMING}]
+[contexts.{CONSUMING}.stream]
+max_age = "3h"
+[contexts.{CONSUMING}.archive]
+after = "6h"
+directory = "COLD"
 """
 # max_deliver is out of reach: faults decide how often a message comes, and its handler what becomes of it.
 _SUBSCRIPTION: Final = """
@@ -80,8 +92,11 @@ backoff_max = "{most:g}s"
 
 
 def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS) -> None:
-    """Write the relay.toml of the run; servers are named by the environment."""
-    path.write_text(_CONTEXTS + "".join(_subscription(source, service_url, max_attempts) for source in Source))
+    """Write the relay.toml of the run, and make the archive beside it; servers are named by the environment."""
+    cold = path.with_name(COLD)
+    cold.mkdir(exist_ok=True)
+    contexts = _CONTEXTS.replace('"COLD"', json.dumps(str(cold)))
+    path.write_text(contexts + "".join(_subscription(source, service_url, max_attempts) for source in Source))
 
 
 def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
@@ -104,9 +119,11 @@ def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
     return text
 
 
-def database_url(port: int, database: str) -> str:
-    """Return the address of a database, at the server or at a link to it."""
-    return f"postgresql://postgres@{LOOPBACK}:{port}/{database}"
+def at_port(url: str, port: int) -> str:
+    """Return the address of a server as it is reached at another port, that of a link say."""
+    parts = urlsplit(url)
+    account, at, _ = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{account}{at}{LOOPBACK}:{port}").geturl()
 
 
 def service_url(port: int) -> str:
@@ -114,15 +131,9 @@ def service_url(port: int) -> str:
     return f"http://{LOOPBACK}:{port}/handle"
 
 
-def variables(config: Path, ports: Mapping[str, int]) -> dict[str, str]:
-    """Return what the settings read; ``ports``: of postgres, nats and valkey, or of links to them."""
+def variables(config: Path, urls: Mapping[str, str]) -> dict[str, str]:
+    """Return what the settings read; ``urls``: of nats and valkey and of each context's database, by name."""
     databases = {
-        f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL": database_url(ports["postgres"], context)
-        for context in (PRODUCING, CONSUMING)
+        f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL": urls[context] for context in (PRODUCING, CONSUMING)
     }
-    return {
-        **databases,
-        "RELAY_CONFIG": str(config),
-        "NATS_URL": f"nats://{LOOPBACK}:{ports['nats']}",
-        "REDIS_URL": f"redis://{LOOPBACK}:{ports['valkey']}/0",
-    }
+    return {**databases, "RELAY_CONFIG": str(config), "NATS_URL": urls["nats"], "REDIS_URL": urls["valkey"]}

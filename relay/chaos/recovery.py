@@ -103,15 +103,20 @@ def _moved(side: Side, samples: list[Sample], start: int) -> float:
 
 def standstill(evidence: Evidence) -> float:
     """The longest time for which a side had work and did not move, an unknown backlog counted as work."""
+    return max((last - first for _, first, last in _standstills(evidence)), default=0.0)
+
+
+def _standstills(evidence: Evidence) -> Iterator[tuple[Side, float, float]]:
     samples = sorted(evidence.samples, key=lambda sample: sample.at)
-    return max((gap for side in sides(evidence) for gap in _gaps(side, samples)), default=0.0)
+    return ((side, *gap) for side in sides(evidence) for gap in _gaps(side, samples))
 
 
-def _gaps(side: Side, samples: list[Sample]) -> Iterator[float]:
+def _gaps(side: Side, samples: list[Sample]) -> Iterator[tuple[float, float]]:
+    """From a move, or the beginning, to each sample up to the next move."""
     moved, before = (samples[0].at if samples else 0.0), None
     for sample in samples:
         done = side.done(sample)
-        yield sample.at - moved
+        yield moved, sample.at
         if side.waiting(sample) == 0 or (done is not None and before is not None and done > before):
             moved = sample.at
         before = before if done is None else done
@@ -156,6 +161,17 @@ def _halted(pause: float) -> Iterator[str]:
         yield f"nothing moved for {pause:.1f} s while work waited, more than {AT_MOST:.0f} s"
 
 
+def _halted_in_peace(evidence: Evidence) -> Iterator[str]:
+    """Each side that stood still for long outside of faults, whether one of them was the cause or not."""
+    windows = Windows(evidence.faults)
+    longest: dict[str, float] = {}
+    for side, first, last in _standstills(evidence):
+        longest[side.name] = max(windows.calm(first, last), longest.get(side.name, 0.0))
+    for name, seconds in longest.items():
+        if seconds > SLOWEST:
+            yield f"{name} stood still for {seconds:.1f} s outside of faults while work waited"
+
+
 def _slow(evidence: Evidence, measured: list[Recovery], times: list[float]) -> Iterator[str]:
     if evidence.faults and not measured:
         yield "no recovery could be measured: there are too few samples"
@@ -164,6 +180,7 @@ def _slow(evidence: Evidence, measured: list[Recovery], times: list[float]) -> I
     if mostly > MOSTLY:
         yield f"the {100 * share:.0f}th percentile of the recoveries is {mostly:.1f} s, more than {MOSTLY:.0f} s"
     limit = MOSTLY if mostly > MOSTLY else SLOWEST
+    yield from _halted_in_peace(evidence)
     for fault, seconds in zip((found.fault for found in measured), times, strict=True):
         if seconds > limit:
             yield f"fault {fault.number} ({fault.kind} of {fault.target}): {seconds:.1f} s to recover"

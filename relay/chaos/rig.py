@@ -20,6 +20,7 @@ from typing import Final, Self
 import psycopg
 
 from relay.chaos import deployment
+from relay.chaos.disk import SmallDisk
 from relay.chaos.proxy import Link, Proxy
 from relay.chaos.supervisor import Supervised, Supervisor
 from relay.devstack import DevStack, NatsServer, PostgresServer, ServerFailed, ValkeyServer, configuration, prepare
@@ -28,6 +29,7 @@ from relay.devstack.logs import last_lines
 from relay.devstack.monitoring import connected_clients, get, pulled_consumers
 from relay.devstack.ports import free_port
 from relay.settings import Settings, load_settings
+from relay.settings.model import installed_actor_modules
 
 _READY_SECONDS: Final = 90.0
 _PYTHON: Final = (sys.executable, "-m")
@@ -40,6 +42,7 @@ class Rig:
 
     ``history``: the directory of the records (`history.History`). ``seed`` goes to the handler service.
     ``max_attempts``: of the subscriptions. ``environment``: further variables of workers and schedulers.
+    ``small_disks``: PostgreSQL and nats-server get disks that can be full, if this user may make them (``disks``).
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Rig:
         seed: int = 0,
         max_attempts: int = deployment.MAX_ATTEMPTS,
         environment: Mapping[str, str] | None = None,
+        small_disks: bool = False,
     ) -> None:
         self.directory = directory.absolute()
         self.history = self.directory / "history"
@@ -60,6 +64,9 @@ class Rig:
         self.proxy = Proxy()
         self.links: dict[str, Link] = {}
         self.processes: dict[str, Supervised] = {}
+        self.disks: dict[str, SmallDisk] = {}
+        self._idle_disks: list[SmallDisk] = []
+        self._small_disks = small_disks
         self._workers, self._schedulers, self._threads = workers, schedulers, threads
         self._max_attempts = max_attempts
         self._extra = dict(environment or {})
@@ -103,13 +110,17 @@ class Rig:
     @property
     def producer_url(self) -> str:
         """The database ``shop`` through the link of the producers: for whoever works under faults."""
-        return deployment.database_url(self.links["producer-postgres"].port, deployment.PRODUCING)
+        return self._through("producer", deployment.PRODUCING)[deployment.PRODUCING]
 
     @property
     def environment(self) -> dict[str, str]:
         """An environment in which commands reach the servers without a link."""
-        ports = {server.name: server.port for server in self.stack.servers}
-        return self._environment(ports)
+        return self._environment(self._servers())
+
+    @property
+    def cold(self) -> Path:
+        """The archive of all contexts."""
+        return self._config.with_name(deployment.COLD)
 
     @property
     def settings(self) -> Settings:
@@ -120,6 +131,10 @@ class Rig:
         """The processes of a role: worker, scheduler or service."""
         return [process for process in self.processes.values() if process.role == role]
 
+    def levers(self, worker: str) -> Path:
+        """The directory of the files that a worker obeys: see `levers`."""
+        return self.directory / "levers" / worker
+
     # --- verbs ---
 
     def launch(self) -> None:
@@ -129,9 +144,10 @@ class Rig:
         """
         self._add("service", "service", self._service_command(), configuration.base_environment(inherit=False))
         for number in range(1, self._schedulers + 1):
-            self._add(f"scheduler-{number}", "scheduler", (*_PYTHON, "scheduler"), self._through("scheduler"))
+            self._add(f"scheduler-{number}", "scheduler", (*_PYTHON, "scheduler"), self._linked("scheduler"))
         for number in range(1, self._workers + 1):
-            self._add(f"worker-{number}", "worker", self._worker_command(), self._through("worker"))
+            name = f"worker-{number}"
+            self._add(name, "worker", self._worker_command(), self._with_levers(name))
         for process in self.processes.values():
             process.start()
         self._supervisor.start(self.processes.values())
@@ -167,6 +183,8 @@ class Rig:
     def stop(self) -> None:
         """Kill the processes, stop the servers; harmless at any time, any number of times."""
         with contextlib.ExitStack() as last:
+            for disk in (*self.disks.values(), *self._idle_disks):
+                last.callback(disk.unmount)
             last.callback(self.stack.stop)
             last.callback(self.proxy.stop)
             last.callback(end_leftovers, self.directory)
@@ -177,7 +195,9 @@ class Rig:
     def _start_servers(self) -> None:
         self.history.mkdir(parents=True, exist_ok=True)
         (self.directory / "logs").mkdir(exist_ok=True)
+        self._make_disks()
         self.stack.start()
+        self._forget_unused_disks()
         end_leftovers(self.directory)
         self._service_port = free_port()
         self.proxy.start()
@@ -191,20 +211,55 @@ class Rig:
             self.postgres.create_database(deployment.CASES)
         self._write_shell()
 
+    def _make_disks(self) -> None:
+        """Mount them before the servers make their files."""
+        for server in (self.postgres, self.nats) if self._small_disks else ():
+            disk = SmallDisk(server.directory)
+            if disk.mount():
+                self.disks[server.name] = disk
+
+    def _forget_unused_disks(self) -> None:
+        """A server that keeps its data elsewhere, as PostgreSQL may when we are root, cannot run out of room."""
+        data = {"postgres": self.postgres.directory / "data", "nats": self.nats.directory / "jetstream"}
+        for name, disk in self.disks.items():
+            if not disk.holds(data[name]):
+                self._idle_disks.append(disk)
+        self.disks = {name: disk for name, disk in self.disks.items() if disk not in self._idle_disks}
+
     def _write_shell(self) -> None:
-        ports = {server.name: server.port for server in self.stack.servers}
-        ours = deployment.variables(self._config, ports)
+        ours = deployment.variables(self._config, self._servers())
         configuration.Configuration(self.settings, self.environment, ours).write_shell(
             self.directory / "environment"
         )
 
-    def _environment(self, ports: dict[str, int]) -> dict[str, str]:
-        return {**configuration.base_environment(inherit=False), **deployment.variables(self._config, ports)}
+    def _servers(self) -> dict[str, str]:
+        """Every database, and nats and valkey, by name, as the servers themselves are reached."""
+        return {**self.urls, "nats": self.nats.url, "valkey": self.valkey.url}
 
-    def _through(self, role: str) -> dict[str, str]:
+    def _through(self, role: str, *names: str) -> dict[str, str]:
+        """The same as a role reaches them, through its links; ``names``: these only."""
+        urls = self._servers()
+        kinds = {name: name if name in {"nats", "valkey"} else "postgres" for name in names or urls}
+        return {
+            name: deployment.at_port(urls[name], self.links[f"{role}-{kind}"].port) for name, kind in kinds.items()
+        }
+
+    def _environment(self, urls: Mapping[str, str]) -> dict[str, str]:
+        return {**configuration.base_environment(inherit=False), **deployment.variables(self._config, urls)}
+
+    def _linked(self, role: str) -> dict[str, str]:
         """Return the environment of a process that reaches every server through the links of its role."""
-        ports = {name: self.links[f"{role}-{name}"].port for name in ("postgres", "nats", "valkey")}
-        return {**self._environment(ports), **self._extra}
+        return {**self._environment(self._through(role)), **self._extra}
+
+    def _with_levers(self, worker: str) -> dict[str, str]:
+        environment, levers = self._linked("worker"), self.levers(worker)
+        levers.mkdir(parents=True, exist_ok=True)
+        modules = environment.get("RELAY_ACTOR_MODULES") or ",".join(installed_actor_modules())
+        return {
+            **environment,
+            "RELAY_ACTOR_MODULES": f"relay.chaos.levers,{modules}",
+            "RELAY_FAILPOINTS": str(levers),
+        }
 
     def _add(self, name: str, role: str, command: tuple[str, ...], environment: dict[str, str]) -> None:
         environment = {"RELAY_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1", **environment}
@@ -218,7 +273,7 @@ class Rig:
 
     def _service_command(self) -> tuple[str, ...]:
         """Return the command of the handler service; it answers ``/handle``, and ``/healthz`` with 200."""
-        database = deployment.database_url(self.links["service-postgres"].port, deployment.CASES)
+        database = self._through("service", deployment.CASES)[deployment.CASES]
         where = ("--database", database, "--port", str(self._service_port))
         return (
             *_PYTHON,
