@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import dramatiq
 
@@ -25,8 +25,6 @@ from relay.domain.topology import advisory_consumer
 
 #: A pull job makes room for another of its kind now and then, so that no worker keeps it for ever.
 _TURN: Final = 60.0
-#: Nothing wakes a pull job when its server is back, so it looks again soon: recovery within ten seconds.
-_PULL_RETRIES: Final[dict[str, Any]] = {**OUTAGE_RETRIES, "max_backoff": 5_000}
 _SWEEP_LIMIT: Final = 1_000
 _MAX_BATCH: Final = 300
 _PAGE: Final = 1_000
@@ -66,7 +64,7 @@ def _batch_size(max_ack_pending: int) -> int:
     return _MAX_BATCH if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH)
 
 
-@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **_PULL_RETRIES)
+@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **OUTAGE_RETRIES)
 async def pull_messages(context: str, subscription: str, token: str) -> None:
     """Pull one subscription into the inbox until the turn is over, then queue the next turn."""
     loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import Retries
 
 from relay import failpoints
+from relay.adapters.gate import LONGEST_BACKOFF
 from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import (
@@ -48,8 +49,12 @@ metrics = worker_metrics(settings)
 if metrics is not None:
     application.facts.listen(metrics)
 
-#: Dramatiq's own back-off for jobs that wait for a server: 1 s to 60 s with jitter, without end.
-OUTAGE_RETRIES: Final[dict[str, Any]] = {"max_retries": None, "min_backoff": 1_000, "max_backoff": 60_000}
+#: Dramatiq's own back-off for jobs that wait for a server: 1 s to 4 s with jitter, without end.
+OUTAGE_RETRIES: Final[dict[str, Any]] = {
+    "max_retries": None,
+    "min_backoff": 1_000,
+    "max_backoff": int(LONGEST_BACKOFF.total_seconds() * 1_000),
+}
 
 _background: set[asyncio.Task[None]] = set()
 
@@ -75,12 +80,14 @@ async def _start() -> None:
 
 
 def _drain_all() -> None:
-    """The broker is back, or this worker is new: publish at once, whatever back-off a job is in.
+    """The broker is back, or this worker is new: publish and pull at once, whatever back-off a job is in.
 
     And see whether it came back with all it had: a server that was restored is a server that was away.
     """
     for name, context in settings.contexts.items():
         spawn(_send_reconcile(name))
+        # A pull that runs goes on; one that waits is replaced by the next tick's.
+        spawn(application.gates.wake([f"pull:{name}:{it}" for it in context.subscriptions]))
         for shard in range(context.publish.shards):
             spawn(_send_publish(name, shard))
 
@@ -120,7 +127,7 @@ async def duty(context: str, name: str, token: str) -> AsyncIterator[bool]:
     """Run a job that must be outstanding only once; yields False when another has taken it over.
 
     An outage becomes Dramatiq's Retry, so that its middleware supplies the back-off; the gate stays
-    shut meanwhile, or ticks would add a job each.
+    shut meanwhile, or ticks would add a job each. It opens by itself if the job does not come back.
     """
     async with application.gates.hold(name, token) as ours:
         try:

@@ -165,7 +165,7 @@ class PublishTick:
         self._running = asyncio.Lock()
 
     def take_over(self) -> None:
-        """Another has led until now: what it enqueued may sit in a back-off that nobody would cut short."""
+        """Another has led until now: what it enqueued may sit in a back-off that nobody else would cut short."""
         self._lost = True
 
     async def tick(self) -> None:
@@ -198,7 +198,7 @@ class PublishTick:
         return now >= self._awake_until
 
     async def _publish(self, due: Due) -> bool:
-        # After an outage of the database the outstanding job may sit in a long back-off.
+        # After an outage of the database the outstanding job may sit in a back-off.
         force, self._lost = self._lost, False
         name, count = self._parts.name, self._parts.settings.publish.shards
         # Of many events some were not counted, and a forced job is one for whatever a lost one held.

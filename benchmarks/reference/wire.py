@@ -27,7 +27,14 @@ class Wire:
         parts = urlsplit(url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**22)
         await reader.readline()
-        options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
+        options = {
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+            "no_responders": True,
+            "user": parts.username,
+            "pass": parts.password,
+        }
         writer.write(b"CONNECT " + json.dumps(options).encode() + f"\r\nSUB {_INBOX}.* 1\r\n".encode())
         return cls(reader, writer)
 

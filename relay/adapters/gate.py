@@ -7,7 +7,7 @@ twice, as the tables' locks decide; the gate only saves the second one the troub
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -21,10 +21,13 @@ from redis.backoff import NoBackoff
 from relay.cancellation import is_cancelled
 from relay.domain.errors import QueueUnreachable
 
-#: A job that died frees its gate within this time; a living one renews it three times as often.
+#: A job that died frees its gate within this time, whatever it was at; a living one renews it three times as often.
 TTL: Final = timedelta(seconds=6)
-#: A job that waits for a server to return keeps its gate for longer than its longest back-off.
-BACKOFF_TTL: Final = timedelta(seconds=75)
+#: The longest back-off of a job that waits for a server. Nothing renews its gate meanwhile, as whoever holds the job
+#: may die and Redis may lose it: so it is back before the gate opens by itself.
+LONGEST_BACKOFF: Final = timedelta(seconds=4)
+#: What stands behind the token of a job in back-off.
+_WAITS: Final = ":waits"
 #: What a gate does it does in one step: nothing comes in between, and an idle fleet does little else.
 _OPEN: Final = """
 if ARGV[3] == "force" then redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
@@ -37,12 +40,18 @@ return 1
 """
 _RENEW: Final = """
 local holder = redis.call("get", KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
+if holder and holder ~= ARGV[1] and holder ~= ARGV[1] .. ARGV[3] then return 0 end
+redis.call("set", KEYS[1], ARGV[4], "PX", ARGV[2])
 return 1
 """
 _CLOSE: Final = """
 if redis.call("get", KEYS[1]) == ARGV[1] then redis.call("del", KEYS[1]) end
+"""
+_WAKE: Final = """
+for _, key in ipairs(KEYS) do
+    local holder = redis.call("get", key)
+    if holder and string.sub(holder, -#ARGV[1]) == ARGV[1] then redis.call("del", key) end
+end
 """
 
 
@@ -66,7 +75,8 @@ class Gates:
             decode_responses=True,
             retry=Retry(NoBackoff(), 1),
         )
-        self._open, self._extend, self._close = map(self._client.register_script, (_OPEN, _RENEW, _CLOSE))
+        scripts = map(self._client.register_script, (_OPEN, _RENEW, _CLOSE, _WAKE))
+        self._open, self._extend, self._close, self._wake = scripts
 
     async def open(
         self, duty: str, *, force: bool = False, send: Callable[[str], Entry] | None = None
@@ -95,7 +105,7 @@ class Gates:
 
         An outage of Redis lets the job run: it is the tables that keep two jobs apart.
         """
-        if not await self._renew(duty, token, TTL):
+        if not await self._renew(duty, token):
             yield False
             return
         keeper = asyncio.create_task(self._keep(duty, token))
@@ -111,8 +121,13 @@ class Gates:
         await self._quietly(self._close(keys=[self._key(duty)], args=[token]))
 
     async def back_off(self, duty: str, token: str) -> None:
-        """The job waits for a server and comes back by itself: keep ticks from starting others."""
-        await self._renew(duty, token, BACKOFF_TTL)
+        """The job waits for a server and comes back within LONGEST_BACKOFF: keep ticks from starting others."""
+        await self._renew(duty, token, _WAITS)
+
+    async def wake(self, duties: Sequence[str]) -> None:
+        """A server is back: open the gates of jobs in back-off, so that the next tick starts others in their place."""
+        if duties:
+            await self._quietly(self._wake(keys=[self._key(duty) for duty in duties], args=[_WAITS]))
 
     async def aclose(self) -> None:
         """Close the connections to Redis."""
@@ -121,11 +136,12 @@ class Gates:
     async def _keep(self, duty: str, token: str) -> None:
         while not is_cancelled():
             await asyncio.sleep(TTL.total_seconds() / 3)
-            await self._renew(duty, token, TTL)
+            await self._renew(duty, token)
 
-    async def _renew(self, duty: str, token: str, ttl: timedelta) -> bool:
+    async def _renew(self, duty: str, token: str, state: str = "") -> bool:
         """Extend the gate, or take it when nobody has it. False only when another job has it."""
-        kept = await self._quietly(self._extend(keys=[self._key(duty)], args=[token, _ms(ttl)]))
+        args = [token, _ms(TTL), _WAITS, token + state]
+        kept = await self._quietly(self._extend(keys=[self._key(duty)], args=args))
         return kept is None or bool(kept)
 
     async def _quietly(self, command: Any) -> Any:

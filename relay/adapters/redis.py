@@ -48,8 +48,10 @@ end
 """
 #: Every so many idle waits the broker's own fetch runs, which does the upkeep of its keys.
 _UPKEEP: Final = 15
-#: The option that says when a message was put into its queue, in milliseconds of Unix time.
+#: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
 _ENQUEUED: Final = "relay_enqueued"
+#: How long the clock of this process runs on after Redis' own before that is asked again, in seconds.
+_ASK: Final = 60.0
 
 
 def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware]) -> RelayBroker:
@@ -64,8 +66,21 @@ def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware])
     return RelayBroker(client=client, namespace=namespace, middleware=list(middleware))
 
 
-def _now() -> int:
-    return int(time.time() * 1000)
+class _Clock:
+    """Redis' clock: an age is a difference of this one clock, whatever the clocks of two hosts show."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._ahead = 0.0
+        self._asked = -_ASK
+
+    def now(self) -> int:
+        """Milliseconds, right to within a round trip. Raises RedisError, once a minute at most."""
+        if time.monotonic() - self._asked >= _ASK:
+            seconds, micros = self._client.time()
+            self._asked = time.monotonic()
+            self._ahead = seconds + micros / 1e6 - self._asked
+        return int((time.monotonic() + self._ahead) * 1000)
 
 
 class RelayBroker(RedisBroker):
@@ -75,6 +90,7 @@ class RelayBroker(RedisBroker):
         super().__init__(**options)
         self.unacknowledged: dict[str, list[str]] = {}
         self._ack_script = self.client.register_script(_ACK)
+        self._clock = _Clock(self.client)
 
     @property
     def consumer_class(self) -> type[_RedisConsumer]:
@@ -83,20 +99,21 @@ class RelayBroker(RedisBroker):
     def enqueue_many(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
         """Enqueue messages in one round trip. Raises QueueUnreachable; some may be enqueued even then."""
         try:
+            now = self._clock.now()
             with self.client.pipeline(transaction=False) as pipeline:
                 for message in messages:
                     # The two writes of the broker's own enqueue script.
-                    key, identity, data = self.entry(message)
+                    key, identity, data = self.entry(message, **{_ENQUEUED: now})
                     pipeline.hset(f"{key}.msgs", identity, data)
                     pipeline.rpush(key, identity)
                 pipeline.execute()
         except redis.exceptions.RedisError as error:
             raise QueueUnreachable(f"Redis is not reachable: {error}") from error
 
-    def entry(self, message: dramatiq.Message[Any]) -> Entry:
-        """A message as it goes into its queue now, under a fresh id as the stock broker does it."""
+    def entry(self, message: dramatiq.Message[Any], **options: Any) -> Entry:
+        """A message as it goes into its queue, under a fresh id as the stock broker does it."""
         identity = str(uuid4())
-        copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: _now()})
+        copy = message.copy(options={"redis_message_id": identity, **options})
         return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
     def ack_many(self, queue_name: str, ids: Sequence[str]) -> None:
@@ -106,23 +123,24 @@ class RelayBroker(RedisBroker):
 
     def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
         """Enqueue as the stock broker does: retries come this way."""
-        return super().enqueue(message.copy(options={_ENQUEUED: _now()}), delay=delay)
+        return super().enqueue(message.copy(options={_ENQUEUED: self._clock.now()}), delay=delay)
 
     def head_waits(self, queue_name: str) -> timedelta:
-        """How long the message at the head of a queue has waited; zero when none waits. Raises QueueUnreachable.
+        """How long the message at the head of a queue has waited; zero when none waits, or when it does not say.
 
-        A queue is first in, first out: what was put into it before its head is not in it any more. Of clocks of
-        two hosts, so good for a few seconds.
+        A queue is first in, first out: what was put into it before its head is not in it any more. Raises
+        QueueUnreachable.
         """
         key = f"{self.namespace}:{queue_name}"
         try:
             identity: Any = self.client.lindex(key, 0)
             text: Any = None if identity is None else self.client.hget(f"{key}.msgs", identity)
+            now = self._clock.now()
         except redis.exceptions.RedisError as error:
             raise QueueUnreachable(f"Redis is not reachable: {error}") from error
         if text is None:
             return timedelta(0)
-        return timedelta(milliseconds=max(0, _now() - dramatiq.Message.decode(text).options.get(_ENQUEUED, 0)))
+        return timedelta(milliseconds=max(0, now - dramatiq.Message.decode(text).options.get(_ENQUEUED, now)))
 
     def backlog(self, queue_name: str) -> int:
         """How many messages of a queue wait for a worker. Raises QueueUnreachable."""

@@ -119,11 +119,9 @@ def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
     return text
 
 
-def at_port(url: str, port: int) -> str:
-    """Return the address of a server as it is reached at another port, that of a link say."""
-    parts = urlsplit(url)
-    account, at, _ = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{account}{at}{LOOPBACK}:{port}").geturl()
+def database_url(server: str, database: str) -> str:
+    """Return the address of a database; ``server``: of any database at the server, or at a link to it."""
+    return urlsplit(server)._replace(path=f"/{database}").geturl()
 
 
 def service_url(port: int) -> str:
@@ -131,9 +129,15 @@ def service_url(port: int) -> str:
     return f"http://{LOOPBACK}:{port}/handle"
 
 
-def variables(config: Path, urls: Mapping[str, str]) -> dict[str, str]:
-    """Return what the settings read; ``urls``: of nats and valkey and of each context's database, by name."""
+def variables(config: Path, servers: Mapping[str, str]) -> dict[str, str]:
+    """Return what the settings read; ``servers``: addresses of postgres, nats and valkey, or of links to them."""
     databases = {
-        f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL": urls[context] for context in (PRODUCING, CONSUMING)
+        f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL": database_url(servers["postgres"], context)
+        for context in (PRODUCING, CONSUMING)
     }
-    return {**databases, "RELAY_CONFIG": str(config), "NATS_URL": urls["nats"], "REDIS_URL": urls["valkey"]}
+    return {
+        **databases,
+        "RELAY_CONFIG": str(config),
+        "NATS_URL": servers["nats"],
+        "REDIS_URL": servers["valkey"],
+    }

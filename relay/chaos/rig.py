@@ -28,6 +28,7 @@ from relay.devstack.leftovers import end_leftovers, marked
 from relay.devstack.logs import last_lines
 from relay.devstack.monitoring import connected_clients, get, pulled_consumers
 from relay.devstack.ports import free_port
+from relay.devstack.private import at_port
 from relay.settings import Settings, load_settings
 from relay.settings.model import installed_actor_modules
 
@@ -110,7 +111,7 @@ class Rig:
     @property
     def producer_url(self) -> str:
         """The database ``shop`` through the link of the producers: for whoever works under faults."""
-        return self._through("producer", deployment.PRODUCING)[deployment.PRODUCING]
+        return deployment.database_url(self._servers("producer")["postgres"], deployment.PRODUCING)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -142,7 +143,7 @@ class Rig:
 
         Raises ServerFailed after 90 s; the message ends with the log of who is missing.
         """
-        self._add("service", "service", self._service_command(), configuration.base_environment(inherit=False))
+        self._add("service", "service", self._service_command(), self._service_environment())
         for number in range(1, self._schedulers + 1):
             self._add(f"scheduler-{number}", "scheduler", (*_PYTHON, "scheduler"), self._linked("scheduler"))
         for number in range(1, self._workers + 1):
@@ -232,24 +233,20 @@ class Rig:
             self.directory / "environment"
         )
 
-    def _servers(self) -> dict[str, str]:
-        """Every database, and nats and valkey, by name, as the servers themselves are reached."""
-        return {**self.urls, "nats": self.nats.url, "valkey": self.valkey.url}
-
-    def _through(self, role: str, *names: str) -> dict[str, str]:
-        """The same as a role reaches them, through its links; ``names``: these only."""
-        urls = self._servers()
-        kinds = {name: name if name in {"nats", "valkey"} else "postgres" for name in names or urls}
+    def _servers(self, role: str | None = None) -> dict[str, str]:
+        """Return the addresses of the servers by name, or of the links of a role to them where it has some."""
+        links = {server.name: self.links.get(f"{role}-{server.name}") for server in self.stack.servers}
         return {
-            name: deployment.at_port(urls[name], self.links[f"{role}-{kind}"].port) for name, kind in kinds.items()
+            server.name: at_port(server.url, link.port) if (link := links[server.name]) else server.url
+            for server in self.stack.servers
         }
 
-    def _environment(self, urls: Mapping[str, str]) -> dict[str, str]:
-        return {**configuration.base_environment(inherit=False), **deployment.variables(self._config, urls)}
+    def _environment(self, servers: dict[str, str]) -> dict[str, str]:
+        return {**configuration.base_environment(inherit=False), **deployment.variables(self._config, servers)}
 
     def _linked(self, role: str) -> dict[str, str]:
         """Return the environment of a process that reaches every server through the links of its role."""
-        return {**self._environment(self._through(role)), **self._extra}
+        return {**self._environment(self._servers(role)), **self._extra}
 
     def _with_levers(self, worker: str) -> dict[str, str]:
         environment, levers = self._linked("worker"), self.levers(worker)
@@ -273,8 +270,14 @@ class Rig:
 
     def _service_command(self) -> tuple[str, ...]:
         """Return the command of the handler service; it answers ``/handle``, and ``/healthz`` with 200."""
-        database = self._through("service", deployment.CASES)[deployment.CASES]
-        where = ("--database", database, "--port", str(self._service_port))
+        database = deployment.database_url(self._servers("service")["postgres"], deployment.CASES)
+        # Everybody can read a command line: the password goes into the environment.
+        where = (
+            "--database",
+            database.replace(f":{self.postgres.password}@", "@"),
+            "--port",
+            str(self._service_port),
+        )
         return (
             *_PYTHON,
             "relay.chaos.service",
@@ -284,6 +287,9 @@ class Rig:
             "--seed",
             str(self.seed),
         )
+
+    def _service_environment(self) -> dict[str, str]:
+        return {**configuration.base_environment(inherit=False), "PGPASSWORD": self.postgres.password}
 
     def _log(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"

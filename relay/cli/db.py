@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
-from relay.adapters.postgres import migrations
+from relay.adapters.postgres import grants, migrations
 from relay.adapters.postgres.migrations import MigrationStatus
 from relay.cli.contexts import ContextOption, JsonOption, visit
 
@@ -41,6 +42,33 @@ def status(context: ContextOption = None, as_json: JsonOption = False) -> None:
 def print_sql() -> None:
     """Print all migrations as SQL for an empty database: `relay db sql | psql …`."""
     print(migrations.sql(), end="")
+
+
+@app.command()
+def grant(
+    relay: Annotated[list[str] | None, typer.Option("--relay", help="A role of the fleet.")] = None,
+    application: Annotated[
+        list[str] | None, typer.Option("--application", help="A role of a service that records events.")
+    ] = None,
+    context: ContextOption = None,
+    as_sql: Annotated[bool, typer.Option("--sql", help="Print the SQL and do nothing.")] = False,
+) -> None:
+    """Give roles the rights they need on the tables, and take all others. Repeat it after each upgrade.
+
+    Run it as the owner of the tables. The options may be repeated. Who may connect, and who is a superuser, is
+    decided where roles are made: see deploy/postgres/roles.sql.
+    """
+    if not (relay or application):
+        raise typer.BadParameter("name a role: --relay ROLE, --application ROLE")
+    roles = relay or [], application or []
+    if as_sql:
+        print("BEGIN;", *(f"{statement};" for statement in grants.statements(*roles)), "COMMIT;", sep="\n")
+        return
+    answers, complete = visit(context, lambda url: grants.grant(url, *roles))
+    for name in answers:
+        print(f"{name}: granted")
+    if not complete:
+        raise typer.Exit(1)
 
 
 def _upgrade(url: str) -> tuple[str, ...]:

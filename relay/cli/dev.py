@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from relay.settings.values import hide_url
+
 if TYPE_CHECKING:
     from relay.devstack.fleet import Fleet
     from relay.devstack.logs import LogConsole
@@ -82,13 +84,13 @@ def close(fleet: Fleet, say: Callable[[str], object]) -> None:
 
 
 def describe(fleet: Fleet) -> str:
-    """List what runs where."""
+    """List what runs where, without passwords: those are in the file for other shells."""
     settings = fleet.configuration.settings
     rows = [
-        (f"database {name}", found.database_url.get_secret_value()) for name, found in settings.contexts.items()
+        (f"database {name}", hide_url(found.database_url.get_secret_value()))
+        for name, found in settings.contexts.items()
     ]
-    rows += [("NATS", fleet.stack.nats.url), ("NATS monitor", fleet.stack.nats.monitor_url)]
-    rows += [("Redis", fleet.stack.valkey.url)]
+    rows += [("NATS", hide_url(fleet.stack.nats.url)), ("Redis", hide_url(fleet.stack.valkey.url))]
     rows += [(f"handler of {name}", url) for name, url in fleet.handlers.items()]
     rows += [("logs", str(fleet.stack.directory / "logs"))]
     rows += [("other shells", f". {fleet.shell_file}; relay backlog")]

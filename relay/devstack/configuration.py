@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from relay.devstack import private
 from relay.devstack.stack import DevStack
 from relay.settings import Settings, load_settings
 
@@ -33,9 +34,12 @@ class Configuration:
     variables: Mapping[str, str]
 
     def write_shell(self, path: Path) -> None:
-        """Write the variables for a shell to read: ``. path``, and every command meets the same servers."""
+        """Write the variables for a shell to read: ``. path``, and every command meets the same servers.
+
+        The addresses contain passwords: only we can read the file.
+        """
         lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(self.variables.items())]
-        path.write_text("\n".join(lines) + "\n")
+        private.write(path, "\n".join(lines) + "\n")
 
 
 def base_environment(*, inherit: bool = True) -> dict[str, str]:

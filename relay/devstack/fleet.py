@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from relay.devstack import configuration, leftovers, monitoring, prepare, processes
+from relay.devstack import configuration, leftovers, monitoring, prepare, private, processes
 from relay.devstack.configuration import Configuration
 from relay.devstack.errors import DevStackError, ServerFailed
 from relay.devstack.logs import LogConsole, last_lines
@@ -148,7 +148,7 @@ class Fleet:
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         logs = self.stack.directory / "logs"
-        logs.mkdir(exist_ok=True)
+        private.make_directory(logs)
         log = logs / f"{name}.log"
         if log.exists() and log.stat().st_size > _LOG_LIMIT_BYTES:
             log.replace(log.with_suffix(".log.1"))

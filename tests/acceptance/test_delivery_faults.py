@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+import redis
 
 from relay import Event, Outbox
 from tests.acceptance.fleet import Fleet, wait_for
@@ -85,6 +86,30 @@ def test_a_killed_worker_leaves_nothing_behind(fleet: Fleet, handler: HandlerSer
     wait_for("some are processed", lambda: processed(fleet) > 50)
     fleet.kill(workers[0])
     wait_for("all are processed", lambda: processed(fleet) == len(ids))
+    assert {call.message_id for call in handler.calls} == set(ids)
+
+
+def test_a_worker_killed_while_its_jobs_wait_for_nats_keeps_nobody_waiting(
+    fleet: Fleet, handler: HandlerService
+) -> None:
+    """What waits in a back-off dies with the worker that holds it; its gate must not outlive it for long."""
+    fleet.scheduler()
+    worker = fleet.worker()
+    ids = [str(commit_one(fleet.urls["vibespro"]))]
+    wait_for("the fleet works", lambda: processed(fleet) == 1)
+    fleet.nats.kill()
+    ids.append(str(commit_one(fleet.urls["vibespro"])))
+    client = redis.Redis.from_url(fleet.valkey.url)
+
+    def waiting() -> set[bytes]:
+        return {key.split(b":")[2] for key in client.keys("relay:gate:*") if b":waits" in (client.get(key) or b"")}
+
+    wait_for("its jobs are in back-off", lambda: waiting() == {b"pull", b"publish"})
+    fleet.kill(worker)
+    fleet.nats.start()
+    fleet.worker()
+    # Ten seconds by promise; a machine under load may take its time to start a process.
+    wait_for("the message is processed", lambda: processed(fleet) == 2, seconds=30)
     assert {call.message_id for call in handler.calls} == set(ids)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 from pathlib import Path
@@ -12,7 +11,8 @@ import nats
 import psutil
 import pytest
 
-from tests.acceptance.started import Started
+from relay.settings.values import hide_url
+from tests.acceptance.started import Started, shell_variables
 from tests.integration.devstack_support import living
 
 ID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -25,8 +25,7 @@ def directory(server_directory: Path) -> Path:
 
 
 def nats_url(directory: Path) -> str:
-    port = json.loads((directory / ".relay/demo/nats/server.json").read_text())["port"]
-    return f"nats://127.0.0.1:{port}"
+    return shell_variables(directory / ".relay/demo/environment")["NATS_URL"]
 
 
 def member(started: Started, word: str) -> psutil.Process:
@@ -111,7 +110,7 @@ def test_it_begins_anew_each_time_and_stays_when_asked(directory: Path) -> None:
         with Started(directory, "demo", "--stay", "--events", "50") as started:
             started.until_shown("Ctrl-C stops it")
             assert "50 committed = 49 handled + 1 dead-lettered" in started.text
-            assert nats_url(directory) in started.text
+            assert hide_url(nats_url(directory)) in started.text
             assert started.stop(signal.SIGINT) == 0, started.text
 
 

@@ -28,6 +28,7 @@ from relay.chaos.sampler import Sampler
 from relay.chaos.tables import prepare
 from relay.chaos.workload import Workload
 from relay.devstack import NatsServer, PostgresServer
+from relay.devstack.private import at_port
 from tests.acceptance.fleet import wait_for
 
 SEED = 7
@@ -258,7 +259,7 @@ def test_an_answer_that_never_comes_leaves_the_outcome_unknown(
     monkeypatch.setattr(producer, "PATIENCE", 0.5)
     with Proxy() as proxy:
         link = proxy.link("producer-postgres", postgres.port)
-        one = Producer(urls["shop"].replace(str(postgres.port), str(link.port)))
+        one = Producer(at_port(urls["shop"], link.port))
         events = [Produced(f"00000000-0000-4000-8000-{n:012}", Source.HTTP, "k", Plan.ACCEPT) for n in range(3)]
         assert one.plain(1, events[:1], together=True) is Outcome.OK
         monkeypatch.setattr(producer, "_book", lambda *_: link.black_hole(replies_only=True))

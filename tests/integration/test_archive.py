@@ -32,6 +32,7 @@ from relay.domain.archive import (
 from relay.domain.errors import NotReplayable
 from relay.domain.facts import StreamLossFound
 from tests.integration.archiving import AFTER, ANN, TABLES, Archive, archived
+from tests.integration.crowded import ID, repeatable
 from tests.integration.publishing import Relay, event, eventually, query
 from tests.integration.reconciling import command as reconcile
 
@@ -240,8 +241,9 @@ async def test_the_size_of_a_batch_does_not_matter_to_memory(archive: Archive) -
 
 async def test_old_rows_are_found_by_an_index(archive: Archive) -> None:
     """Among many that are not old."""
-    query(archive.url, _MANY)
     with psycopg.connect(archive.url, autocommit=True) as conn:
+        repeatable(conn)
+        conn.execute(_MANY)
         conn.execute("VACUUM ANALYZE outbox_events")
         conn.execute("VACUUM ANALYZE inbox_messages")
         conn.execute("VACUUM ANALYZE task_outbox")
@@ -257,18 +259,18 @@ async def test_old_rows_are_found_by_an_index(archive: Archive) -> None:
             assert f"Seq Scan on {TABLES[name.partition('_')[2]][0]}" not in str(plan), plan
 
 
-_MANY = """
+_MANY = f"""
     WITH events AS (
         INSERT INTO outbox_events (
             id, aggregate_type, aggregate_id, event_type, payload, partition_key, published_at)
-        SELECT gen_random_uuid(), 'a', 'a', 'e', '{}', '', now() - n * interval '1 minute'
+        SELECT {ID}, 'a', 'a', 'e', '{{}}', '', now() - n * interval '1 minute'
         FROM generate_series(1, 20000) AS n),
     messages AS (
         INSERT INTO inbox_messages (message_id, subject, stream, received_at, processed_at)
-        SELECT gen_random_uuid(), 's', 'UP', now() - interval '1 year', now() - n * interval '1 minute'
+        SELECT {ID}, 's', 'UP', now() - interval '1 year', now() - n * interval '1 minute'
         FROM generate_series(1, 20000) AS n)
     INSERT INTO task_outbox (id, type, payload, status, finished_at)
-    SELECT gen_random_uuid(), 't', '{}', 'completed', now() - n * interval '1 minute'
+    SELECT {ID}, 't', '{{}}', 'completed', now() - n * interval '1 minute'
     FROM generate_series(1, 20000) AS n
 """
 

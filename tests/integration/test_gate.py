@@ -49,7 +49,7 @@ async def test_a_renewal_that_is_under_way_does_not_shut_the_gate_again(
     monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=0.03))
     token, renew, under_way = await opened(gates), gates._renew, asyncio.Event()
 
-    async def slow(duty: str, token: str, _: timedelta) -> bool:
+    async def slow(duty: str, token: str) -> bool:
         if asyncio.current_task() is not here:
             under_way.set()
             try:
@@ -57,7 +57,7 @@ async def test_a_renewal_that_is_under_way_does_not_shut_the_gate_again(
             except asyncio.CancelledError:
                 # Too late: it was sent.
                 await asyncio.sleep(0.1)
-        return await renew(duty, token, timedelta(seconds=60))
+        return await renew(duty, token)
 
     here, before = asyncio.current_task(), asyncio.all_tasks()
     monkeypatch.setattr(gates, "_renew", slow)
@@ -150,10 +150,49 @@ async def test_a_job_whose_gate_was_flushed_takes_it_again(gates: Gates, valkey:
 async def test_a_job_in_back_off_keeps_its_gate_unless_it_lost_it(gates: Gates, valkey: ValkeyServer) -> None:
     former = await opened(gates)
     await gates.back_off("pull", former)
-    assert life(valkey, gates) > 60_000  # longer than Dramatiq's longest back-off
-    await opened(gates, force=True)
+    assert await gates.open("pull") is None
+    async with gates.hold("pull", former) as ours:
+        assert ours  # it has come back
+    latter = await opened(gates, force=True)
     await gates.back_off("pull", former)
-    assert 0 < life(valkey, gates) <= 6_000
+    async with gates.hold("pull", former) as ours:
+        assert not ours
+    async with gates.hold("pull", latter) as ours:
+        assert ours
+
+
+async def test_whatever_its_job_is_at_a_gate_opens_within_seconds_of_its_death(
+    gates: Gates, valkey: ValkeyServer
+) -> None:
+    """Queued, running or in back-off: who holds the job may be killed, and Redis may lose it."""
+    most = gate_module.TTL.total_seconds() * 1000
+    assert most <= 6_000
+    token = await opened(gates)
+    assert 0 < life(valkey, gates) <= most
+    async with gates.hold("pull", token):
+        assert 0 < life(valkey, gates) <= most
+    await gates.back_off("pull", token)
+    assert 0 < life(valkey, gates) <= most
+    # And in time for its job, which is delayed and then waits for a thread.
+    assert timedelta(seconds=1.5) < gate_module.TTL - gate_module.LONGEST_BACKOFF
+
+
+async def test_a_server_that_is_back_opens_the_gates_of_jobs_that_wait_and_of_no_others(
+    gates: Gates, valkey: ValkeyServer
+) -> None:
+    waiting, running, other = [await opened(gates, name) for name in ("waiting", "running", "other")]
+    for duty, token in (("waiting", waiting), ("returned", running), ("other", other)):
+        await gates.back_off(duty, token)
+    async with gates.hold("returned", running):
+        await gates.wake(["waiting", "running", "returned", "nobody's"])
+        shut = {duty for duty in ("waiting", "running", "returned", "other") if life(valkey, gates, duty) > 0}
+        assert shut == {"running", "returned", "other"}
+    replacement = await opened(gates, "waiting")
+    async with gates.hold("waiting", waiting) as ours:
+        assert not ours  # it comes back from its back-off, and another is at its work
+    async with gates.hold("waiting", replacement) as ours:
+        assert ours
+    await gates.wake([])
 
 
 async def test_without_redis_jobs_run_and_none_can_be_sent() -> None:
@@ -162,6 +201,7 @@ async def test_without_redis_jobs_run_and_none_can_be_sent() -> None:
         assert ours
     await gates.close("pull", "token")
     await gates.back_off("pull", "token")
+    await gates.wake(["pull"])
     with pytest.raises(QueueUnreachable) as caught:
         await gates.open("pull")
     assert caught.value.code == "QUEUE_UNREACHABLE"

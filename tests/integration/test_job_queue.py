@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from dramatiq.middleware import Retries
 
 from relay.adapters import redis as redis_module
 from relay.adapters import workers
+from relay.adapters.gate import LONGEST_BACKOFF
+from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import job
 from relay.devstack import ValkeyServer
@@ -234,16 +237,43 @@ def test_jobs_that_hang_take_no_thread_of_other_queues(
     assert quiesced.is_set()
 
 
-def test_a_pull_job_looks_for_its_servers_every_few_seconds(tmp_path: Path) -> None:
-    """Promise 8, recovery within ten seconds: Dramatiq's own back-off would grow to a minute."""
+def test_the_age_of_the_head_is_by_the_clock_of_redis_alone(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host ten minutes behind enqueues: the sweep must not take its messages for ten minutes old."""
+    broker = fresh_broker(valkey.url)
+    assert broker.head_waits("q") == timedelta(0)
+    with monkeypatch.context() as behind:
+        clock = time.time
+        behind.setattr(time, "time", lambda: clock() - 600)
+        other = create_broker(valkey.url, namespace=broker.namespace, middleware=[])
+        other.enqueue_many([job("q", "n")])
+        dramatiq.actor(lambda: None, broker=other, actor_name="n", queue_name="retried").send()
+    assert broker.head_waits("q") < timedelta(seconds=30)
+    assert broker.head_waits("retried") < timedelta(seconds=30)
+    soon("it has waited", lambda: broker.head_waits("q") >= timedelta(milliseconds=100))
+
+
+def test_the_head_that_does_not_say_when_it_came_delays_no_sweep(valkey: ValkeyServer) -> None:
+    broker = fresh_broker(valkey.url)
+    key, identity, data = broker.entry(job("q", "n"))
+    broker.client.hset(f"{key}.msgs", identity, data)
+    broker.client.rpush(key, identity)
+    assert broker.head_waits("q") == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "actor", ["from consumer.actors import pull_messages as p", "from relay.actors import publish_shard as p"]
+)
+def test_a_job_that_waits_for_a_server_is_back_before_its_gate_opens(tmp_path: Path, actor: str) -> None:
+    """Promise 8, recovery within ten seconds: Dramatiq's own back-off would grow to a week."""
     (tmp_path / "relay.toml").write_text('[contexts.sea]\ndatabase_url = "postgresql://127.0.0.1:9/sea"\n')
-    code = "from consumer.actors import pull_messages as p; print(p.options['max_backoff'])"
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", f"{actor}; print(p.options['max_backoff'])"],
         env={"RELAY_CONFIG": str(tmp_path / "relay.toml"), "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.stdout.split() == ["5000"], done.stderr
+    assert done.stdout.split() == [str(LONGEST_BACKOFF // timedelta(milliseconds=1))], done.stderr

@@ -16,6 +16,7 @@ from relay.adapters.postgres.sql import statement
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.queries import Backlogs, BacklogsSampled, SchemaMissing, TaskBacklog
+from tests.integration.crowded import ID, repeatable
 from tests.integration.scheduling import scheduling
 
 pytestmark = pytest.mark.anyio
@@ -121,9 +122,10 @@ async def test_a_database_without_tables_says_what_to_run(postgres: PostgresServ
 
 
 async def test_finished_tasks_are_not_read(conn: Connection) -> None:
+    repeatable(conn)
     conn.execute(
-        "INSERT INTO task_outbox (id, type, payload, status)"
-        " SELECT gen_random_uuid(), 'mail', '{}', CASE WHEN n % 5000 = 0 THEN 'pending' ELSE 'completed' END"
+        f"INSERT INTO task_outbox (id, type, payload, status) SELECT {ID}, 'mail', '{{}}',"
+        " CASE WHEN n % 5000 = 0 THEN 'pending' ELSE 'completed' END"
         " FROM generate_series(1, 50000) AS n"
     )
     conn.execute("VACUUM ANALYZE task_outbox")

@@ -10,13 +10,14 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from tests.integration.crowded import ID, repeatable
 from tests.integration.plans import explain
 
 ROWS, KEYS = 100_000, 10
 FILL = f"""
     INSERT INTO inbox_messages (message_id, subject, subscription, stream, stream_seq, ack_subject, body,
                                 event_type, event_version, order_key, order_seq, enqueued_at)
-    SELECT gen_random_uuid(), 's', 'sub', 'UP', n, '', '', 'e', 1, 'k' || n % {KEYS}, n, NULL
+    SELECT {ID}, 's', 'sub', 'UP', n, '', '', 'e', 1, 'k' || n % {KEYS}, n, NULL
     FROM generate_series(1, {ROWS}) AS n
 """
 
@@ -24,6 +25,7 @@ FILL = f"""
 @pytest.fixture
 def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(database_url, autocommit=True) as connection:
+        repeatable(connection)
         connection.execute(FILL)
         connection.execute("INSERT INTO inbox_watermarks VALUES ('sub', 'UP', 1, 1000000)")
         connection.execute("VACUUM ANALYZE inbox_messages")

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from relay.domain.ordering import LANES, Shard
-from tests.integration.crowded import BACKLOG, KEYS, crowd, events, messages, tasks
+from tests.integration.crowded import BACKLOG, KEYS, crowd, events, messages, repeatable, tasks
 from tests.integration.plans import Plan, explain
 
 BLOCKED = 20_000
@@ -160,6 +160,7 @@ def test_what_waits_behind_a_failed_head_is_not_read(
 ) -> None:
     """However much it is: a claim would not end in its time, and the other keys of the lane stand still too."""
     with psycopg.connect(database_url, autocommit=True) as conn:
+        repeatable(conn)
         events(conn, 1, "'hot'", publish_attempts="1", **state)
         events(conn, BLOCKED, "'hot'")
         events(conn, KEYS, "'key' || n")
@@ -173,7 +174,7 @@ def test_what_waits_behind_a_failed_head_is_not_read(
 def test_a_backlog_without_statistics_is_claimed_by_its_indexes_too(database_url: str, generic: bool) -> None:
     """A table that was empty when it was last looked at tells the planner nothing."""
     with psycopg.connect(database_url, autocommit=True) as conn:
-        conn.execute("ALTER TABLE outbox_events SET (autovacuum_enabled = off)")
+        repeatable(conn)
         conn.execute("VACUUM ANALYZE outbox_events")
         events(conn, BLOCKED, f"'key' || n % {KEYS}")
         plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **SHARD)
@@ -189,6 +190,7 @@ def test_what_an_old_snapshot_keeps_is_read_by_lane_though_hardly_anything_waits
     with psycopg.connect(database_url) as reader, psycopg.connect(database_url, autocommit=True) as conn:
         reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT count(*) FROM outbox_events")
+        repeatable(conn)
         events(conn, BLOCKED, f"'key' || n % {KEYS}")
         conn.execute("UPDATE outbox_events SET published_at = now()")
         conn.execute("ANALYZE outbox_events")
@@ -203,6 +205,7 @@ def test_what_an_old_snapshot_keeps_is_read_by_lane_though_hardly_anything_waits
 
 def test_the_backlog_of_other_lanes_is_not_read(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as conn:
+        repeatable(conn)
         events(conn, BLOCKED, "'hot'")
         events(conn, 10, "'key' || n")
         conn.execute("VACUUM ANALYZE outbox_events")
@@ -235,6 +238,7 @@ def test_a_message_is_found_by_its_id_when_a_burst_follows_a_quiet_time(
 ) -> None:
     """The statistics then say that the indexes of what waits are empty, and no cheaper way could be thought of."""
     with psycopg.connect(database_url, autocommit=True) as conn:
+        repeatable(conn)
         messages(conn, 1, 1_000, "busy", processed_at="clock_timestamp()")
         conn.execute("VACUUM ANALYZE inbox_messages")
         messages(conn, 1_001, 5_000, "busy")
@@ -267,6 +271,7 @@ def test_a_task_is_found_by_its_id_when_a_burst_follows_a_quiet_time(
     database_url: str, generic: bool, subtests: pytest.Subtests
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as conn:
+        repeatable(conn)
         tasks(conn, 1_000, status="'completed'", finished_at="now()")
         conn.execute("VACUUM ANALYZE task_outbox")
         tasks(conn, 2_000)

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import redis
 
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.facts import OutageSeen
@@ -145,7 +146,7 @@ async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(
 
 
 async def test_who_takes_the_lead_replaces_what_another_left_outstanding(scheduler: Scheduler) -> None:
-    """The job may sit in a back-off of a minute, from an outage that only the old leader saw."""
+    """The job may sit in a back-off, from an outage that only the old leader saw."""
     scheduler.produce()
     await scheduler.tick()
     assert len(scheduler.sent()) == 2
@@ -159,7 +160,7 @@ async def test_who_takes_the_lead_replaces_what_another_left_outstanding(schedul
 async def test_after_an_outage_of_the_database_the_outstanding_jobs_are_replaced(
     tmp_path: Path, own_postgres: PostgresServer, valkey: ValkeyServer
 ) -> None:
-    """They may sit in a back-off of a minute."""
+    """They may sit in a back-off."""
     from relay.adapters.postgres.migrations import upgrade
 
     url = own_postgres.create_database("sea")
@@ -187,6 +188,17 @@ async def test_after_an_outage_of_the_database_the_outstanding_jobs_are_replaced
         for shard, token in latest:
             async with scheduler.application.gates.hold(f"publish:sea:{shard}", token) as ours:
                 assert ours
+
+
+async def test_no_duty_waits_long_for_a_job_that_was_lost(scheduler: Scheduler, valkey: ValkeyServer) -> None:
+    """Its worker died, or Redis lost it: in every case its gate opens by itself."""
+    scheduler.produce()
+    for name in scheduler.table:
+        await scheduler.tick(name)
+    client = redis.Redis.from_url(valkey.url)
+    gates = list(client.scan_iter(f"{scheduler.application.settings.redis_namespace}:gate:*"))
+    assert len(gates) > 5
+    assert all(0 < client.pttl(gate) <= 6_000 for gate in gates)
 
 
 async def test_without_redis_a_tick_says_so_and_goes_on(tmp_path: Path, database_url: str) -> None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
 
+from relay.devstack.private import at_port
+
 #: How much of a statement tells it from others.
 _PREFIX = 70
 _LITERAL = re.compile(r"'[^']*'")
@@ -31,9 +33,8 @@ class Wire:
 
     def through(self, url: str) -> str:
         """The address of a database by this way."""
-        parts = urlsplit(url)
-        netloc = parts.netloc.replace(f":{self.target}", f":{self.port}")
-        return urlunsplit(parts._replace(netloc=netloc, query="sslmode=disable&gssencmode=disable"))
+        parts = urlsplit(at_port(url, self.port))
+        return urlunsplit(parts._replace(query="sslmode=disable&gssencmode=disable"))
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass everything on, both ways, until either side ends."""

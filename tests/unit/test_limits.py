@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -304,3 +305,73 @@ def test_depth_is_told_of_parsed_json_too() -> None:
 def test_a_long_integer_is_found_wherever_it_stands(before: int, digits: str) -> None:
     with pytest.raises(InvalidPayload):
         check_payload_text(f'["{"x" * before}", {digits}]')
+
+
+def allowed(text: str) -> bool:
+    """What the check has to say, found by parsing."""
+
+    def read(digits: str) -> int:
+        if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
+            raise InvalidPayload("integer outside 64 bits", field="payload")
+        return 0
+
+    try:
+        return not nests_deeper(json.loads(text, parse_int=read), 100)
+    except InvalidPayload:
+        return False
+
+
+tricky = st.text(st.sampled_from('[]{}"\\9,: -.eEü'), max_size=8) | st.integers(17, 22).map(
+    lambda count: "9" * count
+)
+leaves = tricky | st.sampled_from([0, -1, 1.5]) | edges | edges.map(lambda edge: -edge) | floats
+trees = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(tricky, inner, max_size=4)
+)
+towers = st.builds(nested, st.integers(min_value=95, max_value=104), trees)
+
+
+@quick
+@given(st.lists(trees | towers, max_size=4), st.booleans())
+@example([-(2**63), "\\", '"[', 2**63 - 1], True)
+@example(["99999999999999999999", 2**63], True)
+def test_the_text_is_judged_as_if_it_were_parsed(payload: list[Any], crowded: bool) -> None:
+    # Beside so many others brackets are counted, where otherwise there may be too few to look at.
+    text = as_postgresql([payload, [[]] * 101 if crowded else []])
+    assert passes(check_payload_text, text) == allowed(text)
+
+
+MB = 1_000_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"' + "[" * MB + '"',
+        '"' + '\\"' * (MB // 2) + '"',
+        '"' + "\\\\" * (MB // 2) + '"',
+        "[" + '"[", ' * (MB // 5) + "1]",
+        "[" + '"\\"[", ' * (MB // 7) + "1]",
+        "[" + "[], " * (MB // 4) + "1]",
+        "[" + ("[" * 98 + "]" * 98 + ",") * (MB // 197) + "1]",
+        "[" * (MB // 2) + "]" * (MB // 2),
+        "1" * MB,
+        '"' + "1" * MB + '"',
+        "[" + "123456789012345678, " * (MB // 20) + "1]",
+    ],
+)
+def test_no_payload_is_looked_at_character_by_character(text: str) -> None:
+    steps = 0
+
+    def count(*_: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        passes(check_payload_text, text)
+    finally:
+        sys.settrace(before)
+    assert steps < 1_000

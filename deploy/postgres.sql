@@ -1,3 +1,0 @@
--- One database for each context, made when the data volume is new.
-CREATE DATABASE vibespro;
-CREATE DATABASE sea;

@@ -1,0 +1,127 @@
+"""Least privilege in a context's database: what the fleet and what an application may do to which table.
+
+The owner of the tables runs migrations and nothing else. The fleet (scheduler, workers, `relay`) reads and writes
+rows but changes no table. An application records events and tasks in its own transactions and reads nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from relay.adapters.postgres.pool import first_line
+from relay.adapters.postgres.unreachable import reaching
+from relay.domain.errors import ConfigurationError
+
+#: What a producer may set: the columns of the specification and its wishes; no place in the order or the stream.
+_EVENT: Final = (
+    "id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,"
+    " causation_id, published_at, publish_attempts, publish_error, partition_key, topic, headers, available_at"
+)
+_TASK: Final = (
+    "id, type, payload, queue, priority, available_at, correlation_id, causation_id, metadata, concurrency_key"
+)
+#: One grant for both roles at a time, for otherwise two might deadlock; the neighbour of the lock of migrations.
+_LOCK: Final = "SELECT pg_advisory_xact_lock(1785882986, 1)"
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What each role may do with one relation, as GRANT spells it; nothing if empty."""
+
+    relay: str = ""
+    application: str = ""
+
+
+#: Every table. A handler in an application's own process notes what it has dealt with in processed_events.
+TABLES: Final[Mapping[str, Rights]] = {
+    "outbox_events": Rights("SELECT, INSERT, UPDATE, DELETE", f"INSERT ({_EVENT})"),
+    "inbox_messages": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "inbox_watermarks": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "parked_keys": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "relay_wakeup": Rights("SELECT, UPDATE"),
+    "dead_letters": Rights("SELECT, INSERT, UPDATE"),
+    "audit_log": Rights("SELECT, INSERT"),
+    "processed_events": Rights("SELECT, INSERT, DELETE", "SELECT, INSERT (handler, message_id)"),
+    "task_outbox": Rights("SELECT, INSERT, UPDATE, DELETE", f"INSERT ({_TASK})"),
+    "task_rates": Rights("SELECT, INSERT, UPDATE"),
+    "scheduler_lease": Rights("SELECT, UPDATE"),
+    "scheduled_jobs": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "scheduled_runs": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "archive_batches": Rights("SELECT, INSERT, UPDATE"),
+    "relay_alembic_version": Rights("SELECT"),
+}
+#: The sequences that statements of ours read. Those of identity columns need no right to be used.
+SEQUENCES: Final[Mapping[str, Rights]] = {
+    "outbox_events_seq_seq": Rights("SELECT"),
+    "relay_reopened": Rights("SELECT"),
+}
+#: They run as the owner of the tables: nobody else may hang them on a table of his own.
+FUNCTIONS: Final = (
+    "relay_order_outbox_event",
+    "relay_wake_publisher",
+    "relay_wake_tasks",
+    "relay_count_reopened",
+)
+
+_SCHEMA: Final = """\
+DO $$ BEGIN
+  EXECUTE format('GRANT USAGE ON SCHEMA %I TO {roles}', current_schema());
+END $$"""
+
+
+def statements(relay: Sequence[str], application: Sequence[str]) -> list[str]:
+    """The SQL that gives these roles their rights and takes from them all others on our tables. Repeatable.
+
+    For the owner of the tables to run, in one transaction, after each upgrade.
+    """
+    roles = [sql.Identifier(role) for role in dict.fromkeys([*relay, *application])]
+    everybody = sql.SQL(", ").join([sql.SQL("PUBLIC"), *roles])
+    schema = sql.SQL(_SCHEMA).format(roles=sql.SQL(", ").join(roles))
+    composed = [sql.SQL(_LOCK), schema, *_revoked(everybody)]
+    for kind, found in (("TABLE", TABLES), ("SEQUENCE", SEQUENCES)):
+        for name, rights in found.items():
+            composed += _granted(kind, name, rights.relay, relay)
+            composed += _granted(kind, name, rights.application, application)
+    return [statement.as_string(None) for statement in composed]
+
+
+def grant(url: str, relay: Sequence[str], application: Sequence[str]) -> None:
+    """Carry out `statements`. Raises DatabaseUnreachable, and ConfigurationError when the server refuses."""
+    with reaching():
+        connection = psycopg.connect(url, connect_timeout=5, application_name="jetrelay-grants")
+    with connection:
+        _refuse_the_owner(connection, {*relay, *application})
+        try:
+            for statement in statements(relay, application):
+                connection.execute(statement.encode())
+        except psycopg.Error as error:
+            raise ConfigurationError(
+                first_line(error), hint="run it as the owner of the tables, after `relay db upgrade`"
+            ) from error
+
+
+def _refuse_the_owner(connection: psycopg.Connection, roles: set[str]) -> None:
+    row = connection.execute("SELECT current_user::text").fetchone()
+    if row and row[0] in roles:
+        raise ConfigurationError(
+            f"{row[0][:80]!r} is the role that runs this and owns the tables: it would lose what migrations need",
+            hint="make one role for the owner, one for the fleet and one for applications",
+        )
+
+
+def _revoked(roles: sql.Composed) -> Iterator[sql.Composed]:
+    for kind, names in (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS)):
+        listed = sql.SQL(", ").join(map(sql.Identifier, names))
+        yield sql.SQL("REVOKE ALL ON {} {} FROM {}").format(sql.SQL(kind), listed, roles)
+
+
+def _granted(kind: str, name: str, rights: str, roles: Sequence[str]) -> Iterator[sql.Composed]:
+    if rights and roles:
+        yield sql.SQL("GRANT {} ON {} {} TO {}").format(
+            sql.SQL(rights), sql.SQL(kind), sql.Identifier(name), sql.SQL(", ").join(map(sql.Identifier, roles))
+        )
