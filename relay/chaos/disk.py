@@ -1,6 +1,6 @@
 """A disk that can be full: a file system in memory below a server's directory, whose size is changed as it runs.
 
-Takes root and Linux. Elsewhere `SmallDisk.mount` says no, and the kinds of faults that need one are left out.
+Takes root and Linux. Elsewhere there is none, and the kinds of faults that need one are left out.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from relay.devstack import Server
+
 _SIZE: Final = "4g"
 #: What is left when the disk is full, in bytes: less than any server writes ahead.
 _SPARE: Final = 65_536
 _MODE: Final = "mode=755"
+#: Where servers keep their data, below their directories.
+_DATA: Final = ("data", "jetstream")
 
 
 class SmallDisk:
@@ -63,6 +67,36 @@ class SmallDisk:
 
     def _resize(self, size: str) -> bool:
         return _run("mount", "-o", f"remount,size={size},{_MODE}", str(self.directory))
+
+
+class SmallDisks:
+    """The disks of servers, by the servers' names."""
+
+    def __init__(self) -> None:
+        self._disks: list[SmallDisk] = []
+        self._servers: dict[str, tuple[Server, SmallDisk]] = {}
+
+    def lay_under(self, *servers: Server) -> None:
+        """Give each a disk, if this user may, before it makes its files."""
+        for server in servers:
+            disk = SmallDisk(server.directory)
+            if disk.mount():
+                self._disks.append(disk)
+                self._servers[server.name] = server, disk
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a server has one. It may keep its data elsewhere, as PostgreSQL does for some roots."""
+        server, disk = self._servers.get(str(name), (None, None))
+        data = [server.directory / part for part in _DATA] if server else []
+        return any(disk is not None and disk.holds(path) for path in data)
+
+    def __getitem__(self, name: str) -> SmallDisk:
+        return self._servers[name][1]
+
+    def unmount(self) -> None:
+        """Turn all of them into ordinary files, once no server runs any more."""
+        for disk in self._disks:
+            disk.unmount()
 
 
 def _run(*command: str) -> bool:

@@ -15,12 +15,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import psycopg
 
 from relay.chaos import deployment
-from relay.chaos.disk import SmallDisk
+from relay.chaos.disk import SmallDisks
 from relay.chaos.proxy import Link, Proxy
 from relay.chaos.supervisor import Supervised, Supervisor
 from relay.devstack import DevStack, NatsServer, PostgresServer, ServerFailed, ValkeyServer, configuration, prepare
@@ -46,6 +46,9 @@ class Rig:
     ``small_disks``: PostgreSQL and nats-server get disks that can be full, if this user may make them (``disks``).
     """
 
+    #: Makes the servers in a directory. More than one of each is for a subclass of both.
+    make_servers: ClassVar[type[DevStack]] = DevStack
+
     def __init__(
         self,
         directory: Path,
@@ -61,12 +64,11 @@ class Rig:
         self.directory = directory.absolute()
         self.history = self.directory / "history"
         self.seed = seed
-        self.stack = DevStack(self.directory / "servers")
+        self.stack = self.make_servers(self.directory / "servers")
         self.proxy = Proxy()
         self.links: dict[str, Link] = {}
         self.processes: dict[str, Supervised] = {}
-        self.disks: dict[str, SmallDisk] = {}
-        self._idle_disks: list[SmallDisk] = []
+        self.disks = SmallDisks()
         self._small_disks = small_disks
         self._workers, self._schedulers, self._threads = workers, schedulers, threads
         self._max_attempts = max_attempts
@@ -184,8 +186,7 @@ class Rig:
     def stop(self) -> None:
         """Kill the processes, stop the servers; harmless at any time, any number of times."""
         with contextlib.ExitStack() as last:
-            for disk in (*self.disks.values(), *self._idle_disks):
-                last.callback(disk.unmount)
+            last.callback(self.disks.unmount)
             last.callback(self.stack.stop)
             last.callback(self.proxy.stop)
             last.callback(end_leftovers, self.directory)
@@ -196,9 +197,9 @@ class Rig:
     def _start_servers(self) -> None:
         self.history.mkdir(parents=True, exist_ok=True)
         (self.directory / "logs").mkdir(exist_ok=True)
-        self._make_disks()
+        if self._small_disks:
+            self.disks.lay_under(self.postgres, self.nats)
         self.stack.start()
-        self._forget_unused_disks()
         end_leftovers(self.directory)
         self._service_port = free_port()
         self.proxy.start()
@@ -211,21 +212,6 @@ class Rig:
         with contextlib.suppress(psycopg.errors.DuplicateDatabase):
             self.postgres.create_database(deployment.CASES)
         self._write_shell()
-
-    def _make_disks(self) -> None:
-        """Mount them before the servers make their files."""
-        for server in (self.postgres, self.nats) if self._small_disks else ():
-            disk = SmallDisk(server.directory)
-            if disk.mount():
-                self.disks[server.name] = disk
-
-    def _forget_unused_disks(self) -> None:
-        """A server that keeps its data elsewhere, as PostgreSQL may when we are root, cannot run out of room."""
-        data = {"postgres": self.postgres.directory / "data", "nats": self.nats.directory / "jetstream"}
-        for name, disk in self.disks.items():
-            if not disk.holds(data[name]):
-                self._idle_disks.append(disk)
-        self.disks = {name: disk for name, disk in self.disks.items() if disk not in self._idle_disks}
 
     def _write_shell(self) -> None:
         ours = deployment.variables(self._config, self._servers())

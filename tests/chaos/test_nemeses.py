@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from relay.chaos import collect, deployment, evidence, tables
+from relay.chaos.disk import SmallDisks
 from relay.chaos.faults import FAULTS
 from relay.chaos.history import History
 from relay.chaos.injections import hostile, operators, store
@@ -604,7 +605,7 @@ def test_a_seed_is_a_schedule_that_covers_every_kind_before_it_repeats_one(rig: 
 
 
 def test_a_kind_that_this_user_may_not_is_left_out_and_named(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rig, "disks", {})
+    monkeypatch.setattr(rig, "disks", SmallDisks())
     nemesis = Nemesis(rig, None, 1)  # type: ignore[arg-type]
     assert nemesis.left_out == ["postgres-disk-full", "nats-disk-full"]
     assert "disk-full" not in " ".join(nemesis.draw().kind.name for _ in range(len(FAULTS)))

@@ -23,7 +23,7 @@ _NOTE: Final = ("--note", "chaos", "--yes")
 _SECONDS: Final = 60.0
 _FEW: Final = 5
 _LARGE: Final = (30, 90)
-_HANGING_MESSAGES: Final = 60
+HANGING_MESSAGES: Final = 60
 _PUBLISHED: Final = """
 SELECT id::text, id::text FROM outbox_events
 WHERE published_at > now() - interval '30 s' ORDER BY random() LIMIT %s
@@ -139,7 +139,7 @@ def kept_up(stage: Stage, _target: str) -> Iterator[None]:
                 yield
     for url, table in zip(urls, ("outbox_events", "inbox_messages"), strict=True):
         with psycopg.connect(url, connect_timeout=5, autocommit=True) as keeper:
-            keeper.execute("SET lock_timeout = '5s'")
+            keeper.execute("SET statement_timeout = '30s'")
             try:
                 for words in _UPKEEP:
                     keeper.execute(f"{words} {table}".encode())
@@ -179,7 +179,7 @@ def hanging(stage: Stage, _target: str) -> Iterator[None]:
     flag = stage.rig.history / HANGING
     flag.touch()
     try:
-        stage.commit("slow", _HANGING_MESSAGES)
+        stage.commit("slow", HANGING_MESSAGES)
         yield
     finally:
         flag.unlink()
