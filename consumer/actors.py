@@ -16,7 +16,6 @@ from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverConfig, RecoverDeliveries
 from consumer.rescue import RescueExhausted
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
-from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.webhook import Webhook
 from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE
@@ -125,9 +124,8 @@ async def record_dead_letters(context: str, token: str) -> None:
 @cache
 def _record(context: str) -> RecordDeadLetters:
     parts = application.context(context)
-    spec = parts.settings.dead_letter_spec()
-    consumer = NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable)
-    return RecordDeadLetters(context, consumer, parts.incidents, application.facts)
+    letters = application.fetching(parts.settings.dead_letter_spec())
+    return RecordDeadLetters(context, letters, parts.incidents, application.facts)
 
 
 @cache
@@ -165,7 +163,7 @@ def _rescue(context: str, subscription: str) -> RescueExhausted:
     return RescueExhausted(
         context,
         subscription,
-        NatsJetStreamConsumer(application.nats, stream=spec.stream, durable=spec.durable),
+        application.fetching(spec),
         _reader(context, subscription),
         _pull(context, subscription),
         application.facts,

@@ -68,6 +68,7 @@ class RecordDeadLetters:
                     message_id=incident.message_id,
                     event_type=incident.event_type,
                     correlation_id=incident.correlation_id,
+                    causation_id=incident.causation_id,
                     kind=incident.kind,
                     reason=incident.reason,
                     attempts=incident.attempts,

@@ -29,10 +29,10 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from consumer.signatures import IncomingEvent, Inject, MessageContext, read, read_upcaster
+from relay.domain.disclosure import validation
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, InvalidSubject, Poison
 from relay.domain.subject import check_token, check_version
 from relay.handling.calls import Function as Registered
-from relay.handling.signatures import misfits
 
 __all__ = [
     "AlreadyProcessed",
@@ -65,9 +65,9 @@ class Handler(Registered):
             return self.signature.payload.validate_json(to_json(event.payload))
         except ValidationError as error:
             fit = f"{event.event_type} v{event.event_version} does not fit its handler"
-            raise Poison(f"{fit}: {misfits(error)}") from None
-        except PydanticSerializationError as error:
-            raise Poison(f"the payload is not JSON: {error}", field="payload") from None
+            raise Poison(f"{fit}: {validation(error, 'payload')}") from None
+        except PydanticSerializationError:
+            raise Poison("an upcaster returned what is no JSON", field="payload") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def _process(context: str, subscription: str) -> ProcessInboxMessage:
         envelope=settings.envelope,
         policy=retry_policy(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
         acked=on_receipt(context, subscription),
+        error_text=settings.error_detail == "text",
     )
     return ProcessInboxMessage(
         config,

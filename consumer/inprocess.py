@@ -19,7 +19,7 @@ from consumer.handlers import Registry
 from consumer.signatures import IncomingEvent, Inject, MessageContext, Signature
 from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.bus import RequestContext
-from relay.domain.envelope import DEFAULT_ENVELOPE, MSG_ID, decode
+from relay.domain.envelope import MSG_ID, read_request
 from relay.domain.model import HandlerResult, Verdict
 from relay.handling.calls import DETAIL, Call, Calls, answer, answered
 from relay.handling.together import Answers, Member, Together
@@ -170,8 +170,7 @@ class PythonEventHandler:
 
 def _read(request: HandlerRequest) -> IncomingEvent:
     """The event in the request, which has the form of the handler contract whatever the envelope was."""
-    headers = {**request.headers, MSG_ID: str(request.message_id)}
-    read = decode(DEFAULT_ENVELOPE, request.subject, headers, request.body)
+    read = read_request(request.subject, {**request.headers, MSG_ID: str(request.message_id)}, request.body)
     return IncomingEvent(
         message_id=request.message_id,
         subject=request.subject,

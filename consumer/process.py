@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from consumer.order import GoOn
@@ -42,6 +42,7 @@ class ProcessConfig:
     """How one subscription treats its messages.
 
     ``acked``: the pull job has acknowledged every message by the time it gets here (``settle = "inbox"``).
+    ``error_text``: whether to keep what answers and exceptions say themselves, payload or not.
     """
 
     context: str
@@ -49,6 +50,7 @@ class ProcessConfig:
     envelope: str
     policy: RetryPolicy
     acked: bool = False
+    error_text: bool = False
 
 
 class ProcessInboxMessage:
@@ -153,7 +155,7 @@ class ProcessInboxMessage:
         """What the handler is asked, or why it cannot be."""
         row = claim.row
         try:
-            body = handler_request(self._config.envelope, row.subject, row.headers, row.body)
+            body = handler_request(self._config.envelope, row.subject, row.headers, row.body, row.occurred_at)
         except MalformedMessage as error:
             # It was read when it came: the subscription's envelope has been changed since.
             return DeadLetter(str(error), DeadLetterClass.POISON)
@@ -171,7 +173,8 @@ class ProcessInboxMessage:
 
     def decide(self, result: HandlerResult, claim: ClaimedMessage) -> Disposition:
         """What the subscription's policy makes of an answer."""
-        return decide(result, claim.attempts, self._config.policy, random.random())  # noqa: S311
+        shown = result.in_full() if self._config.error_text else result
+        return decide(shown, claim.attempts, self._config.policy, random.random())  # noqa: S311
 
     async def finish(self, claims: Sequence[ClaimedMessage]) -> None:
         """Messages are processed, and now acknowledged: in this order, so that a crash between loses nothing."""
@@ -179,21 +182,20 @@ class ProcessInboxMessage:
             return
         reach("after_commit_before_ack")
         for claim in claims:
-            self._tell_processed(claim)
+            self._facts(MessageProcessed(**self._about(claim)))
         if self._go_on is not None:
             await self._go_on.after(*(claim.row for claim in claims))
         await self._ack(claims)
 
-    def _tell_processed(self, claim: ClaimedMessage) -> None:
-        self._facts(
-            MessageProcessed(
-                context=self._config.context,
-                subscription=self._config.subscription,
-                message_id=claim.row.message_id,
-                correlation_id=claim.row.correlation_id,
-                attempts=claim.attempts,
-            )
-        )
+    def _about(self, claim: ClaimedMessage) -> dict[str, Any]:
+        return {
+            "context": self._config.context,
+            "subscription": self._config.subscription,
+            "message_id": claim.row.message_id,
+            "correlation_id": claim.row.correlation_id,
+            "causation_id": claim.row.causation_id,
+            "attempts": claim.attempts,
+        }
 
     async def _put_off(self, claim: ClaimedMessage, disposition: Retry, delay: timedelta) -> timedelta | None:
         """No ack (POL-047-007): the row owns the next attempt."""
@@ -204,17 +206,8 @@ class ProcessInboxMessage:
 
     def tell_retried(self, claim: ClaimedMessage, disposition: Retry) -> None:
         """State the fact that a message is put off."""
-        self._facts(
-            MessageRetried(
-                context=self._config.context,
-                subscription=self._config.subscription,
-                message_id=claim.row.message_id,
-                correlation_id=claim.row.correlation_id,
-                attempts=claim.attempts,
-                delay_seconds=disposition.delay.total_seconds(),
-                error=disposition.error,
-            )
-        )
+        seconds, error = disposition.delay.total_seconds(), disposition.error
+        self._facts(MessageRetried(**self._about(claim), delay_seconds=seconds, error=error))
 
     async def _dead_letter(self, claim: ClaimedMessage, disposition: DeadLetter) -> timedelta | None:
         """POL-047-006. The verdict is recorded first, so that an outage now does not ask the handler again."""

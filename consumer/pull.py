@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from consumer.order import KeyOrder, WatchNumbers, fetch_in_order
-from relay.domain.envelope import decode
+from relay.domain.envelope import Incoming, decode
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen
 from relay.domain.model import stand_in_id
@@ -179,7 +179,7 @@ class PullMessages:
     def _row(self, delivery: Delivery) -> InboxRow:
         """Read a delivery. One that cannot be read never will be: it is dead on arrival."""
         try:
-            event = decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
+            event = self._read(delivery)
         except MalformedMessage as error:
             return self._unreadable(delivery, error)
         return InboxRow(
@@ -193,13 +193,19 @@ class PullMessages:
             headers=delivery.headers,
             event_type=event.event_type,
             event_version=event.event_version,
-            occurred_at=event.occurred_at,
+            occurred_at=event.occurred_at or delivery.stored_at,
             partition_key=event.partition_key,
             correlation_id=event.correlation_id,
             causation_id=event.causation_id,
             order_key=self._order_key(delivery),
             consumer_seq=delivery.consumer_seq,
         )
+
+    def _read(self, delivery: Delivery) -> Incoming:
+        """Read a delivery. Raises MalformedMessage."""
+        if not delivery.legible:
+            raise MalformedMessage("holds bytes that are no text, shown escaped", field="subject")
+        return decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
 
     def _unreadable(self, delivery: Delivery, error: MalformedMessage) -> InboxRow:
         return InboxRow(

@@ -19,6 +19,8 @@ from relay.ports import Delivery, JetStreamConsumer
 
 _WAIT: Final = timedelta(seconds=1)
 _BATCH: Final = 100
+#: No stream is so long, and no column takes a larger number.
+_MANY: Final = 2**63
 
 
 class MessageReader(Protocol):
@@ -59,7 +61,9 @@ class RescueExhausted:
         new = 0
         advisories = [*await self._advisories.fetch(_BATCH, _WAIT), *await self._advisories.finish()]
         for advisory in advisories:
-            seq = json.loads(advisory.body)["stream_seq"]
+            if (seq := _named(advisory)) is None:
+                await self._advisories.terminate([advisory.reply], "names no message")
+                continue
             delivery = await self._reader.next(seq)
             if delivery is not None and delivery.stream_seq == seq:
                 new += await self._pull.accept([delivery])
@@ -68,3 +72,12 @@ class RescueExhausted:
                 )
             await self._advisories.ack([advisory.reply])
         return new
+
+
+def _named(advisory: Delivery) -> int | None:
+    """The message that an advisory is about. None if it was not the server that wrote it."""
+    try:
+        seq = json.loads(advisory.body)["stream_seq"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return seq if type(seq) is int and 0 < seq < _MANY else None

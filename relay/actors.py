@@ -206,7 +206,9 @@ async def run_cron(context: str, name: str, scheduled_for: str) -> None:
     """Run an application's cron job. The row owns the retries; a scheduler enqueues it again."""
     run = WaitingRun(name, datetime.fromisoformat(scheduled_for))
     try:
-        await RunCron(context, registry, application.context(context).schedule, application.facts).run(run)
+        parts = application.context(context)
+        error_text = parts.settings.error_detail == "text"
+        await RunCron(context, registry, parts.schedule, application.facts, error_text=error_text).run(run)
     except Outage as error:
         application.facts(OutageSeen(context=context, server=error.server, error=error.message))
 

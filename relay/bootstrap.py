@@ -36,6 +36,7 @@ from relay.domain.backoff import Backoff
 from relay.domain.errors import ConfigurationError, UnknownContext
 from relay.domain.facts import Fact, FactSink
 from relay.domain.policies import RetryPolicy
+from relay.domain.topology import ConsumerSpec
 from relay.ports import EventHandler
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
 
@@ -186,11 +187,13 @@ class Application:
     def consumer(self, context: str, name: str) -> NatsJetStreamConsumer:
         """The JetStream consumer of a subscription, one for the process."""
         if (context, name) not in self._consumers:
-            spec = self.subscription(context, name).consumer_spec()
-            self._consumers[context, name] = NatsJetStreamConsumer(
-                self.nats, stream=spec.stream, durable=spec.durable
-            )
+            self._consumers[context, name] = self.fetching(self.subscription(context, name).consumer_spec())
         return self._consumers[context, name]
+
+    def fetching(self, spec: ConsumerSpec) -> NatsJetStreamConsumer:
+        """A JetStream consumer that asks for no more than its share of what the process may hold."""
+        share = self.settings.pull_share
+        return NatsJetStreamConsumer(self.nats, stream=spec.stream, durable=spec.durable, max_bytes=share)
 
     def inbox(self, context: str, name: str) -> PostgresInboxAdapter:
         """The inbox as a subscription uses it. Raises UnknownContext."""
@@ -239,6 +242,7 @@ class Application:
             subject=settings.subject,
             envelope=settings.envelope,
             batch_size=settings.publish.batch_size,
+            batch_bytes=settings.publish.batch_bytes,
             policy=retry_policy(
                 settings.publish.max_attempts, settings.publish.backoff_initial, settings.publish.backoff_max
             ),

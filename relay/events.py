@@ -40,7 +40,8 @@ class Event:
     what it is about. ``payload`` is anything JSON can hold, or a pydantic model.
     ``partition_key``: events of one key keep their commit order; the aggregate by default, None opts out.
     ``topic``: an explicit subject instead of the context's. ``available_at``: not published before.
-    ``id``, ``occurred_at`` and the correlation are filled in when not given.
+    ``id`` and the correlation are filled in when not given; ``occurred_at`` by the database, whose clock decides
+    what lies in the future.
     """
 
     event_type: str

@@ -57,7 +57,9 @@ class Outbox:
         """Record ``event`` in the open transaction of ``target``; returns its id.
 
         With an asynchronous target the result is to be awaited. Raises InvalidEvent and its kin, each
-        with a code and the field at fault, UnsupportedTarget and NoTransaction.
+        with a code and the field at fault, UnsupportedTarget and NoTransaction. What only the database can
+        tell is raised when the row is written, which for a session is at its commit: DuplicateMessage,
+        FutureEvent by its clock, WriteConflict and SchemaMissing.
         """
         return then(self.add_many(target, [event]), _only)
 
@@ -75,7 +77,7 @@ class Outbox:
 
     def _row(self, event: Event) -> OutboxEvent:
         """Fill in what was not given and check everything."""
-        now, request = datetime.now(UTC), RequestContext.current()
+        request = RequestContext.current()
         payload = encode_payload(_plain(event.payload))
         key = event.partition_key
         if key is AGGREGATE:
@@ -89,7 +91,7 @@ class Outbox:
             event_type=event.event_type,
             event_version=event.event_version,
             payload=payload,
-            occurred_at=now if event.occurred_at is None else event.occurred_at,
+            occurred_at=event.occurred_at,
             correlation_id=request.correlation_id if event.correlation_id is None else event.correlation_id,
             causation_id=request.causation_id if event.causation_id is None else event.causation_id,
             partition_key=UNORDERED if key is None else key,
@@ -97,7 +99,7 @@ class Outbox:
             headers=event.headers,
             available_at=event.available_at,
         )
-        row.check_not_future(now)
+        row.check_not_future(datetime.now(UTC))
         self._check_size(row)
         return row
 

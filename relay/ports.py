@@ -18,12 +18,15 @@ from relay.domain.policies import MANY, Ack, DeadLetter, Published, PublishOutco
 
 
 class OutboxRow(NamedTuple):
-    """A claimed event, as text wherever the publisher only passes it on."""
+    """A claimed event, as text wherever the publisher only passes it on.
+
+    ``payload`` is None where it is larger than any broker takes.
+    """
 
     id: str
     event_type: str
     event_version: int
-    payload: str
+    payload: str | None
     occurred_at: str
     correlation_id: str | None
     causation_id: str | None
@@ -60,13 +63,23 @@ class ClaimedBatch(Protocol):
 
     @property
     def more(self) -> bool:
-        """Whether more may be due than was claimed: a lane has given its whole share of the batch."""
+        """Whether more may be due than was claimed: a lane has given its whole share, or the batch its bytes."""
 
-    async def mark_published(self, acks: Mapping[str, Published]) -> None:
-        """Record the PubAck of each id in one statement."""
+    @property
+    def begun(self) -> float:
+        """When the time of the claim began, on the monotonic clock."""
+
+    async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, str]:
+        """Record the PubAck of each id in one statement; returns the ids whose rows refuse that, and why.
+
+        One such row leaves the others settled.
+        """
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
-        """Spend an attempt on each id, note the error, set back-off or death."""
+        """Spend an attempt on each id, note the error, set back-off or death.
+
+        A row that refuses that, too, is not claimed again for an hour.
+        """
 
 
 class OutboxRepository(Protocol):
@@ -76,9 +89,12 @@ class OutboxRepository(Protocol):
     after ``idle_in_transaction_session_timeout`` (5 s) and then fails to commit.
     """
 
-    def find_unpublished(self, lanes: Sequence[int], limit: int) -> AbstractAsyncContextManager[ClaimedBatch]:
+    def find_unpublished(
+        self, lanes: Sequence[int], limit: int, max_bytes: int
+    ) -> AbstractAsyncContextManager[ClaimedBatch]:
         """Claim up to ``limit`` due rows of the lanes, in the order of each key, the same share from every lane.
 
+        The batch ends with the row that brings it to ``max_bytes`` of text; no more is read from the database.
         Takes the locks of those lanes that are free, so no other claim holds rows of the same keys.
         Raises DatabaseUnreachable.
         """
@@ -105,15 +121,21 @@ class JetStreamPublisher(Protocol):
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Publish one message and wait for its PubAck. Repeatable with the same Nats-Msg-Id."""
 
-    async def publish_all(self, messages: Sequence[Message]) -> Mapping[str, PublishOutcome]:
+    async def publish_all(
+        self, messages: Sequence[Message], begun: float | None = None
+    ) -> Mapping[str, PublishOutcome]:
         """Publish a batch, pipelined; within a key each message waits for the PubAck before it.
 
-        Returns an outcome for every message. Raises BrokerUnreachable only when nothing was sent.
+        ``begun``: when the claim behind it began, on the monotonic clock; None: now. Nothing leaves once its time
+        is up. Returns an outcome for every message. Raises BrokerUnreachable only when nothing was sent.
         """
 
 
 class Delivery(NamedTuple):
-    """A message as JetStream handed it out; ``reply`` is where its acknowledgement goes."""
+    """A message as JetStream handed it out; ``reply`` is where its acknowledgement goes.
+
+    ``legible``: whether the subject is what was sent. One that is no text is escaped and for no handler.
+    """
 
     subject: str
     reply: str
@@ -123,6 +145,9 @@ class Delivery(NamedTuple):
     stream_seq: int
     #: The number of the delivery, None for a message read from the stream.
     consumer_seq: int | None = None
+    legible: bool = True
+    #: When the stream has stored it.
+    stored_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

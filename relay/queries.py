@@ -22,33 +22,35 @@ class SchemaMissing(RelayError):
 
 @dataclass(frozen=True, slots=True)
 class OutboxBacklog:
-    """What waits to be published.
+    """What is not published (QRY-050).
 
-    ``count`` events neither published nor dead, the oldest of which happened at ``oldest_at``, that is
-    ``oldest_age_seconds`` ago by the database's clock (0 when none waits). ``dead`` more are
-    unrecoverable and wait for an operator.
+    ``count`` events are not published, the oldest of which happened at ``oldest_at``. Of them, ``dead`` are
+    unrecoverable and wait for an operator, and ``waiting`` are on their way, the oldest since
+    ``waiting_age_seconds`` by the database's clock (0 when none is).
     """
 
     count: int
     oldest_at: datetime | None
-    oldest_age_seconds: float
+    waiting: int
+    waiting_age_seconds: float
     dead: int
 
 
 @dataclass(frozen=True, slots=True)
 class InboxBacklog:
-    """What waits to be handled.
+    """What is not processed (QRY-051).
 
-    ``count`` messages neither processed nor dead-lettered, the oldest of which came at ``oldest_at``,
-    that is ``oldest_age_seconds`` ago by the database's clock (0 when none waits). Of them,
-    ``failed_attempts`` were tried more than three times. ``dead_lettered`` more have ended.
+    ``count`` messages are not processed, the oldest of which came at ``oldest_at``. Of them, ``dead`` have ended
+    as dead letters, and ``waiting`` are to be handled, the oldest since ``waiting_age_seconds`` by the database's
+    clock (0 when none is). Of those that wait, ``failed_attempts`` were tried more than three times.
     """
 
     count: int
     oldest_at: datetime | None
-    oldest_age_seconds: float
+    waiting: int
+    waiting_age_seconds: float
     failed_attempts: int
-    dead_lettered: int
+    dead: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionBacklog:
-    """What of a subscription waits to be handled; the numbers mean what they mean in InboxBacklog."""
+    """What of a subscription waits to be handled: ``count`` messages neither processed nor dead-lettered.
+
+    The oldest came ``oldest_age_seconds`` ago; ``failed_attempts`` of them were tried more than three times.
+    """
 
     subscription: str | None
     count: int

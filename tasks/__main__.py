@@ -96,7 +96,16 @@ async def _start(
     stack.push_async_callback(transactions.close)
     tasks = PostgresTasks(pool)
     worker = TaskWorker(context.name, tasks, facts, threads=threads, queues=options.queues)
-    run = RunTask(context.name, tasks, registry, transactions, worker.put, facts, size=threads)
+    run = RunTask(
+        context.name,
+        tasks,
+        registry,
+        transactions,
+        worker.put,
+        facts,
+        size=threads,
+        error_text=context.error_detail == "text",
+    )
     return worker, run
 
 

@@ -92,7 +92,16 @@ def _run(context: str) -> RunTask:
         application_name=f"jetrelay-tasks-{context}",
     )
     application.on_stop.append(transactions.close)
-    return RunTask(context, _tasks(context), registry, transactions, wake, application.facts, size=_CALLS)
+    return RunTask(
+        context,
+        _tasks(context),
+        registry,
+        transactions,
+        wake,
+        application.facts,
+        size=_CALLS,
+        error_text=application.context(context).settings.error_detail == "text",
+    )
 
 
 @cache

@@ -30,7 +30,7 @@ from relay.handling.threads import LoopThread
 from relay.handling.watch import Overdue
 from tasks import run
 from tasks.registry import Registry, TaskHandler
-from tasks.run import Prepared, RunTask, decided
+from tasks.run import Prepared, RunTask
 
 #: Brings a task to a queue after a while.
 Later = Callable[[TaskRef, timedelta], Awaitable[None]]
@@ -112,7 +112,7 @@ class RunDirectly:
         except Overdue:
             return None
         reach("after_task_answer")
-        disposition = decided(result, claim, handler)
+        disposition = self._one.decided(result, claim, handler)
         if not isinstance(disposition, Ack):
             taken.leave()
             return self._loop.run_coroutine(self._one.conclude(claim, disposition))
@@ -137,7 +137,7 @@ class RunDirectly:
     async def _give_up(self, claim: ClaimedTask, handler: TaskHandler, seconds: float) -> None:
         """Settle a task whose function takes too long, and have it tried again; the sweep does if we cannot."""
         self._one.answered(claim, seconds)
-        delay = await self._one.conclude(claim, decided(timed_out(seconds), claim, handler))
+        delay = await self._one.conclude(claim, self._one.decided(timed_out(seconds), claim, handler))
         if delay is not None:
             await self._later(TaskRef(claim.id, claim.type, handler.queue, handler.priority), delay)
 

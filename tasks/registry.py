@@ -18,6 +18,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from relay.adapters.postgres.tasks import Limits
 from relay.domain.backoff import Backoff
+from relay.domain.disclosure import validation
 from relay.domain.errors import InvalidHandler, InvalidPayload
 from relay.domain.limits import check_key, encode_payload
 from relay.domain.policies import RetryPolicy
@@ -31,7 +32,7 @@ from relay.domain.tasks import (
     check_type,
 )
 from relay.handling.calls import Function
-from relay.handling.signatures import Inject, Injectable, misfits, read
+from relay.handling.signatures import Inject, Injectable, read
 from relay.settings.values import parse_duration
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -85,7 +86,7 @@ class TaskHandler:
             # As the worker will read it.
             value = self.adapter.validate_json(text)
         except ValidationError as error:
-            raise InvalidPayload(f"{self.type}: {misfits(error)}", field="payload") from None
+            raise InvalidPayload(f"{self.type}: {validation(error, 'payload')}", field="payload") from None
         return text, self._concurrency_key(value)
 
     def _concurrency_key(self, value: Any) -> str | None:

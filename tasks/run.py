@@ -18,6 +18,7 @@ from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.bus import RequestContext
 from relay.cancellation import is_cancelled
+from relay.domain.disclosure import validation
 from relay.domain.errors import DatabaseUnreachable, Outage
 from relay.domain.facts import FactSink, TaskCompleted, TaskFailed, TaskPutOff, TaskRetried, TaskUnhandled
 from relay.domain.model import HandlerResult, Verdict
@@ -26,7 +27,7 @@ from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
 from relay.domain.timings import TaskAnswered
 from relay.failpoints import reach
 from relay.handling.calls import Call, Calls, answered
-from relay.handling.signatures import Inject, misfits
+from relay.handling.signatures import Inject
 from tasks.registry import Registry, TaskContext, TaskHandler
 
 #: A claim outlives its worker by this much at most; a live worker renews it four times as often.
@@ -49,7 +50,10 @@ class Prepared:
 
 
 class RunTask:
-    """Runs the tasks of one context, ``size`` of them at once."""
+    """Runs the tasks of one context, ``size`` of them at once.
+
+    ``error_text``: whether to keep what exceptions say themselves, payload or not.
+    """
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class RunTask:
         facts: FactSink,
         *,
         size: int,
+        error_text: bool = False,
     ) -> None:
         self._context = context
         self._tasks = tasks
@@ -69,6 +74,7 @@ class RunTask:
         self._wake = wake
         self._facts = facts
         self.calls = Calls(size)
+        self._error_text = error_text
 
     async def run(self, id: UUID, task_type: str) -> timedelta | None:
         """Make one attempt; returns after how long to try again, or None when there is nothing to do.
@@ -114,12 +120,17 @@ class RunTask:
                 await self._fail(claim, result.detail)
                 return None
             reach("after_task_answer")
-            disposition = decided(result, claim, handler)
+            disposition = self.decided(result, claim, handler)
             if isinstance(disposition, Ack) and (disposition.settled or await self._tasks.complete(claim)):
                 self.completed(claim)
             return await self.conclude(claim, disposition)
         finally:
             await self._next(claim)
+
+    def decided(self, result: HandlerResult, claim: ClaimedTask, handler: TaskHandler) -> Disposition:
+        """What follows from an answer."""
+        shown = result.in_full() if self._error_text else result
+        return decide(shown, claim.attempts, handler.policy, random.random())  # noqa: S311
 
     async def conclude(self, claim: ClaimedTask, disposition: Disposition) -> timedelta | None:
         """Record a verdict other than that it went well."""
@@ -154,7 +165,7 @@ class RunTask:
         try:
             argument = handler.adapter.validate_json(claim.payload)
         except ValidationError as error:
-            return HandlerResult(Verdict.POISON, f"does not fit its handler: {misfits(error)}")
+            return HandlerResult(Verdict.POISON, f"does not fit its handler: {validation(error, 'payload')}")
         context = TaskContext(
             task_id=claim.id,
             task_type=claim.type,
@@ -214,10 +225,6 @@ class RunTask:
             "task_id": claim.id,
             "task_type": claim.type,
             "correlation_id": claim.correlation_id,
+            "causation_id": claim.causation_id,
             "attempts": claim.attempts,
         }
-
-
-def decided(result: HandlerResult, claim: ClaimedTask, handler: TaskHandler) -> Disposition:
-    """What follows from an answer."""
-    return decide(result, claim.attempts, handler.policy, random.random())  # noqa: S311

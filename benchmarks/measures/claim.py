@@ -19,6 +19,7 @@ from relay.adapters.postgres.pool import create_pool
 from relay.domain.ordering import Shard
 
 _BATCH: Final = 300
+_BYTES: Final = 4 * 1024**2
 _CLAIMS: Final = 30
 
 
@@ -74,7 +75,7 @@ async def _claim(outbox: PostgresOutboxAdapter) -> float:
     seconds, count = 0.0, 0
     start = time.perf_counter()
     with contextlib.suppress(_Back):
-        async with outbox.find_unpublished(Shard(0, 2).lanes, _BATCH) as claim:
+        async with outbox.find_unpublished(Shard(0, 2).lanes, _BATCH, _BYTES) as claim:
             seconds, count = time.perf_counter() - start, len(claim.rows)
             raise _Back
     # Each lane gives an equal share, and a small backlog may not have it in all of them.

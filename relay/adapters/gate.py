@@ -21,10 +21,10 @@ from redis.backoff import NoBackoff
 from relay.cancellation import is_cancelled
 from relay.domain.errors import QueueUnreachable
 
-#: A job that died frees its gate within this time, whatever it was at; a living one renews it three times as often.
+#: A job that died frees its gate within this time, whatever it was at; one that runs renews it in time.
 TTL: Final = timedelta(seconds=6)
-#: The longest back-off of a job that waits for a server. Nothing renews its gate meanwhile, as whoever holds the job
-#: may die and Redis may lose it: so it is back before the gate opens by itself.
+#: The longest back-off of a job that waits for a server. Nothing renews its gate meanwhile, as whoever holds the
+#: job may die and Redis may lose it: so it is back before the gate opens by itself.
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
 #: What stands behind the token of a job in back-off.
 _WAITS: Final = ":waits"
@@ -125,7 +125,7 @@ class Gates:
         await self._renew(duty, token, _WAITS)
 
     async def wake(self, duties: Sequence[str]) -> None:
-        """A server is back: open the gates of jobs in back-off, so that the next tick starts others in their place."""
+        """A server is back: open the gates of jobs in back-off, so that the next tick starts others instead."""
         if duties:
             await self._quietly(self._wake(keys=[self._key(duty) for duty in duties], args=[_WAITS]))
 
@@ -140,7 +140,7 @@ class Gates:
 
     async def _renew(self, duty: str, token: str, state: str = "") -> bool:
         """Extend the gate, or take it when nobody has it. False only when another job has it."""
-        args = [token, _ms(TTL), _WAITS, token + state]
+        args: list[str | int] = [token, _ms(TTL), _WAITS, token + state]
         kept = await self._quietly(self._extend(keys=[self._key(duty)], args=args))
         return kept is None or bool(kept)
 

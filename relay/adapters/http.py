@@ -11,20 +11,22 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import time
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from typing import Final
+from urllib.parse import unquote
 
 import aiohttp
 
-from relay.domain.model import HandlerResult
+from relay.domain.disclosure import answered, printable
+from relay.domain.model import DONE, HandlerResult
 from relay.ports import HandlerRequest
 
 _MAX_ANSWER: Final = 65_536
-_DETAIL: Final = 500
+#: The header in which a service says for operators, percent-encoded if need be, why it refuses a message.
+REASON: Final = "Relay-Reason"
 #: An idle connection is given up before usual servers do so (gunicorn 2 s, uvicorn 5 s), in seconds: a request
 #: that meets their farewell on its way counts as a failed attempt.
 _IDLE: Final = 1.5
@@ -86,10 +88,22 @@ class HttpEventHandler:
         async with self._session.post(
             self._url, data=request.body, headers=headers, allow_redirects=False
         ) as response:
-            if 200 <= response.status < 300:
+            if response.status in DONE:
                 await _skip(response)
                 return HandlerResult.from_status(response.status)
-            return HandlerResult.from_status(response.status, await read_detail(response))
+            return _refused(response.status, _reason(response), await _body(response))
+
+
+def _reason(response: aiohttp.ClientResponse) -> str:
+    """What the service says for operators, on purpose."""
+    return printable(unquote(response.headers.get(REASON, "")))
+
+
+def _refused(status: int, reason: str, body: bytes) -> HandlerResult:
+    codes = "" if reason else answered(body)
+    if codes and status == 422:
+        codes = f"HTTP 422: {codes}"
+    return HandlerResult.from_status(status, reason or codes, printable(body.decode("utf-8", "replace")))
 
 
 def open_session(*, connect_timeout: float | None = None, limit: int = 100) -> aiohttp.ClientSession:
@@ -110,17 +124,20 @@ def open_session(*, connect_timeout: float | None = None, limit: int = 100) -> a
 
 
 def why(error: aiohttp.ClientError | OSError) -> str:
-    """Why a call has no answer, bounded. It never names the URL, which may hold a secret."""
+    """Why a call has no answer. It names neither the URL, which may hold a secret, nor what came instead."""
     match error:
         case aiohttp.ClientConnectorError():
-            return f"ConnectError: {error}"[:_DETAIL]
+            return f"ConnectError: {printable(str(error))}"
         case aiohttp.ClientResponseError():
-            return f"ProtocolError: {' '.join(error.message.split())}"[:_DETAIL]
+            return "ProtocolError: what came is no HTTP"
         case aiohttp.ServerDisconnectedError():
             return "ServerDisconnectedError: the connection was closed before an answer"
         case aiohttp.InvalidURL():
             return "InvalidURL: the address is none"
-    return f"{type(error).__name__}: {error}"[:_DETAIL]
+        case aiohttp.ClientPayloadError():
+            return "ClientPayloadError: the answer is not complete"
+    strerror = getattr(error, "strerror", None)
+    return f"{type(error).__name__}: {strerror or 'the connection broke'}"
 
 
 async def _skip(response: aiohttp.ClientResponse) -> None:
@@ -143,14 +160,8 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def read_detail(response: aiohttp.ClientResponse) -> str:
-    """The reason a handler gave, from a JSON body's ``detail`` or ``reason`` or the text itself."""
-    text = (await _body(response)).decode("utf-8", "replace").strip()
-    try:
-        answer = json.loads(text)
-    except (ValueError, RecursionError):
-        return text[:_DETAIL]
-    reason = (answer.get("reason") or answer.get("detail")) if isinstance(answer, dict) else None
-    return (reason if isinstance(reason, str) else text)[:_DETAIL]
+    """All that an answer says, up to a bound: its header ``Relay-Reason`` or its body."""
+    return _reason(response) or printable((await _body(response)).decode("utf-8", "replace"))
 
 
 def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:

@@ -86,8 +86,9 @@ class TransactionalCommandBus:
     """A command bus in which each command is one unit of work (building blocks §3.2).
 
     In its transaction are: what the handler saves, the handlers of domain events, and the integration events and
-    tasks of both. A Failed undoes all of it. A command dispatched by a handler joins: what it does commits with
-    the outer command, and its failure undoes its own part only.
+    tasks of both. A Failed undoes all of it. A command dispatched by a handler is refused, unless it says that it
+    belongs to this transaction, by ``session=unit.session``: it then commits with the outer command, and its
+    failure undoes its own part only.
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class TransactionalCommandBus:
     def dispatch(self, command: Command[Answer], *, session: Any = None) -> Result[Answer]:
         """Carry out a command from plain code.
 
-        ``session``: take part in the transaction of a session that somebody else commits, an event handler's
-        say. Raises NoHandler, CommitRefused, and whatever the handlers raise besides DomainError.
+        ``session``: take part in the transaction of a session that somebody else commits: an event handler's, or
+        that of the unit of work around. Raises NoHandler, NestedCommand, CommitRefused, and whatever the handlers
+        raise besides DomainError.
         """
         if self._units.is_async:
             raise InvalidHandler("the sessions of this bus are async", hint="await dispatch_async() instead")

@@ -9,12 +9,14 @@ class InvalidCommand(RelayError, ValueError):
     """A command breaks its own rules, so it was not constructed."""
 
     code = "INVALID_COMMAND"
+    quotes = True
 
 
 class InvalidQuery(RelayError, ValueError):
     """A query breaks its own rules, so it was not constructed."""
 
     code = "INVALID_QUERY"
+    quotes = True
 
 
 class NoHandler(RelayError, LookupError):
@@ -33,6 +35,12 @@ class CommitRefused(RelayError):
     """A handler ended the transaction, which is the unit of work's to end; everything is rolled back."""
 
     code = "COMMIT_REFUSED"
+
+
+class NestedCommand(RelayError):
+    """A command was dispatched inside of another's transaction, and nobody said that it belongs there."""
+
+    code = "NESTED_COMMAND"
 
 
 class EndlessEvents(RelayError):

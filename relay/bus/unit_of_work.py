@@ -73,7 +73,7 @@ class UnitsOfWork(Protocol[Session]):
     def begin(self, session: Session | None = None) -> AbstractAsyncContextManager[UnitOfWork[Session]]:
         """Commits when the block ends, rolls back when it raises.
 
-        Inside of another unit's block it joins that one's transaction by a savepoint, and with ``session`` that
-        session's: then it leaves the commit to whoever began. Raises CommitRefused when the block has ended
-        the transaction itself.
+        With ``session``, that of a surrounding unit say, it joins that session's transaction by a savepoint, and
+        leaves the commit to whoever began. Raises NestedCommand inside of another unit's block if none was given,
+        CommitRefused when the block has ended the transaction itself.
         """

@@ -19,7 +19,7 @@ Backlog = tuple[OutboxBacklog, InboxBacklog]
 
 
 def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
-    """Show how many events and messages wait, since when, and how many failed or died."""
+    """Show how many events are not published and messages not processed: since when, and what became of them."""
     answers, complete = visit(context, lambda url: asyncio.run(_read(url)))
     if as_json:
         print(json.dumps([_plain(name, found) for name, found in answers.items()], indent=2, default=_timestamp))
@@ -41,19 +41,18 @@ def _plain(name: str, found: Backlog) -> dict[str, object]:
 
 def _table(answers: dict[str, Backlog]) -> Table:
     table = Table("context", "table", box=None, pad_edge=False)
-    for heading in ("waiting", "oldest", "age", "tried > 3", "dead"):
+    for heading in ("count", "oldest", "waiting", "for", "tried > 3", "dead"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, (outbox, inbox) in answers.items():
-        table.add_row(name, "outbox", *_waiting(outbox), "", str(outbox.dead))
-        table.add_row("", "inbox", *_waiting(inbox), str(inbox.failed_attempts), str(inbox.dead_lettered))
+        table.add_row(name, "outbox", *_shown(outbox), "", str(outbox.dead))
+        table.add_row("", "inbox", *_shown(inbox), str(inbox.failed_attempts), str(inbox.dead))
     return table
 
 
-def _waiting(found: OutboxBacklog | InboxBacklog) -> tuple[str, str, str]:
-    if found.oldest_at is None:
-        return str(found.count), "", ""
-    age = timedelta(seconds=int(found.oldest_age_seconds))
-    return str(found.count), _timestamp(found.oldest_at), str(age)
+def _shown(found: OutboxBacklog | InboxBacklog) -> tuple[str, str, str, str]:
+    oldest = "" if found.oldest_at is None else _timestamp(found.oldest_at)
+    age = str(timedelta(seconds=int(found.waiting_age_seconds))) if found.waiting else ""
+    return str(found.count), oldest, str(found.waiting), age
 
 
 def _timestamp(value: datetime) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -73,7 +74,7 @@ def grant(
 
 def _upgrade(url: str) -> tuple[str, ...]:
     pending = migrations.status(url).pending
-    migrations.upgrade(url)
+    migrations.upgrade(url, waiting=lambda line: print(line, file=sys.stderr, flush=True))
     return pending
 
 

@@ -15,6 +15,8 @@ from enum import Enum
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
+from relay.domain.model import DONE
+
 #: How often, and how far apart in seconds, a call that was given up is repeated before it counts as failed.
 _REPEATS: Final = 20
 _PAUSE: Final = 0.25
@@ -38,8 +40,8 @@ class Answer:
 
     @property
     def done(self) -> bool:
-        """Whether it says that the handler has done it (any 2xx, as the relay reads it)."""
-        return self.status is not None and 200 <= self.status < 300
+        """Whether it says that the handler has done it, as the relay reads it."""
+        return self.status in DONE
 
     def __str__(self) -> str:
         detail = "".join(char if char.isprintable() else " " for char in self.detail[:200])
@@ -219,7 +221,7 @@ def _signature(signature: Signature) -> Run:
 
 _REFUSED: Final = "401, and 200 when well signed"
 CASES: Final[Sequence[Case]] = (
-    Case("good", "200 in time", _good),
+    Case("good", "200, 201 or 204 in time", _good),
     Case("optional fields null", "200: events may lack time, correlation and causation", _nulls),
     Case("unknown field", "200: the contract may grow", _more_fields),
     Case("repeated", "200, then 409", _repeated),

@@ -71,6 +71,8 @@ class RouteToDeadLetter:
                 context=self._context,
                 subscription=message.subscription,
                 message_id=message.message_id,
+                correlation_id=message.correlation_id,
+                causation_id=message.causation_id,
                 original_subject=message.original_subject,
                 kind=verdict.kind.value,
                 reason=verdict.reason,
@@ -81,8 +83,8 @@ class RouteToDeadLetter:
     def _body(self, message: FailedMessage, verdict: DeadLetter) -> bytes:
         """EVT-047-002's fields, and the original so that an operator can mend and requeue it.
 
-        The original is left out when both together would exceed the broker's limit; the inbox row and
-        the stream still hold it.
+        The original is left out when both together would exceed the broker's limit, and then its headers; the
+        inbox row and the stream still hold them.
         """
         fields: dict[str, Any] = {
             "message_id": str(message.message_id),
@@ -101,9 +103,10 @@ class RouteToDeadLetter:
             **encode_original(message.body),
         }
         body = json.dumps(fields).encode()
-        if len(body) > self._publisher.max_payload - WIRE_RESERVE:
-            fields["original"] = None
-            body = json.dumps(fields).encode()
+        for name, nothing in (("original", None), ("headers", {})):
+            if len(body) > self._publisher.max_payload - WIRE_RESERVE:
+                fields[name] = nothing
+                body = json.dumps(fields).encode()
         return body
 
 

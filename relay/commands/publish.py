@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -14,7 +14,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from relay.domain.envelope import Outgoing, encode
-from relay.domain.errors import BrokerUnreachable, InvalidEvent, InvalidHeader, NotPublishable
+from relay.domain.errors import BrokerUnreachable, InvalidEvent, InvalidHeader, NotPublishable, PayloadTooLarge
 from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, PublishedEvent, PublishFailed
 from relay.domain.limits import check_headers, check_payload_text, check_size
 from relay.domain.ordering import Shard, halves
@@ -34,22 +34,27 @@ from relay.domain.subject import check_subject, check_token, check_version, even
 from relay.failpoints import reach
 from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
 
-#: More than subject, headers and the room kept free come to, but for the key, of which a character takes up to
-#: twelve when it is quoted: a smaller message need not be measured.
+#: More than all around a body but its key, of which a character may be quoted by twelve: what is smaller fits.
 _MOST_AROUND: Final = 16_384
-#: So many batches each half of a shard goes without the other, before it is looked at as a whole again: what
-#: has come into a quiet lane waits no longer, and the busy lanes are divided anew.
+#: So many batches each half of a shard goes without the other: what has come into a quiet lane waits no longer,
+#: and the busy lanes are divided anew.
 _TURN: Final = 8
+#: After so many characters of payloads everybody else on the event loop has a turn.
+_PORTION: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishConfig:
-    """How one context publishes. ``subject`` and ``envelope`` are the context's wire conventions."""
+    """How one context publishes. ``subject`` and ``envelope`` are the context's wire conventions.
+
+    A batch has at most ``batch_size`` events, and no further one once it has ``batch_bytes`` of text.
+    """
 
     context: str
     subject: str
     envelope: str
     batch_size: int = 300
+    batch_bytes: int = 4 * 1024**2
     policy: RetryPolicy = RetryPolicy(max_attempts=10)
 
 
@@ -62,6 +67,11 @@ class _Settled:
     outcomes: Mapping[str, PublishOutcome]
     failures: Sequence[PublishFailure]
     seconds: float
+
+    @property
+    def freed(self) -> bool:
+        """Whether an event has died, so that later ones of its key may go."""
+        return any(failure.delay is None for failure in self.failures)
 
 
 class PublishOutboxEvents:
@@ -78,17 +88,17 @@ class PublishOutboxEvents:
     async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
         """Publish the shard's events until a claim leaves nothing behind; returns how many went out.
 
-        ``go_on`` is asked between batches. Raises BrokerUnreachable or DatabaseUnreachable; what was
-        acknowledged before is settled, nothing else is touched and no attempt is spent.
+        ``go_on`` is asked between batches. Raises DatabaseUnreachable, and BrokerUnreachable when a batch got
+        nothing through; what was acknowledged before is settled, and no attempt of anything else is spent.
         """
         total, more = 0, True
         while more:
-            claim, published = await self._batch(shard.lanes)
+            busy, more, published = await self._batch(shard.lanes)
             total += published
-            more = claim.more and go_on()
+            more = more and go_on()
             if more:
                 # While one half is at the broker, the other is at the database.
-                turns = (self._turn(lanes, go_on) for lanes in halves(shard.lanes, claim.busy))
+                turns = (self._turn(lanes, go_on) for lanes in halves(shard.lanes, busy))
                 total += sum(await _all_of(*turns))
                 more = go_on()
         return total
@@ -97,21 +107,27 @@ class PublishOutboxEvents:
         """Publish some batches of these lanes, fewer when nothing is left; returns how many events went out."""
         total = 0
         for _ in range(_TURN):
-            claim, published = await self._batch(lanes)
+            _, more, published = await self._batch(lanes)
             total += published
-            if not claim.more or not go_on():
+            if not more or not go_on():
                 break
         return total
 
-    async def _batch(self, lanes: Sequence[int]) -> tuple[ClaimedBatch, int]:
-        """Publish what one claim of these lanes gives."""
-        async with self._outbox.find_unpublished(lanes, self._config.batch_size) as claim:
+    async def _batch(self, lanes: Sequence[int]) -> tuple[Collection[int], bool, int]:
+        """Publish a claim of these lanes; returns the busy ones, whether more is due, how many events went out."""
+        limits = self._config.batch_size, self._config.batch_bytes
+        async with self._outbox.find_unpublished(lanes, *limits) as claim:
             settled = await self._publish(claim)
         if settled.subjects:
             reach("after_publish_commit")
         self._report(settled)
-        _raise_on_outage(settled.outcomes.values())
-        return claim, sum(isinstance(outcome, Published) for outcome in settled.outcomes.values())
+        outcomes = settled.outcomes.values()
+        published = sum(isinstance(outcome, Published) for outcome in outcomes)
+        if not published:
+            _raise_on_outage(outcomes)
+        # Some went and some were lost: the link is slow, or the broker has just gone, as the next batch finds out.
+        cut = any(isinstance(outcome, OutcomeUnknown) for outcome in outcomes)
+        return claim.busy, claim.more or settled.freed or cut, published
 
     async def publish(self, outbox_event_id: UUID) -> Published:
         """CMD-050 for one event, dead or waiting ones included.
@@ -135,28 +151,36 @@ class PublishOutboxEvents:
 
     async def _publish(self, claim: ClaimedBatch) -> _Settled:
         """Publish the claimed rows and settle them inside the claim."""
-        messages, outcomes = self._prepare(claim.rows)
+        messages, outcomes = await self._prepare(claim.rows)
         seconds = 0.0
         if messages:
             reach("after_claim")
             begun = time.perf_counter()
-            outcomes |= await self._publisher.publish_all(messages)
+            outcomes |= await self._publisher.publish_all(messages, claim.begun)
             seconds = time.perf_counter() - begun
             reach("after_publish_before_mark")
+        acks = {id: out for id, out in outcomes.items() if isinstance(out, Published)}
+        for id, why in (await claim.mark_published(acks)).items():
+            stored = f"{acks[id].stream} has it as {acks[id].seq}"
+            outcomes[id] = RowRejected(f"{stored}, but its row cannot be settled: {why}")
         failures = self._failures(claim.rows, outcomes)
-        await claim.mark_published({id: out for id, out in outcomes.items() if isinstance(out, Published)})
         await claim.increment_attempts(failures)
         if messages:
             reach("after_mark_before_commit")
         subjects = {message.id: message.subject for message in messages}
         return _Settled(claim.rows, subjects, outcomes, failures, seconds)
 
-    def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:
+    async def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:
         """The messages to send, and the outcome of the rows that must not be: bad ones and their followers."""
         messages: list[Message] = []
         outcomes: dict[str, PublishOutcome] = {}
         blocked: set[str] = set()
+        size = 0
         for row in rows:
+            size += len(row.payload or "")
+            if size > _PORTION:
+                size = 0
+                await asyncio.sleep(0)
             if row.partition_key in blocked:
                 outcomes[row.id] = NotSent()
                 continue
@@ -171,6 +195,8 @@ class PublishOutboxEvents:
     def _message(self, row: OutboxRow) -> Message:
         """Check a row again, as any program may have inserted it, and give it its wire form."""
         config = self._config
+        if row.payload is None:
+            raise PayloadTooLarge("the event takes more than 64 MiB", field="payload")
         subject = _subject(config.subject, config.context, row.event_type, row.event_version, row.topic)
         headers = _headers(row.headers)
         check_payload_text(row.payload)
@@ -228,13 +254,24 @@ class PublishOutboxEvents:
                 context=context, events=events, duplicates=duplicates, seconds=settled.seconds
             )
             self._facts(published)
-        attempts = {row.id: row.publish_attempts + 1 for row in settled.rows}
-        for failure in settled.failures:
-            id, error = failure.id, failure.error
+        self._report_failures(settled)
+
+    def _report_failures(self, settled: _Settled) -> None:
+        failed = {failure.id: failure for failure in settled.failures}
+        for row in settled.rows if failed else ():
+            if (failure := failed.get(row.id)) is None:
+                continue
+            about: dict[str, Any] = {
+                "context": self._config.context,
+                "outbox_id": row.id,
+                "correlation_id": row.correlation_id,
+                "causation_id": row.causation_id,
+                "error": failure.error,
+            }
             if failure.delay is None:
-                self._facts(EventDied(context=context, outbox_id=id, error=error))
+                self._facts(EventDied(**about))
             else:
-                self._facts(PublishFailed(context=context, outbox_id=id, error=error, attempts=attempts[id]))
+                self._facts(PublishFailed(**about, attempts=row.publish_attempts + 1))
 
 
 @lru_cache(maxsize=4_096)

@@ -39,11 +39,12 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message in the stream: its place, its Nats-Msg-Id, and when it was stored."""
+    """A message in the stream: its place, its Nats-Msg-Id, when it was stored, and its subject's bytes."""
 
     seq: int
     msg_id: str | None
     at: datetime
+    subject: bytes = b""
 
     @property
     def event_id(self) -> UUID | None:

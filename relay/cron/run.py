@@ -16,7 +16,8 @@ from relay.bus import Failed, RequestContext, Result, carry
 from relay.cancellation import is_cancelled
 from relay.cron import Cron, CronRegistry
 from relay.domain.backoff import Backoff
-from relay.domain.errors import Outage, RelayError
+from relay.domain.disclosure import printable, told, words
+from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
 from relay.domain.schedule import ClaimedRun, RunState, UnknownJob, WaitingRun
 
@@ -42,12 +43,22 @@ class Runs(Protocol):
 
 
 class RunCron:
-    """Runs the cron jobs of a context. A run happens again only if its worker died or its attempt broke."""
+    """Runs the cron jobs of a context. A run happens again only if its worker died or its attempt broke.
+
+    ``error_text``: whether to keep what exceptions say themselves, data of the business or not.
+    """
 
     def __init__(
-        self, context: str, jobs: CronRegistry, runs: Runs, facts: FactSink, backoff: Backoff = Backoff()
+        self,
+        context: str,
+        jobs: CronRegistry,
+        runs: Runs,
+        facts: FactSink,
+        backoff: Backoff = Backoff(),
+        *,
+        error_text: bool = False,
     ) -> None:
-        self._context = context
+        self._context, self._error_text = context, error_text
         self._jobs, self._runs, self._facts, self._backoff = jobs, runs, facts, backoff
         self._who = f"{socket.gethostname()}:{os.getpid()}"
 
@@ -70,13 +81,13 @@ class RunCron:
                 result = await _dispatch(job, run)
         except Exception as error:
             # A fault of the infrastructure or of the program: what the command wrote is rolled back, so try again.
-            await self._broken(job, run, f"longer than {job.time_limit}" if limit.expired() else _words(error))
+            await self._broken(job, run, f"longer than {job.time_limit}" if limit.expired() else self._why(error))
             return
         await self._over(run, result)
 
     async def _over(self, run: ClaimedRun, result: Result[object]) -> None:
         if isinstance(result, Failed):
-            await self._failed(run, str(result.error))
+            await self._failed(run, printable(str(result.error)))
         else:
             await self._settle(run, RunState.FINISHED)
             self._facts(ScheduledRunFinished(**self._of(run)))
@@ -92,6 +103,10 @@ class RunCron:
     async def _failed(self, run: ClaimedRun, error: str) -> None:
         await self._settle(run, RunState.FAILED, error)
         self._facts(ScheduledRunFailed(**self._of(run), error=error))
+
+    def _why(self, error: Exception) -> str:
+        said = words(error) if self._error_text else ""
+        return f"{told(error)}: {said}" if said else told(error)
 
     def _of(self, run: ClaimedRun) -> dict[str, Any]:
         return {
@@ -139,7 +154,3 @@ async def _dispatch(job: Cron, run: ClaimedRun) -> Result[object]:
         if job.is_async:
             return await job.bus.dispatch_async(await job.command(run.scheduled_for))
         return await asyncio.to_thread(carry(lambda: job.bus.dispatch(job.command(run.scheduled_for))))
-
-
-def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, RelayError) else f"{type(error).__name__}: {error}"

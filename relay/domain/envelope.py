@@ -15,11 +15,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
+from relay.domain.agreement import CAUSATION, CORRELATION, EVENT_TYPE, EVENT_VERSION, OCCURRED_AT, agreed
 from relay.domain.errors import InvalidSubject, MalformedMessage
 from relay.domain.model import NatsMsgId
 from relay.domain.ordering import KEY, partition_key
@@ -63,6 +64,7 @@ class Incoming(NamedTuple):
 
 # --- encoding -------------------------------------------------------------------------------------
 
+_SPOKEN: Final = (EVENT_TYPE, EVENT_VERSION, OCCURRED_AT, CORRELATION, CAUSATION)
 Own: TypeAlias = dict[str, str | None]  # the headers an envelope speaks through, None if it has nothing to say
 
 
@@ -77,7 +79,17 @@ def _encode_handler(event: Outgoing) -> tuple[str, Own]:
         f'"correlation_id":{_text(event.correlation_id)},"causation_id":{_text(event.causation_id)},'
         f'"payload":{event.payload}}}'
     )
-    return body, {}
+    # The body says it all, so these headers say nothing, and no caller's may. Where the subject is not the event's
+    # own, a topic's say, they tell that the type is meant.
+    own = dict.fromkeys(_SPOKEN)
+    return body, own if event.subject.endswith(f".event.{event.event_type}.v{event.event_version}") else {
+        **own,
+        **_type(event),
+    }
+
+
+def _type(event: Outgoing) -> Own:
+    return {EVENT_TYPE: event.event_type, EVENT_VERSION: str(event.event_version)}
 
 
 def _encode_message_envelope(event: Outgoing) -> tuple[str, Own]:
@@ -91,7 +103,7 @@ def _encode_message_envelope(event: Outgoing) -> tuple[str, Own]:
         f'"actor_kind":{json.dumps(event.headers.get("Actor-Kind", "SYSTEM"))},'
         f'"payload":{event.payload},"idempotency_key":"sha256:{digest}"}}'
     )
-    return body, {"Relay-Event-Version": str(event.event_version)}
+    return body, {EVENT_VERSION: str(event.event_version)}
 
 
 def _encode_cloudevents(event: Outgoing) -> tuple[str, Own]:
@@ -110,11 +122,10 @@ def _encode_cloudevents(event: Outgoing) -> tuple[str, Own]:
 
 def _encode_raw(event: Outgoing) -> tuple[str, Own]:
     return event.payload, {
-        "Relay-Event-Type": event.event_type,
-        "Relay-Event-Version": str(event.event_version),
-        "Relay-Occurred-At": event.occurred_at,
-        "Relay-Correlation-Id": event.correlation_id,
-        "Relay-Causation-Id": event.causation_id,
+        **_type(event),
+        OCCURRED_AT: event.occurred_at,
+        CORRELATION: event.correlation_id,
+        CAUSATION: event.causation_id,
     }
 
 
@@ -141,17 +152,32 @@ def encode(envelope: str, event: Outgoing, generation: int = 0) -> tuple[bytes, 
 
 # --- decoding -------------------------------------------------------------------------------------
 
+#: Finds the fields of an event in subject, headers and content of the body. Raises KeyError for a missing one.
+_Decoder: TypeAlias = Callable[[str, Mapping[str, str], Any], Mapping[str, Any]]
+
 
 def decode(envelope: str, subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
     """Read a received message. Raises MalformedMessage, saying which part cannot be used."""
+    return _read(_DECODERS[envelope], subject, headers, body)[0]
+
+
+def read_request(subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
+    """Read a request that `handler_request` has made. Raises MalformedMessage."""
+    return _read(lambda _subject, _headers, content: read_object(content), subject, headers, body)[0]
+
+
+def _read(
+    decoder: _Decoder, subject: str, headers: Mapping[str, str], body: bytes
+) -> tuple[Incoming, dict[str, Any]]:
+    """The event, and the content of the body."""
     msg_id = headers.get(MSG_ID)
     if msg_id is None:
         raise MalformedMessage("the message has no id", field=MSG_ID)
     identity = NatsMsgId.parse(msg_id)
-    read, content = _DECODERS[envelope], read_json(body)
+    content = read_json(body)
     try:
-        fields = read(subject, headers, content)
-        return Incoming(
+        fields = decoder(subject, headers, content)
+        event = Incoming(
             message_id=identity.event_id,
             generation=identity.generation,
             event_type=check_token(fields["event_type"], "event_type"),
@@ -165,45 +191,52 @@ def decode(envelope: str, subject: str, headers: Mapping[str, str], body: bytes)
     except KeyError as missing:
         raise MalformedMessage("is missing from the message", field=str(missing.args[0])) from None
     except InvalidSubject as error:
-        raise MalformedMessage(error.message, field=error.field) from None
+        # Its message shows the value, which is the sender's.
+        raise MalformedMessage("is not what can stand in a subject", field=error.field) from None
+    return event, content
 
 
-def handler_request(envelope: str, subject: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """The request of the handler contract (SDS-047 §12). The ``handler`` envelope is one already."""
-    if envelope == DEFAULT_ENVELOPE:
-        return body
-    event = decode(envelope, subject, headers, body)
-    request = {
+def handler_request(
+    envelope: str, subject: str, headers: Mapping[str, str], body: bytes, stored_at: datetime | None = None
+) -> bytes:
+    """The request of the handler contract (SDS-047 §12), whole: ``stored_at`` stands in for a time of its own.
+
+    A ``handler`` body that says everything is passed on as it is. Raises MalformedMessage.
+    """
+    event, content = _read(_DECODERS[envelope], subject, headers, body)
+    known = {
         "message_id": str(event.message_id),
         "subject": subject,
         "event_type": event.event_type,
         "event_version": event.event_version,
-        "occurred_at": event.occurred_at and event.occurred_at.isoformat(timespec="microseconds")[:-6] + "Z",
+        "occurred_at": _utc(event.occurred_at or stored_at),
         "correlation_id": event.correlation_id and str(event.correlation_id),
         "causation_id": event.causation_id and str(event.causation_id),
-        "payload": event.payload,
     }
-    return json.dumps(request).encode()
+    if envelope != DEFAULT_ENVELOPE:
+        return json.dumps({**known, "payload": event.payload}).encode()
+    if content.get("occurred_at") is not None:
+        known["occurred_at"] = content["occurred_at"]
+    if known.items() <= content.items() and json.detect_encoding(body) == "utf-8":
+        return body
+    return json.dumps({**content, **known}).encode()
 
 
-def _decode_handler(_subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
-    fields, header = read_object(body), headers[MSG_ID]
-    # The inbox goes by the header and the handler by the body: both must mean one message.
-    if (text := fields.get("message_id")) not in (None, header) and (
-        (named := read_uuid(text, "message_id")) != (known := NatsMsgId.parse(header).event_id)
-    ):
-        raise MalformedMessage(f"the body says {named}, the header {MSG_ID} says {known}", field="message_id")
-    return fields
+def _utc(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def _decode_handler(subject: str, headers: Mapping[str, str], body: Any) -> Mapping[str, Any]:
+    return agreed(subject, headers, headers[MSG_ID], read_object(body))
 
 
 def _decode_message_envelope(_subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
     fields = read_object(body)
     if fields.get("schema_version") != SCHEMA_VERSION:
-        found = str(fields.get("schema_version"))[:40]
-        raise MalformedMessage(f"schema version {found!r} is not supported", field="schema_version")
+        raise MalformedMessage(f"is not the one that is supported, {SCHEMA_VERSION}", field="schema_version")
     return {
         "event_type": fields["message_type"],
-        "event_version": read_version(headers.get("Relay-Event-Version", "1")),
+        "event_version": read_version(headers.get(EVENT_VERSION, "1")),
         "occurred_at": fields["timestamp"],
         "correlation_id": fields.get("correlation_id"),
         "causation_id": fields.get("causation_id"),
@@ -226,21 +259,21 @@ def _decode_cloudevents(_subject: str, headers: Mapping[str, str], body: Any) ->
 
 
 def _decode_raw(subject: str, headers: Mapping[str, str], body: Any) -> dict[str, Any]:
-    name, version = headers.get("Relay-Event-Type"), headers.get("Relay-Event-Version")
+    name, version = headers.get(EVENT_TYPE), headers.get(EVENT_VERSION)
     if name is None:
         parsed = EventSubject.parse(subject)
         name, version = parsed.name, str(parsed.version)
     return {
         "event_type": name,
         "event_version": read_version(version or "1"),
-        "occurred_at": headers.get("Relay-Occurred-At"),
-        "correlation_id": headers.get("Relay-Correlation-Id"),
-        "causation_id": headers.get("Relay-Causation-Id"),
+        "occurred_at": headers.get(OCCURRED_AT),
+        "correlation_id": headers.get(CORRELATION),
+        "causation_id": headers.get(CAUSATION),
         "payload": body,
     }
 
 
-_DECODERS: Final[dict[str, Callable[[str, Mapping[str, str], Any], dict[str, Any]]]] = {
+_DECODERS: Final[dict[str, _Decoder]] = {
     "handler": _decode_handler,
     "message-envelope": _decode_message_envelope,
     "cloudevents": _decode_cloudevents,

@@ -8,14 +8,16 @@
     │   ├── InvalidPayload      INVALID_PAYLOAD
     │   ├── PayloadTooLarge     PAYLOAD_TOO_LARGE
     │   ├── InvalidHeader       INVALID_HEADER
-    │   └── InvalidKey          INVALID_KEY
+    │   ├── InvalidKey          INVALID_KEY
+    │   └── InvalidTimestamp    INVALID_TIMESTAMP
     ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
     │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
     ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB beside it)
-    ├── InvalidTimestamp        INVALID_TIMESTAMP
     ├── ArchiveError            ARCHIVE_ERROR        (relay.domain.archive, with ARCHIVE_OFF, ARCHIVE_BUSY,
     │                                                 ARCHIVE_DAMAGED, ARCHIVE_CONFLICT below it)
     ├── DuplicateMessage        DUPLICATE_MESSAGE
+    ├── WriteConflict           WRITE_CONFLICT
+    ├── UpgradeBlocked          UPGRADE_BLOCKED
     ├── MalformedMessage        MALFORMED_MESSAGE
     ├── NoTransaction           NO_TRANSACTION
     ├── UnsupportedTarget       UNSUPPORTED_TARGET
@@ -33,8 +35,8 @@
     ├── MissingExtraError       MISSING_EXTRA
     ├── InvalidHandler          INVALID_HANDLER
     ├── InvalidCommand          INVALID_COMMAND      (relay.bus, with INVALID_QUERY, NO_HANDLER,
-    │                                                 DUPLICATE_HANDLER, COMMIT_REFUSED, ENDLESS_EVENTS,
-    │                                                 NOTHING_FOUND beside it)
+    │                                                 DUPLICATE_HANDLER, COMMIT_REFUSED, NESTED_COMMAND,
+    │                                                 ENDLESS_EVENTS, NOTHING_FOUND beside it)
     ├── DomainError             DOMAIN_ERROR         (raised by handlers)
     │   └── Poison              POISON
     ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
@@ -59,10 +61,12 @@ from typing import ClassVar
 class RelayError(Exception):
     """Base of every error raised by jetrelay.
 
-    ``field`` names the input at fault, ``hint`` says what to do next.
+    ``field`` names the input at fault, ``hint`` says what to do next. ``quotes``: the message is the application's
+    own, of its validators say, and may hold data: fit for its caller, not for a log.
     """
 
     code: ClassVar[str] = "RELAY_ERROR"
+    quotes: ClassVar[bool] = False
 
     def __init__(self, message: str, *, field: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -124,16 +128,28 @@ class InvalidKey(InvalidEvent):
     code = "INVALID_KEY"
 
 
-class InvalidTimestamp(RelayError, ValueError):
-    """``processed_at`` lies before ``received_at`` (POL-047-004)."""
+class InvalidTimestamp(InvalidEvent):
+    """A time has no zone, or is out of range; or a message would end before it was received (POL-047-004)."""
 
     code = "INVALID_TIMESTAMP"
 
 
 class DuplicateMessage(RelayError):
-    """The inbox already holds this message id (POL-047-003)."""
+    """An id is taken: a message in the inbox has it (POL-047-003), or an event or task in its outbox."""
 
     code = "DUPLICATE_MESSAGE"
+
+
+class WriteConflict(RelayError):
+    """Transactions write the same keys in opposite order, or a lock came too late: run this one again."""
+
+    code = "WRITE_CONFLICT"
+
+
+class UpgradeBlocked(RelayError):
+    """Others did not let go of a table in time; what was applied before stays. Repeatable."""
+
+    code = "UPGRADE_BLOCKED"
 
 
 class MalformedMessage(RelayError, ValueError):

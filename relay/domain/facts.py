@@ -1,7 +1,8 @@
 """Facts: everything telemetry may hear about, listed once. The core states them, listeners decide.
 
-A fact carries ids, sizes and reasons, never a payload or a credential. Those that only measure have their own
-places: how long handlers took in `relay.domain.timings`, how much waits in `relay.queries`.
+A fact carries ids, sizes and reasons, never a payload or a credential. What befalls one event, message or task is
+told with its correlation, the operation it belongs to, and its causation, what led to it directly. Those that only
+measure have their own places: how long handlers took in `relay.domain.timings`, how much waits in `relay.queries`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class PublishFailed(Fact):
     """An event could not be published and waits for its next attempt."""
 
     outbox_id: str
+    correlation_id: str | None
+    causation_id: str | None
     error: str
     attempts: int
 
@@ -52,6 +55,8 @@ class EventDied(Fact):
     """An event is unrecoverable: kept with ``dead_at``, for an operator to mend and re-publish. Alert."""
 
     outbox_id: str
+    correlation_id: str | None
+    causation_id: str | None
     error: str
 
 
@@ -79,6 +84,7 @@ class MessageProcessed(Fact):
     subscription: str
     message_id: UUID
     correlation_id: UUID | None
+    causation_id: UUID | None
     attempts: int
 
 
@@ -89,6 +95,7 @@ class MessageRetried(Fact):
     subscription: str
     message_id: UUID
     correlation_id: UUID | None
+    causation_id: UUID | None
     attempts: int
     delay_seconds: float
     error: str
@@ -100,6 +107,8 @@ class MessageDeadLettered(Fact):
 
     subscription: str
     message_id: UUID
+    correlation_id: UUID | None
+    causation_id: UUID | None
     original_subject: str
     kind: str
     reason: str
@@ -115,6 +124,7 @@ class IncidentRecorded(Fact):
     message_id: UUID
     event_type: str | None
     correlation_id: UUID | None
+    causation_id: UUID | None
     kind: str
     reason: str
     attempts: int
@@ -189,6 +199,7 @@ class TaskFact(Fact):
     task_id: UUID
     task_type: str
     correlation_id: UUID | None
+    causation_id: UUID | None
     attempts: int
 
 

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
+from relay.domain.disclosure import told
 from relay.domain.errors import (
     IncidentClosed,
     MalformedMessage,
@@ -73,6 +74,7 @@ class RecordedIncident:
     subscription: str | None
     event_type: str | None
     correlation_id: UUID | None
+    causation_id: UUID | None
     kind: str
     reason: str
     attempts: int
@@ -211,7 +213,7 @@ def read_letter(subject: str, body: bytes, stream: str, seq: int) -> Letter:
             letter_seq=seq,
         )
     except (MalformedMessage, KeyError, ValueError, TypeError, AttributeError) as error:
-        return _unreadable(f"{type(error).__name__}: {error}", subject, body, stream, seq)
+        return _unreadable(told(error), subject, body, stream, seq)
 
 
 def _unreadable(error: str, subject: str, body: bytes, stream: str, seq: int) -> Letter:

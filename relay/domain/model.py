@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final, NewType
 from uuid import UUID, uuid5
@@ -14,6 +14,9 @@ from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp, Mal
 from relay.domain.limits import check_headers, check_key
 from relay.domain.ordering import UNORDERED
 from relay.domain.subject import check_subject, check_token, check_version
+
+#: By these statuses a handler says that it is done. Others below 300 say that it is not: 202 "later", say.
+DONE: Final = frozenset({200, 201, 204})
 
 #: How far ``occurred_at`` may run ahead of the clock that checks it (SDS-047 §9, chk_occurred_not_future).
 CLOCK_TOLERANCE: Final = timedelta(minutes=1)
@@ -56,7 +59,7 @@ class NatsMsgId:
         """Read a header value. Raises MalformedMessage when it is not a UUID with optional generation."""
         match = _MSG_ID.match(value)
         if match is None:
-            raise MalformedMessage(f"{value[:80]!r} is not an event id", field="Nats-Msg-Id")
+            raise MalformedMessage("is not the id of an event: a UUID", field="Nats-Msg-Id")
         return cls(UUID(match[1]), int(match[2] or 0))
 
 
@@ -71,7 +74,7 @@ class OutboxEvent:
 
     ``partition_key``: events of one key keep their commit order; the empty string opts out.
     ``topic``: an explicit subject instead of the context's template.
-    ``available_at``: not published before this time.
+    ``available_at``: not published before this time. ``occurred_at``: None for the time of the transaction.
     ``payload``: JSON text, already checked by `relay.domain.limits.encode_payload`.
 
     Raises InvalidEvent and its kin (POL-047-001), naming the field.
@@ -83,7 +86,7 @@ class OutboxEvent:
     event_type: str
     event_version: int = 1
     payload: str
-    occurred_at: datetime
+    occurred_at: datetime | None = None
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
     partition_key: str = UNORDERED
@@ -102,9 +105,9 @@ class OutboxEvent:
         if self.topic is not None:
             check_subject(self.topic)
         check_headers(self.headers)
-        _check_aware(self.occurred_at, "occurred_at")
-        if self.available_at is not None:
-            _check_aware(self.available_at, "available_at")
+        for name, moment in (("occurred_at", self.occurred_at), ("available_at", self.available_at)):
+            if moment is not None:
+                _check_moment(moment, name)
 
     def _check_identity(self) -> None:
         if not isinstance(self.id, UUID):
@@ -117,7 +120,7 @@ class OutboxEvent:
 
     def check_not_future(self, now: datetime) -> None:
         """POL-047-002: ``occurred_at <= now``, with the tolerance of the table's constraint."""
-        if self.occurred_at > now + CLOCK_TOLERANCE:
+        if self.occurred_at is not None and self.occurred_at > now + CLOCK_TOLERANCE:
             raise FutureEvent(
                 f"{self.occurred_at.isoformat()} lies in the future",
                 field="occurred_at",
@@ -125,9 +128,13 @@ class OutboxEvent:
             )
 
 
-def _check_aware(value: Any, name: str) -> None:
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidEvent("must be a datetime with a time zone", field=name)
+def _check_moment(value: Any, name: str) -> None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidTimestamp("must be a datetime with a time zone", field=name)
+    try:
+        value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidTimestamp("lies outside of the years 1 to 9999 in UTC", field=name) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,28 +176,35 @@ class HandlerResult:
     """A handler's answer: the verdict, and for a failure why, in words fit for a log line.
 
     ``settled``: ``processed_at`` is committed already, in the transaction of the handler's own writes.
+    ``said``: what the answer or exception says itself. It may repeat payload, so it goes no further unless
+    somebody asks for it (see `in_full`).
     """
 
     verdict: Verdict
     detail: str = ""
     settled: bool = False
+    said: str = field(default="", repr=False)
 
     @classmethod
-    def from_status(cls, status: int, detail: str = "") -> HandlerResult:
+    def from_status(cls, status: int, detail: str = "", said: str = "") -> HandlerResult:
         """Read an HTTP status (SDS-047 §12).
 
-        Any 2xx counts as processed. A status the contract does not know, 404 or 401 say, is a
-        deployment mistake rather than a bad message, so it is retried like a 5xx.
+        Only those of `DONE` count as processed. A status the contract does not know, 404 or 202 say, is a
+        deployment mistake, or means "not yet", rather than a bad message, so it is retried like a 5xx.
         """
-        if 200 <= status < 300:
-            return cls(Verdict.PROCESSED, detail)
+        if status in DONE:
+            return cls(Verdict.PROCESSED)
         if status == 409:
-            return cls(Verdict.ALREADY_PROCESSED, detail)
+            return cls(Verdict.ALREADY_PROCESSED)
         if status == 422:
-            return cls(Verdict.POISON, detail or "HTTP 422")
-        return cls(Verdict.TRANSIENT, f"HTTP {status}" + (f": {detail}" if detail else ""))
+            return cls(Verdict.POISON, detail or "HTTP 422", said=said)
+        return cls(Verdict.TRANSIENT, f"HTTP {status}" + (f": {detail}" if detail else ""), said=said)
 
     @classmethod
-    def failed(cls, detail: str) -> HandlerResult:
+    def failed(cls, detail: str, said: str = "") -> HandlerResult:
         """No usable answer: time-out, refused or broken connection."""
-        return cls(Verdict.TRANSIENT, detail)
+        return cls(Verdict.TRANSIENT, detail, said=said)
+
+    def in_full(self) -> HandlerResult:
+        """The same answer, what it ``said`` included."""
+        return replace(self, detail=f"{self.detail}: {self.said}", said="") if self.said else self

@@ -101,9 +101,13 @@ class OutcomeUnknown:
 
 @dataclass(frozen=True, slots=True)
 class RowRejected:
-    """This event itself is at fault: too large, invalid subject, invalid payload."""
+    """This event itself is at fault: too large, invalid subject, invalid payload.
+
+    ``final`` unless a limit is at fault as well that is the stream's own, and may be raised.
+    """
 
     error: str
+    final: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ def after_publish_failure(
             return Leave()
         case NoStream(error):
             return TryAgain(policy.backoff.delay(attempts + 1, chance), error)
-        case RowRejected(error) if attempts + 1 >= policy.max_attempts:
+        case RowRejected(error, final) if final or attempts + 1 >= policy.max_attempts:
             return GiveUp(f"unrecoverable: {error}")
         case RowRejected(error):
             return TryAgain(policy.backoff.delay(attempts + 1, chance), error)

@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
 from relay.domain.errors import MalformedMessage
 from relay.domain.limits import MAX_DEPTH, nests_deeper
+
+#: Control characters and white space of every kind.
+_NO_TEXT: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
+
+
+def read_subject(raw: bytes) -> tuple[str, bool]:
+    r"""A subject as text, and whether that is what was sent.
+
+    A broker takes any bytes but spaces and line breaks. What is no text is escaped, so that it can be read, sent
+    on and undone: bytes that are no UTF-8, control characters and white space as ``\xNN``, and then a backslash
+    as ``\\``.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        pass
+    else:
+        if not _NO_TEXT.search(text):
+            return text, True
+    text = raw.replace(b"\\", rb"\\").decode("utf-8", "backslashreplace")
+    return _NO_TEXT.sub(lambda found: "".join(f"\\x{byte:02x}" for byte in found[0].encode()), text), False
 
 
 def read_json(body: bytes) -> Any:
@@ -19,7 +41,9 @@ def read_json(body: bytes) -> Any:
     except RecursionError:
         raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body") from None
     except ValueError as error:
-        raise MalformedMessage(f"the body is not JSON: {error}", field="body") from None
+        # A decoding error quotes bytes, a number of ours digits.
+        where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise MalformedMessage(f"the body is not JSON{where}", field="body") from None
     # One level more than a payload has, for the envelope. A body of few brackets cannot nest too deep.
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and nests_deeper(content, MAX_DEPTH + 1):
         raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body")
@@ -28,7 +52,7 @@ def read_json(body: bytes) -> Any:
 
 def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text[:40]} is not a number that every reader knows")
+        raise ValueError("not a number that every reader knows")
     return value
 
 
@@ -45,7 +69,7 @@ def read_object(body: Any) -> dict[str, Any]:
 def read_version(value: str) -> int:
     """A schema version from a header. Raises MalformedMessage."""
     if not value.isdecimal() or not value.isascii() or len(value) > 9:
-        raise MalformedMessage(f"{value[:40]!r} is not a version", field="event_version")
+        raise MalformedMessage("is not a whole number from 1", field="event_version")
     return int(value)
 
 

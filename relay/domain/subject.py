@@ -59,10 +59,15 @@ class EventSubject:
     @classmethod
     def parse(cls, value: str) -> EventSubject:
         """Read ``{context}.event.{name}.v{n}``. Raises InvalidSubject for anything else."""
-        match = _EVENT.match(value)
-        if match is None:
+        if (found := cls.find(value)) is None:
             raise InvalidSubject(f"{value[:80]!r} is not {{context}}.event.{{name}}.v{{n}}", field="subject")
-        return cls(match[1], match[2], int(match[3]))
+        return found
+
+    @classmethod
+    def find(cls, value: str) -> EventSubject | None:
+        """The event that a subject names; None where it has another form."""
+        match = _EVENT.match(value)
+        return None if match is None else cls(match[1], match[2], int(match[3]))
 
     @property
     def value(self) -> str:

@@ -12,6 +12,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from relay.adapters.http import sign
+from relay.domain.disclosure import validation
 from relay.domain.errors import ConfigurationError
 
 #: A signature is good for this long, to either side of the clock (Standard Webhooks).
@@ -62,7 +63,7 @@ class Payloads:
         try:
             call = Call.model_validate_json(body)
         except ValidationError as error:
-            raise Refused(422, _explain(error)) from None
+            raise Refused(422, validation(error)) from None
         name = f"{call.event_type}.v{call.event_version}"
         reader = self._readers.get(name) or self._readers.get("*")
         if reader is None:
@@ -70,7 +71,7 @@ class Payloads:
         try:
             return call, reader.model_validate_json(body).payload
         except ValidationError as error:
-            raise Refused(422, _explain(error)) from None
+            raise Refused(422, validation(error)) from None
 
 
 class Signatures:
@@ -112,9 +113,3 @@ def _check_name(name: str) -> None:
         raise ConfigurationError(
             f"{name[:80]!r} is not the name of an event", field="payloads", hint="write it as vibe_created.v1"
         )
-
-
-def _explain(error: ValidationError) -> str:
-    """What is wrong and where, without the values: they are somebody's data."""
-    found = error.errors(include_input=False, include_url=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in found[:3])

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast, overload
+from urllib.parse import quote
 from uuid import UUID
 
 import anyio
@@ -20,10 +21,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from relay.adapters.http import REASON
 from relay.adapters.postgres.processed import Claim, processed_events_table
 from relay.bus import RequestContext
+from relay.domain.disclosure import printable
 from relay.domain.errors import AlreadyProcessed, DomainError, MissingExtraError
 from relay.domain.limits import check_key
+from relay.domain.model import DONE
 from relay.domain.policies import KEEP
 from relay.handler.contract import TOLERANCE, Call, Payloads, Refused, Signatures
 from relay.handler.transaction import (
@@ -40,6 +44,9 @@ Payload = TypeVar("Payload")
 
 #: Twice nats-server's default limit of a message.
 MAX_BODY: Final = 2 * 1024**2
+
+#: What needs no quotation in a header.
+_PLAIN: Final = "".join(char for char in map(chr, range(0x20, 0x7F)) if char != "%")
 
 _log = logging.getLogger("relay.handler")
 
@@ -77,8 +84,8 @@ class _Attempt(Generic[AnySession]):
     keep: bool = True
 
     def settle(self, status: int | None) -> None:
-        """What answers with an error has not taken effect: keep nothing of it."""
-        self.keep = (status or 200) < 400
+        """What the relay does not take for done has not taken effect: keep nothing of it."""
+        self.keep = (status or 200) in DONE
 
 
 class HandlerEndpoint(Generic[AnySession]):
@@ -180,16 +187,16 @@ class HandlerEndpoint(Generic[AnySession]):
             async with self._transaction(call, payload) as attempt:
                 yield attempt
         except Refused as refused:
-            raise HTTPException(refused.status, refused.reason) from None
+            raise _refusal(refused.status, refused.reason) from None
         except DomainError as error:
-            raise HTTPException(422, error.message[:500]) from error
+            raise _refusal(422, error.message) from error
         except AlreadyProcessed as error:
-            raise HTTPException(409, error.message[:500]) from error
+            raise _refusal(409, error.message) from error
         except Exception as error:
             if not is_outage(error):
                 raise
             _log.warning("%s is not available: %s", self._name, type(error).__name__)
-            raise HTTPException(503, f"not available: {type(error).__name__}") from error
+            raise _refusal(503, f"not available: {type(error).__name__}") from error
 
     @asynccontextmanager
     async def _transaction(self, call: Call, payload: Any) -> AsyncIterator[_Attempt[AnySession]]:
@@ -226,6 +233,12 @@ class HandlerEndpoint(Generic[AnySession]):
         if signed and signed != str(call.message_id):
             raise Refused(422, "message_id: is not the id that was signed")
         return call, payload
+
+
+def _refusal(status: int, reason: str) -> HTTPException:
+    """The answer, with the reason in a header too: of bodies, which may hold payload, the relay keeps nothing."""
+    reason = printable(reason)
+    return HTTPException(status, reason, {REASON: quote(reason, safe=_PLAIN)})
 
 
 def _check(claim: Claim) -> None:

@@ -14,13 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from sqlalchemy.exc import DBAPIError
-
 from relay.adapters.postgres.handling import Claimed, HandlerTransactions, Settlement
-from relay.adapters.postgres.pool import first_line
 from relay.adapters.postgres.shared import AsyncTransaction, Transaction
 from relay.cancellation import is_cancelled
-from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage, RelayError
+from relay.domain.disclosure import told, words
+from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage
 from relay.domain.model import HandlerResult, Verdict
 from relay.handling.signatures import Inject, Signature
 from relay.handling.threads import Threads
@@ -169,16 +167,7 @@ def timed_out(seconds: float) -> HandlerResult:
 def answer(error: BaseException) -> HandlerResult:
     """What an exception of a handler means (SDS-047 §12: 409, 422, and everything else)."""
     if isinstance(error, AlreadyProcessed):
-        return HandlerResult(Verdict.ALREADY_PROCESSED, _describe(error))
+        return HandlerResult(Verdict.ALREADY_PROCESSED)
     if isinstance(error, DomainError | MalformedMessage):
-        return HandlerResult(Verdict.POISON, _describe(error))
-    return HandlerResult.failed(_describe(error))
-
-
-def _describe(error: BaseException) -> str:
-    """Type and message, in one bounded line. Of a database error the driver's first: further ones quote values."""
-    if isinstance(error, DBAPIError) and error.orig is not None:
-        error = error.orig
-    message = error.message if isinstance(error, RelayError) else first_line(error)
-    name = type(error).__name__
-    return (name if message in ("", name) else f"{name}: {message}")[:DETAIL]
+        return HandlerResult(Verdict.POISON, told(error))
+    return HandlerResult.failed(told(error), words(error))

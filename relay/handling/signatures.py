@@ -9,13 +9,11 @@ from enum import Enum
 from typing import Any, Final, get_origin, get_type_hints
 
 import psycopg
-from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from relay.domain.errors import InvalidHandler
-
-_FIELDS_SHOWN: Final = 3
 
 
 class Inject(Enum):
@@ -155,11 +153,3 @@ def invalid(
     if parameter is None:
         return InvalidHandler(message, field=where, hint=hint)
     return InvalidHandler(message, field=f"{where}({parameter})", hint=hint)
-
-
-def misfits(error: ValidationError) -> str:
-    """Which fields of a payload do not fit and why, without what they hold."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    fields = [f"{'.'.join(map(str, ('payload', *item['loc'])))}: {item['msg']}" for item in found[:_FIELDS_SHOWN]]
-    more = f" (and {len(found) - _FIELDS_SHOWN} more)" if len(found) > _FIELDS_SHOWN else ""
-    return f"{'; '.join(fields)}{more}"

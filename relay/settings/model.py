@@ -46,6 +46,8 @@ from relay.settings.values import (
 )
 
 Envelope = Literal["handler", "message-envelope", "cloudevents", "raw"]
+#: What is kept of a failure: codes and places, or also up to 500 bytes of what the answer or exception says.
+ErrorDetail = Literal["codes", "text"]
 LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR"],
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
@@ -89,13 +91,16 @@ class StreamSettings(Section):
 class PublishSettings(Section):
     """How a context's outbox is emptied (CMD-050).
 
-    ``ack_timeout``: how long the broker may be silent. A batch takes at most twice that, which stays under
-    the 5 s for which it may hold its rows. ``dead_head``: whether an
-    event that can never be published is stepped over or holds its key until an operator decides.
+    ``batch_bytes``: a batch ends with the event that brings it to so much text; a larger one goes alone. A worker
+    holds two batches of each shard, a few times over. ``ack_timeout``: how long the broker may be silent. A batch
+    takes at most twice that, which stays under the 5 s for which it may hold its rows. ``max_attempts``: how often
+    an event is offered to a stream that finds it too large. ``dead_head``: whether an event that can never be
+    published is stepped over or holds its key until an operator decides.
     """
 
     shards: int = Field(default=2, ge=1, le=64)
     batch_size: int = Field(default=300, ge=1, le=1000)
+    batch_bytes: Size = Field(default=4 * 1024**2, ge=1024)
     poll_interval: Duration = timedelta(milliseconds=100)
     max_attempts: int = Field(default=10, ge=1)
     dead_head: Literal["skip", "block"] = "skip"
@@ -132,7 +137,8 @@ class SubscriptionSettings(Section):
     acknowledgement after the handler's answer, or once the inbox row is committed. ``unknown``: what becomes
     of an event for which the Python module has no handler. ``order``: "key" has the messages of one partition
     key handled one after the other; ``failed_head``: what becomes of those behind a dead letter. ``chunk``: how
-    many messages at most a worker takes up together, each with a verdict of its own.
+    many messages at most a worker takes up together, each with a verdict of its own. ``error_detail`` "text" keeps
+    what answers and exceptions say, which may be payload, in columns, logs and alerts; by default the context's.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name", "context"})
@@ -157,6 +163,7 @@ class SubscriptionSettings(Section):
     backoff_initial: Duration = _seconds(1)
     backoff_max: Duration = _seconds(60)
     envelope: Envelope = "handler"
+    error_detail: ErrorDetail = "codes"
     signing_secret: SecretStr | None = Field(default=None, min_length=1)
 
     @property
@@ -181,7 +188,8 @@ class ContextSettings(Section):
     """A bounded context: one database, one event stream, one DLQ stream, its subscriptions.
 
     ``name`` comes from the key. By default dead letters are kept longer than events (30 days, 1 GB), in as
-    many replicas: people answer for them.
+    many replicas: people answer for them. ``error_detail`` goes for tasks, cron jobs and those subscriptions
+    that have none of their own.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -190,6 +198,7 @@ class ContextSettings(Section):
     database_url: DatabaseUrl
     subject: str = DEFAULT_TEMPLATE
     envelope: Envelope = "handler"
+    error_detail: ErrorDetail = "codes"
     stream: StreamSettings
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
@@ -222,8 +231,9 @@ class ContextSettings(Section):
             "dlq": _under(dlq, data.get("dlq", {})),
         }
         if isinstance(subscriptions := data.get("subscriptions"), dict):
+            common = {"error_detail": data["error_detail"]} if "error_detail" in data else {}
             filled["subscriptions"] = {
-                key: _under({"durable": f"{name}__{key}"}, value, name=key, context=name)
+                key: _under({"durable": f"{name}__{key}", **common}, value, name=key, context=name)
                 for key, value in subscriptions.items()
             }
         return filled
@@ -234,6 +244,7 @@ class Settings(Section):
 
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
     ``task_window``: how many tasks of a queue wait in Redis; the others wait in the order of their priorities.
+    ``pull_bytes``: how much a worker process may have fetched from NATS at a time, all subscriptions together.
     ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`; no service sets it.
     """
 
@@ -245,6 +256,7 @@ class Settings(Section):
     log_format: Literal["auto", "console", "json"] = "auto"
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
     task_window: int = Field(default=200, ge=1, le=100_000)
+    pull_bytes: Size = Field(default=32 * 1024**2, ge=1024**2)
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)
@@ -256,6 +268,12 @@ class Settings(Section):
     def user_modules(self) -> tuple[str, ...]:
         """The actor modules that are not ours."""
         return tuple(name for name in self.actor_modules if name not in _ACTOR_MODULES)
+
+    @property
+    def pull_share(self) -> int:
+        """What a subscription, or the dead letters of a context with subscriptions, may have of ``pull_bytes``."""
+        consuming = [found.subscriptions for found in self.contexts.values() if found.subscriptions]
+        return self.pull_bytes // max(1, len(consuming) + sum(map(len, consuming)))
 
     def streams(self, context: str | None = None) -> list[StreamSpec]:
         """Return the streams of one context, or of all, and the stream of advisories, which all share.

@@ -37,6 +37,9 @@ _SIZE = re.compile(r"([0-9]+) ?(B|[KMGT]i?B)", re.IGNORECASE)
 CONTEXT_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _ADDRESS = re.compile(r"(?:([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):)?([0-9]{1,5})")
+_NATS_LIST: Final = re.compile(r",\s*(?=(?:nats|tls|wss?)://)")
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
+_SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
 _BROKER_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -105,17 +108,25 @@ def parse_list(value: object) -> object:
 
 
 def hide_url(value: str) -> str:
-    """Show where a URL points without what it proves: user, password and query are left out."""
-    return ",".join(_hide_one(part) for part in value.split(","))
+    """Show where a URL points without what it proves: user, password and query are left out.
+
+    What cannot be told apart for certain is left out too. Only NATS has lists of URLs; in others a comma stands
+    between hosts, or in a password.
+    """
+    urls = _NATS_LIST.split(value) if _NATS_LIST.match(f",{value}") else [value]
+    return ",".join(map(_hide_one, urls))
 
 
 def _hide_one(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    if not separator:
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):
         return "***"
-    rest, query, _ = rest.partition("?")
-    credentials, at, host = rest.rpartition("@")
-    return f"{scheme}://{'***' + at if credentials or at else ''}{host}{'?***' if query else ''}"
+    # A password may hold any of these signs, written as they are: it ends at the last @.
+    credentials, at, shown = rest.rpartition("@")
+    host, query, _ = shown.partition("?")
+    if "?" in credentials or "#" in credentials or not _SHOWN.fullmatch(host):
+        return f"{scheme}://***"
+    return f"{scheme}://{'***@' if at else ''}{host}{'?***' if query else ''}"
 
 
 def _check_url(value: str, schemes: tuple[str, ...]) -> None:
@@ -137,6 +148,11 @@ def _database_url(secret: SecretStr) -> SecretStr:
     url = re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql://", secret.get_secret_value().strip())
     # libpq allows host1:port1,host2:port2, which is no valid port to anyone else: check the first.
     _check_url(re.sub(r",[^/?]*", "", url), ("postgresql",))
+    # Libraries disagree on where such a password ends, and one that takes it for a host tells everybody.
+    address, _, query = url.partition("?")
+    hosts, _, name = address.partition("://")[2].partition("/")
+    if hosts.count("@") > 1 or "@" in name or not all("=" in part for part in query.split("&") if part):
+        raise ValueError("must have its password percent-encoded: %40 for @, %2F for /, %3F for ?, %23 for #")
     return SecretStr(url)
 
 

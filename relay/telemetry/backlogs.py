@@ -32,8 +32,8 @@ class Gauge:
 
 _AGE: Final = "oldest_age_seconds"
 GAUGES: Final = (
-    Gauge("outbox_waiting", "Events that are neither published nor dead.", "outbox", "count"),
-    Gauge("outbox_oldest_age_seconds", "How long the oldest of them has waited.", "outbox", _AGE),
+    Gauge("outbox_waiting", "Events that are neither published nor dead.", "outbox", "waiting"),
+    Gauge("outbox_oldest_age_seconds", "How long the oldest of them has waited.", "outbox", "waiting_age_seconds"),
     Gauge(
         "outbox_overdue_seconds",
         "How long the first event that should have left waits.",

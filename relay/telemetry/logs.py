@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+import traceback
 from collections.abc import MutableMapping
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import structlog
 
 from relay.bus import RequestContext
 from relay.domain.archive import ArchiveFailed, ArchiveHeld, RowsArchived
+from relay.domain.disclosure import trace
 from relay.domain.facts import (
     AlertFailed,
     DeliveriesRecovered,
@@ -71,6 +73,11 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     OutboxEventsPublished: logging.DEBUG,
     MessageProcessed: logging.DEBUG,
 }
+#: Loggers of code that does not know whose data it holds: ours, and what we run on.
+_LIBRARIES: Final = {
+    *("relay", "consumer", "tasks", "scheduler", "dramatiq", "apscheduler", "asyncio"),
+    *("concurrent", "nats", "psycopg", "sqlalchemy", "aiohttp", "redis"),
+}
 
 
 def configure(level: str, log_format: str) -> None:
@@ -81,6 +88,7 @@ def configure(level: str, log_format: str) -> None:
         plain = structlog.dev.plain_traceback
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     shared: list[Any] = [
+        disclose,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         add_correlation,
@@ -92,6 +100,7 @@ def configure(level: str, log_format: str) -> None:
     )
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
+    handler.addFilter(without_arguments)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -103,6 +112,34 @@ def configure(level: str, log_format: str) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+def disclose(logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Write an exception as a traceback that quotes no data, unless the application logs it. For structlog."""
+    failure = line.pop("exc_info", None)
+    if failure is True:
+        failure = sys.exc_info()
+    error = failure if isinstance(failure, BaseException) else failure[1] if failure else None
+    if error is None:
+        return line
+    name = line["_record"].name if "_record" in line else str(getattr(logger, "name", ""))
+    if name.partition(".")[0] in _LIBRARIES:
+        # The further lines of asyncio's show what has failed, with the message of the exception.
+        line["event"] = str(line["event"]).partition("\n")[0]
+        line["exception"] = trace(error)
+    else:
+        line["exception"] = "".join(traceback.format_exception(error)).rstrip()
+    return line
+
+
+def without_arguments(record: logging.LogRecord) -> bool:
+    """Name Dramatiq's messages by actor and id: the arguments of an application's own actors are data."""
+    if record.name.startswith("dramatiq") and isinstance(record.args, tuple):
+        record.args = tuple(
+            f"{it.actor_name}({it.message_id})" if hasattr(it, "actor_name") and hasattr(it, "message_id") else it
+            for it in record.args
+        )
+    return True
 
 
 def add_correlation(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

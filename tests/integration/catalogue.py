@@ -33,7 +33,6 @@ SDS_OUTBOX: dict[str, Column] = {
 }
 SDS_OUTBOX_CONSTRAINTS = {
     "outbox_events_pkey": "PRIMARY KEY (id)",
-    "chk_occurred_not_future": "CHECK ((occurred_at <= (now() + '00:01:00'::interval)))",
 }
 SDS_OUTBOX_INDEXES = {
     "idx_outbox_unpublished": "(occurred_at) WHERE (published_at IS NULL)",
@@ -263,13 +262,21 @@ STORAGE = {
 }
 
 TRIGGERS = {
+    # SDS-047 §9, for new rows only: a CHECK is looked at again whenever a row changes.
+    "chk_occurred_not_future": "CREATE CONSTRAINT TRIGGER chk_occurred_not_future AFTER INSERT"
+    " ON public.outbox_events NOT DEFERRABLE INITIALLY IMMEDIATE FOR EACH ROW"
+    " WHEN ((new.occurred_at > (clock_timestamp() + '00:01:00'::interval)))"
+    " EXECUTE FUNCTION relay_refuse_future_event()",
     "relay_count_reopened": "AFTER UPDATE ON public.outbox_events FOR EACH ROW"
     " WHEN (((new.published_at IS NULL) AND (new.dead_at IS NULL) AND (new.available_at IS NULL)"
     " AND ((num_nonnulls(old.published_at, old.dead_at, old.available_at) > 0)"
-    " OR (new.partition_key <> old.partition_key) OR (new.seq <> old.seq))))"
+    " OR (new.partition_key <> old.partition_key) OR (new.seq < old.seq))))"
     " EXECUTE FUNCTION relay_count_reopened()",
     "relay_count_truncated": "AFTER TRUNCATE ON public.outbox_events FOR EACH STATEMENT"
     " EXECUTE FUNCTION relay_count_reopened()",
+    "relay_number_outbox_events": "AFTER INSERT ON public.outbox_events REFERENCING NEW TABLE AS added"
+    " FOR EACH STATEMENT WHEN ((current_setting('relay.outbox_raw'::text, true) = 'on'::text))"
+    " EXECUTE FUNCTION relay_number_outbox_events()",
     "relay_order_outbox_event": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
     " WHEN ((new.partition_key IS NULL)) EXECUTE FUNCTION relay_order_outbox_event()",
     "relay_wake_publisher": "AFTER INSERT ON public.outbox_events FOR EACH STATEMENT"
@@ -304,7 +311,7 @@ _COLUMNS = """
 """
 _CONSTRAINTS = """
     SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint
-    WHERE conrelid = %s::regclass AND contype <> 'n' ORDER BY conname
+    WHERE conrelid = %s::regclass AND contype NOT IN ('n', 't') ORDER BY conname
 """
 _INDEXES = """
     SELECT relname, regexp_replace(pg_get_indexdef(indexrelid), '^.* USING btree ', '') FROM pg_index

@@ -169,6 +169,7 @@ class Subscription:
             envelope=envelope,
             policy=policy,
             acked=self.settle == "inbox",
+            error_text=parts.get("error_text", False),
         )
         publisher = parts.get("publisher", self.publisher)
         return ProcessInboxMessage(

@@ -169,8 +169,8 @@ class Interposed:
     settled: Hook | None
 
     @asynccontextmanager
-    async def find_unpublished(self, shard: Shard, limit: int) -> AsyncIterator[Any]:
-        async with self.inner.find_unpublished(shard, limit) as claim:
+    async def find_unpublished(self, lanes: Sequence[int], limit: int, max_bytes: int) -> AsyncIterator[Any]:
+        async with self.inner.find_unpublished(lanes, limit, max_bytes) as claim:
             if self.claimed:
                 await self.claimed(claim)
             yield claim
@@ -238,6 +238,7 @@ class Relay:
         self,
         *,
         batch_size: int = 300,
+        batch_bytes: int = 4 * 1024**2,
         max_attempts: int = 3,
         backoff: Backoff = Backoff(initial=timedelta(milliseconds=50)),
         envelope: str = "handler",
@@ -251,6 +252,7 @@ class Relay:
             subject="{context}.event.{name}.v{version}",
             envelope=envelope,
             batch_size=batch_size,
+            batch_bytes=batch_bytes,
             policy=RetryPolicy(max_attempts=max_attempts, backoff=backoff),
         )
         outbox: Any = PostgresOutboxAdapter(self.pool, dead_head_blocks=dead_head_blocks)

@@ -197,7 +197,9 @@ class Handling:
             "payload": {"title": "Hello"} if payload is None else payload,
             **fields,
         }
-        message_id = await self.sub.send(json.dumps(content).encode())
+        message_id = await self.sub.send(
+            json.dumps(content).encode(), f"{self.sub.subject.removesuffix('.v1')}.v{version}"
+        )
         await self.sub.pull().accept(await self.sub.fetch())
         return message_id
 

@@ -72,33 +72,43 @@ def fill(conn: Connection) -> None:
 # --- the queries ---
 
 
-async def test_outbox_backlog_counts_what_is_neither_published_nor_dead(
+async def test_outbox_backlog_counts_what_is_not_published_and_says_what_became_of_it(
     conn: Connection, database_url: str
 ) -> None:
     fill(conn)
     async with open_backlog_reader(database_url) as reader:
         found = await GetOutboxBacklog({"sea": reader})("sea")
     age = (datetime.now(UTC) - OLD).total_seconds()
-    assert (found.count, found.oldest_at, found.dead) == (2, OLD, 1)
-    assert found.oldest_age_seconds == pytest.approx(age, abs=30)
+    assert (found.count, found.oldest_at, found.waiting, found.dead) == (3, OLDER, 2, 1)
+    assert found.waiting_age_seconds == pytest.approx(age, abs=30)
 
 
-async def test_inbox_backlog_counts_what_is_neither_processed_nor_dead(
+async def test_inbox_backlog_counts_what_is_not_processed_and_says_what_became_of_it(
     conn: Connection, database_url: str
 ) -> None:
     fill(conn)
     async with open_backlog_reader(database_url) as reader:
         found = await GetInboxBacklog({"sea": reader})("sea")
     age = (datetime.now(UTC) - OLD).total_seconds()
-    assert (found.count, found.oldest_at, found.failed_attempts, found.dead_lettered) == (2, OLD, 1, 2)
-    assert found.oldest_age_seconds == pytest.approx(age, abs=30)
+    assert (found.count, found.oldest_at, found.waiting, found.dead) == (4, OLDER, 2, 2)
+    assert found.failed_attempts == 1
+    assert found.waiting_age_seconds == pytest.approx(age, abs=30)
 
 
 async def test_empty_tables_have_no_oldest_and_no_age(database_url: str) -> None:
     async with open_backlog_reader(database_url) as reader:
         outbox, inbox = await reader.outbox_backlog(), await reader.inbox_backlog()
-    assert (outbox.count, outbox.oldest_at, outbox.oldest_age_seconds, outbox.dead) == (0, None, 0.0, 0)
-    assert inbox == InboxBacklog(0, None, 0.0, 0, 0)
+    assert (outbox.count, outbox.oldest_at, outbox.waiting_age_seconds, outbox.dead) == (0, None, 0.0, 0)
+    assert inbox == InboxBacklog(0, None, 0, 0.0, 0, 0)
+
+
+async def test_what_is_dead_alone_has_an_oldest_and_no_age(conn: Connection, database_url: str) -> None:
+    event(conn, OLD, dead_at=NEW)
+    message(conn, OLD, dead_lettered_at=NEW)
+    async with open_backlog_reader(database_url) as reader:
+        outbox, inbox = await reader.outbox_backlog(), await reader.inbox_backlog()
+    for found in (outbox, inbox):
+        assert (found.count, found.oldest_at, found.waiting, found.waiting_age_seconds) == (1, OLD, 0, 0.0)
 
 
 async def test_an_event_from_a_clock_slightly_ahead_has_no_negative_age(
@@ -107,14 +117,14 @@ async def test_an_event_from_a_clock_slightly_ahead_has_no_negative_age(
     ahead = conn.execute("SELECT now() + interval '30 seconds'").fetchone() or ()
     event(conn, *ahead)
     async with open_backlog_reader(database_url) as reader:
-        assert (await reader.outbox_backlog()).oldest_age_seconds == 0
+        assert (await reader.outbox_backlog()).waiting_age_seconds == 0
 
 
 async def test_readers_work_on_a_shared_pool(conn: Connection, database_url: str) -> None:
     fill(conn)
     async with create_pool(database_url, max_size=2, application_name="test") as pool:
         reader = PostgresBacklogReader(pool)
-        assert (await reader.outbox_backlog()).count == (await reader.inbox_backlog()).count == 2
+        assert (await reader.outbox_backlog()).waiting == (await reader.inbox_backlog()).waiting == 2
 
 
 async def test_an_unknown_context_is_named_with_the_known_ones() -> None:
@@ -169,9 +179,9 @@ def test_relay_backlog_prints_each_context(conn: Connection, database_url: str, 
     ended = relay(tmp_path, {"sea": database_url}, "backlog")
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = [line.split() for line in ended.stdout.splitlines()]
-    assert lines[0] == ["context", "table", "waiting", "oldest", "age", "tried", ">", "3", "dead"]
-    assert (lines[1][:4], lines[1][-1]) == (["sea", "outbox", "2", "2025-12-28T22:00:00Z"], "1")
-    assert (lines[2][:3], lines[2][-2:]) == (["inbox", "2", "2025-12-28T22:00:00Z"], ["1", "2"])
+    assert lines[0] == ["context", "table", "count", "oldest", "waiting", "for", "tried", ">", "3", "dead"]
+    assert (lines[1][:5], lines[1][-1]) == (["sea", "outbox", "3", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], "1")
+    assert (lines[2][:4], lines[2][-2:]) == (["inbox", "4", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], ["1", "2"])
 
 
 def test_relay_backlog_speaks_json(conn: Connection, database_url: str, tmp_path: Path) -> None:
@@ -179,12 +189,11 @@ def test_relay_backlog_speaks_json(conn: Connection, database_url: str, tmp_path
     ended = relay(tmp_path, {"sea": database_url}, "backlog", "--json", "--context", "sea")
     [found] = json.loads(ended.stdout)
     assert found.keys() == {"context", "outbox", "inbox"}
-    assert found["outbox"].pop("oldest_age_seconds") > 0
-    assert found["inbox"].pop("oldest_age_seconds") > 0
-    assert found["outbox"] == {"count": 2, "oldest_at": "2025-12-28T22:00:00Z", "dead": 1}
-    assert found["inbox"] == {
-        "count": 2, "oldest_at": "2025-12-28T22:00:00Z", "failed_attempts": 1, "dead_lettered": 2,
-    }  # fmt: skip
+    assert found["outbox"].pop("waiting_age_seconds") > 0
+    assert found["inbox"].pop("waiting_age_seconds") > 0
+    oldest = f"{OLDER:%Y-%m-%dT%H:%M:%SZ}"
+    assert found["outbox"] == {"count": 3, "oldest_at": oldest, "waiting": 2, "dead": 1}
+    assert found["inbox"] == {"count": 4, "oldest_at": oldest, "waiting": 2, "failed_attempts": 1, "dead": 2}
 
 
 @pytest.mark.parametrize("command", [["backlog"], ["db", "status"], ["db", "upgrade"]])

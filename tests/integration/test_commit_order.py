@@ -161,9 +161,9 @@ def test_a_session_that_began_first_and_commits_last_comes_last(database_url: st
 
 def test_writers_of_different_keys_do_not_wait_for_each_other(database_url: str) -> None:
     with psycopg.connect(database_url) as one, psycopg.connect(database_url) as other:
-        OUTBOX.add_many(one, [event(f"v{number}") for number in range(0, 200, 2)])
+        OUTBOX.add_many(one, [event(f"v{number}") for number in range(0, 120, 2)])
         other.execute("SET lock_timeout = '5s'")
-        OUTBOX.add_many(other, [event(f"v{number}") for number in range(1, 200, 2)])
+        OUTBOX.add_many(other, [event(f"v{number}") for number in range(1, 120, 2)])
 
 
 # --- no deadlocks ---

@@ -175,7 +175,7 @@ async def test_a_command_that_refuses_has_failed_and_is_not_repeated(bench: Benc
 
 async def test_a_command_that_breaks_is_repeated_with_a_back_off_and_then_has_failed(bench: Bench) -> None:
     def broken(_: Work) -> None:
-        raise OSError("disk full")
+        raise OSError("disk full of s3crets")
 
     bench.handle = broken
     run = await bench.open()
@@ -183,7 +183,8 @@ async def test_a_command_that_breaks_is_repeated_with_a_back_off_and_then_has_fa
         await eventually("it is due", lambda: _due(bench, run))
         await bench.worker().run(run)
         row = bench.row()
-        assert (row["attempts"], row["error"]) == (attempt, "OSError: disk full")
+        assert row["attempts"] == attempt
+        assert row["error"].startswith(f"OSError at {__name__}.broken:")
     assert row["state"] == "failed"
     kinds = [type(fact) for fact in bench.facts]
     assert kinds == [ScheduledRunRetried, ScheduledRunRetried, ScheduledRunFailed]

@@ -94,7 +94,7 @@ async def test_each_class_is_told_apart(desk: Desk) -> None:
 
 
 async def test_an_original_too_large_for_its_letter_comes_from_the_inbox(desk: Desk) -> None:
-    big = json.dumps({"event_type": "e", "event_version": 1, "payload": '"' * 350_000}).encode()
+    big = json.dumps({"event_type": "vibe_created", "event_version": 1, "payload": '"' * 350_000}).encode()
     await desk.died(422, body=big)
     await desk.record().run()
     [row] = await desk.rows()

@@ -33,10 +33,12 @@ ALL = (
     "0011_inbox_room",
     "0012_failed_heads",
     "0013_reopened",
+    "0014_outbox_locks",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0
 UPGRADE = "import sys; from relay.adapters.postgres.migrations import upgrade; upgrade(sys.argv[1])"
+UPGRADING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'jetrelay-migrations'"
 EVENT = (
     "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
     " VALUES (gen_random_uuid(), 'case', '7', 'opened', '{}')"
@@ -82,7 +84,7 @@ def test_processes_that_upgrade_at_once_wait_for_each_other(empty_database: str)
         command = [sys.executable, "-c", UPGRADE, empty_database]
         processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
         try:
-            eventually(lambda: catalogue.waiting_for_advisory_locks(conn) == 3)
+            eventually(lambda: conn.execute(UPGRADING).fetchone() == (3,))
         finally:
             conn.execute("SELECT pg_advisory_unlock(1785882986, 0)")
             ended = [(process.communicate(timeout=DEADLINE)[1], process.returncode) for process in processes]

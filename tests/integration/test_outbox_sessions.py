@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, object_session, sessionmaker
 
 from relay import Outbox
-from relay.domain.errors import NoTransaction
+from relay.domain.errors import DuplicateMessage, NoTransaction
 from tests.integration.publishing import engine_url, event, outbox_rows, query
 
 OUTBOX = Outbox("vibespro")
@@ -114,7 +114,7 @@ def test_an_event_that_cannot_be_written_fails_the_commit(session: Session, data
     session.commit()
     session.add(vibe(1))
     OUTBOX.add(session, event("b", id=first))
-    with pytest.raises(IntegrityError):
+    with pytest.raises(DuplicateMessage):
         session.commit()
     session.rollback()
     session.commit()

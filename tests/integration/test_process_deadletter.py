@@ -73,6 +73,8 @@ async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription)
         context=sub.context,
         subscription="from_upstream",
         message_id=message_id,
+        correlation_id=correlation,
+        causation_id=causation,
         original_subject=sub.subject,
         kind="deterministic",
         reason="why",
@@ -83,7 +85,7 @@ async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription)
 async def test_an_original_that_does_not_fit_is_left_out(sub: Subscription) -> None:
     """Escaped in JSON it grows; a message over the limit would cost the whole connection."""
     big = json.dumps(
-        {"event_type": "e", "event_version": 1, "payload": '"' * 350_000}, ensure_ascii=False
+        {"event_type": "vibe_created", "event_version": 1, "payload": '"' * 350_000}, ensure_ascii=False
     ).encode()
     message_id = await sub.send(big)
     await sub.pull().accept(await sub.fetch())

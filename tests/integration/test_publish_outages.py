@@ -148,6 +148,7 @@ async def test_what_a_batch_gave_up_on_does_not_leave_after_a_reconnect(
     async with Relay(database_url, own_nats.url) as relay:
         await relay.create_stream()
         client = await relay.nats.client()
+        relay.publisher._window = 20_000_000  # of a link that was quick
         own_nats.pause()
         for batch in range(2):  # the first fills the sockets, the second does not get out of the client
             messages = [
@@ -169,6 +170,7 @@ async def test_a_frozen_broker_does_not_hold_up_the_end(database_url: str, own_n
     async with Relay(database_url, own_nats.url) as relay:
         await relay.create_stream()
         await relay.nats.client()
+        relay.publisher._window = 20_000_000
         own_nats.pause()
         large = [Message(str(n), f"{relay.context}.event.x", b"x" * 500_000, {}) for n in range(40)]
         await relay.publisher.publish_all(large)
@@ -323,7 +325,7 @@ async def test_the_server_ends_a_claim_that_idles_and_its_lanes_are_free(relay: 
         return not query(relay.url, held)
 
     async def idle() -> None:
-        async with outbox.find_unpublished(ALL.lanes, 300) as claim:
+        async with outbox.find_unpublished(ALL.lanes, 300, 1_000_000) as claim:
             assert len(claim.rows) == 1
             assert not await freed()
             await eventually("the lanes are free", freed)

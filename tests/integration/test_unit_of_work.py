@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -26,7 +27,7 @@ from relay.bus import (
     TransactionalCommandBus,
     UnitOfWork,
 )
-from relay.bus.errors import CommitRefused, EndlessEvents
+from relay.bus.errors import CommitRefused, EndlessEvents, NestedCommand
 from relay.domain.errors import ConfigurationError, DomainError, InvalidHandler
 from tests.integration.publishing import engine_url, outbox_rows, query
 
@@ -93,11 +94,11 @@ class Service:
         target.execute(text("INSERT INTO cases (name, note) VALUES (:task, 'task')"), {"task": task})
         return uuid4()
 
-    def do(self, function: Callable[..., Any]) -> Any:
+    def do(self, function: Callable[..., Any], **options: Any) -> Any:
         """Dispatch a command that is handled by ``function``."""
         commands = CommandBus()
         commands.handles(Do)(function)
-        return TransactionalCommandBus(commands, self.units, self.events).dispatch(Do())
+        return TransactionalCommandBus(commands, self.units, self.events).dispatch(Do(), **options)
 
     def cases(self) -> list[str]:
         return [row["name"] for row in query(self.url, "SELECT name FROM cases ORDER BY name")]
@@ -306,7 +307,7 @@ def test_a_command_within_a_command_commits_with_it(telling: Service) -> None:
     seen: list[list[str]] = []
 
     def handle(_: Do, unit: Unit) -> str:
-        name = telling.bus.dispatch(Open(name="inner")).unwrap()
+        name = telling.bus.dispatch(Open(name="inner"), session=unit.session).unwrap()
         seen.append(telling.cases())
         unit.save(Case.open("outer"))
         return name
@@ -328,7 +329,7 @@ def test_its_failure_undoes_its_own_part_only(telling: Service) -> None:
     def handle(_: Do, unit: Unit) -> str:
         unit.save(Case.open("outer"))
         unit.publish(integration("early"))
-        return str(telling.do(fail_inside).code)
+        return str(telling.do(fail_inside, session=unit.session).code)
 
     assert telling.do(handle) == Ok("TAKEN")
     assert telling.cases() == ["greet outer", "outer"]
@@ -337,12 +338,43 @@ def test_its_failure_undoes_its_own_part_only(telling: Service) -> None:
 
 
 def test_the_outer_failure_undoes_both(telling: Service) -> None:
-    def handle(_: Do) -> Failed:
-        telling.bus.dispatch(Open(name="inner")).unwrap()
+    def handle(_: Do, unit: Unit) -> Failed:
+        telling.bus.dispatch(Open(name="inner"), session=unit.session).unwrap()
         return Failed(Taken("no"))
 
     assert isinstance(telling.do(handle), Failed)
     assert (telling.cases(), telling.published()) == ([], [])
+
+
+def test_a_command_within_a_command_that_does_not_say_so_is_refused(telling: Service) -> None:
+    def handle(_: Do, unit: Unit) -> None:
+        unit.save(Case.open("outer"))
+        telling.bus.dispatch(Open(name="inner"))
+
+    with pytest.raises(NestedCommand, match=r"session=unit\.session") as raised:
+        telling.do(handle)
+    assert raised.value.code == "NESTED_COMMAND"
+    assert (telling.cases(), telling.published()) == ([], [])
+
+
+def test_one_that_is_refused_within_another_may_be_left_out(telling: Service) -> None:
+    def handle(_: Do, unit: Unit) -> None:
+        with suppress(NestedCommand):
+            telling.bus.dispatch(Open(name="inner"))
+        unit.save(Case.open("outer"))
+
+    telling.do(handle)
+    assert telling.published() == ["outer"]
+
+
+def test_a_handler_of_domain_events_says_so_as_well(telling: Service) -> None:
+    def handle(_: Do, unit: Unit) -> None:
+        unit.save(Case.open("outer"))
+
+    telling.events.on(Opened)(lambda _: telling.bus.dispatch(Open(name="inner")))
+    with pytest.raises(NestedCommand):
+        telling.do(handle)
+    assert telling.cases() == []
 
 
 def test_a_command_in_another_thread_has_a_transaction_of_its_own(telling: Service) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from relay import Event, Outbox
 from relay.adapters.postgres.units import SqlAlchemyUnits
 from relay.bus import Command, CommandBus, DomainEventBus, Failed, Ok, TransactionalCommandBus, UnitOfWork
-from relay.bus.errors import CommitRefused
+from relay.bus.errors import CommitRefused, NestedCommand
 from relay.domain.errors import InvalidHandler
 from tasks import schedule, task
 from tests.integration.publishing import engine_url, outbox_rows, query
@@ -104,8 +104,10 @@ async def test_a_command_within_a_command_joins_and_fails_alone(service: Service
 
     async def handle(_: Do, unit: Unit) -> None:
         unit.save(Case.open("outer"))
-        await service.bus.dispatch_async(Open(name="inner"))
-        assert isinstance(await service.do(fail), Failed)
+        with pytest.raises(NestedCommand):
+            await service.bus.dispatch_async(Open(name="silent"))
+        await service.bus.dispatch_async(Open(name="inner"), session=unit.session)
+        assert isinstance(await service.do(fail, session=unit.session), Failed)
         assert service.cases() == []
 
     await service.do(handle)

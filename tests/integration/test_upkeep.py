@@ -93,8 +93,8 @@ class Upkeep:
 def travelled(shift: timedelta) -> Iterator[None]:
     """Within the block the broker of this process lives at another time."""
     with pytest.MonkeyPatch.context() as patch:
-        now = redis._now
-        patch.setattr(redis, "_now", lambda: now() + shift // timedelta(milliseconds=1))
+        now = redis._Clock.now
+        patch.setattr(redis._Clock, "now", lambda clock: now(clock) + shift // timedelta(milliseconds=1))
         yield
 
 

@@ -15,7 +15,9 @@ LINES = b"MSG _INBOX.a.2 7 4\r\n\r\n\r\n\r\n"
 LOOKALIKE = b"MSG _INBOX.a.3 7 24\r\n12\r\nMSG _INBOX.a.9 7 1\r\n\r\n"
 HEADERS = b"HMSG _INBOX.a.4 7 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
 REPLY = b"MSG _INBOX.a.5 7 reply 2\r\nok\r\n"
-WIRE = PLAIN + LINES + b"+OK\r\n" + PLAIN + LOOKALIKE + HEADERS + REPLY + PLAIN
+STRANGE = b"HMSG s.\x0b\r\xff\x00 7 $JS.ACK.1 12 14\r\nNATS/1.0\r\n\r\n{}\r\n"
+BLANK = b"MSG s.\x0c 7 reply 0\r\n\r\n"
+WIRE = PLAIN + LINES + b"+OK\r\n" + PLAIN + LOOKALIKE + HEADERS + STRANGE + REPLY + BLANK + b"PONG\r\n" + PLAIN
 Heard = tuple[bytes, bytes, bytes, bytes | None]
 EXPECTED: list[Heard] = [
     (b"_INBOX.a.1", b"", ACK, None),
@@ -23,7 +25,9 @@ EXPECTED: list[Heard] = [
     (b"_INBOX.a.1", b"", ACK, None),
     (b"_INBOX.a.3", b"", b"12\r\nMSG _INBOX.a.9 7 1\r\n", None),
     (b"_INBOX.a.4", b"", b"", b"NATS/1.0 503\r\n\r\n"),
+    (b"s.\x0b\r\xff\x00", b"$JS.ACK.1", b"{}", b"NATS/1.0\r\n\r\n"),
     (b"_INBOX.a.5", b"reply", b"ok", None),
+    (b"s.\x0c", b"reply", b"", None),
     (b"_INBOX.a.1", b"", ACK, None),
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
+from relay.domain.reading import read_subject
 from relay.ports import Delivery
 
 LINES = st.lists(st.binary() | st.text(st.sampled_from("Aa-: \tü\x00\n\u2028\xa0")).map(str.encode))
@@ -40,6 +43,23 @@ def test_statuses(raw: bytes | None, found: dict[str, str]) -> None:
     assert read_headers(raw) == found
 
 
+@given(
+    st.binary() | st.text(st.characters(exclude_categories=())).map(lambda it: it.encode("utf-8", "surrogatepass"))
+)
+@example(b"a\\x00.\x00\xff\xc2\xa0\x0b")
+def test_a_subject_that_is_no_text_is_escaped_and_can_be_undone(raw: bytes) -> None:
+    subject, legible = read_subject(raw)
+    assert not re.search(r"[\s\x00-\x1f]", subject)
+    assert legible == (subject.encode() == raw)
+    if not legible:
+        undone = re.sub(
+            rb"\\(\\|x[0-9a-f]{2})",
+            lambda it: b"\\" if it[1] == b"\\" else bytes.fromhex(it[1][1:].decode()),
+            subject.encode(),
+        )
+        assert undone == raw
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -60,11 +80,20 @@ def test_the_place_of_a_delivery_is_in_its_reply_subject(reply: str) -> None:
         stream=metadata.stream,
         stream_seq=metadata.sequence.stream,
         consumer_seq=metadata.sequence.consumer,
+        stored_at=metadata.timestamp,
     )
 
 
 @pytest.mark.parametrize(
-    "reply", [b"_INBOX.abc.1", b"$JS.ACK.SEA.down", b"a.b.c.d.e.f.g.h.i", b"a.b.c.d.e.f.g.h.i.j.k"]
+    "reply",
+    [
+        b"_INBOX.abc.1",
+        b"$JS.ACK.SEA.down",
+        b"$JS.ACK.SEA.down.a.b.c.d.e",
+        b"$JS.ACK.\xff.down.1.1.1.1.1",
+        b"a.b.c.d.e.f.g.h.i",
+        b"a.b.c.d.e.f.g.h.i.j.k",
+    ],
 )
 def test_a_message_that_no_consumer_sent_is_no_delivery(reply: bytes) -> None:
     assert read_delivery(Arrived(b"x", reply, b"", None)) is None

@@ -163,7 +163,7 @@ def test_what_is_expected_later_begins_at_zero_and_keeps_what_was_counted() -> N
 
 def sample(**changes: Any) -> BacklogsSampled:
     parts: dict[str, Any] = {
-        "outbox": OutboxBacklog(3, NOW, 61.5, 2),
+        "outbox": OutboxBacklog(5, NOW, 3, 61.5, 2),
         "overdue": Overdue(13),
         "inbox": [SubscriptionBacklog(subscription="inward", count=4, oldest_age_seconds=7, failed_attempts=1)],
         "tasks": TaskBacklog(count=5, oldest_age_seconds=8, delayed=6, failed=7),
@@ -198,7 +198,7 @@ TAKEN = LeadTaken(context="sea", term=1)
 
 def test_the_last_sample_is_shown(gauges: Gauges) -> None:
     listener, registry = gauges
-    for fact in (TAKEN, sample(outbox=OutboxBacklog(1, NOW, 1, 1)), sample()):
+    for fact in (TAKEN, sample(outbox=OutboxBacklog(2, NOW, 1, 1, 1)), sample()):
         listener(fact)
     shown = {
         (it.name, it.labels.get("subscription"), it.labels.get("class")): it.value

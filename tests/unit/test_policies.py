@@ -149,20 +149,29 @@ def test_an_event_held_back_for_its_key_spends_no_attempt(attempts: int) -> None
     assert after(NotSent(), attempts) == Leave()
 
 
-def test_a_rejected_row_spends_an_attempt_and_backs_off_by_itself() -> None:
-    assert [after(RowRejected("too large"), attempts) for attempts in (0, 1, 2, 3)] == [
+@pytest.mark.parametrize("attempts", [0, 4, 1_000])
+def test_a_rejected_row_is_unrecoverable_at_once(attempts: int) -> None:
+    assert after(RowRejected("bad subject"), attempts) == GiveUp("unrecoverable: bad subject")
+
+
+TOO_LARGE_FOR_ITS_STREAM = RowRejected("too large", final=False)
+
+
+def test_a_row_too_large_for_its_stream_spends_an_attempt_and_backs_off_by_itself() -> None:
+    assert [after(TOO_LARGE_FOR_ITS_STREAM, attempts) for attempts in (0, 1, 2, 3)] == [
         TryAgain(seconds(delay), "too large") for delay in (1, 2, 4, 8)
     ]
 
 
-def test_a_row_rejected_for_the_last_time_is_unrecoverable() -> None:
-    assert after(RowRejected("too large"), attempts=4) == GiveUp("unrecoverable: too large")
-    assert after(RowRejected("too large"), attempts=5) == GiveUp("unrecoverable: too large")
+def test_a_row_too_large_for_its_stream_for_the_last_time_is_unrecoverable() -> None:
+    assert after(TOO_LARGE_FOR_ITS_STREAM, attempts=4) == GiveUp("unrecoverable: too large")
+    assert after(TOO_LARGE_FOR_ITS_STREAM, attempts=5) == GiveUp("unrecoverable: too large")
 
 
-def test_a_row_with_one_attempt_dies_at_its_first_rejection() -> None:
+def test_a_row_with_one_attempt_dies_the_first_time_it_is_too_large_for_its_stream() -> None:
     once = RetryPolicy(max_attempts=1)
-    assert after_publish_failure(RowRejected("bad"), 0, once, chance=0) == GiveUp("unrecoverable: bad")
+    action = after_publish_failure(TOO_LARGE_FOR_ITS_STREAM, 0, once, chance=0)
+    assert action == GiveUp("unrecoverable: too large")
 
 
 def test_a_missing_stream_is_retried_with_back_off() -> None:
@@ -177,7 +186,7 @@ def test_a_missing_stream_never_kills_an_event(attempts: int) -> None:
     assert after(NoStream("no stream"), attempts) == TryAgain(seconds(delay), "no stream")
 
 
-@pytest.mark.parametrize("outcome", [RowRejected("x"), NoStream("x")])
+@pytest.mark.parametrize("outcome", [RowRejected("x", final=False), NoStream("x")])
 def test_chance_shortens_the_back_off_of_an_event(outcome: RowRejected | NoStream) -> None:
     policy = RetryPolicy(max_attempts=5, backoff=Backoff(jitter=0.2))
     assert after_publish_failure(outcome, 0, policy, chance=0.5) == TryAgain(seconds(0.9), "x")

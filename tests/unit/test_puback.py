@@ -52,7 +52,7 @@ def refusal(code: int, description: str = "no", status: int = 400) -> bytes:
         (b"", b"NATS/1.0 503\r\n\r\n", NoStream("no stream takes the subject a.b")),
         (b"?", None, OutcomeUnknown("the answer is not a PubAck")),
         (b"", None, OutcomeUnknown("the answer is not a PubAck")),
-        (refusal(10054), None, RowRejected("no (10054)")),
+        (refusal(10054), None, RowRejected("no (10054)", final=False)),
         (refusal(10077), None, OutcomeUnknown("no (10077)")),
         (refusal(1, status=503), None, OutcomeUnknown("no (1)")),
         (refusal(10060), None, NoStream("no (10060)")),

@@ -59,6 +59,7 @@ def test_defaults(load: Load) -> None:
     assert sea.publish.model_dump() == {
         "shards": 2,
         "batch_size": 300,
+        "batch_bytes": 4 * 1024**2,
         "poll_interval": SECOND / 10,
         "max_attempts": 10,
         "dead_head": "skip",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import uuid4
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.connection import NatsConnection, RelayClient
+from relay.adapters.jetstream.wire import Arrived, Place, read_headers, read_place
 from relay.commands.reconcile import Stored, StreamState
 from relay.domain.envelope import MSG_ID
 from relay.domain.errors import BrokerUnreachable
@@ -68,7 +68,9 @@ class NatsStreamAuditor:
             ) from error
 
 
-async def _scan(client: Client, stream: str, first: int, last: int, filter_subject: str | None) -> list[Stored]:
+async def _scan(
+    client: RelayClient, stream: str, first: int, last: int, filter_subject: str | None
+) -> list[Stored]:
     js = client.jetstream()
     name = f"relay_audit_{uuid4().hex}"
     config = ConsumerConfig(
@@ -89,28 +91,27 @@ async def _scan(client: Client, stream: str, first: int, last: int, filter_subje
         await js.delete_consumer(stream, name)
 
 
-async def _read(client: Client, subject: str, last: int) -> list[Stored]:
-    inbox = client.new_inbox()
-    subscription = await client.subscribe(inbox)
+async def _read(client: RelayClient, subject: str, last: int) -> list[Stored]:
+    inbox, arrived = client.new_inbox(), asyncio.Queue[Arrived]()
+    subscription = await client.listen(inbox, lambda *message: arrived.put_nowait(Arrived._make(message)))
     request = json.dumps({"batch": _BATCH, "no_wait": True}).encode()
     found: list[Stored] = []
     try:
         while True:
             await client.publish(subject, request, reply=inbox)
             for _ in range(_BATCH):
-                message = await subscription.next_msg(timeout=_SILENCE)
-                if not message.reply:  # a status: there are no more
+                async with asyncio.timeout(_SILENCE):
+                    message = await arrived.get()
+                if (place := read_place(message.reply)) is None:  # a status: there are no more
                     return found
-                stored, left = _stored(message)
-                if stored.seq <= last:
-                    found.append(stored)
-                if stored.seq >= last or left == 0:
+                if place.stream_seq <= last:
+                    found.append(_stored(message, place))
+                if place.stream_seq >= last or place.pending == 0:
                     return found
     finally:
-        await subscription.unsubscribe()
+        await client.unlisten(subscription)
 
 
-def _stored(message: Msg) -> tuple[Stored, int]:
-    metadata = message.metadata
-    msg_id = (message.headers or {}).get(MSG_ID)
-    return Stored(metadata.sequence.stream, msg_id, metadata.timestamp), metadata.num_pending
+def _stored(message: Arrived, place: Place) -> Stored:
+    msg_id = read_headers(message.headers).get(MSG_ID)
+    return Stored(place.stream_seq, msg_id, datetime.fromtimestamp(place.at / 1e9, UTC), message.subject)

@@ -15,7 +15,8 @@ from typing import Any, Final, TypeAlias
 
 import nats.errors
 from nats.aio.client import Client
-from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
+from nats.aio.subscription import Subscription
+from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
 
 from relay.domain.errors import BrokerUnreachable
 
@@ -24,6 +25,7 @@ Listener: TypeAlias = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 #: A message without reply subject and headers, in whose body there is no line break.
 _PLAIN_MESSAGE: Final = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n([^\r]*)\r\n")
+_LINE_BREAK: Final = b"\r\n"
 #: So many bytes are written without asking whether the socket takes them.
 _AT_ONCE: Final = 65_536
 _READY_TIMEOUT: Final = 2.0
@@ -32,7 +34,11 @@ _CLOSE_TIMEOUT: Final = 2.0
 
 
 class _Parser(Parser):
-    """nats-py's parser, which takes several regular expressions and copies for a message, after a quicker one."""
+    """nats-py's parser, which takes several regular expressions and copies for a message, after a quicker one.
+
+    Its expressions also end a subject at any white space. The server ends it at a space or a tab, and takes from
+    producers whatever is neither: a message that this client could not read would cut its connection each time.
+    """
 
     nc: RelayClient
 
@@ -43,11 +49,41 @@ class _Parser(Parser):
             rest = self.needed + CRLF_SIZE - len(self.buf)
             await super().parse(data[:rest])
             data = data[rest:]
-        if self.state == AWAITING_CONTROL_LINE:
-            data = self.nc.read(bytes(self.buf) + data)
+        elif self.buf:
+            data = bytes(self.buf) + data
             self.buf.clear()
-        if data:
-            await super().parse(data)
+        position = self.nc.read(data, 0)
+        while (end := data.find(_LINE_BREAK, position)) >= 0:
+            after = end + CRLF_SIZE
+            if (message := _announced(data[position:end])) is None:
+                await super().parse(data[position:after])
+                position = self.nc.read(data, after)
+                continue
+            subject, sid, reply, head, size = message
+            position = after + size + CRLF_SIZE
+            if position > len(data):
+                self.msg_arg = {"subject": subject, "sid": sid, "reply": reply}
+                self.header_needed, self.needed = head, size
+                self.state, position = AWAITING_MSG_PAYLOAD, after
+                break
+            body = after + head
+            await self.nc.take(sid, subject, reply, data[body : after + size], data[after:body] or None)
+            position = self.nc.read(data, position)
+        self.buf += data[position:]
+
+
+def _announced(line: bytes) -> tuple[bytes, int, bytes, int, int] | None:
+    """The message behind a line: subject, subscription, reply subject, bytes of its headers and of all of it."""
+    match line.split(b" "):
+        case [b"HMSG", subject, sid, head, size]:
+            return subject, int(sid), b"", int(head), int(size)
+        case [b"HMSG", subject, sid, reply, head, size]:
+            return subject, int(sid), reply, int(head), int(size)
+        case [b"MSG", subject, sid, size]:
+            return subject, int(sid), b"", 0, int(size)
+        case [b"MSG", subject, sid, reply, size]:
+            return subject, int(sid), reply, 0, int(size)
+    return None
 
 
 class RelayClient(Client):
@@ -63,14 +99,19 @@ class RelayClient(Client):
         self._ps = _Parser(self)
         self._turning = False
 
-    async def listen(self, subject: str, listener: Listener) -> None:
+    async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Subscribe, and have ``listener`` called for every message as it is read from the socket."""
         subscription = await self.subscribe(subject)
         self._listeners[subscription._id] = listener  # noqa: SLF001
+        return subscription
 
-    def read(self, data: bytes) -> bytes:
-        """Hand over the listeners' messages that ``data`` begins with; returns what comes after them."""
-        position = 0
+    async def unlisten(self, subscription: Subscription) -> None:
+        """End what `listen` has begun."""
+        self._listeners.pop(subscription._id, None)  # noqa: SLF001
+        await subscription.unsubscribe()
+
+    def read(self, data: bytes, position: int) -> int:
+        """Hand over the listeners' plain messages that ``data`` has at ``position``; returns where they end."""
         while found := _PLAIN_MESSAGE.match(data, position):
             subject, sid, size, body = found.groups()
             listener = self._listeners.get(int(sid))
@@ -78,14 +119,17 @@ class RelayClient(Client):
                 break
             listener(subject, b"", body, None)
             position = found.end()
-        return data[position:]
+        return position
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+    async def take(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        """Hand over any message, to a listener as it is."""
         listener = self._listeners.get(sid)
         if listener is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
+            await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]
         else:
             listener(subject, reply, data, headers)
+
+    _process_msg = take
 
     def write(self, command: bytes) -> None:
         """Have a protocol command sent, together with what else is written before the loop turns.

@@ -25,6 +25,12 @@ from relay.ports import ConsumerState, Delivery
 _SILENCE: Final = 2.0
 #: Statuses that end a pull request quietly: no messages, time-out, and the batch is complete.
 _QUIET: Final = {"404", "408"}
+#: What the server says, with status 409, when its next message would exceed what is left of the request's bytes.
+_FULL: Final = "Message Size Exceeds MaxBytes"
+#: How much a request asks for, in bytes, unless its consumer is told otherwise.
+_MAX_BYTES: Final = 8 * 1024 * 1024
+#: The server counts subject and reply subject as well, which ``max_payload`` does not.
+_NAMES: Final = 8_192
 #: So many replies are written at a time, and so many bytes may wait to be sent.
 _REPLIES: Final = 1_000
 _UNSENT: Final = 1_000_000
@@ -33,17 +39,25 @@ _ANSWERABLE: Final = re.compile(r"[^\s\x00]+")
 
 
 class NatsJetStreamConsumer:
-    """Fetches from one durable consumer. At most one pull request is outstanding."""
+    """Fetches from one durable consumer. At most one pull request is outstanding.
 
-    def __init__(self, connection: NatsConnection, *, stream: str, durable: str) -> None:
+    ``max_bytes``: how much a request asks for, and so how much of it can be in memory; never less than the largest
+    message that the server takes.
+    """
+
+    def __init__(
+        self, connection: NatsConnection, *, stream: str, durable: str, max_bytes: int = _MAX_BYTES
+    ) -> None:
         self._connection = connection
+        self._max_bytes = max_bytes
         self._stream, self._durable = stream, durable
         self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._client: RelayClient | None = None
         self._arrived: asyncio.Queue[Arrived | None] = asyncio.Queue()
         self._inbox = ""
         self._request = 0
-        self._missing = 0
+        self._asked = self._missing = 0
+        self._too_large = False
         self._patience = _SILENCE
         self.losses = 0
         connection.on_down.append(self._on_down)
@@ -55,6 +69,9 @@ class NatsJetStreamConsumer:
             if self._missing <= 0:
                 await self._ask(batch, wait)
             first = await self._next(self._patience)
+            if first is None and self._too_large:
+                await self._ask(batch, wait)
+                first = await self._next(self._patience)
         except (nats.errors.Error, OSError) as error:
             raise BrokerUnreachable(f"cannot fetch: {str(error) or type(error).__name__}") from error
         if first is None:
@@ -122,9 +139,15 @@ class NatsJetStreamConsumer:
     async def _ask(self, batch: int, wait: timedelta) -> None:
         assert self._client is not None
         self._request += 1
-        self._missing = batch
         self._patience = wait.total_seconds() + _SILENCE
         options = {"batch": batch, "expires": int(wait.total_seconds() * 1e9)}
+        if self._too_large:
+            # From a time when the server took more. It comes alone, whatever its size.
+            options["batch"] = 1
+        else:
+            options["max_bytes"] = max(self._max_bytes, self._client.max_payload + _NAMES)
+        self._asked = self._missing = options["batch"]
+        self._too_large = False
         await self._client.publish(
             self._request_subject, json.dumps(options).encode(), reply=f"{self._inbox}.{self._request}"
         )
@@ -168,8 +191,10 @@ class NatsJetStreamConsumer:
         status, request = headers.get("Status"), f"{self._inbox}.{self._request}"
         if status in (None, "100") or message.subject != request.encode():
             return
+        full = headers.get("Description") == _FULL
+        self._too_large = full and self._missing == self._asked
         self._missing = 0
-        if status not in _QUIET:
+        if status not in _QUIET and not full:
             raise BrokerUnreachable(f"the consumer answered {status} {headers.get('Description', '')}".rstrip())
 
     def _on_down(self) -> None:

@@ -10,11 +10,9 @@ from typing import Any, Final
 
 from relay.domain.policies import NoStream, OutcomeUnknown, Published, PublishOutcome, RowRejected
 
-#: Errors of the server that lie in the message itself (nats-server error codes).
-_ROW_ERRORS: Final = {
-    10054: "message size exceeds the maximum of the stream",
-    10097: "header size exceeds the maximum",
-}
+#: Errors of the server that lie in the message itself (nats-server error codes), and whether for good: the
+#: message is larger than its stream takes, which may be set; its headers are larger than any stream takes.
+_ROW_ERRORS: Final = {10054: False, 10097: True}
 #: Errors that pass: the stream is full and pushes back, or the server has no room or no leader now.
 _PASSING_ERRORS: Final = {10077, 10122, 10023, 10008, 10009, 10039, 10074, 10203}
 #: What nearly every answer looks like; all others are parsed.
@@ -58,7 +56,7 @@ def read(data: bytes, headers: bytes | None, subject: str) -> PublishOutcome:
 def _refused(error: Mapping[str, Any]) -> PublishOutcome:
     code, text = error.get("err_code"), f"{error.get('description')} ({error.get('err_code')})"
     if code in _ROW_ERRORS:
-        return RowRejected(text)
+        return RowRejected(text, final=_ROW_ERRORS[code])
     if code in _PASSING_ERRORS or error.get("code") == 503:
         return OutcomeUnknown(text)
     return NoStream(text)

@@ -2,16 +2,18 @@
 
 A batch goes out without waiting, every message with a reply subject of its own below one inbox; a
 single subscription collects the PubAcks. Messages of one key are a chain: the next leaves when the PubAck
-of the one before it arrives.
+of the one before it arrives. How many bytes may be under way follows the link: behind more than it carries in a
+moment, answers come after the time of the claim, and the pings of the connection after theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 import nats.errors
 
@@ -23,20 +25,46 @@ from relay.domain.ordering import chains
 from relay.domain.policies import NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
 from relay.ports import Message
 
-#: So many bytes may wait to be sent; a batch of large messages goes out in parts.
-_UNSENT: Final = 4_000_000
+#: So many bytes are under way at first, at least and at most. A single message of any size may be.
+_FIRST: Final = 256_000
+_LEAST: Final = 64_000
+_MOST: Final = 4_000_000
+#: What surrounds a body on the wire, at about.
+_AROUND: Final = 500
+#: Bytes per second of the slowest link that messages of a megabyte get through.
+_SLOWEST: Final = 250_000
+
+
+class _Sent(NamedTuple):
+    """A message that is under way, what follows it in its chain, and since when."""
+
+    message: Message
+    chain: Iterator[Message]
+    at: float
 
 
 class _Batch:
-    """One pipelined batch: which message waits under which token, and what came of each."""
+    """One pipelined batch: what may leave next, which message waits under which token, and what came of each.
 
-    def __init__(self, messages: Sequence[Message], deadline: float) -> None:
+    ``begun``: when the time of the claim began, of which the last quarter is for the answers.
+    """
+
+    def __init__(self, messages: Sequence[Message], begun: float, seconds: float) -> None:
         self.outcomes: dict[str, PublishOutcome] = dict.fromkeys((message.id for message in messages), NotSent())
-        self.in_flight: dict[bytes, tuple[Message, Iterator[Message]]] = {}
-        self.deadline = deadline
+        self.ready: deque[tuple[Message, Iterator[Message]]] = deque()
+        for chain in chains(messages, lambda message: message.key):
+            self.follow(iter(chain))
+        self.in_flight: dict[bytes, _Sent] = {}
+        self.bytes = 0
+        self.closing, self.deadline = begun + 0.75 * seconds, begun + seconds
         self.acks = 0
         self.done = asyncio.Event()
         self.stopped = False
+
+    def follow(self, chain: Iterator[Message]) -> None:
+        """Let the next message of a chain leave, if there is one."""
+        if message := next(chain, None):
+            self.ready.append((message, chain))
 
     @property
     def expired(self) -> bool:
@@ -45,33 +73,36 @@ class _Batch:
         A process that was paused wakes up here with old answers waiting, while another worker may have
         published the rest already.
         """
-        return self.stopped or time.monotonic() > self.deadline
+        return self.stopped or time.monotonic() > self.closing
 
     def stop(self, error: str) -> None:
         """No more answers are to be expected: what is in flight has an unknown outcome."""
         self.stopped = True
-        for message, _ in self.in_flight.values():
-            self.outcomes[message.id] = OutcomeUnknown(error)
+        for sent in self.in_flight.values():
+            self.outcomes[sent.message.id] = OutcomeUnknown(error)
         self.in_flight.clear()
         self.done.set()
 
     async def answered(self, patience: float) -> None:
-        """Wait until nothing is in flight. Raises TimeoutError after ``patience`` seconds without an ack."""
+        """Wait until nothing is in flight.
+
+        Raises TimeoutError after ``patience`` seconds without an ack, and as long as what is under way may take.
+        """
         while self.in_flight:
             self.done.clear()
-            before = self.acks
+            before, silence = self.acks, patience + self.bytes / _SLOWEST
             try:
-                await asyncio.wait_for(self.done.wait(), min(patience, self.deadline - time.monotonic()))
+                await asyncio.wait_for(self.done.wait(), min(silence, self.deadline - time.monotonic()))
             except TimeoutError:
-                if self.acks == before or self.expired:
+                if self.acks == before or time.monotonic() > self.deadline:
                     raise
 
 
 class NatsJetStreamPublisher:
     """Publishes on a shared connection.
 
-    ``ack_timeout``: how long the broker may be silent. A batch takes at most twice that, which must
-    stay below the five seconds after which PostgreSQL ends a silent claim transaction.
+    ``ack_timeout``: how long the broker may be silent. A batch takes at most twice that since its claim began,
+    which must stay below the five seconds after which PostgreSQL ends a silent claim transaction.
     """
 
     def __init__(self, connection: NatsConnection, *, ack_timeout: timedelta = timedelta(seconds=2)) -> None:
@@ -82,6 +113,7 @@ class NatsJetStreamPublisher:
         self._tokens = 0
         self._waiting: dict[bytes, _Batch] = {}
         self._subscribing = asyncio.Lock()
+        self._window = _FIRST
         self.max_payload = DEFAULT_MAX_PAYLOAD
         connection.on_down.append(self._on_down)
 
@@ -90,19 +122,17 @@ class NatsJetStreamPublisher:
         outcomes = await self.publish_all([Message("single", subject, payload, headers)])
         return outcomes["single"]
 
-    async def publish_all(self, messages: Sequence[Message]) -> Mapping[str, PublishOutcome]:
+    async def publish_all(
+        self, messages: Sequence[Message], begun: float | None = None
+    ) -> Mapping[str, PublishOutcome]:
         """Publish a batch; see the port."""
-        # From here on, as waiting for the connection spends the time of the claim, too.
-        deadline = time.monotonic() + 2 * self._ack_timeout
+        # From the claim on, as making the messages and waiting for the connection spend its time, too.
+        batch = _Batch(messages, time.monotonic() if begun is None else begun, 2 * self._ack_timeout)
         client = await self._ready()
-        batch = _Batch(messages, deadline)
         if batch.expired:
-            raise BrokerUnreachable("NATS was reached too late for this batch")
+            raise BrokerUnreachable("the time of the claim was up before NATS was reached")
         try:
-            for chain in chains(messages, lambda message: message.key):
-                self._send(client, batch, iter(chain))
-                if client.pending_data_size > _UNSENT:
-                    await asyncio.wait_for(client.written(), self._ack_timeout)
+            self._fill(client, batch)
             await batch.answered(self._ack_timeout)
         except TimeoutError:
             batch.stop(f"no PubAck within {self._ack_timeout:g} s")
@@ -125,11 +155,15 @@ class NatsJetStreamPublisher:
         self.max_payload = client.max_payload
         return client
 
-    def _send(self, client: RelayClient, batch: _Batch, chain: Iterator[Message]) -> None:
-        """Send the next message of a chain, if there is one."""
-        message = next(chain, None)
-        if message is None or batch.expired:
-            return
+    def _fill(self, client: RelayClient, batch: _Batch) -> None:
+        """Send what is ready, as long as there is time, and as much as may be under way."""
+        while batch.ready:
+            size = len(batch.ready[0][0].body) + _AROUND
+            if batch.expired or (batch.in_flight and batch.bytes + size > self._window):
+                return
+            self._send(client, batch, *batch.ready.popleft())
+
+    def _send(self, client: RelayClient, batch: _Batch, message: Message, chain: Iterator[Message]) -> None:
         self._tokens += 1
         token, reply = b"%d" % self._tokens, f"{self._inbox}.{self._tokens}"
         try:
@@ -142,7 +176,8 @@ class NatsJetStreamPublisher:
             batch.outcomes[message.id] = RowRejected(f"over the server's limit of {client.max_payload} bytes")
             return
         client.write(command)
-        batch.in_flight[token] = (message, chain)
+        batch.in_flight[token] = _Sent(message, chain, time.monotonic())
+        batch.bytes += len(message.body) + _AROUND
         self._waiting[token] = batch
 
     def _on_ack(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
@@ -150,17 +185,28 @@ class NatsJetStreamPublisher:
         batch = self._waiting.pop(token, None)
         if batch is None or token not in batch.in_flight:
             return
-        message, chain = batch.in_flight.pop(token)
+        message, chain, at = batch.in_flight.pop(token)
         batch.acks += 1
+        self._adapt(batch, len(message.body) + _AROUND, time.monotonic() - at)
         outcome = puback.read(data, headers, message.subject)
         batch.outcomes[message.id] = outcome
+        if type(outcome) is Published:
+            batch.follow(chain)
         try:
-            if type(outcome) is Published and self._client is not None:
-                self._send(self._client, batch, chain)
+            if batch.ready and self._client is not None:
+                self._fill(self._client, batch)
         except (nats.errors.Error, OSError) as error:
             batch.stop(f"connection lost: {str(error) or type(error).__name__}")
         if not batch.in_flight:
             batch.done.set()
+
+    def _adapt(self, batch: _Batch, size: int, seconds: float) -> None:
+        """Have as much under way as the link carries in a moment."""
+        batch.bytes -= size
+        if seconds > self._ack_timeout / 4:
+            self._window = max(self._window // 2, _LEAST)
+        elif self._window < _MOST:
+            self._window += size
 
     def _on_down(self) -> None:
         for batch in set(self._waiting.values()):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from collections.abc import Mapping
-from email.header import decode_header
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 from uuid import UUID
 
 import nats.errors
-import nats.js.errors
 
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.wire import read_headers
 from relay.domain.errors import BrokerUnreachable
+from relay.domain.reading import read_subject
 from relay.ports import Delivery
+
+#: How long the server may take to find a message, in seconds.
+_PATIENCE: Final = 5.0
+_NOT_FOUND: Final = 404
+_NO_TEXT: Final = "\ufffd"
 
 
 class StreamReader:
@@ -28,31 +36,42 @@ class StreamReader:
 
     async def next(self, seq: int) -> Delivery | None:
         """The consumer's first message at ``seq`` or after it, or None. Raises BrokerUnreachable."""
-        client = await self._connection.client()
-        try:
-            message = await client.jetstream().get_msg(self._stream, seq, subject=self._filter, next=True)
-        except nats.js.errors.NotFoundError:
-            return None
-        except (nats.errors.Error, OSError) as error:
-            raise BrokerUnreachable(f"cannot read the stream: {error}") from error
-        found = message.seq or seq
+        answer = await self._ask({"seq": seq, "next_by_subj": self._filter})
+        if (message := answer.get("message")) is None:
+            if answer.get("error", {}).get("code") == _NOT_FOUND:
+                return None
+            raise BrokerUnreachable(f"cannot read the stream: {answer.get('error')}")
+        found = message["seq"]
+        subject, legible = read_subject(await self._subject(message["subject"], found))
         return Delivery(
-            subject=message.subject or "",
+            subject=subject,
             reply=f"$JS.ACK.{self._stream}.{self._durable}.1.{found}.{found}.0.0",
-            headers={name: _text(value) for name, value in (message.headers or {}).items()},
-            body=message.data or b"",
+            headers=read_headers(b64decode(message.get("hdrs", ""))),
+            body=b64decode(message.get("data", "")),
             stream=self._stream,
             stream_seq=found,
+            legible=legible,
+            stored_at=datetime.fromisoformat(message["time"]),
         )
+
+    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        client = await self._connection.client()
+        subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
+        try:
+            answer = await client.request(subject, json.dumps(request).encode(), timeout=_PATIENCE)
+        except (nats.errors.Error, OSError) as error:
+            raise BrokerUnreachable(f"cannot read the stream: {str(error) or type(error).__name__}") from error
+        found: dict[str, Any] = json.loads(answer.data)
+        return found
+
+    async def _subject(self, text: str, seq: int) -> bytes:
+        """The subject as it was sent. In the server's JSON this mark stands for every byte that is no text."""
+        if _NO_TEXT not in text:
+            return text.encode()
+        stored = await NatsStreamAuditor(self._connection).stored(self._stream, seq, seq, self._filter)
+        return stored[0].subject if stored else text.encode()
 
     async def ids(self, first: int, last: int) -> Mapping[int, UUID | None]:
         """Which event is at which place, payloads left out. Raises BrokerUnreachable."""
         stored = await NatsStreamAuditor(self._connection).stored(self._stream, first, last, self._filter)
         return {message.seq: message.event_id for message in stored}
-
-
-def _text(value: Any) -> str:
-    """A header's text. nats-py reads a stored message as e-mail and leaves what is not ASCII undecoded."""
-    if isinstance(value, str):
-        return value
-    return b"".join(part for part, _ in decode_header(value)).decode("utf-8", "replace")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from relay.domain.reading import read_subject
 from relay.ports import Delivery
 
 _SPACE: Final = " \t\r\n\v\f"
@@ -43,20 +45,42 @@ def _status(line: str) -> dict[str, str]:
     return {"Status": number, "Description": description} if description else {"Status": number}
 
 
-def read_delivery(message: Arrived) -> Delivery | None:
-    """A delivery of a consumer; None if it is none: its reply subject says which stream it is from, and where."""
-    reply = message.reply.decode()
-    tokens = reply.split(".")
+class Place(NamedTuple):
+    """What the reply subject of a delivery says. ``at``: when it was stored, in nanoseconds of Unix time."""
+
+    stream: str
+    stream_seq: int
+    consumer_seq: int
+    at: int
+    pending: int
+
+
+def read_place(reply: bytes) -> Place | None:
+    """Where a message is from; None if no consumer has sent it."""
+    tokens = reply.split(b".")
     if len(tokens) != _BARE:
         tokens = [*tokens[:2], *tokens[4:]] if len(tokens) >= _LONG else []
-    if tokens[:2] != ["$JS", "ACK"]:
+    if tokens[:2] != [b"$JS", b"ACK"]:
         return None
+    try:
+        return Place(tokens[2].decode(), *map(int, tokens[5:9]))
+    except ValueError:
+        return None
+
+
+def read_delivery(message: Arrived) -> Delivery | None:
+    """A delivery of a consumer; None if it is none."""
+    if (place := read_place(message.reply)) is None:
+        return None
+    subject, legible = read_subject(message.subject)
     return Delivery(
-        subject=message.subject.decode(),
-        reply=reply,
+        subject=subject,
+        reply=message.reply.decode("utf-8", "replace"),
         headers=read_headers(message.headers),
         body=message.body,
-        stream=tokens[2],
-        stream_seq=int(tokens[5]),
-        consumer_seq=int(tokens[6]),
+        stream=place.stream,
+        stream_seq=place.stream_seq,
+        consumer_seq=place.consumer_seq,
+        legible=legible,
+        stored_at=datetime.fromtimestamp(place.at / 1e9, UTC),
     )

@@ -12,16 +12,13 @@ from sqlalchemy import Connection, Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.refusals import refusals
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 from relay.domain.model import OutboxEvent
-from relay.domain.ordering import UNORDERED
 from relay.domain.tasks import BackgroundTask
 
 Row: TypeAlias = OutboxEvent | BackgroundTask
-
-#: A transaction with more keys than this locks their lanes instead (DESIGN §5).
-MAX_KEY_LOCKS: Final = 200
 
 _TEXTS: Final = ("aggregate_type", "aggregate_id", "event_type", "payload", "partition_key", "topic")
 _IDS: Final = ("id", "correlation_id", "causation_id")
@@ -36,8 +33,7 @@ def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, str]]:
     parameters["headers"] = array.of_texts([_json(event.headers) for event in events])
     for name in ("occurred_at", "available_at"):
         parameters[name] = array.of_moments([getattr(event, name) for event in events])
-    keys = {event.partition_key for event in events} - {UNORDERED}
-    return statement("insert_outbox_lanes" if len(keys) > MAX_KEY_LOCKS else "insert_outbox"), parameters
+    return statement("insert_outbox"), parameters
 
 
 _TASK: Final = ("type", "payload", "queue", "priority", "available_at", "delay", "concurrency_key")
@@ -65,31 +61,33 @@ def _statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def insert_psycopg(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
-    """Insert through a psycopg connection. Raises NoTransaction."""
+    """Insert through a psycopg connection. Raises NoTransaction and what `refusals` raises."""
     check_psycopg(connection)
     # A plain cursor: the connection's own cursor class may want another style of parameters.
-    with psycopg.Cursor(connection) as cursor:
+    with refusals(), psycopg.Cursor(connection) as cursor:
         for sql, parameters in _statements(rows):
             cursor.execute(sql, parameters)
 
 
 async def insert_psycopg_async(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> None:
-    """Insert through an asynchronous psycopg connection. Raises NoTransaction."""
+    """Insert through an asynchronous psycopg connection. Raises NoTransaction and what `refusals` raises."""
     check_psycopg(connection)
-    async with psycopg.AsyncCursor(connection) as cursor:
-        for sql, parameters in _statements(rows):
-            await cursor.execute(sql, parameters)
+    with refusals():
+        async with psycopg.AsyncCursor(connection) as cursor:
+            for sql, parameters in _statements(rows):
+                await cursor.execute(sql, parameters)
 
 
 def insert_sqlalchemy(connection: Connection, rows: Sequence[Row]) -> None:
-    """Insert through a SQLAlchemy connection. Raises NoTransaction, UnsupportedTarget."""
+    """Insert through a SQLAlchemy connection. Raises NoTransaction, UnsupportedTarget and what `refusals` does."""
     _check_sqlalchemy(connection)
-    for sql, parameters in _statements(rows):
-        connection.exec_driver_sql(sql, parameters)
+    with refusals():
+        for sql, parameters in _statements(rows):
+            connection.exec_driver_sql(sql, parameters)
 
 
 async def insert_sqlalchemy_async(connection: AsyncConnection, rows: Sequence[Row]) -> None:
-    """Insert through an asynchronous SQLAlchemy connection. Raises NoTransaction, UnsupportedTarget."""
+    """Insert through an asynchronous SQLAlchemy connection. Raises what `insert_sqlalchemy` raises."""
     await connection.run_sync(insert_sqlalchemy, rows)
 
 

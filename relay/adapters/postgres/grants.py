@@ -13,8 +13,8 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from relay.adapters.postgres.pool import first_line
 from relay.adapters.postgres.unreachable import reaching
+from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError
 
 #: What a producer may set: the columns of the specification and its wishes; no place in the order or the stream.

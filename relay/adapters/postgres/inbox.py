@@ -15,9 +15,10 @@ import psycopg
 from relay.adapters.postgres import array
 from relay.adapters.postgres.grouping import Grouping
 from relay.adapters.postgres.pipeline import Command
-from relay.adapters.postgres.pool import Connection, Pool, connection, first_line
+from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.prepared import fetch
 from relay.adapters.postgres.sql import statement
+from relay.domain.disclosure import told
 from relay.domain.errors import MalformedMessage
 from relay.domain.model import Finished
 from relay.domain.policies import MANY, Ack, DeadLetter, DeadLetterClass, Retry, unanswered
@@ -246,8 +247,8 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
     try:
         cursor = await conn.execute(statement(name), {**arrays, **more})
     except psycopg.DataError as error:
-        # The driver's further lines quote the value.
-        raise MalformedMessage(f"the inbox cannot store it: {first_line(error)}") from error
+        # What the server says may quote the value.
+        raise MalformedMessage(f"the inbox cannot store it: {told(error)}") from None
     return [Inserted(*row) for row in await cursor.fetchall()]
 
 

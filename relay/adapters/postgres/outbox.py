@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import psycopg
@@ -19,39 +19,91 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
 
+#: What the database says of one row, by a constraint or a trigger say: it is up and in order otherwise.
+_ROW_ERRORS: Final = (psycopg.IntegrityError, psycopg.DataError, psycopg.errors.RaiseException)
+#: For how long a row of which nothing can be recorded is left alone, in seconds.
+_LEFT_ALONE: Final = 3600.0
+#: As many rows as a claim may have.
+_MOST: Final = 1_000
+#: A claim that took longer, in seconds, has its time begin anew.
+_LONG: Final = 0.5
+
 
 @dataclass(slots=True)
 class _Claim:
-    """The rows of one open claim transaction, and the writes that settle them."""
+    """The rows of one open claim transaction, and the writes that settle them.
+
+    ``unsettled``: until when the rows of which nothing can be recorded are not claimed again.
+    """
 
     conn: Connection
+    unsettled: dict[str, float]
     lanes: Sequence[int] = ()
     rows: Sequence[OutboxRow] = field(default_factory=list)
     busy: Collection[int] = ()
     more: bool = False
+    begun: float = field(default_factory=time.monotonic)
 
-    async def mark_published(self, acks: Mapping[str, Published]) -> None:
-        if acks:
-            await self.conn.execute(
-                statement("mark_published"),
-                {
-                    "ids": array.of_plain(acks),
-                    "streams": array.of_plain(ack.stream for ack in acks.values()),
-                    "seqs": array.of_plain(ack.seq for ack in acks.values()),
-                    "duplicates": array.of_plain(ack.duplicate for ack in acks.values()),
-                },
-            )
+    async def keep(self) -> None:
+        """Have the time of the claim begin anew, unless it began just now."""
+        if time.monotonic() - self.begun > _LONG:
+            self.begun = time.monotonic()
+            await self.conn.execute(statement("keep_claim"))
+
+    async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, str]:
+        if not acks:
+            return {}
+        try:
+            await self._mark(acks)
+        except _ROW_ERRORS:
+            # All that is lost with the transaction are the locks.
+            await self.conn.rollback()
+            await self.conn.execute(statement("begin_claim"))
+            return await self._apart(acks, lambda id: self._mark({id: acks[id]}))
+        return {}
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
-        if failures:
-            await self.conn.execute(
-                statement("record_publish_failures"),
-                {
-                    "ids": [failure.id for failure in failures],
-                    "errors": [failure.error[:2_000] for failure in failures],
-                    "delays": [failure.delay for failure in failures],
-                },
-            )
+        if not failures:
+            return
+        try:
+            async with self.conn.transaction():
+                await self._fail(failures)
+        except _ROW_ERRORS:
+            by_id = {failure.id: failure for failure in failures}
+            until = time.monotonic() + _LEFT_ALONE
+            self.unsettled |= dict.fromkeys(await self._apart(by_id, lambda id: self._fail([by_id[id]])), until)
+
+    async def _apart(self, ids: Iterable[str], settle: Callable[[str], Awaitable[None]]) -> dict[str, str]:
+        """Settle rows one by one; returns those that cannot be, and why in words without any of their content."""
+        refused = {}
+        for id in ids:
+            try:
+                async with self.conn.transaction():
+                    await settle(id)
+            except _ROW_ERRORS as error:
+                refused[id] = f"{error.diag.constraint_name or type(error).__name__} ({error.sqlstate})"
+        return refused
+
+    async def _mark(self, acks: Mapping[str, Published]) -> None:
+        await self.conn.execute(
+            statement("mark_published"),
+            {
+                "ids": array.of_plain(acks),
+                "streams": array.of_plain(ack.stream for ack in acks.values()),
+                "seqs": array.of_plain(ack.seq for ack in acks.values()),
+                "duplicates": array.of_plain(ack.duplicate for ack in acks.values()),
+            },
+        )
+
+    async def _fail(self, failures: Sequence[PublishFailure]) -> None:
+        await self.conn.execute(
+            statement("record_publish_failures"),
+            {
+                "ids": [failure.id for failure in failures],
+                "errors": [failure.error[:2_000] for failure in failures],
+                "delays": [failure.delay for failure in failures],
+            },
+        )
 
 
 class PostgresOutboxAdapter:
@@ -64,22 +116,42 @@ class PostgresOutboxAdapter:
         self._pool = pool
         self._dead_head_blocks = dead_head_blocks
         self._floors = Floors()
+        self._unsettled: dict[str, float] = {}
+        #: How many rows a claim asks for at most: of large ones no more than it may take, at about.
+        self._most = _MOST
 
-    def find_unpublished(self, lanes: Sequence[int], limit: int) -> AbstractAsyncContextManager[_Claim]:
-        return self._find_unpublished(lanes, limit)
+    def find_unpublished(
+        self, lanes: Sequence[int], limit: int, max_bytes: int
+    ) -> AbstractAsyncContextManager[_Claim]:
+        return self._find_unpublished(lanes, limit, max_bytes)
 
     @asynccontextmanager
-    async def _find_unpublished(self, lanes: Sequence[int], limit: int) -> AsyncIterator[_Claim]:
-        async with _claim(self._pool) as claim:
+    async def _find_unpublished(self, lanes: Sequence[int], limit: int, max_bytes: int) -> AsyncIterator[_Claim]:
+        async with _claim(self._pool, self._unsettled) as claim:
+            limit = min(limit, self._most)
             found = await self._take(claim, lanes, limit)
             if found is None:
                 claim.more = True
             else:
                 # Behind an event come its lane, the share of a lane, and how often events were reopened.
-                claim.rows = [OutboxRow._make(row[:-3]) for row in found]
+                rows = self._to_settle([OutboxRow._make(row[:-3]) for row in found])
+                claim.rows = await _within(claim, rows, max_bytes)
+                cut = len(claim.rows) < len(rows)
+                self._most = 2 * len(claim.rows) if cut else min(4 * limit, _MOST)
                 claim.busy = Counter(row[-3] for row in found)
-                claim.more = len(found) >= limit or any(claim.busy[row[-3]] >= row[-2] for row in found)
+                claim.more = bool(claim.rows) and (
+                    len(found) >= limit or cut or any(claim.busy[row[-3]] >= row[-2] for row in found)
+                )
             yield claim
+
+    def _to_settle(self, rows: list[OutboxRow]) -> list[OutboxRow]:
+        """Leave out what lately could not be settled: it would be sent in vain again."""
+        if not self._unsettled:
+            return rows
+        now = time.monotonic()
+        for id in [id for id, until in self._unsettled.items() if until <= now]:
+            del self._unsettled[id]
+        return [row for row in rows if row.id not in self._unsettled]
 
     async def _take(self, claim: _Claim, lanes: Sequence[int], limit: int) -> Sequence[tuple[Any, ...]] | None:
         """Lock lanes and claim what is ready in them; None while the way there is too far."""
@@ -102,9 +174,12 @@ class PostgresOutboxAdapter:
             "limit": limit,
             "dead_head_blocks": self._dead_head_blocks,
         }
-        begun = time.monotonic()
+        begun = claim.begun = time.monotonic()
         try:
             cursor = await claim.conn.execute(statement("claim_outbox"), terms)
+        except psycopg.errors.QueryCanceled:
+            self._most = max(limit // 8, 1)
+            raise
         finally:
             # One that did not end in its time needs them most.
             self._floors.note(time.monotonic() - begun)
@@ -115,22 +190,56 @@ class PostgresOutboxAdapter:
 
     @asynccontextmanager
     async def _find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
-        async with _claim(self._pool) as claim:
+        async with _claim(self._pool, {}) as claim:
             await claim.conn.execute(statement("lock_lane_of_event"), {"id": event_id})
+            claim.begun = time.monotonic()
             cursor = await claim.conn.execute(
                 statement("claim_event"), {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
             )
             claim.rows = [OutboxRow._make(row) for row in await cursor.fetchall()]
+            await claim.keep()
             yield claim
 
 
+async def _within(claim: _Claim, rows: Sequence[OutboxRow], max_bytes: int) -> list[OutboxRow]:
+    """The first of these rows that have so many bytes together, or the first alone; large ones are fetched."""
+    large = [row.id for row in rows if row.payload is None]
+    fetched = {row.id: row for row in await _fetch(claim, large, max_bytes)} if large else {}
+    await claim.keep()
+    taken: list[OutboxRow] = []
+    size = 0
+    for row in rows:
+        whole = row if row.payload is not None else fetched.get(row.id)
+        if whole is None or size >= max_bytes:
+            break
+        taken.append(whole)
+        size += len(whole.payload or "")
+    return taken
+
+
+async def _fetch(claim: _Claim, ids: Sequence[str], max_bytes: int) -> list[OutboxRow]:
+    """Large rows in this order, at least one. One that PostgreSQL cannot render comes without a payload."""
+    for some in (ids, ids[:1]):
+        with suppress(psycopg.errors.ProgramLimitExceeded, psycopg.errors.QueryCanceled):
+            async with claim.conn.transaction():
+                return await _read(claim, some, max_bytes, readable=True)
+    return await _read(claim, ids[:1], max_bytes, readable=False)
+
+
+async def _read(claim: _Claim, ids: Sequence[str], max_bytes: int, *, readable: bool) -> list[OutboxRow]:
+    claim.begun = time.monotonic()
+    terms = {"ids": array.of_plain(ids), "bytes": max_bytes, "readable": readable}
+    cursor = await claim.conn.execute(statement("large_events"), terms)
+    return [OutboxRow._make(row) for row in await cursor.fetchall()]
+
+
 @asynccontextmanager
-async def _claim(pool: Pool) -> AsyncIterator[_Claim]:
+async def _claim(pool: Pool, unsettled: dict[str, float]) -> AsyncIterator[_Claim]:
     """Open the claim transaction, commit it on the way out, roll it back on an exception."""
     async with connection(pool) as conn:
         await conn.execute(statement("begin_claim"))
         try:
-            yield _Claim(conn)
+            yield _Claim(conn, unsettled)
         except BaseException:
             await _rollback(conn)
             raise

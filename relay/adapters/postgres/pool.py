@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from relay.domain.disclosure import first_line
 from relay.domain.errors import DatabaseUnreachable
 
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -67,8 +68,3 @@ def reached() -> Iterator[None]:
     ) as error:
         # A process that was paused in a claim lost it; after a failover a replica answers for a moment.
         raise DatabaseUnreachable(first_line(error)) from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error, for a log line or a column."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from relay.adapters.postgres.guard import Guard, listening
 from relay.bus.aggregate import AggregateRoot
+from relay.bus.errors import NestedCommand
 from relay.bus.messages import DomainEvent
 from relay.bus.unit_of_work import Aggregate, EventOutbox, TaskSchedule, UnitOfWork
 from relay.domain.errors import ConfigurationError
@@ -142,9 +143,13 @@ class SqlAlchemyUnits(Generic[AnySession]):
         outer = _current.get()
         if outer is not None and not (outer.units is self and outer.is_ours):
             outer = None
-        if outer is not None and session in (None, outer.session):
+        if outer is not None and session is None:
+            raise NestedCommand(
+                "a command was dispatched inside of another's transaction",
+                hint="session=unit.session makes it a part of that one; otherwise dispatch it before or after",
+            )
+        if outer is not None and session is outer.session:
             outer.pull()  # what was recorded so far is not undone with us
-            session = outer.session
         begun = self._open() if session is None else self._join(session)
         async with begun as unit:
             yield unit

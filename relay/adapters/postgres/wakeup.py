@@ -87,10 +87,9 @@ class Wakeup:
     async def set_sleeping(self, sleeping: bool) -> None:
         """Tell producers whether to send hints; does nothing when they were told already."""
         if sleeping != self._sleeping:
-            async with connection(self._pool) as conn:
-                await conn.execute("SET synchronous_commit = off")
+            async with connection(self._pool) as conn, conn.transaction():
+                await conn.execute("SET LOCAL synchronous_commit = off")
                 await conn.execute(statement("set_sleeping"), {"sleeping": sleeping})
-                await conn.execute("RESET synchronous_commit")
             self._sleeping = sleeping
 
     def listen(self, kind: str, wake: Callable[[], None]) -> None:

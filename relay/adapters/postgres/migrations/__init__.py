@@ -7,8 +7,7 @@ own. All functions take the address that psycopg takes (``postgresql://…``) an
 from __future__ import annotations
 
 import io
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,18 +17,15 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, NullPool, create_engine, text
+from sqlalchemy import Connection, Engine, StaticPool, create_engine
 from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 
-from relay.adapters.postgres.pool import first_line
+from relay.adapters.postgres.migrations.running import ALEMBIC, PATIENCE, Runner, beforehand
 from relay.adapters.postgres.unreachable import reaching, reason
+from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
 
 VERSION_TABLE: Final = "relay_alembic_version"
-#: One upgrade of a database at a time; the neighbours of this number are the locks of the outbox.
-_LOCK: Final = text("SELECT pg_advisory_xact_lock(1785882986, 0)")
-#: Alembic keeps the running migration in module globals, so threads must not upgrade side by side either.
-_ALEMBIC: Final = threading.Lock()
 _OWNER: Final = "migrations run as a role that may create tables in the first schema of its search_path"
 
 
@@ -46,30 +42,50 @@ class MigrationStatus:
     pending: tuple[str, ...]
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Apply what is missing up to ``revision``, all of it or nothing, in one transaction.
+def upgrade(
+    url: str,
+    revision: str = "head",
+    *,
+    waiting: Callable[[str], None] = lambda _: None,
+    patience: float = PATIENCE,
+) -> None:
+    """Apply what is missing up to ``revision``, each revision in a transaction of its own.
 
-    Repeatable, and safe to start from many processes at once: one works, the others wait and find it
-    done. A database of a newer release is left as it is. Raises DatabaseUnreachable, and
-    ConfigurationError when the role may not do it.
+    Producers and workers may go on meanwhile, those of the release before as well. Repeatable, also after a
+    crash in the middle, and safe to start from many processes at once: one works, the others wait and find it
+    done. A database of a newer release is left as it is; an empty one gets everything or nothing. ``waiting``
+    is called with a line whenever others have to be waited for, up to ``patience`` seconds for each step.
+    Raises DatabaseUnreachable, UpgradeBlocked when patience ends, and ConfigurationError when the role may not.
     """
-    with _ALEMBIC, _connect(url) as connection:
-        connection.execute(_LOCK)
-        if revision == "head" and not _status(connection).pending:
+    with _connect(url) as engine:
+        runner = Runner(engine, waiting, patience)
+        runner.take_turn()
+        with engine.begin() as connection:
+            found = _status(connection)
+        if found.current is None:
+            runner.apply(_config(), revision)
             return
-        command.upgrade(_config(connection=connection), revision)
+        pending = found.pending if revision == "head" else found.pending[: _place(found.pending, revision)]
+        directory = ScriptDirectory.from_config(_config())
+        for step in pending:
+            runner.prepare(beforehand(directory, step))
+            runner.apply(_config(prepared=True), step)
+
+
+def _place(pending: tuple[str, ...], revision: str) -> int:
+    return pending.index(revision) + 1 if revision in pending else 0
 
 
 def status(url: str) -> MigrationStatus:
     """Compare a database with the migrations of this release; changes nothing. Raises DatabaseUnreachable."""
-    with _connect(url) as connection:
+    with _connect(url) as engine, engine.begin() as connection:
         return _status(connection)
 
 
 def sql() -> str:
     """All migrations as plain SQL for an empty database, for other tools to apply (``psql -f``)."""
     output = io.StringIO()
-    with _ALEMBIC:
+    with ALEMBIC:
         command.upgrade(_config(output), "head", sql=True)
     return output.getvalue()
 
@@ -83,25 +99,26 @@ def _status(connection: Connection) -> MigrationStatus:
 
 
 @contextmanager
-def _connect(url: str) -> Iterator[Connection]:
-    """Open a transaction that commits at the end. psycopg itself reads ``url``, so libpq's full syntax holds."""
+def _connect(url: str) -> Iterator[Engine]:
+    """An engine of one connection. psycopg itself reads ``url``, so libpq's full syntax holds."""
 
     def connect() -> psycopg.Connection[Any]:
         with reaching():
             return psycopg.connect(url, connect_timeout=5, application_name="jetrelay-migrations")
 
-    engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
+    engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=StaticPool)
     try:
-        with engine.begin() as connection:
-            yield connection
+        yield engine
     except (OperationalError, InterfaceError) as error:
         raise DatabaseUnreachable(reason(error)) from error
     except ProgrammingError as error:
         raise ConfigurationError(first_line(error.orig or error), hint=_OWNER) from error
+    finally:
+        engine.dispose()
 
 
-def _config(output: io.StringIO | None = None, connection: Connection | None = None) -> Config:
-    config = Config(output_buffer=output, attributes={"connection": connection})
+def _config(output: io.StringIO | None = None, *, prepared: bool = False) -> Config:
+    config = Config(output_buffer=output, attributes={"prepared": prepared})
     config.set_main_option("script_location", "relay.adapters.postgres:migrations")
     config.set_main_option("path_separator", "os")
     return config

@@ -15,6 +15,8 @@
 -- one of its key has failed and is not published (a dead one counts only under dead_head = 'block';
 -- one that was published before and is replayed counts only for other replays).
 -- skipped: a row that somebody else has locked, an operator at work on it say, holds its key back too.
+-- shown: what is small and stored as it is. Of any other event only the id, as its size is not known before it is
+-- unpacked: large_events.sql fetches as many of those as a claim may hold.
 -- Each look is in the order of an index, and ends there, or it may be done by another that reads far more;
 -- OFFSET 0 keeps the last one, lane by lane, apart from the rest.
 WITH failed AS MATERIALIZED (
@@ -161,12 +163,19 @@ WITH failed AS MATERIALIZED (
            CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END
     FROM due
 )
-SELECT id::text, event_type, event_version, payload::text,
+SELECT id::text, shown.event_type, event_version, shown.payload,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-       correlation_id::text, causation_id::text, partition_key, topic, headers::text,
+       correlation_id::text, causation_id::text, shown.partition_key, shown.topic, shown.headers,
        publish_attempts, generation, number, (SELECT share.rows FROM share),
        (SELECT last_value + is_called::int FROM relay_reopened)
-FROM claimed
+FROM claimed LEFT JOIN LATERAL (
+    SELECT claimed.event_type, claimed.partition_key, claimed.topic, claimed.headers::text AS headers,
+           claimed.payload::text AS payload
+    WHERE pg_column_compression(claimed.payload) IS NULL
+      AND pg_column_compression(claimed.headers) IS NULL
+      AND pg_column_size(claimed.payload) + pg_column_size(claimed.headers) + octet_length(claimed.event_type)
+          + octet_length(claimed.partition_key) + coalesce(octet_length(claimed.topic), 0) <= 2000
+    OFFSET 0) AS shown ON octet_length(shown.payload) <= 20000
 WHERE NOT EXISTS (
     SELECT 1 FROM skipped WHERE skipped.partition_key = claimed.partition_key AND skipped.seq < claimed.seq)
 ORDER BY seq

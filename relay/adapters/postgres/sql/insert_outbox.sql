@@ -1,10 +1,7 @@
 -- Record events in the caller's transaction.
 --
 -- The locks come before the sequence numbers: whoever writes a key waits here until the transaction
--- that wrote it last is over, so seq order within a key is commit order. Sorted, to avoid deadlocks.
--- The shared lane lock lets a transaction of very many keys lock whole lanes instead.
--- occurred_at: now() is the start of the transaction, which may be minutes ago, and the table admits
--- nothing later than a minute after it.
+-- that wrote it last is over, so seq order within a key is commit order.
 WITH event AS MATERIALIZED (
     SELECT *
     FROM unnest(
@@ -15,23 +12,15 @@ WITH event AS MATERIALIZED (
         WITH ORDINALITY
         AS t (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
               correlation_id, causation_id, partition_key, topic, headers, available_at, position)
-), lane AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock_shared(1785882989, number)
-    FROM (SELECT DISTINCT hashtext(partition_key) & 63 AS number
-          FROM event WHERE partition_key <> '' ORDER BY 1) AS sorted
-), key AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock(1785882988, number)
-    FROM (SELECT DISTINCT hashtext(partition_key) AS number
-          FROM event WHERE partition_key <> '' ORDER BY 1) AS sorted
-), locked AS MATERIALIZED (
-    SELECT (SELECT count(*) FROM lane) + (SELECT count(*) FROM key) AS locks
+), lock AS MATERIALIZED (
+    SELECT relay_lock_outbox(ARRAY(SELECT hashtext(partition_key) FROM event WHERE partition_key <> '')) AS taken
 )
 INSERT INTO outbox_events (
     id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
     correlation_id, causation_id, partition_key, topic, headers, available_at)
 SELECT id, aggregate_type, aggregate_id, event_type, event_version, payload::jsonb,
-       LEAST(occurred_at, now() + interval '1 minute'),
+       coalesce(occurred_at, now()),
        correlation_id, causation_id, partition_key, topic, headers::jsonb, available_at
-FROM event, locked
-WHERE locked.locks >= 0
+FROM event, lock
+WHERE lock.taken IS NOT NULL
 ORDER BY position

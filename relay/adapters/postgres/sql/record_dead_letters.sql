@@ -16,4 +16,4 @@ FROM unnest(
                correlation_id, causation_id, kind, reason, attempts, headers, original,
                letter_stream, letter_seq)
 ON CONFLICT (message_id, occurrence) DO NOTHING
-RETURNING id, message_id, subscription, event_type, correlation_id, class, reason, attempts
+RETURNING id, message_id, subscription, event_type, correlation_id, causation_id, class, reason, attempts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from relay.adapters.postgres.migrations.steps import do_beforehand
+
 revision = "0003_processed_events"
 down_revision = "0002_dead_letters"
 branch_labels = None
@@ -23,13 +25,16 @@ AGE = "CREATE INDEX idx_processed_events_age ON processed_events (processed_at)"
 
 # Partial: an event costs an entry when it is published, none when it is written.
 LEDGER = """
-CREATE INDEX idx_outbox_ledger ON outbox_events (published_stream, published_seq)
+CREATE INDEX IF NOT EXISTS idx_outbox_ledger ON outbox_events (published_stream, published_seq)
   WHERE published_seq IS NOT NULL
 """
 
+BEFOREHAND = (LEDGER,)
+
 
 def upgrade() -> None:
-    for statement in (PROCESSED_EVENTS, AGE, LEDGER):
+    do_beforehand(BEFOREHAND)
+    for statement in (PROCESSED_EVENTS, AGE):
         op.execute(statement)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from relay.adapters.postgres.migrations.steps import do_beforehand
+
 revision = "0004_ordered_subscriptions"
 down_revision = "0003_processed_events"
 branch_labels = None
@@ -13,14 +15,14 @@ depends_on = None
 # The place is the first the message had: a copy further down the stream must not move it behind its followers.
 PLACE = """
 ALTER TABLE inbox_messages
-  ADD COLUMN order_key TEXT,
-  ADD COLUMN order_seq BIGINT,
-  ADD COLUMN stepped_over BOOLEAN NOT NULL DEFAULT false
+  ADD COLUMN IF NOT EXISTS order_key TEXT,
+  ADD COLUMN IF NOT EXISTS order_seq BIGINT,
+  ADD COLUMN IF NOT EXISTS stepped_over BOOLEAN NOT NULL DEFAULT false
 """
 
 # What holds its key, in order: the first entry of a key is its head.
 HEADS = """
-CREATE INDEX idx_inbox_order ON inbox_messages (subscription, order_key, order_seq, message_id)
+CREATE INDEX IF NOT EXISTS idx_inbox_order ON inbox_messages (subscription, order_key, order_seq, message_id)
   WHERE order_key IS NOT NULL AND processed_at IS NULL AND NOT stepped_over
 """
 
@@ -49,9 +51,12 @@ CREATE TABLE parked_keys (
 )
 """
 
+BEFOREHAND = (PLACE, HEADS)
+
 
 def upgrade() -> None:
-    for statement in (PLACE, HEADS, WATERMARKS, PARKED):
+    do_beforehand(BEFOREHAND)
+    for statement in (WATERMARKS, PARKED):
         op.execute(statement)
 
 

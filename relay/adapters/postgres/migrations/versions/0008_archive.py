@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from relay.adapters.postgres.migrations.steps import do_beforehand
+
 revision = "0008_archive"
 down_revision = "0007_inbox_sweep"
 branch_labels = None
@@ -30,16 +32,24 @@ CREATE TABLE archive_batches (
 """
 
 # Rows of one batch end at one time, so these grow at their end and keep equal times once.
-INDEXES = (
-    "CREATE INDEX idx_archive_unannounced ON archive_batches (archived_at) WHERE announced_at IS NULL",
-    "CREATE INDEX idx_outbox_published ON outbox_events (published_at) WHERE published_at IS NOT NULL",
-    "CREATE INDEX idx_inbox_processed ON inbox_messages (processed_at) WHERE processed_at IS NOT NULL",
-    "CREATE INDEX idx_task_finished ON task_outbox (finished_at) WHERE finished_at IS NOT NULL",
+BEFOREHAND = (
+    """
+    CREATE INDEX IF NOT EXISTS idx_outbox_published ON outbox_events (published_at)
+      WHERE published_at IS NOT NULL
+    """,
+    """
+    CREATE INDEX IF NOT EXISTS idx_inbox_processed ON inbox_messages (processed_at)
+      WHERE processed_at IS NOT NULL
+    """,
+    "CREATE INDEX IF NOT EXISTS idx_task_finished ON task_outbox (finished_at) WHERE finished_at IS NOT NULL",
 )
+
+UNANNOUNCED = "CREATE INDEX idx_archive_unannounced ON archive_batches (archived_at) WHERE announced_at IS NULL"
 
 
 def upgrade() -> None:
-    for statement in (BATCHES, *INDEXES):
+    do_beforehand(BEFOREHAND)
+    for statement in (BATCHES, UNANNOUNCED):
         op.execute(statement)
 
 

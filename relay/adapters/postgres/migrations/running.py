@@ -1,0 +1,129 @@
+"""Applying migrations while producers and workers go on: no step makes them wait for longer than a moment.
+
+What takes long, an index above all, is built beforehand and beside the writers. What shuts them out takes a
+moment, and gives up its place in the queue after 300 ms if somebody else does not let go of the table, for
+whoever comes later would stand behind it. It is tried again until it succeeds or patience ends.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import OperationalError
+
+from relay.adapters.postgres.sql import statement
+from relay.domain.errors import UpgradeBlocked
+
+#: How long one step may be tried, in seconds.
+PATIENCE: Final = 600.0
+#: How long whoever shuts others out waits for its turn, and how long it lets them go on then.
+_LOCK_TIMEOUT: Final = "300ms"
+_PAUSE: Final = 1.0
+_POLL: Final = 0.1
+#: Alembic keeps the running migration in module globals, so threads must not run it side by side.
+ALEMBIC: Final = threading.Lock()
+_INDEX: Final = re.compile(r"\s*CREATE INDEX IF NOT EXISTS (\w+)")
+#: One upgrade of a database at a time; the neighbours of this number are the locks of the outbox.
+_TURN: Final = text("SELECT pg_try_advisory_lock(1785882986, 0)")
+_INVALID: Final = text("SELECT NOT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Applies revisions over the one connection of ``engine``, which is no transaction's but theirs.
+
+    ``waiting`` is told, in a line, for what an upgrade waits. ``patience``: seconds for each step.
+    """
+
+    engine: Engine
+    waiting: Callable[[str], None]
+    patience: float = PATIENCE
+
+    def take_turn(self) -> None:
+        """Wait until nobody else upgrades this database. Held until the connection ends.
+
+        Asked for again and again: whoever waited within a statement would be waited for by the one that has it,
+        which builds an index.
+        """
+        with self._apart() as connection:
+            connection.execute(text("SET statement_timeout = 0"))
+            connection.execute(text("SET idle_in_transaction_session_timeout = 0"))
+            while not connection.scalar(_TURN):
+                time.sleep(_POLL)
+
+    def prepare(self, statements: Sequence[str]) -> None:
+        """Do beforehand what a revision needs and can be done beside writers. Raises UpgradeBlocked."""
+        for step in statements:
+            index = _INDEX.match(step)
+            self._persist(lambda: self._build(index[1], step) if index else self._briefly(step))  # noqa: B023
+
+    def apply(self, config: Config, revision: str) -> None:
+        """Apply one revision, in a transaction of its own. Raises UpgradeBlocked."""
+
+        def once() -> None:
+            with self.engine.begin() as connection, ALEMBIC:
+                connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
+                config.attributes["connection"] = connection
+                command.upgrade(config, revision)
+
+        self._persist(once)
+
+    def _apart(self) -> Connection:
+        """A connection on which each statement is its own transaction."""
+        return self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+    def _briefly(self, step: str) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
+            connection.exec_driver_sql(step)
+
+    def _build(self, name: str, step: str) -> None:
+        """Build an index beside writers. One whose building was broken off is of no use, and goes first."""
+        with self._apart() as connection:
+            # Nobody stands behind it, so it may wait for old transactions to end, and must not begin anew.
+            connection.execute(text(f"SET lock_timeout = '{max(1, round(self.patience))}s'"))
+            if connection.scalar(_INVALID, {"name": name}):
+                connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY {name}")
+            connection.exec_driver_sql(step.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1))
+
+    def _persist(self, step: Callable[[], None]) -> None:
+        end = time.monotonic() + self.patience
+        while True:
+            try:
+                return step()
+            except OperationalError as error:
+                if not isinstance(error.orig, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
+                    raise
+                others = self._others()
+                if time.monotonic() + _PAUSE > end:
+                    raise UpgradeBlocked(
+                        f"others held on to the tables for {self.patience:g} s: {others}",
+                        hint="end their transactions, or wait until they end, and run: relay db upgrade",
+                    ) from error
+            self.waiting(f"waiting for {others}")
+            time.sleep(_PAUSE)
+
+    def _others(self) -> str:
+        """The oldest transactions that are in the way, without what they ask."""
+        with self._apart() as connection:
+            rows: Sequence[Any] = connection.exec_driver_sql(statement("upgrade_blockers")).fetchall()
+        return "; ".join(
+            f"pid {pid} ({name or 'unnamed'}, {state}, transaction of {age} s)" for pid, name, state, age in rows
+        ) or ("somebody who is gone by now")
+
+
+def beforehand(directory: ScriptDirectory, revision: str) -> Sequence[str]:
+    """What can be done before a revision, beside writers: statements that may be repeated."""
+    script = directory.get_revision(revision)
+    found: Sequence[str] = getattr(script.module, "BEFOREHAND", ()) if script else ()
+    return found

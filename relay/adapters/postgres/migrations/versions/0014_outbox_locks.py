@@ -1,0 +1,208 @@
+"""Few locks for a transaction of any number of keys; the rule about time is for new events only (DESIGN §5)."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0014_outbox_locks"
+down_revision = "0013_reopened"
+branch_labels = None
+depends_on = None
+
+# As relay_wake_publisher: the functions find our tables whatever the search_path of whoever writes an event.
+PIN_SCHEMA = """
+DO $$ BEGIN
+  PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+END $$
+"""
+
+# Locks keys, or all lanes instead once a transaction has over 64 keys: it then holds 64 keys and 64 lanes at most,
+# which is what max_locks_per_transaction provides for by default. What it holds is noted in a setting of the
+# transaction, which a savepoint takes back together with its locks. Answers whether a lock was taken just now.
+#
+# Keys come before lanes, so that whoever waits for its only key holds nothing, and all in one order. A transaction
+# that has written no event before gives back what it has after 300 ms of waiting and begins anew: so it stands in
+# nobody's way who writes keys one by one, in another order, and is no part of a deadlock when that is looked for.
+# After 100 times it waits in earnest, for nobody is to wait for ever. Whoever has set a lock_timeout has it kept.
+LOCK = """
+CREATE FUNCTION relay_lock_outbox(wanted INT[]) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+  noted CONSTANT TEXT := coalesce(current_setting('relay.outbox_keys', true), '');
+  held INT[] := '{}';
+  keys INT[] := wanted;
+  every BOOLEAN;
+  patience INTERVAL := '300 milliseconds';
+  tries INT := 0;
+BEGIN
+  IF noted = 'all' OR cardinality(wanted) = 0 THEN
+    RETURN false;
+  ELSIF noted <> '' THEN
+    held := noted;
+  END IF;
+  IF cardinality(wanted) > 1 THEN
+    keys := ARRAY(SELECT key FROM (SELECT DISTINCT key FROM unnest(wanted) AS key) AS one ORDER BY key & 63, key);
+  END IF;
+  IF cardinality(held) > 0 THEN
+    keys := ARRAY(SELECT key FROM unnest(keys) AS key WHERE key <> ALL (held));
+  END IF;
+  IF cardinality(keys) = 0 THEN
+    RETURN false;
+  END IF;
+  every := cardinality(held) + cardinality(keys) > 64;
+  IF cardinality(held) > 0 OR cardinality(keys) = 1 OR current_setting('lock_timeout') <> '0' THEN
+    RETURN relay_take_outbox_locks(held, keys, every, NULL);
+  END IF;
+  LOOP
+    BEGIN
+      RETURN relay_take_outbox_locks(held, keys, every, clock_timestamp() + patience);
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+      tries := tries + 1;
+      patience := CASE WHEN tries < 100 THEN patience END;
+      PERFORM pg_sleep(0.05 * random());
+    END;
+  END LOOP;
+END $$
+"""
+
+TAKE = """
+CREATE FUNCTION relay_take_outbox_locks(held INT[], keys INT[], every BOOLEAN, until TIMESTAMPTZ) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+  item INT;
+  noted TEXT;
+BEGIN
+  IF every THEN
+    FOR lane IN 0..63 LOOP
+      IF NOT pg_try_advisory_xact_lock(1785882989, lane) THEN
+        PERFORM relay_limit_wait(until);
+        PERFORM pg_advisory_xact_lock(1785882989, lane);
+      END IF;
+    END LOOP;
+    noted := set_config('relay.outbox_keys', 'all', true);
+  ELSE
+    FOREACH item IN ARRAY keys LOOP
+      IF NOT pg_try_advisory_xact_lock(1785882988, item) THEN
+        PERFORM relay_limit_wait(until);
+        PERFORM pg_advisory_xact_lock(1785882988, item);
+      END IF;
+    END LOOP;
+    FOREACH item IN ARRAY keys LOOP
+      IF NOT pg_try_advisory_xact_lock_shared(1785882989, item & 63) THEN
+        PERFORM relay_limit_wait(until);
+        PERFORM pg_advisory_xact_lock_shared(1785882989, item & 63);
+      END IF;
+    END LOOP;
+    noted := set_config('relay.outbox_keys', (held || keys)::TEXT, true);
+  END IF;
+  IF until IS NOT NULL THEN
+    noted := set_config('lock_timeout', '0', true);
+  END IF;
+  RETURN true;
+END $$
+"""
+
+# While it waits, a transaction that may begin anew has until then; any other as long as it takes.
+LIMIT = """
+CREATE FUNCTION relay_limit_wait(until TIMESTAMPTZ) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF until IS NOT NULL THEN
+    PERFORM set_config(
+      'lock_timeout', greatest(1, ceil(extract(epoch FROM until - clock_timestamp()) * 1000))::TEXT, true);
+  END IF;
+END $$
+"""
+
+# For producers in raw SQL, which name no partition key. Only when all rows of a statement are known can their keys
+# be locked in order, so they are locked after it. Who has drawn a number meanwhile may be in front by now,
+# with another event of the key; then, and only then, rows get new numbers. That the first row waits for its key
+# before it draws, and lets it go again, is for statements of one row: what they return is the number that stays.
+ORDER_FUNCTION = """
+CREATE OR REPLACE FUNCTION relay_order_outbox_event() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  key INT;
+BEGIN
+  NEW.partition_key := NEW.aggregate_type || ':' || NEW.aggregate_id;
+  IF current_setting('relay.outbox_raw', true) IS DISTINCT FROM 'on' THEN
+    PERFORM set_config('relay.outbox_raw', 'on', true);
+    key := hashtext(NEW.partition_key);
+    PERFORM pg_advisory_lock(1785882988, key), pg_advisory_unlock(1785882988, key);
+    PERFORM pg_advisory_lock_shared(1785882989, key & 63), pg_advisory_unlock_shared(1785882989, key & 63);
+    NEW.seq := nextval('outbox_events_seq_seq');
+  END IF;
+  RETURN NEW;
+END $$
+"""
+
+NUMBER_FUNCTION = """
+CREATE FUNCTION relay_number_outbox_events() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+  PERFORM set_config('relay.outbox_raw', '', true);
+  IF relay_lock_outbox(ARRAY(SELECT DISTINCT hashtext(partition_key) FROM added WHERE partition_key <> ''))
+     AND (SELECT max(seq) IS DISTINCT FROM (SELECT last_value FROM outbox_events_seq_seq)
+                 OR max(seq) - min(seq) <> count(*) - 1
+          FROM added) THEN
+    UPDATE outbox_events AS e
+    SET seq = place.seq
+    FROM (SELECT id, nextval('outbox_events_seq_seq') AS seq
+          FROM (SELECT id FROM added ORDER BY seq) AS sorted) AS place
+    WHERE e.id = place.id;
+  END IF;
+  RETURN NULL;
+END $$
+"""
+
+NUMBER_TRIGGER = """
+CREATE TRIGGER relay_number_outbox_events AFTER INSERT ON outbox_events
+  REFERENCING NEW TABLE AS added
+  FOR EACH STATEMENT WHEN (current_setting('relay.outbox_raw', true) = 'on')
+  EXECUTE FUNCTION relay_number_outbox_events()
+"""
+
+# An open event whose place moves up is where publishers still come by. As in 0013 otherwise.
+REOPENED_TRIGGER = """
+CREATE OR REPLACE TRIGGER relay_count_reopened AFTER UPDATE ON outbox_events
+  FOR EACH ROW
+  WHEN (NEW.published_at IS NULL AND NEW.dead_at IS NULL AND NEW.available_at IS NULL
+        AND (num_nonnulls(OLD.published_at, OLD.dead_at, OLD.available_at) > 0
+             OR NEW.partition_key <> OLD.partition_key OR NEW.seq < OLD.seq))
+  EXECUTE FUNCTION relay_count_reopened()
+"""
+
+# A CHECK is looked at again whenever a row changes: a clock that had stepped back would keep events from being
+# marked as published. The clock, not the start of the transaction, which may have been minutes ago.
+FUTURE_FUNCTION = """
+CREATE FUNCTION relay_refuse_future_event() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE check_violation USING
+    MESSAGE = 'new row for relation "' || TG_TABLE_NAME || '" violates check constraint "' || TG_NAME || '"',
+    DETAIL = 'occurred_at is more than a minute ahead of the clock of the database',
+    HINT = 'use available_at to delay an event',
+    SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME, CONSTRAINT = TG_NAME, COLUMN = 'occurred_at';
+END $$
+"""
+
+FUTURE = (
+    "ALTER TABLE outbox_events DROP CONSTRAINT chk_occurred_not_future",
+    """
+    CREATE CONSTRAINT TRIGGER chk_occurred_not_future AFTER INSERT ON outbox_events
+      FOR EACH ROW WHEN (NEW.occurred_at > clock_timestamp() + INTERVAL '1 minute')
+      EXECUTE FUNCTION relay_refuse_future_event()
+    """,
+)
+
+
+def upgrade() -> None:
+    for statement in (PIN_SCHEMA, LIMIT, TAKE, LOCK, ORDER_FUNCTION, NUMBER_FUNCTION, FUTURE_FUNCTION):
+        op.execute(statement)
+    # From here on writers wait.
+    for statement in (*FUTURE, NUMBER_TRIGGER, REOPENED_TRIGGER):
+        op.execute(statement)
+
+
+def downgrade() -> None:
+    raise NotImplementedError("going back would let transactions of many keys fill the lock table of the server")

@@ -1,0 +1,62 @@
+"""What PostgreSQL says to a row of an application, as an error of ours: with a code, and without the row in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors
+from sqlalchemy.exc import DBAPIError
+
+from relay.domain.errors import DuplicateMessage, FutureEvent, InvalidTimestamp, RelayError, WriteConflict
+from relay.queries import SchemaMissing
+
+_IDS = ("outbox_events_pkey", "task_outbox_pkey")
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise what the database refuses in our statements by our codes; the driver's error is the cause.
+
+    The transaction is as the driver has left it. What is no refusal, a lost connection say, passes as it is.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        if refusal := _refusal(error):
+            raise refusal from error
+        raise
+    except DBAPIError as error:
+        # SQLAlchemy's own error repeats the parameters, and with them the payload.
+        if isinstance(error.orig, psycopg.Error) and (refusal := _refusal(error.orig)):
+            raise refusal from error.orig
+        raise
+
+
+def _refusal(error: psycopg.Error) -> RelayError | None:
+    match error:
+        case errors.UniqueViolation() if error.diag.constraint_name in _IDS:
+            return DuplicateMessage(
+                "a row of this id is recorded already", field="id", hint="leave the id out to be given one"
+            )
+        case errors.CheckViolation() if error.diag.constraint_name == "chk_occurred_not_future":
+            return FutureEvent(
+                "lies in the future by the clock of the database",
+                field="occurred_at",
+                hint="leave it out, and the database sets it; use available_at to delay an event",
+            )
+        case errors.DatetimeFieldOverflow() | errors.InvalidDatetimeFormat():
+            return InvalidTimestamp("PostgreSQL cannot hold a time of this row")
+        case errors.DeadlockDetected() | errors.SerializationFailure() | errors.LockNotAvailable():
+            return WriteConflict(
+                "another transaction writes the same keys",
+                hint="roll back and run the whole transaction again; "
+                "transactions that add their events by add_many or a session do not get in each other's way",
+            )
+        case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
+            return SchemaMissing(
+                "the database lacks a table or function of the relay, or its schema is not in the search_path",
+                hint="run: relay db upgrade",
+            )
+    return None

@@ -1,0 +1,172 @@
+"""What may be told of a failure: codes and places, which are the program's, not values, which are somebody's data.
+
+Reasons travel far: into log lines, columns, dead letters, alerts. A handler's answer or an exception's message may
+repeat its input, so neither is told unless a context or subscription asks for it (``error_detail = "text"``).
+What somebody writes for operators on purpose is told: the message of a `RelayError`, `DomainError` among them, and
+the header ``Relay-Reason`` of an answer.
+
+Exceptions of other packages are known by their shape, so that this needs none of them: ``errors()`` is a
+validation error's, ``sqlstate`` a database driver's, ``orig`` an error that wraps one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from relay.domain.errors import RelayError
+
+#: How much is told, in bytes of UTF-8.
+LIMIT: Final = 500
+_SHOWN: Final = 3
+_CAUSES: Final = 10
+_CODE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
+#: No name of a field or of an error has more digits. Account numbers have, and telephone numbers.
+_DIGITS: Final = 5
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+_ROOT: Final = Path(__file__).parents[2]
+#: Whose lines are between a handler and whoever asks: our own, and Python's.
+_BETWEEN: Final = (
+    "<",
+    *(f"{_ROOT / name}{os.sep}" for name in ("relay", "consumer", "tasks", "scheduler")),
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")},
+)
+
+
+def printable(text: str, limit: int = LIMIT) -> str:
+    """One line that terminals show and PostgreSQL stores: the rest is escaped, and cut after ``limit`` bytes."""
+    text = text.strip()[:limit]
+    line = "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
+    return line.encode()[:limit].decode(errors="ignore")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message: further ones of a driver quote rows."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = []  # an exception that cannot even say what is wrong
+    return printable(lines[0] if lines else type(error).__name__)
+
+
+# --- exceptions -----------------------------------------------------------------------------------
+
+
+def told(error: BaseException) -> str:
+    """What is told of an exception: its words if they are ours, else its class, codes, and where it was raised."""
+    name = type(error).__name__
+    if isinstance(error, RelayError):
+        said = f"invalid {error.field or ''}" if error.quotes else error.message
+        return printable(name if said in ("", name) else f"{name}: {said}")
+    error = _driver(error)
+    parts = [type(error).__name__, *_codes(error), _raised(error)]
+    return printable(" ".join(filter(None, parts)))
+
+
+def words(error: BaseException) -> str:
+    """What an exception says itself, for those who ask for it. Nothing, where `told` has said so."""
+    return "" if isinstance(error, RelayError) and not error.quotes else first_line(_driver(error))
+
+
+def trace(error: BaseException) -> str:
+    """A traceback that names the lines of the program, and tells of each exception what `told` does."""
+    parts: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(parts) < _CAUSES:
+        frames = "".join(traceback.format_tb(current.__traceback__))
+        parts.append(f"{frames}{told(current)}")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "\n\nwhich led to:\n\n".join(reversed(parts))
+
+
+def _driver(error: BaseException) -> BaseException:
+    """Of an error that quotes statement and parameters, the driver's."""
+    original = getattr(error, "orig", None)
+    return original if isinstance(original, BaseException) else error
+
+
+def _codes(error: BaseException) -> Iterator[str]:
+    if isinstance(state := getattr(error, "sqlstate", None), str):
+        yield state
+        constraint = getattr(getattr(error, "diag", None), "constraint_name", None)
+        if isinstance(constraint, str):
+            yield f"({_name(constraint)})"
+    found = validation(error)
+    if found:
+        yield f"({found})"
+
+
+def _raised(error: BaseException) -> str:
+    """Where it was raised: the last line of the program, or else the first of a library that is not ours."""
+    program = library = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code, module = frame.f_code, frame.f_globals.get("__name__", "?")
+        if code.co_filename.startswith(_LIBRARIES):
+            library = library or f"at {module}.{code.co_name}:{line}"
+        elif not code.co_filename.startswith(_BETWEEN):
+            program = f"at {module}.{code.co_name}:{line}"
+    return program or library
+
+
+def validation(error: BaseException, *under: str) -> str:
+    """The codes and locations of pydantic's ValidationError, without what it was given. Of others nothing.
+
+    ``under``: where what was validated is found.
+    """
+    errors = getattr(error, "errors", None)
+    if not callable(errors) or not hasattr(error, "error_count"):
+        return ""
+    found = errors(include_url=False, include_context=False, include_input=False)
+    return _misfits([{**it, "loc": (*under, *it["loc"])} for it in found]) or "invalid"
+
+
+# --- answers of services --------------------------------------------------------------------------
+
+
+def answered(body: bytes) -> str:
+    """What is told of the body of an answer: its code, and the codes and locations of validation errors."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(content, Mapping):
+        return ""
+    detail = content.get("detail")
+    if isinstance(detail, list):
+        return _misfits(detail)
+    for holder in (content, detail, content.get("error")):
+        if isinstance(holder, Mapping):
+            for key in ("code", "error_code"):
+                if _is_code(holder.get(key)):
+                    return str(holder[key])
+    return ""
+
+
+def _misfits(found: list[Any]) -> str:
+    """``string_too_long at body.payload.title``, of the first few errors."""
+    errors = [it for it in found if isinstance(it, Mapping) and _is_code(it.get("type"))]
+    places = [(str(it["type"]), place(it.get("loc"))) for it in errors[:_SHOWN]]
+    parts = [f"{code} at {where}" if where else code for code, where in places]
+    more = f" (and {len(errors) - _SHOWN} more)" if len(errors) > _SHOWN else ""
+    return "; ".join(parts) + more
+
+
+def place(location: object) -> str:
+    """Where an error is. A key of a map may be data, so what does not look like a name is shown as a star."""
+    return ".".join(_name(part) for part in location[:10]) if isinstance(location, list | tuple) else ""
+
+
+def _name(part: object) -> str:
+    if isinstance(part, int) and abs(part) < 10**5:
+        return str(part)
+    return part if _is_code(part) else "*"  # type: ignore[return-value] # a code is text
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, str) and bool(_CODE.match(value)) and sum(map(str.isdigit, value)) <= _DIGITS

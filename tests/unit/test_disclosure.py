@@ -1,0 +1,183 @@
+"""What is told of failures: codes and places. Nothing here may repeat what somebody sent."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable
+
+import psycopg
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, field_validator
+
+from relay.bus import Command
+from relay.bus.errors import InvalidCommand
+from relay.domain.disclosure import answered, printable, told, trace, words
+from relay.domain.errors import Poison
+from relay.telemetry.logs import configure
+
+IBAN = "DE89370400440532013000"
+
+
+class Account(BaseModel):
+    iban: str
+    by: dict[str, int] = {}
+
+    @field_validator("iban")
+    @classmethod
+    def check(cls, value: str) -> str:
+        raise ValueError(f"{value} is no IBAN")
+
+
+def validation() -> None:
+    Account.model_validate({"iban": IBAN, "by": {IBAN: "x"}})
+
+
+def plain() -> None:
+    raise ValueError(IBAN)
+
+
+def chained() -> None:
+    try:
+        plain()
+    except ValueError as error:
+        raise KeyError(IBAN) from error
+
+
+def driver() -> None:
+    raise psycopg.errors.InvalidTextRepresentation(f'invalid input syntax for type uuid: "{IBAN}"')
+
+
+class Open(Command[None]):
+    iban: str
+
+    @field_validator("iban")
+    @classmethod
+    def check(cls, value: str) -> str:
+        raise ValueError(f"{value} is no IBAN")
+
+
+def command() -> None:
+    Open(iban=IBAN)
+
+
+def failing(function: Callable[[], None]) -> Exception:
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (validation, "ValidationError (value_error at iban; int_parsing at by.*) at test_disclosure.validation:"),
+        (plain, "ValueError at test_disclosure.plain:"),
+        (chained, "KeyError at test_disclosure.chained:"),
+        (driver, "InvalidTextRepresentation 22P02 at test_disclosure.driver:"),
+        (command, "InvalidCommand: invalid iban"),
+    ],
+)
+def test_an_exception_is_told_by_class_codes_and_place(function: Callable[[], None], says: str) -> None:
+    error = failing(function)
+    assert told(error).replace("tests.unit.", "").startswith(says)
+    assert IBAN not in told(error) + trace(error)
+    assert IBAN in words(error) or function in (chained, validation)
+
+
+def test_what_is_raised_for_operators_is_told_in_its_words() -> None:
+    assert told(Poison("a vibe without title")) == "Poison: a vibe without title"
+    assert words(Poison("a vibe without title")) == ""
+    assert told(InvalidCommand("x")) == "InvalidCommand: invalid"
+
+
+@given(st.text(max_size=2_000))
+def test_what_is_printable_is_one_bounded_line_of_text_that_postgresql_stores(text: str) -> None:
+    line = printable(text)
+    assert line.isprintable()
+    assert len(line.encode()) <= 500
+
+
+@given(st.recursive(st.none() | st.just(IBAN) | st.integers(10**9, 10**18), lambda inner: (
+    st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["detail", "type", "loc", "msg", "code", "error", "error_code", "x"]), inner)
+)))  # fmt: skip
+def test_no_answer_makes_us_repeat_a_value(answer: object) -> None:
+    found = answered(json.dumps(answer).encode())
+    assert "DE89" not in found
+    assert not any(part.isdecimal() and len(part) > 5 for part in found.replace(".", " ").split())
+
+
+# --- log lines ---
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], io.StringIO]:
+    root, level, handlers = logging.getLogger(), logging.getLogger().level, logging.getLogger().handlers[:]
+
+    def begin(log_format: str) -> io.StringIO:
+        configure("DEBUG", log_format)
+        stream = io.StringIO()
+        handler = root.handlers[0]
+        assert isinstance(handler, logging.StreamHandler)
+        handler.setStream(stream)
+        return stream
+
+    yield begin
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+@pytest.mark.parametrize(
+    "name", ["relay", "relay.tasks", "dramatiq.worker.WorkerThread", "apscheduler", "asyncio"]
+)
+def test_a_traceback_in_the_log_names_lines_and_repeats_no_value(
+    lines: Callable[[str], io.StringIO], log_format: str, name: str
+) -> None:
+    stream = lines(log_format)
+    error = failing(chained)
+    logging.getLogger(name).error(
+        "it failed\nfuture: exception=%r", error, exc_info=error
+    ) if name == "asyncio" else (logging.getLogger(name).error("it failed", exc_info=error))
+    found = stream.getvalue()
+    assert IBAN not in found
+    assert "it failed" in found
+    assert "KeyError at" in found
+    assert "ValueError at" in found
+    assert "in chained" in found
+
+
+def test_a_structlog_line_of_ours_is_no_different(lines: Callable[[str], io.StringIO]) -> None:
+    stream = lines("json")
+    try:
+        chained()
+    except KeyError:
+        structlog.stdlib.get_logger("relay").exception("it failed")
+    [line] = map(json.loads, stream.getvalue().splitlines())
+    assert "KeyError at" in line["exception"]
+    assert IBAN not in stream.getvalue()
+
+
+def test_what_an_application_logs_itself_is_its_own_affair(lines: Callable[[str], io.StringIO]) -> None:
+    stream = lines("json")
+    logging.getLogger("myapp").error("it failed", exc_info=failing(plain))
+    assert IBAN in stream.getvalue()
+
+
+def test_the_arguments_of_an_applications_actors_are_not_logged(lines: Callable[[str], io.StringIO]) -> None:
+    import dramatiq
+
+    stream = lines("json")
+    message = dramatiq.Message("default", "send_mail", (IBAN,), {"iban": IBAN}, {})
+    logger = logging.getLogger("dramatiq.worker.WorkerThread")
+    logger.error("Failed to process message %s with unhandled exception.", message)
+    logger.warning("Retries exceeded for message %r.", message)
+    assert IBAN not in stream.getvalue()
+    assert stream.getvalue().count(f"send_mail({message.message_id})") == 2
