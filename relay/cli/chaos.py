@@ -91,7 +91,7 @@ def _options(
         rate=rate,
         workers=workers,
         liveness=liveness,
-        every=(0.5, 2.0) if short else (3.0, 12.0),
+        every=(0.2, 1.5) if short else (3.0, 12.0),
         hold=(3.0, 6.0) if short else (5.0, 30.0),
         max_attempts=25 if short else 60,
     )
