@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 
 from relay.settings.section import Section
-from relay.settings.values import AbsolutePath, HeaderName, InboxPrefix, Token, WebhookUrl
+from relay.settings.urls import WebhookUrl
+from relay.settings.values import AbsolutePath, HeaderName, InboxPrefix, Token
 from relay.tls import TlsFiles
 
 
