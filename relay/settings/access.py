@@ -39,8 +39,8 @@ class NatsSettings(TlsSettings):
 
     ``credentials`` is a creds file, with a JWT and a seed, ``nkey`` a file with a seed. ``tls_first``: begin with
     TLS, as a server with ``handshake_first`` wants it. ``inbox_prefix``: below which answers arrive; users who
-    share an account and must not read each other's have one each. ``monitor``: where the server tells of itself over
-    HTTP, for `relay health`.
+    share an account and must not read each other's have one each. ``monitor``: where the server tells of itself
+    over HTTP, for `relay health`.
     """
 
     user: str | None = Field(default=None, min_length=1)
