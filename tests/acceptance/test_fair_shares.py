@@ -34,20 +34,24 @@ def deaf() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/handle"
 
 
-@pytest.mark.parametrize("quick", ["http", "plain"])
 @pytest.mark.parametrize(
-    ("kind", "chunk"), [("http", 1), ("plain", 1), ("coroutine", 1), ("plain", 5), ("http", 5)]
+    ("kind", "chunk", "quick"),
+    [
+        ("http", 1, "http"),
+        ("http", 5, "http"),
+        ("plain", 1, "plain"),
+        ("plain", 5, "http"),
+        ("coroutine", 1, "plain"),
+    ],
 )
 def test_a_subscription_goes_on_beside_ten_that_hang(
     start_fleet: Callable[..., Fleet], deaf: str, kind: str, chunk: int, quick: str
 ) -> None:
     handler = deaf if kind == "http" else f"python:tests.acceptance.hanging_{kind}"
-    more = [
-        SUBSCRIPTION.format(number=number, handler=handler, time_out=TIME_OUT, chunk=chunk)
-        for number in range(HANGING)
-    ]
-    options = {"handler": "python:tests.acceptance.quick_plain"} if quick == "plain" else {}
-    fleet = start_fleet(more="\n".join(more), max_ack_pending=500, **options)
+    options = {"handler": handler, "time_out": TIME_OUT, "chunk": chunk}
+    more = [SUBSCRIPTION.format(number=number, **options) for number in range(HANGING)]
+    quickly = {"handler": "python:tests.acceptance.quick_plain"} if quick == "plain" else {}
+    fleet = start_fleet(more="\n".join(more), max_ack_pending=500, **quickly)
     fleet.scheduler()
     fleet.worker()
     commit(fleet)
