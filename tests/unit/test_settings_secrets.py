@@ -38,6 +38,7 @@ SECRETS = {
     "RELAY_REDIS_URL": "redis_url",
     "RELAY_NATS__PASSWORD": "nats.password",
     "RELAY_NATS__TOKEN": "nats.token",
+    "RELAY_NATS__MONITOR": "nats.monitor",
     "RELAY_REDIS__PASSWORD": "redis.password",
     "RELAY_CONTEXTS__SEA__DATABASE_URL": "contexts.sea.database_url",
     "RELAY_CONTEXTS__SEA__ALERTS__WEBHOOK": "contexts.sea.alerts.webhook",
@@ -52,7 +53,9 @@ URLS = {"nats": "nats://u:hunter2@h", "redi": "redis://u:hunter2@h", "data": "po
 @pytest.mark.parametrize("variable", SECRETS)
 def test_every_secret_comes_from_a_file_too(load: Load, tmp_path: Path, variable: str) -> None:
     key = SECRETS[variable]
-    text = URLS.get(key.rpartition(".")[2][:4], "https://h/hunter2" if key.endswith("webhook") else "hunter2")
+    text = URLS.get(
+        key.rpartition(".")[2][:4], "https://h/hunter2" if key.endswith(("webhook", "monitor")) else "hunter2"
+    )
     (tmp_path / "secret").write_text(f"{text}\r\n")
     given = {f"{variable}_FILE": str(tmp_path / "secret")}
     if key == "nats.password":
