@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+SOAK_MINUTES ?= 60
+SOAK_LIVENESS_MINUTES ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev compose-env test lint bench clean
+.PHONY: help setup demo dev compose-env test soak lint bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +41,11 @@ else
 # Alone: how soon a fleet recovers is part of what is judged.
 	$(BIN)/python -m pytest -q tests/chaos/test_chaos.py
 endif
+
+soak: $(READY) ## break everything for hours; less of it: make soak SOAK_MINUTES=10
+# Every kind of fault, each many times; then what never heals. 60 minutes: over 300 faults, over 60,000 events.
+	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 $(SOAK_ARGS)
+	$(BIN)/relay chaos --minutes $(SOAK_LIVENESS_MINUTES) --rate 40 --liveness $(SOAK_ARGS)
 
 lint: $(READY) ## check style, types and who imports whom
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from relay.access import http_access
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.webhook import Webhook
-from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE
+from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, share
 from relay.domain.facts import MessagesReEnqueued
 from relay.domain.topology import advisory_consumer
 
@@ -82,7 +82,7 @@ async def sweep_inbox(context: str, subscription: str, token: str) -> None:
     only what was enqueued before the queue's head is.
     """
     async with chore(f"sweep_inbox:{context}:{subscription}", token):
-        waited = await asyncio.to_thread(broker.head_waits, HANDLE_QUEUE)
+        waited = await asyncio.to_thread(broker.head_waits, HANDLE_QUEUE, share(context, subscription))
         ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_LIMIT, waited)
         if ids:
             await enqueue(context, subscription)(ids)

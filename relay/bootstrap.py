@@ -31,6 +31,7 @@ from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.adapters.redis import RelayBroker, create_broker
+from relay.adapters.shares import SHARE
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.missing import FindMissing
@@ -288,5 +289,14 @@ def retry_policy(max_attempts: int, initial: timedelta, maximum: timedelta) -> R
 
 
 def job(queue: str, actor: str, *args: str | int | list[str] | None) -> Message[Any]:
-    """A message for an actor, by name: names and ids only, never content."""
-    return Message(queue_name=queue, actor_name=actor, args=args, kwargs={}, options={})
+    """A message for an actor, by name: names and ids only, never content.
+
+    What subscriptions and cron jobs have called is of their own share: the first two arguments name them.
+    """
+    options = {SHARE: share(*args[:2])} if queue in {HANDLE_QUEUE, CRON_QUEUE} else {}
+    return Message(queue_name=queue, actor_name=actor, args=args, kwargs={}, options=options)
+
+
+def share(context: object, name: object) -> str:
+    """The share of a subscription or a cron job."""
+    return f"{context}/{name}"

@@ -23,7 +23,9 @@ from relay.chaos.promises import (
     nothing_stuck,
     order_kept,
 )
-from relay.chaos.recovery import amplification, recovered
+from relay.chaos.recovery import recovered
+from relay.chaos.repeats import repeated
+from relay.chaos.starving import fairly_shared
 
 
 def judge(
@@ -43,18 +45,18 @@ def judge(
     final = [
         nothing_lost(ledger),
         nothing_phantom(ledger),
-        effects_once(ledger, amplification(evidence, ledger)),
+        effects_once(ledger),
         order_kept(ledger),
         dead_letters_accounted(ledger),
         nothing_stuck(ledger, evidence.consumers, drained),
     ]
-    bad = bad_rows_contained(ledger)
+    others = [bad_rows_contained(ledger), repeated(evidence, ledger), fairly_shared(evidence, ledger)]
     return [
         _meaningful(evidence, ledger, faults_expected),
         *final,
-        _under_faults(evidence, [*final, bad]),
+        _under_faults(evidence, [*final, *others]),
         recovered(evidence, liveness),
-        bad,
+        *others,
     ]
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, LiteralString
+from uuid import UUID
 
 import nats.errors
 import psycopg
@@ -85,29 +89,36 @@ _INCIDENTS: Final = (
 )
 
 
-def settle(urls: Urls, nats_url: str, seconds: float = 120.0) -> bool:
+def settle(urls: Urls, nats_url: str, seconds: float = 120.0, cold: Path | None = None) -> bool:
     """Wait until the system is drained; says whether it was within ``seconds``. `left` tells what it waits for."""
     deadline = time.monotonic() + seconds
-    while left(urls, nats_url):
+    while left(urls, nats_url, cold):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_SECONDS)
     return True
 
 
-def left(urls: Urls, nats_url: str) -> Sequence[str]:
-    """What is still to come, in words; nothing when the system is drained. A server away is worth waiting for."""
+def left(urls: Urls, nats_url: str, cold: Path | None = None) -> Sequence[str]:
+    """What is still to come, in words; nothing when the system is drained. A server away is worth waiting for.
+
+    ``cold``: the archive, where rows may have gone.
+    """
     try:
         # The second look is dear: it reads the whole stream.
-        return _waiting(urls) or asyncio.run(_pending(nats_url)) or asyncio.run(_missing(urls, nats_url))
+        return _waiting(urls) or asyncio.run(_pending(nats_url)) or asyncio.run(_missing(urls, nats_url, cold))
     except (psycopg.Error, Outage, nats.errors.Error, JetStreamError, OSError) as error:
         return [f"not reachable: {type(error).__name__}"]
 
 
-def collect(urls: Urls, nats_url: str, history: History) -> None:
-    """Write the records of the final state. Raises psycopg.Error and BrokerUnreachable."""
+def collect(urls: Urls, nats_url: str, history: History, cold: Path | None = None) -> None:
+    """Write the records of the final state, archived rows included. Raises psycopg.Error and BrokerUnreachable."""
     _write(history, _records(urls["shop"], _BUSINESS, Business))
+    _write(
+        history, (OutboxState(row["id"], "published", row["published_seq"]) for row in archived(cold, "outbox"))
+    )
     _write(history, _records(urls["shop"], _OUTBOX, OutboxState))
+    _write(history, map(_archived_message, archived(cold, "inbox")))
     _write(history, _records(urls["sea"], _INBOX, InboxState))
     for database in ("sea", "cases"):
         _write(history, _records(urls[database], _EFFECTS, _effect))
@@ -137,18 +148,31 @@ async def _pending(nats_url: str) -> list[str]:
     ]
 
 
-async def _missing(urls: Urls, nats_url: str) -> list[str]:
+async def _missing(urls: Urls, nats_url: str, cold: Path | None) -> list[str]:
     """What counts do not show: a tail that the stream lost is owed until reconciliation has seen to it."""
     published = {id.bytes for [id] in _rows(urls["shop"], _PUBLISHED)}
     stored = set(published)
     async for page in _stream(nats_url):
         stored.difference_update(message.event_id.bytes for message in page if message.event_id)
     published.difference_update(id.bytes for [id] in _rows(urls["sea"], _RECEIVED))
+    published.difference_update(UUID(row["message_id"]).bytes for row in archived(cold, "inbox"))
     lacking = {"in the stream": stored, "in the inbox": published}
     return [f"{len(ids)} published events are not {where}" for where, ids in lacking.items() if ids]
 
 
 # --- the final state ---
+
+
+def archived(cold: Path | None, kind: str) -> Iterator[dict[str, Any]]:
+    """The rows of a kind in the archive. A crash may have left some there that are in their table, too."""
+    for path in sorted(cold.glob(f"*/{kind}/*.jsonl.gz")) if cold else ():
+        with gzip.open(path, "rt") as lines:
+            yield from map(json.loads, lines)
+
+
+def _archived_message(row: dict[str, Any]) -> InboxState:
+    state = "processed" if row["processed_at"] else "dead-lettered"
+    return InboxState(row["message_id"], row["subscription"] or "", state, row["attempts"])
 
 
 def _effect(message_id: str, source: str, key: str, place: int) -> Effect:
@@ -178,7 +202,12 @@ def _write(history: History, records: Iterator[Record]) -> None:
 
 async def _collect_stream(nats_url: str, history: History) -> None:
     async for page in _stream(nats_url):
-        history.write(*(Stored(message.seq, str(message.event_id or message.msg_id or "")) for message in page))
+        history.write(
+            *(
+                Stored(message.seq, str(message.event_id or message.msg_id or ""), message.at.timestamp())
+                for message in page
+            )
+        )
     async with connect_once(nats_url) as js:
         for info in await js.consumers_info(STREAM):
             history.write(await _consumer_end(js, info))

@@ -6,11 +6,13 @@ are short, so that a run of minutes sees many retries; attempts are plenty, so t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from relay.chaos.history import ORDERED as IN_ORDER
 from relay.chaos.history import Source
 from relay.devstack.ports import LOOPBACK
 from relay.settings.model import SubscriptionSettings
@@ -21,8 +23,17 @@ CONSUMING: Final = "sea"
 CASES: Final = "cases"
 DATABASES: Final = (PRODUCING, CONSUMING, CASES)
 STREAM: Final = "SHOP_EVENTS"
+#: The archive of both, beside the configuration.
+COLD: Final = "cold"
 #: With the back-off below: more than a minute of failures, within which every fault is healed.
 MAX_ATTEMPTS: Final = 60
+
+#: A handler's time-out. The slow one's is longer than a lease, so that a lease can be lost during a call.
+CALL_SECONDS: Final = {Source.HTTP: 3.0, Source.PYTHON: 3.0, Source.ORDERED: 3.0, Source.SLOW: 20.0}
+#: A claim outlives its worker by so much.
+LEASE_SECONDS: Final = 8.0
+#: The back-off of a message after its first failure, and at most, in seconds.
+BACKOFF: Final = (0.2, 1.0)
 
 #: Each link is "role-server": the connections that processes of one role make to one server.
 LINKS: Final = (
@@ -47,13 +58,21 @@ _CONTEXTS: Final = f"""\
 [contexts.{PRODUCING}.stream]
 name = "{STREAM}"
 subjects = ["{PRODUCING}.event.>"]
-max_age = "unlimited"
+max_age = "3h"
+[contexts.{PRODUCING}.archive]
+after = "6h"
+directory = "COLD"
 [contexts.{PRODUCING}.publish]
 max_attempts = 3
 backoff_initial = "200ms"
 backoff_max = "2s"
 
 [contexts.{CONSUMING}]
+[contexts.{CONSUMING}.stream]
+max_age = "3h"
+[contexts.{CONSUMING}.archive]
+after = "6h"
+directory = "COLD"
 """
 # max_deliver is out of reach: faults decide how often a message comes, and its handler what becomes of it.
 _SUBSCRIPTION: Final = """
@@ -62,33 +81,40 @@ stream = "{stream}"
 filter_subject = "{subject}"
 settle = "{settle}"
 handler = "{handler}"
-handler_timeout = "3s"
+handler_timeout = "{timeout:g}s"
 ack_wait = "30s"
 max_deliver = 1000
 max_ack_pending = 200
 max_attempts = {max_attempts}
-backoff_initial = "200ms"
-backoff_max = "1s"
+backoff_initial = "{initial:g}s"
+backoff_max = "{most:g}s"
 """
 
 
 def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS) -> None:
-    """Write the relay.toml of the run; servers are named by the environment."""
-    path.write_text(_CONTEXTS + "".join(_subscription(source, service_url, max_attempts) for source in Source))
+    """Write the relay.toml of the run, and make the archive beside it; servers are named by the environment."""
+    cold = path.with_name(COLD)
+    cold.mkdir(exist_ok=True)
+    contexts = _CONTEXTS.replace('"COLD"', json.dumps(str(cold)))
+    path.write_text(contexts + "".join(_subscription(source, service_url, max_attempts) for source in Source))
 
 
 def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
-    served = source is Source.HTTP
+    served = source in {Source.HTTP, Source.SLOW}
+    initial, most = BACKOFF
     text = _SUBSCRIPTION.format(
         context=CONSUMING,
         name=source.value,
         stream=STREAM,
+        timeout=CALL_SECONDS[source],
+        initial=initial,
+        most=most,
         max_attempts=max_attempts,
         subject=f"{PRODUCING}.event.{source.value}.>",
         settle="handler" if served else "inbox",
         handler=service_url if served else _HANDLER,
     )
-    if source is Source.ORDERED and ORDERED:
+    if source in IN_ORDER and ORDERED:
         text += "".join(f"{key} = {value}\n" for key, value in _ORDERED.items())
     return text
 

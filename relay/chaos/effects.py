@@ -10,6 +10,8 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ import psycopg
 from pydantic import BaseModel
 
 from consumer.handlers import AlreadyProcessed, MessageContext, Poison, handles
-from relay.chaos.history import Call, History, Source
+from relay.chaos.history import History, Source
 from relay.chaos.plan import Answer, answer_to
 from relay.chaos.tables import INSERT_EFFECT, READ_SETTINGS, HandlerSettings
 
@@ -43,9 +45,11 @@ def write(case: Case, connection: psycopg.Connection[Any], context: MessageConte
     settings = _known.get(connection.info.dsn)
     if settings is None:
         settings = _keep(connection.info.dsn, connection.execute(READ_SETTINGS).fetchone())
-    connection.execute(INSERT_EFFECT, _effect(context, Source.PYTHON, case))
-    if _behave(settings, Source.PYTHON, context) is Answer.HANG:
-        time.sleep(settings.hang)
+    with _recorded(settings, Source.PYTHON, context) as answer:
+        connection.execute(INSERT_EFFECT, _effect(context, Source.PYTHON, case))
+        _behave(answer)
+        if answer is Answer.HANG:
+            time.sleep(settings.hang)
 
 
 @handles("ordered", version=1)
@@ -54,19 +58,40 @@ async def write_in_order(case: Case, connection: psycopg.AsyncConnection[Any], c
     settings = _known.get(connection.info.dsn)
     if settings is None:
         settings = _keep(connection.info.dsn, await (await connection.execute(READ_SETTINGS)).fetchone())
-    await connection.execute(INSERT_EFFECT, _effect(context, Source.ORDERED, case))
-    if _behave(settings, Source.ORDERED, context) is Answer.HANG:
-        await asyncio.sleep(settings.hang)
+    with _recorded(settings, Source.ORDERED, context) as answer:
+        await connection.execute(INSERT_EFFECT, _effect(context, Source.ORDERED, case))
+        _behave(answer)
+        if answer is Answer.HANG:
+            await asyncio.sleep(settings.hang)
 
 
 def _effect(context: MessageContext, source: Source, case: Case) -> dict[str, Any]:
     return {"message_id": context.message_id, "source": source.value, "key": case.key}
 
 
-def _behave(settings: HandlerSettings, source: Source, context: MessageContext) -> Answer:
+@contextmanager
+def _recorded(settings: HandlerSettings, source: Source, context: MessageContext) -> Iterator[Answer]:
+    """Record the call, from here to the end of the block, and say what it is to answer."""
     answer = answer_to(context.message_id, settings.seed, context.attempt)
-    if settings.history is not None:
-        _history(settings.history).write(Call(str(context.message_id), source, answer.value, time.time()))
+    if settings.history is None:
+        yield answer
+        return
+    history = _history(settings.history)
+    begun, told = history.begin(str(context.message_id), source), Answer.ERROR
+    try:
+        yield answer
+        told = answer
+    except (AlreadyProcessed, Poison, HandlerFailed):
+        told = answer
+        raise
+    except asyncio.CancelledError:
+        told = Answer.HANG
+        raise
+    finally:
+        history.end(begun, told.value)
+
+
+def _behave(answer: Answer) -> None:
     match answer:
         case Answer.REPEAT:
             raise AlreadyProcessed("the plan says that this was done before")
@@ -74,7 +99,6 @@ def _behave(settings: HandlerSettings, source: Source, context: MessageContext) 
             raise Poison("the plan says that this cannot be handled")
         case Answer.ERROR | Answer.DROP:
             raise HandlerFailed("the plan says that this call fails")
-    return answer
 
 
 def _keep(dsn: str, row: Any) -> HandlerSettings:

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from relay.chaos.history import (
+    Begun,
     Business,
     Call,
     ConsumerEnd,
     Effect,
     Fault,
+    Hostile,
     InboxState,
     Incident,
     Lost,
+    Operated,
     Operation,
     OutboxState,
     Outcome,
@@ -40,6 +43,7 @@ class Evidence:
 
     operations: list[Operation] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    begun: list[Begun] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     business: list[Business] = field(default_factory=list)
@@ -50,11 +54,14 @@ class Evidence:
     incidents: list[Incident] = field(default_factory=list)
     consumers: list[ConsumerEnd] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
+    hostile: list[Hostile] = field(default_factory=list)
+    operated: list[Operated] = field(default_factory=list)
 
 
 _LISTS: Final[dict[type[Any], str]] = {
     Operation: "operations",
     Fault: "faults",
+    Begun: "begun",
     Call: "calls",
     Sample: "samples",
     Business: "business",
@@ -65,6 +72,8 @@ _LISTS: Final[dict[type[Any], str]] = {
     Incident: "incidents",
     ConsumerEnd: "consumers",
     Lost: "lost",
+    Hostile: "hostile",
+    Operated: "operated",
 }
 _TYPES: Final = {kind.__name__: kind for kind in get_args(Record)}
 

@@ -9,10 +9,14 @@ from typing import Final
 
 from relay.chaos import history
 from relay.chaos.deployment import LINKS
-from relay.chaos.injections import network, processes, servers, store
+from relay.chaos.injections import archive, hostile, network, operators, processes, servers, store, workers
 from relay.chaos.rig import Rig
 from relay.chaos.stage import Injection, Stage
 
+#: A kind that touches this needs everything to itself.
+ALONE: Final = "everything"
+#: A handler hangs for long enough to see what that does to others, in seconds.
+_HANG_SECONDS: Final = 20.0
 #: Shares of `Stage.hold`: nothing but the blow itself, a moment, the whole of it.
 _BLOW: Final = 0.0
 _MOMENT: Final = 0.25
@@ -21,20 +25,25 @@ _WHOLE: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault. ``touches``: what else than its target it needs to itself while it lasts."""
+    """A kind of fault.
+
+    ``targets``: where it may strike in this rig; nowhere if the rig has not what it takes. ``touches``: what else
+    than its target it needs to itself while it lasts. ``at_least``: seconds that it lasts in any case.
+    """
 
     name: str
     targets: Callable[[Rig], Sequence[str]]
     inject: Injection
     share: float = _BLOW
     touches: frozenset[str] = frozenset()
+    at_least: float = 0.0
 
     def strike(self, stage: Stage, target: str) -> history.Fault:
         """Inject the fault, let it last, heal it, and record it; whatever goes wrong, the record says so."""
         began = time.time()
         try:
             with self.inject(stage, target):
-                stage.stay(self.share)
+                stage.stay(self.share, self.at_least)
         except Exception as error:
             stage.note(f"went wrong: {type(error).__name__}: {error}")
             raise
@@ -53,6 +62,10 @@ def _only(*names: str) -> Callable[[Rig], Sequence[str]]:
     return lambda _rig: names
 
 
+def _with_disk(name: str) -> Callable[[Rig], Sequence[str]]:
+    return lambda rig: [name] if name in rig.disks else []
+
+
 def _processes() -> list[Kind]:
     return [
         kind
@@ -62,7 +75,11 @@ def _processes() -> list[Kind]:
             Kind(f"{role}-term", _role(role), processes.terminated),
             Kind(f"{role}-freeze", _role(role), processes.frozen, _WHOLE),
         )
-    ] + [Kind("worker-orphans", _role("worker"), processes.orphaned, _MOMENT)]
+    ] + [
+        Kind("worker-orphans", _role("worker"), processes.orphaned, _MOMENT),
+        Kind("worker-stall", _role("worker"), workers.stalled),
+        Kind("worker-clock", _role("worker"), workers.clock_wrong, _WHOLE),
+    ]
 
 
 def _servers() -> list[Kind]:
@@ -73,6 +90,9 @@ def _servers() -> list[Kind]:
         Kind("postgres-kill", postgres, servers.killed),
         Kind("postgres-freeze", postgres, servers.frozen, _MOMENT),
         Kind("postgres-backends", postgres, servers.backends_terminated),
+        Kind("postgres-disk-full", _with_disk("postgres"), servers.disk_full, _MOMENT),
+        Kind("postgres-upkeep", postgres, operators.kept_up, _MOMENT),
+        Kind("nats-disk-full", _with_disk("nats"), servers.disk_full, _MOMENT),
         Kind("nats-kill", nats, servers.killed, _MOMENT),
         Kind("nats-stop", nats, servers.stopped, _MOMENT),
         Kind("nats-freeze", nats, servers.frozen, _WHOLE),
@@ -98,12 +118,27 @@ def _network() -> list[Kind]:
         Kind("link-black-hole", links, network.black_hole, _WHOLE),
         Kind("link-forgotten", links, network.forgotten, _WHOLE),
         Kind("link-deaf", links, network.deaf, _WHOLE),
+        Kind("link-one-way", links, network.one_way, _WHOLE),
         Kind("link-delay", links, network.delayed, _WHOLE),
         Kind("link-cut-reply", links, network.replies_cut, _MOMENT),
     ]
 
 
-#: By name. The rows that can never be published come from the workload (`Stage.poison`).
+def _people() -> list[Kind]:
+    """What producers, strangers and operators do."""
+    producer = _only("producer")
+    return [
+        Kind("poison-rows", producer, operators.poisoned),
+        Kind("large-payloads", producer, operators.large_payloads),
+        Kind("future-rows", producer, operators.from_the_future),
+        Kind("hostile-messages", _only("nats"), hostile.hostile_messages),
+        Kind("operator-commands", _only("operator"), operators.commanded),
+        Kind("archive", _only("operator"), archive.archived),
+        Kind("handler-hang", _only("service"), operators.hanging, _WHOLE, frozenset({ALONE}), _HANG_SECONDS),
+    ]
+
+
+#: By name. What is committed for a fault comes from the workload (`Stage.commit`).
 FAULTS: Final[dict[str, Kind]] = {
     kind.name: kind
     for kind in [
@@ -111,6 +146,6 @@ FAULTS: Final[dict[str, Kind]] = {
         *_servers(),
         *_store(),
         *_network(),
-        Kind("poison-rows", _only("producer"), servers.poisoned),
+        *_people(),
     ]
 }

@@ -6,12 +6,19 @@ Each writing process has a file of its own, so a process that is killed tears at
 from __future__ import annotations
 
 import json
+import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+
+def now() -> float:
+    """Unix time, of this host's clock even in a process whose own is shifted (see `levers`)."""
+    return time.clock_gettime(time.CLOCK_REALTIME)
 
 
 class Outcome(StrEnum):
@@ -31,6 +38,14 @@ class Source(StrEnum):
     """A Python handler in the inbox transaction. ``settle = "inbox"``."""
     ORDERED = "ordered"
     """The same with ``order = "key"`` and ``failed_head = "skip"``."""
+    SLOW = "slow"
+    """The service again, in order by key: some calls take longer than a lease, and all of them may hang."""
+
+
+#: Subscriptions with ``order = "key"``.
+ORDERED: Final = frozenset({Source.ORDERED, Source.SLOW})
+#: Subscriptions whose handler answers at once, and whose messages wait for no other.
+QUICK: Final = frozenset({Source.HTTP, Source.PYTHON})
 
 
 class Plan(StrEnum):
@@ -87,13 +102,30 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """A handler call that has begun in process ``pid``. ``began``: seconds of the host's monotonic clock."""
+
+    message_id: str
+    source: Source
+    began: float
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """One handler call as the handler saw it, and its answer (ok | repeat | poison | error | hang | drop)."""
+    """One handler call as the handler saw it, and its answer (ok | repeat | poison | error | hang | drop).
+
+    ``at``: its end. ``began``, ``ended``, ``pid``: as in `Begun`, so that calls of all processes compare. A call
+    ends with the handler, or for a service when its caller hangs up.
+    """
 
     message_id: str
     source: Source
     answer: str
     at: float
+    began: float = 0.0
+    ended: float = 0.0
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +141,10 @@ class Sample:
     """Events that wait to be published."""
     inbox: int | None
     """Messages that wait to be handled."""
+    delivered: Mapping[str, int] | None = None
+    """By subscription: how far JetStream has delivered. None: nats-server did not answer."""
+    pending: Mapping[str, int] | None = None
+    """By subscription: messages that nobody has fetched yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +171,8 @@ class Stored:
 
     seq: int
     id: str
+    at: float = 0.0
+    """When nats-server stored it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +226,31 @@ class Lost:
     ids: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """A message that somebody else put into the stream, at ``seq``, which nobody can handle."""
+
+    fault: int
+    id: str
+    seq: int
+    stand_in: str
+    """Under this id the inbox keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operated:
+    """What an operator did to these events or messages: replay | requeue."""
+
+    fault: int
+    action: str
+    ids: Sequence[str]
+    at: float
+
+
 Record: TypeAlias = (
     Operation
     | Fault
+    | Begun
     | Call
     | Sample
     | Business
@@ -201,6 +261,8 @@ Record: TypeAlias = (
     | Incident
     | ConsumerEnd
     | Lost
+    | Hostile
+    | Operated
 )
 
 
@@ -218,6 +280,18 @@ class History:
         )
         with self._lock:
             self._file.write(lines)
+
+    def begin(self, message_id: str, source: Source) -> Begun:
+        """Record that a handler call begins."""
+        begun = Begun(message_id, source, time.monotonic(), os.getpid())
+        self.write(begun)
+        return begun
+
+    def end(self, begun: Begun, answer: str, ended: float | None = None) -> None:
+        """Record the end of a call: now, unless it was earlier on the monotonic clock."""
+        ended = time.monotonic() if ended is None else ended
+        at = now() - (time.monotonic() - ended)
+        self.write(Call(begun.message_id, begun.source, answer, at, begun.began, ended, begun.pid))
 
     def close(self) -> None:
         """Close the file."""

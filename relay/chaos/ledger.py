@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from relay.chaos.deployment import BACKOFF
 from relay.chaos.evidence import Evidence
-from relay.chaos.history import Effect, InboxState, Incident, Operation, OutboxState, Outcome, Plan, Produced
+from relay.chaos.history import (
+    Effect,
+    Hostile,
+    InboxState,
+    Incident,
+    Operation,
+    OutboxState,
+    Outcome,
+    Plan,
+    Produced,
+)
+from relay.chaos.windows import Windows
+
+#: Of the nominal back-off, jitter leaves so much at least.
+_LEAST_OF_BACKOFF: Final = 0.8
+#: Where a fault keeps a handler away, or its answers from being recorded.
+_AROUND_HANDLERS: Final = ("worker", "service", "postgres", "valkey")
+#: A call that meets a fault may fail so much later, in seconds.
+_CALL: Final = 3.0
 
 #: The kind of an operation that its producer means to roll back.
 ROLLBACK: Final = "rollback"
@@ -51,6 +71,14 @@ class Ledger:
     """Keys with an event in a lost tail: the stream cannot have kept their order."""
     abandoned: frozenset[str] = frozenset()
     """Good messages given up after all attempts, because their handler was away for so long."""
+    replayed: frozenset[str] = frozenset()
+    """Events that an operator had published again."""
+    requeued: Mapping[str, int] = field(default_factory=dict)
+    """Dead letters that an operator gave back, and how often."""
+    hostile: Mapping[str, Hostile] = field(default_factory=dict)
+    """What strangers put into the stream, by its id there."""
+    stand_ins: frozenset[str] = frozenset()
+    """The ids of those in the inbox."""
 
     def expected(self) -> Iterator[str]:
         """Ids that may appear downstream of the outbox; anything else there is a phantom."""
@@ -58,6 +86,8 @@ class Ledger:
         yield from self.missing
         yield from self.bad
         yield from self.unmade
+        yield from self.hostile
+        yield from self.stand_ins
 
 
 def open_ledger(evidence: Evidence, max_attempts: int) -> Ledger:
@@ -70,6 +100,10 @@ def open_ledger(evidence: Evidence, max_attempts: int) -> Ledger:
         effects=_by_message(evidence.effects),
         incidents=_by_message(evidence.incidents),
         lost=frozenset(id for tail in evidence.lost for id in tail.ids),
+        replayed=frozenset(id for done in evidence.operated if done.action == "replay" for id in done.ids),
+        requeued=Counter(id for done in evidence.operated if done.action == "requeue" for id in done.ids),
+        hostile={message.id: message for message in evidence.hostile},
+        stand_ins=frozenset(message.stand_in for message in evidence.hostile),
     )
     ledger.first = _first_positions(evidence)
     _settle(ledger, evidence)
@@ -120,16 +154,25 @@ def _first_positions(evidence: Evidence) -> dict[str, int]:
 
 
 def _abandoned(ledger: Ledger, evidence: Evidence, max_attempts: int) -> frozenset[str]:
-    """Only a fault keeps a handler away, and only an incident with all attempts spent shows that it was."""
+    """Messages that spent all attempts, and that faults kept from their handler for as long as these take."""
+    windows = Windows([fault for fault in evidence.faults if fault.target.startswith(_AROUND_HANDLERS)])
+    committed_at = {event.id: operation.at for operation in evidence.operations for event in operation.events}
+    patience = shortest_patience(max_attempts)
     return frozenset(
         incident.message_id
         for incident in evidence.incidents
-        if evidence.faults
-        and incident.kind == "exhausted"
+        if incident.kind == "exhausted"
         and incident.attempts >= max_attempts
         and (event := ledger.committed.get(incident.message_id)) is not None
         and event.plan is not Plan.NEVER
+        and windows.covered(committed_at[event.id], math.inf, more=_CALL) >= patience
     )
+
+
+def shortest_patience(max_attempts: int) -> float:
+    """The seconds between the first attempt and the last, if every call fails at once."""
+    initial, most = BACKOFF
+    return sum(min(most, initial * 2.0**failures) * _LEAST_OF_BACKOFF for failures in range(max_attempts - 1))
 
 
 def _by_message(records: list[Told]) -> dict[str, list[Told]]:

@@ -1,46 +1,59 @@
-"""A seeded schedule of faults: every kind once before any comes again, at times two at once, always healed."""
+"""A seeded schedule of faults: every kind once before any comes again, many while others last, always healed."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from relay.chaos.faults import FAULTS, Kind
+from relay.chaos.faults import ALONE, FAULTS, Kind
 from relay.chaos.history import Fault, History
 from relay.chaos.rig import Rig
-from relay.chaos.stage import Poison, Stage
+from relay.chaos.stage import Burst, Stage
 
-#: How often a second fault strikes together with the first.
-_TWO_AT_ONCE: Final = 0.2
+#: How often a fault begins while others last, if they do, and how many last at once.
+_JOINS: Final = 0.6
+_AT_ONCE: Final = 3
 _FLUSH_EVERY: Final = 5.0
+_LOOK: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault to come: what, where, and the chance that decides its details."""
+    """A fault to come: what, where, and the chance that decides its details.
+
+    ``after``: seconds between the moment when it could begin and its beginning. ``joins``: whether it begins while
+    others last.
+    """
 
     kind: Kind
     target: str
     seed: int
+    after: float = 0.0
+    joins: bool = False
 
     @property
     def needs(self) -> frozenset[str]:
         """What it must have to itself."""
         return self.kind.touches | {self.target}
 
+    def meets(self, other: Strike) -> bool:
+        """Whether one of the two would heal, or hide, what the other does."""
+        return not self.needs.isdisjoint(other.needs) or ALONE in self.needs | other.needs
+
 
 class Nemesis:
     """Strikes a rig again and again until its time is over or it is stopped. Used once.
 
-    ``every``: least and most seconds between a heal and the next fault. ``hold``: least and most seconds for which
-    a lasting fault stays. ``kinds``: names in `faults.FAULTS`, None for all. ``poison``: commits rows that can
-    never be published. The same seed gives the same faults at the same targets in the same order.
+    ``every``: least and most seconds to the next fault, after the last was healed, or began if the next one joins
+    it. ``hold``: least and most seconds for which a lasting fault stays. ``kinds``: names in `faults.FAULTS`, None
+    for all. ``burst``: commits events of special kinds. The same seed gives the same faults at the same targets in
+    the same order.
     """
 
     def __init__(
@@ -52,14 +65,18 @@ class Nemesis:
         every: tuple[float, float] = (3.0, 8.0),
         hold: tuple[float, float] = (5.0, 30.0),
         kinds: Collection[str] | None = None,
-        poison: Poison | None = None,
+        burst: Burst | None = None,
     ) -> None:
         self._rig, self._history = rig, history
         self._random = Random(seed)  # noqa: S311 - repeatable, not secret
         self._every, self._hold = every, hold
-        self._poison = poison
-        self._deck = self._shuffled(_chosen(kinds, poison))
-        self._postponed: Strike | None = None
+        self._burst = burst
+        chosen = [kind for name, kind in FAULTS.items() if kinds is None or name in kinds]
+        possible = [kind for kind in chosen if kind.targets(rig)]
+        self.left_out = [kind.name for kind in chosen if kind not in possible]
+        """Kinds for which this machine, or this user, has not what they take."""
+        self._deck = self._shuffled(possible)
+        self._under_way: dict[Future[None], Strike] = {}
         self._over = threading.Event()
         self._number = 0
 
@@ -68,10 +85,14 @@ class Nemesis:
 
         What goes wrong with a fault is recorded with it, and raised.
         """
-        with self._ended_at(until), ThreadPoolExecutor(2, thread_name_prefix="chaos-fault") as pool:
-            while not self._over.wait(self._random.uniform(*self._every)):
-                for done in [pool.submit(self._strike, strike, self._next_number()) for strike in self._draw()]:
-                    done.result()
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="chaos-fault") as pool, self._ended_at(until):
+            while not self._over.is_set():
+                strike = self.draw()
+                self._await_turn(strike)
+                if not self._over.wait(strike.after):
+                    # Its gap may have let others end, and never lets others begin.
+                    self._under_way[pool.submit(self._strike, strike, self._next_number())] = strike
+        self._await_turn(None)
 
     def run_liveness(self, until: float) -> None:
         """Take one worker and one scheduler away for good and flush Valkey every 5 s: nothing else heals."""
@@ -106,23 +127,31 @@ class Nemesis:
             alarm.cancel()
             self.stop()
 
-    def _draw(self) -> list[Strike]:
-        """Return the next fault, or two that do not meet."""
-        strikes = [self._next_strike()]
-        if self._random.random() < _TWO_AT_ONCE:
-            second = self._next_strike()
-            if strikes[0].needs.isdisjoint(second.needs):
-                strikes.append(second)
-            else:  # they would heal each other's faults: one after the other
-                self._postponed = second
-        return strikes
-
-    def _next_strike(self) -> Strike:
-        if self._postponed is not None:
-            strike, self._postponed = self._postponed, None
-            return strike
+    def draw(self) -> Strike:
+        """Return the next fault of the schedule."""
         kind = next(self._deck)
-        return Strike(kind, self._random.choice(kind.targets(self._rig)), self._random.getrandbits(32))
+        return Strike(
+            kind,
+            self._random.choice(kind.targets(self._rig)),
+            self._random.getrandbits(32),
+            self._random.uniform(*self._every),
+            self._random.random() < _JOINS,
+        )
+
+    def _await_turn(self, strike: Strike | None) -> None:
+        """Wait until nothing is in the way of a fault; None: until all are healed. Raises what went wrong."""
+        while True:
+            for future in [future for future in self._under_way if future.done()]:
+                del self._under_way[future]
+                future.result()
+            others = self._under_way.values()
+            if not others or (strike is not None and self._may_join(strike)):
+                return
+            wait(self._under_way, timeout=_LOOK, return_when=FIRST_COMPLETED)
+
+    def _may_join(self, strike: Strike) -> bool:
+        others = self._under_way.values()
+        return strike.joins and len(others) < _AT_ONCE and not any(map(strike.meets, others))
 
     def _strike(self, strike: Strike, number: int) -> None:
         stage = Stage(
@@ -131,7 +160,7 @@ class Nemesis:
             history=self._history,
             number=number,
             hold=self._hold,
-            poison=self._poison,
+            burst=self._burst,
             over=self._over,
         )
         strike.kind.strike(stage, strike.target)
@@ -143,9 +172,3 @@ class Nemesis:
     def _shuffled(self, kinds: list[Kind]) -> Iterator[Kind]:
         while True:
             yield from self._random.sample(kinds, len(kinds))
-
-
-def _chosen(names: Collection[str] | None, poison: Poison | None) -> list[Kind]:
-    if names is not None:
-        return [FAULTS[name] for name in FAULTS if name in names]
-    return [kind for kind in FAULTS.values() if poison is not None or kind.name != "poison-rows"]

@@ -22,6 +22,7 @@ class Mode(Enum):
     CUT = "cut"
     BLACK_HOLE = "black-hole"
     DEAF = "deaf"
+    MUTE = "mute"
     DELAY = "delay"
     CUT_REPLY = "cut-reply"
 
@@ -121,7 +122,7 @@ class Connection:
 
     async def _reachable(self) -> None:
         """Wait until a connection can get through to the server."""
-        while self._conditions.mode is Mode.BLACK_HOLE:
+        while self._conditions.mode in {Mode.BLACK_HOLE, Mode.MUTE}:
             await self._changed.wait()
 
     async def _direction(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, reply: bool) -> None:
@@ -161,7 +162,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         while True:
             mode, changed = self._conditions.mode, self._changed
-            if mode is Mode.BLACK_HOLE or (mode is Mode.DEAF and reply):
+            if mode is Mode.BLACK_HOLE or mode is (Mode.DEAF if reply else Mode.MUTE):
                 await changed.wait()
             elif mode is Mode.DELAY and (left := at + self._conditions.delay - loop.time()) > 0:
                 await _wait_at_most(changed, left)

@@ -25,6 +25,9 @@ WEIGHTS: Final[dict[Plan, int]] = {
 }
 _ACCEPTED: Final = {Plan.ACCEPT, Plan.FLAKY, Plan.HANG, Plan.DROP}
 _MOST_FAILURES: Final = 3
+#: Of the slow subscription: one call in so many takes long, and how long, in seconds: longer than a lease.
+_SLOW_ONE_IN: Final = 5
+_SLOW_SECONDS: Final = (9, 13)
 
 
 class Answer(StrEnum):
@@ -84,6 +87,14 @@ def answer_to(message_id: UUID | str, seed: int, call: int) -> Answer:
 def effects_of(plan: Plan) -> int:
     """How many effects an event of this plan has in the end, whatever happened on the way."""
     return int(plan in _ACCEPTED)
+
+
+def slowness_of(message_id: UUID | str, seed: int) -> float:
+    """For how many seconds the slow handler works on an event."""
+    if _hash(message_id, seed, "slow") % _SLOW_ONE_IN:
+        return 0.0
+    least, most = _SLOW_SECONDS
+    return float(least + _hash(message_id, seed, "slowness") % (most - least + 1))
 
 
 def _hash(message_id: UUID | str, seed: int, purpose: str) -> int:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from relay import Event, Outbox
-from relay.chaos import badrows
+from relay.chaos import badrows, rawrows
 from relay.chaos.history import Outcome, Produced
 
 Connection = psycopg.Connection[Any]
@@ -100,6 +101,25 @@ class Producer:
         def work(connection: Connection) -> None:
             for place, event in enumerate(events):
                 badrows.insert(connection, UUID(event.id), event.key, event.source.value, kind + place)
+            _book(connection, number, events)
+
+        return self._run(work)
+
+    def large(self, number: int, events: Sequence[Produced], chance: Random) -> Outcome:
+        """Insert events with large payloads in raw SQL, as in any language."""
+
+        def work(connection: Connection) -> None:
+            for event in events:
+                rawrows.insert(connection, event, rawrows.large(event.key, chance))
+            _book(connection, number, events)
+
+        return self._run(work)
+
+    def future(self, number: int, events: Sequence[Produced]) -> Outcome:
+        """Insert events that are minutes ahead of the database's clock."""
+
+        def work(connection: Connection) -> None:
+            rawrows.insert_ahead(connection, events)
             _book(connection, number, events)
 
         return self._run(work)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from relay.chaos.history import ConsumerEnd, InboxState, OutboxState, Plan, Produced, Source
+from relay.chaos.history import ORDERED, ConsumerEnd, InboxState, OutboxState, Plan, Produced, Source
 from relay.chaos.judgement import Figure, Judgement, conclude
 from relay.chaos.ledger import Ledger
 from relay.chaos.plan import effects_of
@@ -106,13 +106,12 @@ def _origin(ledger: Ledger, id: str) -> str:
 # --- 3 ------------------------------------------------------------------------------------------
 
 
-def effects_once(ledger: Ledger, amplification: str) -> Judgement:
+def effects_once(ledger: Ledger) -> Judgement:
     """The number of effects of each message is what its plan says, however often its handler was called."""
     figures: dict[str, Figure] = {
         "effects": sum(len(found) for found in ledger.effects.values()),
         "messages with an effect": len(ledger.effects),
         "given up while the handler was away": len(ledger.abandoned),
-        "handler calls per message outside faults": amplification,
     }
     return conclude(3, "a handler's effect happens once", _wrong_effects(ledger), figures)
 
@@ -136,7 +135,7 @@ def order_kept(ledger: Ledger) -> Judgement:
         "keys": len(keys),
         "keys with several events": sum(len(ledger.keys[key]) > 1 for key in keys),
         "keys exempt, in a lost tail": len(ledger.void),
-        "effects in order of a key": sum(_for_ordered(ledger, id) for id in ledger.effects),
+        "effects in order of a key": sum(_ordered_by(ledger, id) is not None for id in ledger.effects),
     }
     return conclude(4, "order per key", _disorder(ledger, keys), figures)
 
@@ -146,20 +145,24 @@ def _ordered(ledger: Ledger, key: str) -> bool:
     return key != "" and key not in ledger.void
 
 
-def _for_ordered(ledger: Ledger, id: str) -> bool:
-    return id in ledger.committed and ledger.committed[id].source is Source.ORDERED
+def _ordered_by(ledger: Ledger, id: str) -> Source | None:
+    """The subscription that owes the effect of an event an order: none to one given up, or given back."""
+    event = ledger.committed.get(id)
+    exempt = event is None or id in ledger.abandoned or id in ledger.requeued
+    return event.source if event is not None and not exempt and event.source in ORDERED else None
 
 
 def _disorder(ledger: Ledger, keys: list[str]) -> Iterator[str]:
     for key in keys:
         ids = ledger.keys[key]
         yield from _inversions(key, "in the stream", [(ledger.first[id], id) for id in ids if id in ledger.first])
-        effects = [
-            (min(effect.place for effect in ledger.effects[id]), id)
-            for id in ids
-            if id in ledger.effects and _for_ordered(ledger, id)
-        ]
-        yield from _inversions(key, "in its effects", effects)
+        for source in sorted(ORDERED):
+            effects = [
+                (min(effect.place for effect in ledger.effects[id]), id)
+                for id in ids
+                if id in ledger.effects and _ordered_by(ledger, id) is source
+            ]
+            yield from _inversions(key, "in its effects", effects)
 
 
 def _inversions(key: str, where: str, placed: list[tuple[int, str]]) -> Iterator[str]:
@@ -187,10 +190,11 @@ def _unaccounted(ledger: Ledger) -> Iterator[str]:
         if row.state == "dead-lettered" and id not in ledger.incidents:
             yield f"message {id} is dead-lettered and has no incident"
     for id, found in ledger.incidents.items():
-        if len(found) > 1:
+        requeued = ledger.requeued.get(id, 0)
+        if len(found) > 1 + requeued:
             yield f"message {id} has {len(found)} incidents"
         row_or_none = ledger.inbox.get(id)
-        if row_or_none is None or row_or_none.state != "dead-lettered":
+        if row_or_none is None or (row_or_none.state != "dead-lettered" and not requeued):
             yield f"message {id} has an incident and is not dead-lettered in the inbox"
         yield from (
             _misjudged(ledger, id, incident.kind) for incident in found if _surprising(ledger, id, incident.kind)
@@ -198,6 +202,8 @@ def _unaccounted(ledger: Ledger) -> Iterator[str]:
 
 
 def _surprising(ledger: Ledger, id: str, kind: str) -> bool:
+    if id in ledger.stand_ins:
+        return kind != "poison"
     event = ledger.committed.get(id)
     planned = DEAD_LETTERS.get(event.plan) if event else None
     return kind != planned and not (id in ledger.abandoned and kind == "exhausted")
@@ -259,6 +265,7 @@ def bad_rows_contained(ledger: Ledger) -> Judgement:
         "bad rows": sum(id in states for id in ledger.bad),
         "dead": sum(states.get(id) == "dead" for id in ledger.bad),
         "good rows dead beside them": sum(states.get(id) == "dead" for id in ledger.committed),
+        "hostile messages": len(ledger.hostile),
     }
     return conclude(9, "bad input never reaches the broker", _uncontained(ledger), figures)
 
@@ -276,3 +283,9 @@ def _uncontained(ledger: Ledger) -> Iterator[str]:
         good = ledger.outbox.get(id)
         if ledger.bad and good is not None and good.state == "dead":
             yield f"good event {id} is dead in the outbox beside bad ones"
+    for message in ledger.hostile.values():
+        taken = ledger.inbox.get(message.stand_in)
+        kept = ledger.ids.get(message.seq) == message.id  # or a lost tail took it away
+        if kept and (taken is None or taken.state != "dead-lettered"):
+            state = "not in the inbox" if taken is None else f"{taken.state} in the inbox"
+            yield f"hostile message {message.id} at {message.seq} is {state}, not dead-lettered"

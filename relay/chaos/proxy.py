@@ -52,12 +52,14 @@ class Link:
         """Reset every connection and refuse new ones."""
         self._call(self._cut())
 
-    def black_hole(self, *, replies_only: bool = False) -> None:
+    def black_hole(self, *, replies_only: bool = False, requests_only: bool = False) -> None:
         """Accept connections and data and pass nothing on, no end of a connection either.
 
-        ``replies_only``: requests arrive and are obeyed, and nobody hears of it.
+        ``replies_only``: requests arrive and are obeyed, and nobody hears of it. ``requests_only``: nothing that
+        is asked arrives, while the server is heard.
         """
-        self._call(self._change(Conditions(Mode.DEAF if replies_only else Mode.BLACK_HOLE)))
+        one_way = Mode.DEAF if replies_only else Mode.MUTE if requests_only else None
+        self._call(self._change(Conditions(one_way or Mode.BLACK_HOLE)))
 
     def delay(self, seconds: float) -> None:
         """Let everything take ``seconds`` more in each direction."""

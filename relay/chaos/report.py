@@ -21,8 +21,7 @@ _TIMELINE_NOTE: Final = (
     " in which the database did not answer."
 )
 _RECOVERY_NOTE: Final = (
-    "Seconds from the end of a fault until events were published and handled again. A fault whose recovery"
-    " another one interrupted is not measured."
+    "Seconds without any fault, from the end of a fault until events were published, fetched and handled again."
 )
 
 

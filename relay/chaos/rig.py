@@ -15,11 +15,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import psycopg
 
 from relay.chaos import deployment
+from relay.chaos.disk import SmallDisks
 from relay.chaos.proxy import Link, Proxy
 from relay.chaos.supervisor import Supervised, Supervisor
 from relay.devstack import DevStack, NatsServer, PostgresServer, ServerFailed, ValkeyServer, configuration, prepare
@@ -29,6 +30,7 @@ from relay.devstack.monitoring import connected_clients, get, pulled_consumers
 from relay.devstack.ports import free_port
 from relay.devstack.private import at_port
 from relay.settings import Settings, load_settings
+from relay.settings.model import installed_actor_modules
 
 _READY_SECONDS: Final = 90.0
 _PYTHON: Final = (sys.executable, "-m")
@@ -41,7 +43,11 @@ class Rig:
 
     ``history``: the directory of the records (`history.History`). ``seed`` goes to the handler service.
     ``max_attempts``: of the subscriptions. ``environment``: further variables of workers and schedulers.
+    ``small_disks``: PostgreSQL and nats-server get disks that can be full, if this user may make them (``disks``).
     """
+
+    #: Makes the servers in a directory. More than one of each is for a subclass of both.
+    make_servers: ClassVar[type[DevStack]] = DevStack
 
     def __init__(
         self,
@@ -53,14 +59,17 @@ class Rig:
         seed: int = 0,
         max_attempts: int = deployment.MAX_ATTEMPTS,
         environment: Mapping[str, str] | None = None,
+        small_disks: bool = False,
     ) -> None:
         self.directory = directory.absolute()
         self.history = self.directory / "history"
         self.seed = seed
-        self.stack = DevStack(self.directory / "servers")
+        self.stack = self.make_servers(self.directory / "servers")
         self.proxy = Proxy()
         self.links: dict[str, Link] = {}
         self.processes: dict[str, Supervised] = {}
+        self.disks = SmallDisks()
+        self._small_disks = small_disks
         self._workers, self._schedulers, self._threads = workers, schedulers, threads
         self._max_attempts = max_attempts
         self._extra = dict(environment or {})
@@ -112,6 +121,11 @@ class Rig:
         return self._environment(self._servers())
 
     @property
+    def cold(self) -> Path:
+        """The archive of all contexts."""
+        return self._config.with_name(deployment.COLD)
+
+    @property
     def settings(self) -> Settings:
         """The configuration, its servers reached without a link."""
         return load_settings(self._config, self.environment)
@@ -119,6 +133,10 @@ class Rig:
     def of_role(self, role: str) -> list[Supervised]:
         """The processes of a role: worker, scheduler or service."""
         return [process for process in self.processes.values() if process.role == role]
+
+    def levers(self, worker: str) -> Path:
+        """The directory of the files that a worker obeys: see `levers`."""
+        return self.directory / "levers" / worker
 
     # --- verbs ---
 
@@ -129,9 +147,10 @@ class Rig:
         """
         self._add("service", "service", self._service_command(), self._service_environment())
         for number in range(1, self._schedulers + 1):
-            self._add(f"scheduler-{number}", "scheduler", (*_PYTHON, "scheduler"), self._through("scheduler"))
+            self._add(f"scheduler-{number}", "scheduler", (*_PYTHON, "scheduler"), self._linked("scheduler"))
         for number in range(1, self._workers + 1):
-            self._add(f"worker-{number}", "worker", self._worker_command(), self._through("worker"))
+            name = f"worker-{number}"
+            self._add(name, "worker", self._worker_command(), self._with_levers(name))
         for process in self.processes.values():
             process.start()
         self._supervisor.start(self.processes.values())
@@ -167,6 +186,7 @@ class Rig:
     def stop(self) -> None:
         """Kill the processes, stop the servers; harmless at any time, any number of times."""
         with contextlib.ExitStack() as last:
+            last.callback(self.disks.unmount)
             last.callback(self.stack.stop)
             last.callback(self.proxy.stop)
             last.callback(end_leftovers, self.directory)
@@ -177,6 +197,8 @@ class Rig:
     def _start_servers(self) -> None:
         self.history.mkdir(parents=True, exist_ok=True)
         (self.directory / "logs").mkdir(exist_ok=True)
+        if self._small_disks:
+            self.disks.lay_under(self.postgres, self.nats)
         self.stack.start()
         end_leftovers(self.directory)
         self._service_port = free_port()
@@ -208,9 +230,19 @@ class Rig:
     def _environment(self, servers: dict[str, str]) -> dict[str, str]:
         return {**configuration.base_environment(inherit=False), **deployment.variables(self._config, servers)}
 
-    def _through(self, role: str) -> dict[str, str]:
+    def _linked(self, role: str) -> dict[str, str]:
         """Return the environment of a process that reaches every server through the links of its role."""
         return {**self._environment(self._servers(role)), **self._extra}
+
+    def _with_levers(self, worker: str) -> dict[str, str]:
+        environment, levers = self._linked("worker"), self.levers(worker)
+        levers.mkdir(parents=True, exist_ok=True)
+        modules = environment.get("RELAY_ACTOR_MODULES") or ",".join(installed_actor_modules())
+        return {
+            **environment,
+            "RELAY_ACTOR_MODULES": f"relay.chaos.levers,{modules}",
+            "RELAY_FAILPOINTS": str(levers),
+        }
 
     def _add(self, name: str, role: str, command: tuple[str, ...], environment: dict[str, str]) -> None:
         environment = {"RELAY_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1", **environment}

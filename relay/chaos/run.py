@@ -14,6 +14,7 @@ from relay.chaos import tables
 from relay.chaos.checker import judge
 from relay.chaos.collect import collect, left, settle
 from relay.chaos.evidence import read
+from relay.chaos.faults import FAULTS
 from relay.chaos.history import Fault, History, Record, Sample
 from relay.chaos.judgement import Judgement
 from relay.chaos.nemesis import Nemesis
@@ -25,6 +26,7 @@ from relay.chaos.workload import Workload
 REPORT: Final = "report.html"
 #: A line about the counts for every so many samples, which are a second apart.
 _TELL_EVERY: Final = 10
+_NEED_DISKS: Final = {name for name in FAULTS if name.endswith("-disk-full")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,24 +78,27 @@ def run(options: RunOptions, command: str, say: Callable[[str], object] = print)
         seed=options.seed,
         max_attempts=options.max_attempts,
         environment=options.environment,
+        small_disks=not options.liveness and (options.kinds is None or bool(_NEED_DISKS & {*options.kinds})),
     ) as rig:
         tables.prepare(rig.urls, options.seed, rig.history)
         rig.launch()
         say(f"ready after {time.monotonic() - began:.0f} s; records and logs are in {rig.directory}")
         with closing(_Told(rig.history / "run.jsonl", say)) as history:
             workload = Workload(rig.producer_url, history, options.seed, rate=options.rate, batch=options.batch)
-            with Sampler(rig.urls, history, lambda: workload.committed):
-                _disturb(options, rig, history, workload)
+            with Sampler(rig.urls, history, lambda: workload.committed, monitor=rig.nats.monitor_url):
+                left_out = _disturb(options, rig, history, workload, say)
                 say("the last fault is healed; waiting for rest")
-                drained = settle(rig.urls, rig.nats.url, options.rest)
+                drained = settle(rig.urls, rig.nats.url, options.rest, rig.cold)
             if not drained:
-                say(f"not at rest after {options.rest:.0f} s: {'; '.join(left(rig.urls, rig.nats.url))}")
-            collect(rig.urls, rig.nats.url, history)
-    return _judge(options, command, drained=drained)
+                say(f"not at rest after {options.rest:.0f} s: {'; '.join(left(rig.urls, rig.nats.url, rig.cold))}")
+            collect(rig.urls, rig.nats.url, history, rig.cold)
+    return _judge(options, command, left_out, drained=drained)
 
 
-def _disturb(options: RunOptions, rig: Rig, history: History, workload: Workload) -> None:
-    """Produce under faults until the time is over."""
+def _disturb(
+    options: RunOptions, rig: Rig, history: History, workload: Workload, say: Callable[[str], object]
+) -> Sequence[str]:
+    """Produce under faults until the time is over; returns the kinds that could not strike here."""
     nemesis = Nemesis(
         rig,
         history,
@@ -101,14 +106,17 @@ def _disturb(options: RunOptions, rig: Rig, history: History, workload: Workload
         every=options.every,
         hold=options.hold,
         kinds=options.kinds,
-        poison=workload.poison,
+        burst=workload.burst,
     )
+    if nemesis.left_out:
+        say(f"left out, as this user may not: {', '.join(nemesis.left_out)}")
     with workload:
         until = time.monotonic() + options.seconds
         (nemesis.run_liveness if options.liveness else nemesis.run)(until)
+    return nemesis.left_out
 
 
-def _judge(options: RunOptions, command: str, *, drained: bool) -> Verdict:
+def _judge(options: RunOptions, command: str, left_out: Sequence[str], *, drained: bool) -> Verdict:
     directory = options.directory.absolute()
     evidence = read(directory / "history")
     judgements = judge(evidence, drained=drained, liveness=options.liveness, max_attempts=options.max_attempts)
@@ -117,6 +125,7 @@ def _judge(options: RunOptions, command: str, *, drained: bool) -> Verdict:
         "seconds of faults": f"{options.seconds:.0f}",
         "events per second at most": f"{options.rate:g}",
         "workers": str(options.workers),
+        "kinds left out: not permitted": ", ".join(left_out) or "none",
     }
     report = directory / REPORT
     report.write_text(render(evidence, judgements, Meta(options.seed, command, facts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +11,9 @@ from typing import Any, Final, LiteralString, Self
 
 import psycopg
 
-from relay.chaos.history import History, Sample
+from relay.chaos.deployment import STREAM
+from relay.chaos.history import History, Sample, now
+from relay.devstack.monitoring import get
 
 #: Every event that is committed counts in its key, in the same transaction: cheaper than to count the events.
 _OUTBOX: Final = """
@@ -36,12 +39,20 @@ _CONNECTION: Final[dict[str, Any]] = {
 class Sampler:
     """A thread that records a `Sample` every ``interval`` seconds, and one at the end. A context manager.
 
-    ``committed``: how many events the producers know to be committed. It should reach the databases directly.
+    ``committed``: how many events the producers know to be committed. ``monitor``: where nats-server answers
+    about its consumers; without it they are not asked. It should reach databases and server directly.
     """
 
     def __init__(
-        self, urls: Mapping[str, str], history: History, committed: Callable[[], int], *, interval: float = 1.0
+        self,
+        urls: Mapping[str, str],
+        history: History,
+        committed: Callable[[], int],
+        *,
+        monitor: str | None = None,
+        interval: float = 1.0,
     ) -> None:
+        self._monitor = monitor
         self._shop, self._sea = _Reader(urls["shop"], _OUTBOX), _Reader(urls["sea"], _INBOX)
         self._history, self._committed, self._interval = history, committed, interval
         self._stopping = threading.Event()
@@ -73,10 +84,28 @@ class Sampler:
             reader.close()
 
     def _sample(self) -> None:
-        at, committed = time.time(), self._committed()
+        at, committed = now(), self._committed()
         published, outbox = self._shop.read()
         handled, inbox = self._sea.read()
-        self._history.write(Sample(at, committed, published, handled, outbox, inbox))
+        delivered, pending = (None, None) if self._monitor is None else fetched(self._monitor)
+        self._history.write(Sample(at, committed, published, handled, outbox, inbox, delivered, pending))
+
+
+def fetched(monitor: str) -> tuple[dict[str, int] | None, dict[str, int] | None]:
+    """How far each subscription has fetched, and how many messages wait for it; None for each if unknown."""
+    answer = get(f"{monitor}/jsz?streams=true&consumers=true")
+    if answer is None:
+        return None, None
+    consumers = [
+        consumer
+        for account in json.loads(answer).get("account_details", ())
+        for stream in account.get("stream_detail", ())
+        if stream["name"] == STREAM
+        for consumer in stream.get("consumer_detail", ())
+    ]
+    named = {consumer["name"].rpartition("__")[2]: consumer for consumer in consumers}
+    delivered = {name: consumer["delivered"]["consumer_seq"] for name, consumer in named.items()}
+    return delivered, {name: consumer.get("num_pending", 0) for name, consumer in named.items()}
 
 
 class _Reader:

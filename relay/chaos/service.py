@@ -26,8 +26,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from relay.chaos.history import Call, History, Source
-from relay.chaos.plan import Answer, answer_to
+from relay.chaos.history import History, Source
+from relay.chaos.plan import Answer, answer_to, slowness_of
 from relay.chaos.tables import engine_url
 from relay.devstack.ports import LOOPBACK
 from relay.handler import AlreadyProcessed, HandlerEndpoint, Poison, Received
@@ -37,7 +37,12 @@ INSERT INTO chaos_calls (message_id) VALUES (:message_id)
 ON CONFLICT (message_id) DO UPDATE SET calls = chaos_calls.calls + 1
 RETURNING calls
 """)
-_WRITE: Final = text("INSERT INTO chaos_effects (message_id, source, key) VALUES (:message_id, 'http', :key)")
+_WRITE: Final = text("INSERT INTO chaos_effects (message_id, source, key) VALUES (:message_id, :source, :key)")
+_FINAL: Final = {Answer.OK, Answer.REPEAT, Answer.POISON}
+#: How often a call that hangs looks whether it is to go on, in seconds.
+_LOOK_SECONDS: Final = 0.2
+#: While this file is in the directory of the records, the slow handler answers nobody.
+HANGING: Final = "hanging"
 _ANSWERS: Final = {409: Answer.REPEAT, 422: Answer.POISON}
 #: For how long a call hangs whose caller does not hang up; it holds the message for as long.
 _HANG_SECONDS: Final = 20.0
@@ -59,11 +64,11 @@ class Case(BaseModel):
 
 
 class Service:
-    """The application: one handler on one database."""
+    """The application: two handlers on one database. The slow one hangs while the file ``hanging`` is there."""
 
-    def __init__(self, engine: AsyncEngine, history: History, seed: int) -> None:
-        self._engine, self._history, self._seed = engine, history, seed
-        self._endpoint = HandlerEndpoint("chaos", engine, {"http.v1": Case})
+    def __init__(self, engine: AsyncEngine, history: History, seed: int, hanging: Path | None = None) -> None:
+        self._engine, self._history, self._seed, self._hanging = engine, history, seed, hanging
+        self._endpoint = HandlerEndpoint("chaos", engine, {"http.v1": Case, "slow.v1": Case})
 
     def app(self) -> Starlette:
         """The routes."""
@@ -79,12 +84,16 @@ class Service:
         await self._engine.dispose()
 
     async def _handle(self, request: Request) -> Response:
-        message_id = (await request.json())["message_id"]
+        body = await request.json()
+        message_id, source = body["message_id"], _source_of(body["subject"])
+        connection, begun = Connections.of(request), self._history.begin(message_id, source)
         answer = Answer.ERROR
         try:
+            if source is Source.SLOW:
+                await self._linger(message_id, request)
             async with self._endpoint.receive(request) as received:
                 planned = answer_to(message_id, self._seed, await self._count(message_id))
-                await self._write(received)
+                await self._write(received, source)
                 if planned is Answer.HANG:
                     answer = planned
                 await _behave(planned, request)
@@ -94,7 +103,9 @@ class Service:
                 answer = _ANSWERS.get(refused.status_code, Answer.ERROR)
             raise
         finally:
-            self._history.write(Call(message_id, Source.HTTP, answer.value, time.time()))
+            lost = None if connection is None else connection.lost
+            late = lost is not None and answer in _FINAL
+            self._history.end(begun, "late" if late else answer.value, lost)
         if answer is Answer.DROP:
             Connections.drop(request)
         return Response()
@@ -105,8 +116,16 @@ class Service:
             calls: int = (await connection.execute(_COUNT, {"message_id": message_id})).scalar_one()
             return calls
 
-    async def _write(self, received: Received[Case, AsyncSession]) -> None:
-        effect = {"message_id": received.message_id, "key": received.payload.key}
+    async def _linger(self, message_id: str, request: Request) -> None:
+        """Take long over it, and for ever while the file is there that says so."""
+        gone = await _disconnected(request, slowness_of(message_id, self._seed))
+        while not gone and self._hanging is not None and self._hanging.exists():
+            gone = await _disconnected(request, _LOOK_SECONDS)
+        if gone:
+            raise HTTPException(503, "the caller has given up")
+
+    async def _write(self, received: Received[Case, AsyncSession], source: Source) -> None:
+        effect = {"message_id": received.message_id, "source": source.value, "key": received.payload.key}
         await received.session.execute(_WRITE, effect)
 
 
@@ -124,38 +143,52 @@ async def _behave(answer: Answer, request: Request) -> None:
             raise HTTPException(503, "the plan says that this call fails")
 
 
-async def _disconnected(request: Request) -> None:
-    """Wait until the caller has given up, or for as long as a call may hang."""
+def _source_of(subject: str) -> Source:
+    return Source.SLOW if ".slow." in subject else Source.HTTP
+
+
+async def _disconnected(request: Request, seconds: float = _HANG_SECONDS) -> bool:
+    """Wait until the caller has given up, or for as long as a call may hang; says whether the caller has."""
     try:
-        async with asyncio.timeout(_HANG_SECONDS):
+        async with asyncio.timeout(seconds):
             while (await request.receive())["type"] != "http.disconnect":
                 pass
     except TimeoutError:
-        return
+        return False
+    return True
 
 
 class Connections(H11Protocol):
     """The server's side of HTTP connections, which an application has no way to drop by itself."""
 
-    _open: ClassVar[dict[tuple[str, int] | None, asyncio.Transport]] = {}
+    _open: ClassVar[dict[tuple[str, int] | None, Connections]] = {}
+
+    #: When the caller hung up, on the monotonic clock.
+    lost: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Note it by the address of the caller, which is all that a request tells of its connection."""
         super().connection_made(transport)
-        self._open[self.client] = transport
+        self._open[self.client] = self
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Note when, and forget it."""
+        self.lost = time.monotonic()
         self._open.pop(self.client, None)
         super().connection_lost(exc)
 
     @classmethod
+    def of(cls, request: Request) -> Connections | None:
+        """The connection of a request; None when it is gone already."""
+        client = request.client
+        return cls._open.get((client.host, client.port)) if client else None
+
+    @classmethod
     def drop(cls, request: Request) -> None:
         """Break the connection of a request before a byte of the answer has left."""
-        client = request.client
-        transport = cls._open.get((client.host, client.port)) if client else None
-        if transport is not None:
-            transport.abort()
+        connection = cls.of(request)
+        if connection is not None:
+            connection.transport.abort()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -172,13 +205,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         engine_url(options.database),
         connect_args=_CONNECTION,
         pool_pre_ping=True,
-        pool_size=10,
+        pool_size=20,
         max_overflow=10,
         pool_timeout=2,
     )
     history = History(options.directory / f"calls-{os.getpid()}.jsonl")
     uvicorn.run(
-        Service(engine, history, options.seed).app(),
+        Service(engine, history, options.seed, options.directory / HANGING).app(),
         host=LOOPBACK,
         port=options.port,
         http=Connections,

@@ -12,8 +12,8 @@ from typing import TypeAlias
 from relay.chaos.history import History
 from relay.chaos.rig import Rig
 
-#: Commits rows that can never be published; the workload's own, see `nemesis.Nemesis`.
-Poison: TypeAlias = Callable[[], object]
+#: Commits so many events of a special kind; the workload's own, see `workload.Workload.burst`.
+Burst: TypeAlias = Callable[[str, int], object]
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Stage:
     history: History
     number: int
     hold: tuple[float, float] = (5.0, 30.0)
-    poison: Poison | None = None
+    burst: Burst | None = None
     over: threading.Event = field(default_factory=threading.Event)
     notes: list[str] = field(default_factory=list)
 
@@ -36,10 +36,17 @@ class Stage:
         """Say something that the record of the fault is to tell."""
         self.notes.append(text)
 
-    def stay(self, share: float) -> None:
+    def stay(self, share: float, at_least: float = 0.0) -> None:
         """Let the fault last: a random time within ``share`` of ``hold``, less when the run ends."""
         least, most = self.hold
-        self.over.wait(self.random.uniform(least, most) * share)
+        self.over.wait(max(at_least, self.random.uniform(least, most) * share))
+
+    def commit(self, what: str, count: int) -> None:
+        """Have the workload commit events of a special kind: see `workload.Workload.burst`."""
+        if self.burst is None:
+            self.note("there is no workload")
+        else:
+            self.burst(what, count)
 
 
 #: Injects a fault at a target when entered, and heals it when left, whatever happened meanwhile.

@@ -77,6 +77,7 @@ class Supervised:
 
     def kill_main(self) -> Orphans:
         """Kill the process but not what it started, which goes on working: returns that."""
+        self.await_running()
         with self._lock:
             orphans = Orphans(psutil.Process(self.pid).children(recursive=True))
             if self._process is not None:
@@ -92,7 +93,9 @@ class Supervised:
 
     def freeze(self) -> None:
         """Stop it and everything it started where they stand (SIGSTOP)."""
-        processes.freeze(self.pid)
+        self.await_running()
+        with self._lock:
+            processes.freeze(self.pid)
 
     def thaw(self) -> None:
         """Let it go on (SIGCONT); harmless if it is not frozen or does not run."""
@@ -104,6 +107,10 @@ class Supervised:
         """Kill it for good."""
         self.wanted = False
         self.kill()
+
+    def await_running(self, seconds: float = 10.0) -> None:
+        """Wait until it is there: another fault may have ended it. Raises DevStackError after ``seconds``."""
+        self.await_successor(0, seconds)
 
     def await_successor(self, starts: int, seconds: float) -> None:
         """Wait until it was started more than ``starts`` times; raises DevStackError after ``seconds``."""

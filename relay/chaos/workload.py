@@ -20,12 +20,13 @@ from relay.chaos.producer import Producer
 #: How many of a hundred transactions are of which kind.
 KINDS: Final = {"one": 84, "batch": 3, "rollback": 12, "bad": 1}
 #: How many of a hundred events are for which subscription. In order they take their turn key by key, so fewer.
-SOURCES: Final = {Source.HTTP: 40, Source.PYTHON: 40, Source.ORDERED: 20}
+SOURCES: Final = {Source.HTTP: 40, Source.PYTHON: 39, Source.ORDERED: 20, Source.SLOW: 1}
 HOT_KEYS: Final = 10
 COLD_KEYS: Final = 5_000
 _HOT_SHARE: Final = 0.25
 _SESSION_SHARE: Final = 0.25
 _MOST_AT_ONCE: Final = 3
+_LARGE_KEYS: Final = 5
 _WATCH_SECONDS: Final = 0.5
 #: After a transaction that failed: an unreachable database is not asked again at once, in seconds.
 _PAUSE: Final = 0.2
@@ -81,11 +82,29 @@ class Workload:
         if self._errors:
             raise self._errors[0]
 
-    def poison(self, count: int = 5) -> None:
-        """Commit rows that can never be published, in a transaction of its own. Beside `start` or without."""
+    def burst(self, what: str, count: int) -> None:
+        """Commit events of a special kind in a transaction of their own. Beside `start` or without.
+
+        ``bad``: rows that can never be published. ``large``: payloads of 100 to 900 KB. ``future``: rows that are
+        minutes ahead of the database's clock. ``slow``: for the slow subscription.
+        """
         producer = Producer(self._url)
+        number = next(self._numbers)
+        chance = random.Random(f"{self._seed}/{what}/{number}")  # noqa: S311 - repeatable
         try:
-            self._write_bad(producer, random.Random(f"{self._seed}/poison/{time.monotonic_ns()}"), count)  # noqa: S311
+            if what == "bad":
+                self._write_bad(producer, chance, count)
+                return
+            source = Source.SLOW if what == "slow" else None
+            events = [self._event(chance, _burst_key(what, number, n), source=source) for n in range(count)]
+            match what:
+                case "large":
+                    outcome = producer.large(number, events, chance)
+                case "future":
+                    outcome = producer.future(number, events)
+                case _:
+                    outcome = producer.plain(number, events, together=True)
+            self._note(number, what, outcome, events)
         finally:
             producer.close()
 
@@ -143,11 +162,13 @@ class Workload:
             keys = [_key(chance) for _ in range(count)]
         return [self._event(chance, key) for key in keys]
 
-    def _event(self, chance: random.Random, key: str, *, bad: bool = False) -> Produced:
+    def _event(
+        self, chance: random.Random, key: str, *, bad: bool = False, source: Source | None = None
+    ) -> Produced:
         # An id that the seed repeats, and with it the plan. What Outbox.add gives would hold the time.
         id = UUID(int=chance.getrandbits(128), version=4)
-        [source] = chance.choices([*SOURCES], [*SOURCES.values()])
-        return Produced(str(id), source, key, plan_of(id, self._seed), bad)
+        [drawn] = chance.choices([*SOURCES], [*SOURCES.values()])
+        return Produced(str(id), source or drawn, key, plan_of(id, self._seed), bad)
 
     def _note(self, number: int, kind: str, outcome: Outcome, events: Sequence[Produced]) -> None:
         self._history.write(Operation(number, kind, outcome, events, time.time()))
@@ -160,6 +181,11 @@ def _key(chance: random.Random) -> str:
     if chance.random() < _HOT_SHARE:
         return f"hot-{chance.randrange(HOT_KEYS)}"
     return f"cold-{chance.randrange(COLD_KEYS)}"
+
+
+def _burst_key(what: str, number: int, place: int) -> str:
+    """Large events share a few keys; the others have one each, so that none waits for another."""
+    return f"{what}-{number}-{place % _LARGE_KEYS if what == 'large' else place}"
 
 
 class _Pace:

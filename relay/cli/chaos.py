@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+from relay.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from relay.chaos.run import RunOptions
@@ -28,6 +31,10 @@ def chaos(
     ] = False,
     rate: Annotated[float, typer.Option(min=1, help="Events per second, at most.")] = 60.0,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    only: Annotated[list[str] | None, typer.Option("--only", help="A kind of fault; may be repeated.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="A kind of fault to leave out; may be repeated.")
+    ] = None,
     directory: Annotated[Path, typer.Option(help="Where runs leave records, logs and reports.")] = Path(
         ".relay/chaos"
     ),
@@ -45,14 +52,30 @@ def chaos(
     from relay.devstack.interrupts import interruptible
 
     seed = secrets.randbelow(1_000_000) if seed is None else seed
-    options = _options(directory, minutes, seed, rate, workers, liveness=liveness)
+    options = replace(
+        _options(directory, minutes, seed, rate, workers, liveness=liveness), kinds=_kinds(only, without)
+    )
     command = f"relay chaos --minutes {minutes:g} --seed {seed} --rate {rate:g} --workers {workers}"
     command += " --liveness" if liveness else ""
+    command += "".join(f" --only {kind}" for kind in only or ())
+    command += "".join(f" --without {kind}" for kind in without or ())
     typer.echo(command)
     with interruptible():
         verdict = run(options, command, typer.echo)
     typer.echo(f"\n{summary(verdict.judgements)}\n\nreport: {verdict.report}")
     raise typer.Exit(0 if verdict.kept else 1)
+
+
+def _kinds(only: list[str] | None, without: list[str] | None) -> list[str] | None:
+    """The kinds of faults that are meant; None for all. Raises InvalidRequest for one that there is not."""
+    from relay.chaos.faults import FAULTS
+
+    for name in (*(only or ()), *(without or ())):
+        if name not in FAULTS:
+            raise InvalidRequest(f"no fault is called {name[:80]!r}", hint=f"known: {', '.join(FAULTS)}")
+    if not only and not without:
+        return None
+    return [name for name in FAULTS if name in (only or FAULTS) and name not in (without or ())]
 
 
 def _options(
@@ -68,7 +91,7 @@ def _options(
         rate=rate,
         workers=workers,
         liveness=liveness,
-        every=(0.5, 2.0) if short else (3.0, 12.0),
+        every=(0.2, 1.5) if short else (3.0, 12.0),
         hold=(3.0, 6.0) if short else (5.0, 30.0),
         max_attempts=25 if short else 60,
     )

@@ -311,6 +311,12 @@ class DatabaseUnreachable(Outage):
     server = "postgresql"
 
 
+class LeaseOver(DatabaseUnreachable):
+    """A claim was lost or could not be renewed in time. Who works under it stops, and another goes on with it."""
+
+    code = "LEASE_OVER"
+
+
 class QueueUnreachable(Outage):
     """Redis does not answer."""
 

@@ -40,7 +40,7 @@ _ALIASES: Final[dict[str, KeyPath]] = {
     "NATS_INBOX_PREFIX": ("nats", "inbox_prefix"),
     "REDIS_URL": ("redis_url",),
 }
-_SERVERS: Final = {*_ALIASES, "DATABASE_URL", "RELAY_NATS_URL", "RELAY_NATS_MONITOR", "RELAY_REDIS_URL"}
+_SERVERS: Final = {*_ALIASES, "DATABASE_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL"}
 _STEERING: Final = {CONFIG_VARIABLE, OWN_SERVERS}
 _FILE: Final = SUFFIX.upper()
 #: Variable → (key of a stream, applies to the DLQ stream too). Dead letters keep their own retention.

@@ -6,6 +6,7 @@ it is planted, so that none is ever found innocent because it was not there.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +18,16 @@ from zlib import crc32
 from consumer.pull import PullMessages
 from consumer.reconcile import ReconcileInbox
 from relay.adapters.gate import Gates
+from relay.adapters.http import HttpEventHandler
+from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres import handling, inbox, outbox, pipeline
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.sql import statement
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.domain.envelope import MSG_ID
+from relay.domain.model import HandlerResult
 from relay.domain.policies import Published, Retry
+from relay.ports import HandlerRequest, Message
 
 VARIABLE: Final = "PLANTED_BUG"
 _NEVER: Final = timedelta(days=3_650)
@@ -97,6 +103,39 @@ def settle_twice() -> None:
         _rewrite(module, name, f"{fence}nonnulls(processed_at) = 0", "")
 
 
+def store_twice() -> None:
+    """Every message goes to the stream once more, under another id."""
+    publish_all = NatsJetStreamPublisher.publish_all
+
+    async def publish_all_twice(self: NatsJetStreamPublisher, messages: Sequence[Message], **others: Any) -> Any:
+        again = [message._replace(headers={**message.headers, MSG_ID: f"{message.id}.7"}) for message in messages]
+        outcomes = await publish_all(self, messages, **others)
+        await publish_all(self, again, **others)
+        return outcomes
+
+    _patch(NatsJetStreamPublisher, "publish_all", publish_all_twice)
+
+
+def ask_twice() -> None:
+    """A service is asked, and asked again while it thinks."""
+    handle = HttpEventHandler.handle
+
+    async def handle_twice(self: HttpEventHandler, request: HandlerRequest) -> HandlerResult:
+        one, _ = await asyncio.gather(handle(self, request), handle(self, request))
+        return one
+
+    _patch(HttpEventHandler, "handle", handle_twice)
+
+
+def believe_in_the_lease() -> None:
+    """A worker is told that its lease is renewed, and it is not."""
+
+    async def believe(self: PostgresInboxAdapter, claim: Any, lease: timedelta) -> bool:
+        return True
+
+    _patch(PostgresInboxAdapter, "renew", believe)
+
+
 def swallow_dead_letter() -> None:
     """A message is dead-lettered and nobody is told."""
 
@@ -115,6 +154,9 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
         drop_one_retry,
         publish_outside_lane_lock,
         settle_twice,
+        store_twice,
+        ask_twice,
+        believe_in_the_lease,
         swallow_dead_letter,
     )
 }

@@ -35,7 +35,7 @@ OUTBOX = Outbox("vibespro")
 KEYS = 5
 TRANSACTIONS = 10
 #: Those of DESIGN §9 that the end of a short run decides. 0: the run means anything.
-DECIDED = range(7)
+DECIDED = (*range(7), 10)
 CONSUMERS = {"sea__from_vibespro": "VIBESPRO_EVENTS", "relay__sea__dead_letters": "SEA_DLQ"}
 
 REST = {
@@ -156,7 +156,8 @@ def gather(fleet: Fleet, story: Story) -> Evidence:
 
 def stored(fleet: Fleet) -> Iterator[Stored]:
     for message in fleet.messages("VIBESPRO_EVENTS"):
-        yield Stored(message.metadata.sequence.stream, message.headers["Nats-Msg-Id"])
+        id, _, _generation = message.headers["Nats-Msg-Id"].partition(".")
+        yield Stored(message.metadata.sequence.stream, id)
 
 
 def effects(fleet: Fleet, story: Story) -> Iterator[Effect]:

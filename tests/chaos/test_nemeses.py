@@ -11,21 +11,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psutil
 import psycopg
 import pytest
 import redis
 
-from relay.chaos import deployment, evidence, tables
+from relay.chaos import collect, deployment, evidence, tables
+from relay.chaos.disk import SmallDisks
 from relay.chaos.faults import FAULTS
 from relay.chaos.history import History
-from relay.chaos.injections import store
-from relay.chaos.nemesis import Nemesis
+from relay.chaos.injections import hostile, operators, store
+from relay.chaos.nemesis import Nemesis, Strike
 from relay.chaos.passage import Mode
 from relay.chaos.rig import Rig
+from relay.chaos.service import HANGING
 from relay.chaos.stage import Stage
+from relay.chaos.windows import Windows
 from relay.chaos.workload import Workload
 from relay.commands.reconcile import Stored
 from relay.devstack.monitoring import connected_clients
@@ -38,7 +41,7 @@ tested: set[str] = set()
 
 @pytest.fixture(scope="module")
 def rig(server_root: Path) -> Iterator[Rig]:
-    with Rig(server_root / "rig", workers=2, seed=1) as rig:
+    with Rig(server_root / "rig", workers=2, seed=1, small_disks=True) as rig:
         tables.prepare(rig.urls, seed=1)
         rig.launch()
         history = History(rig.history / "workload.jsonl")
@@ -70,9 +73,9 @@ def inject(rig: Rig, history: History, notes: list[str]) -> Iterator[Callable[..
     """Inject a fault; call what is returned to heal it."""
     with ExitStack() as stack:
 
-        def inject(name: str, target: str | None = None, **options: Any) -> Callable[[], None]:
+        def inject(name: str, target: str | None = None, seed: int = 1, **options: Any) -> Callable[[], None]:
             tested.add(name)
-            stage = Stage(rig, Random(1), history, 1, notes=notes, **options)
+            stage = Stage(rig, Random(seed), history, 1, notes=notes, **options)
             own = stack.enter_context(ExitStack())
             own.enter_context(FAULTS[name].inject(stage, target or FAULTS[name].targets(rig)[0]))
             return own.close
@@ -413,15 +416,169 @@ def test_every_role_works_through_its_links_only(rig: Rig, inject: Any) -> None:
     rig.await_ready()
 
 
-def test_poison_rows_are_the_workloads(inject: Any) -> None:
-    called: list[int] = []
-    inject("poison-rows", poison=lambda: called.append(1))()
-    assert called == [1]
+def test_a_link_loses_one_direction_and_keeps_the_other(rig: Rig, inject: Any, notes: list[str]) -> None:
+    """Seeds that choose each of them; the mode of the link is what the tests of the proxy look into."""
+    found = set()
+    for seed in range(12):
+        heal = inject("link-one-way", LINK, seed)
+        found.add((notes.pop().partition(", ")[2], rig.links[LINK].mode))
+        heal()
+        assert rig.links[LINK].mode is Mode.PASS
+    assert found == {
+        (f"{lost} {how}", mode)
+        for lost, mode in (("requests", Mode.MUTE), ("replies", Mode.DEAF))
+        for how in ("lost", "late")
+    }
+
+
+# --- within a worker ---
+
+
+def test_a_workers_clock_is_wrong_by_minutes_and_right_again(rig: Rig, inject: Any, notes: list[str]) -> None:
+    levers = rig.levers("worker-1")
+
+    def believed() -> list[float]:
+        return [float(path.read_text()) for path in levers.glob("clock.*") if path.suffix[1:].isdigit()]
+
+    heal = inject("worker-clock", "worker-1")
+    [wrong] = wait_for("the worker has another time", believed)
+    skew = float(notes[0].removesuffix(" s"))
+    assert abs(skew) >= 30
+    assert abs(wrong - time.time() - skew) < 10
+    assert not list(rig.levers("worker-2").glob("clock*"))
+    heal()
+    wait_for("the worker has the right time", lambda: abs(believed()[0] - time.time()) < 10)
+    before = published(rig)
+    wait_for("the fleet publishes", lambda: published(rig) > before + 20)
+
+
+def test_a_stalled_loop_is_blocked_for_seconds(rig: Rig, inject: Any, notes: list[str]) -> None:
+    began = time.monotonic()
+    inject("worker-stall", "worker-1")()
+    seconds = float(notes[0].removesuffix(" s"))
+    assert seconds >= 2
+    assert time.monotonic() - began >= seconds - 0.1
+    # The loop took the order: another would lie there for the next worker.
+    assert not (rig.levers("worker-1") / "stall").exists()
+    rig.await_ready()
+
+
+# --- full disks ---
+
+
+#: Some 30 MB.
+TOO_MUCH = "CREATE TABLE large AS SELECT repeat(md5(n::text), 30) FROM generate_series(1, 30000) AS n"
+
+
+def needs_disk(rig: Rig, name: str) -> None:
+    if name not in rig.disks:
+        tested.add(f"{name}-disk-full")
+        pytest.skip("takes root on Linux")
+
+
+def test_a_full_disk_of_postgres_refuses_writes_until_there_is_room(rig: Rig, inject: Any) -> None:
+    needs_disk(rig, "postgres")
+    heal = inject("postgres-disk-full")
+    with psycopg.connect(rig.urls["cases"], autocommit=True) as connection, pytest.raises(psycopg.Error):
+        connection.execute(TOO_MUCH)
+    heal()
+    before = published(rig)
+    wait_for("the fleet publishes", lambda: published(rig) > before + 20)
+
+
+def test_a_full_disk_of_nats_refuses_messages_until_there_is_room(rig: Rig, inject: Any) -> None:
+    needs_disk(rig, "nats")
+    heal = inject("nats-disk-full")
+    wait_for("the server has noticed", lambda: "no space left" in rig.nats.log_path.read_text().lower(), 30)
+    heal()
+    before = published(rig)
+    wait_for("the fleet publishes", lambda: published(rig) > before + 20)
+
+
+# --- what people do ---
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "count"),
+    [("poison-rows", "bad", 5), ("future-rows", "future", 5), ("handler-hang", "slow", 60)],
+)
+def test_what_is_committed_for_a_fault_is_the_workloads(
+    rig: Rig, inject: Any, name: str, what: str, count: int
+) -> None:
+    called: list[tuple[str, int]] = []
+    flag = rig.history / HANGING
+    heal = inject(name, burst=lambda what, count: called.append((what, count)))
+    assert called == [(what, count)]
+    assert flag.exists() is (name == "handler-hang")
+    heal()
+    assert not flag.exists()
+
+
+def test_large_payloads_are_many(inject: Any) -> None:
+    called: list[tuple[str, int]] = []
+    inject("large-payloads", burst=lambda what, count: called.append((what, count)))()
+    [(what, count)] = called
+    assert what == "large"
+    assert 30 <= count <= 90
+
+
+def test_hostile_messages_are_in_the_stream_where_their_record_says(rig: Rig, inject: Any) -> None:
+    last = store.last_sequence(rig)
+    inject("hostile-messages")()
+    found = records(rig).hostile
+    assert len(found) == len(hostile.SUBJECTS)
+    assert all(message.seq > last and UUID(message.stand_in) for message in found)
+    assert store.last_sequence(rig) >= max(message.seq for message in found)
+
+
+def test_operators_commands_end_and_say_how(rig: Rig, inject: Any, notes: list[str]) -> None:
+    wait_for("something is published", lambda: published(rig) > 10)
+    for seed in range(3):
+        inject("operator-commands", seed=seed)()
+    done = {note.partition(":")[0] for note in notes if note.endswith(": done")}
+    assert len(done) >= 2, notes
+    replayed = {id for done in records(rig).operated if done.action == "replay" for id in done.ids}
+    assert len(replayed) in {0, 5}
+
+
+@pytest.mark.parametrize("command", operators.COMMANDS, ids=lambda command: command.__name__)
+def test_every_command_is_one_that_relay_knows(rig: Rig, history: History, command: Any) -> None:
+    words = command(Stage(rig, Random(1), history, 1))
+    assert not words or operators.run(Stage(rig, Random(1), history, 1), [*words[:2], "--help"]) == "done"
+
+
+def test_rows_go_to_the_archive_and_are_found_there(rig: Rig, inject: Any, notes: list[str]) -> None:
+    """What was published a minute ago goes; the rows of this rig are younger, so they are made as old first."""
+    execute(rig, "shop", "UPDATE outbox_events SET published_at = published_at - interval '2 minutes'")
+    inject("archive")()
+    assert notes[1:] == ["done"]
+    count = int(notes[0].removesuffix(" events"))
+    assert count > 0
+    rows = list(collect.archived(rig.cold, "outbox"))
+    assert len(rows) == count
+    kept = {str(id) for [id] in execute(rig, "shop", "SELECT id FROM outbox_events")}
+    assert kept.isdisjoint(row["id"] for row in rows)
+    assert all(row["published_at"] for row in rows)
+    assert list(collect.archived(rig.cold, "inbox"))
+
+
+def execute(rig: Rig, database: str, statement: str) -> list[Any]:
+    with psycopg.connect(rig.urls[database]) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_upkeep_beside_a_reader_leaves_everything_as_it_was(rig: Rig, inject: Any, notes: list[str]) -> None:
+    heal = inject("postgres-upkeep")
+    before = published(rig)
+    wait_for("the fleet publishes beside the reader", lambda: published(rig) > before + 20)
+    heal()
+    assert [note.partition(":")[0] for note in notes] == ["upgrade beside a reader"] * 2
 
 
 def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:
     """Runs after all of the above; a part of them, or some in another process, tell nothing."""
-    assert len(FAULTS) >= 20
+    assert len(FAULTS) == 43
     chosen = {item.name.partition("[")[0] for item in request.session.items if item.path == request.path}
     everything = {name for name in globals() if name.startswith("test_")}
     if chosen == everything and not hasattr(request.config, "workerinput"):
@@ -431,24 +588,27 @@ def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> N
 # --- the schedule ---
 
 
-def drawn(rig: Any, seed: int, count: int) -> list[tuple[str, str, int]]:
-    nemesis = Nemesis(rig, None, seed, poison=lambda: None)  # type: ignore[arg-type]
-    return [(strike.kind.name, strike.target, strike.seed) for _ in range(count) for strike in nemesis._draw()]
+def drawn(rig: Any, seed: int, count: int) -> list[Strike]:
+    nemesis = Nemesis(rig, None, seed)  # type: ignore[arg-type]
+    return [nemesis.draw() for _ in range(count)]
 
 
 def test_a_seed_is_a_schedule_that_covers_every_kind_before_it_repeats_one(rig: Rig) -> None:
-    first = drawn(rig, 3, 80)
-    assert first == drawn(rig, 3, 80) != drawn(rig, 4, 80)
-    kinds = [kind for kind, _, _ in first]
-    assert sorted(kinds[: len(FAULTS)]) == sorted(FAULTS)
-    assert sorted(kinds[len(FAULTS) : 2 * len(FAULTS)]) == sorted(FAULTS)
+    first = drawn(rig, 3, 100)
+    assert first == drawn(rig, 3, 100) != drawn(rig, 4, 100)
+    kinds = [strike.kind.name for strike in first]
+    possible = sorted(name for name, kind in FAULTS.items() if kind.targets(rig))
+    count = len(possible)
+    assert sorted(kinds[:count]) == possible
+    assert sorted(kinds[count : 2 * count]) == possible
+    assert 0.4 < sum(strike.joins for strike in first) / 100 < 0.8
 
 
-def test_two_that_strike_together_do_not_meet(rig: Rig) -> None:
-    nemesis = Nemesis(rig, None, 5)  # type: ignore[arg-type]
-    pairs = [strikes for strikes in (nemesis._draw() for _ in range(500)) if len(strikes) == 2]
-    assert len(pairs) > 50
-    assert all(one.needs.isdisjoint(other.needs) for one, other in pairs)
+def test_a_kind_that_this_user_may_not_is_left_out_and_named(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig, "disks", SmallDisks())
+    nemesis = Nemesis(rig, None, 1)  # type: ignore[arg-type]
+    assert nemesis.left_out == ["postgres-disk-full", "nats-disk-full"]
+    assert "disk-full" not in " ".join(nemesis.draw().kind.name for _ in range(len(FAULTS)))
 
 
 def test_a_run_records_its_faults_and_leaves_none(rig: Rig, history: History) -> None:
@@ -465,6 +625,36 @@ def test_a_run_records_its_faults_and_leaves_none(rig: Rig, history: History) ->
     rig.await_ready()
 
 
+def test_faults_begin_while_others_last_and_never_meet(rig: Rig, history: History) -> None:
+    kinds = {"link-delay", "link-black-hole", "worker-freeze", "worker-kill", "valkey-flush"}
+    nemesis = Nemesis(rig, history, 4, every=(0.1, 0.3), hold=(0.5, 1.5), kinds=kinds)
+    nemesis.run(time.monotonic() + 8)
+    faults = sorted(records(rig).faults, key=lambda fault: fault.began)
+    pairs = [
+        (one, other)
+        for place, one in enumerate(faults)
+        for other in faults[place + 1 :]
+        if one.began < other.began < one.ended
+    ]
+    assert any(other.kind == "worker-kill" for _, other in pairs) or len(pairs) > 5
+    assert all(one.target != other.target for one, other in pairs)
+    assert any(other.began - one.began > 0.1 for one, other in pairs)
+    windows = Windows(faults)
+    assert max(windows.active(fault.began) for fault in faults) in {2, 3}
+    rig.await_ready()
+
+
+def test_a_fault_that_needs_everything_to_itself_meets_every_other(rig: Rig) -> None:
+    hang, flush, cut = (
+        Strike(FAULTS[name], FAULTS[name].targets(rig)[0], 0)
+        for name in ("handler-hang", "valkey-flush", "link-cut")
+    )
+    assert hang.meets(flush)
+    assert flush.meets(hang)
+    assert not flush.meets(cut)
+    assert cut.meets(cut)
+
+
 def test_a_fault_is_healed_early_when_the_time_is_over(rig: Rig, history: History) -> None:
     nemesis = Nemesis(rig, history, 1, every=(0, 0), hold=(60, 60), kinds={"link-cut", "link-black-hole"})
     nemesis.run(time.monotonic() + 0.5)
@@ -474,10 +664,10 @@ def test_a_fault_is_healed_early_when_the_time_is_over(rig: Rig, history: Histor
 
 
 def test_what_goes_wrong_with_a_fault_is_recorded_and_raised(rig: Rig, history: History) -> None:
-    def broken() -> None:
+    def broken(what: str, count: int) -> None:
         raise RuntimeError("no rows today")
 
-    nemesis = Nemesis(rig, history, 1, every=(0, 0), kinds={"poison-rows"}, poison=broken)
+    nemesis = Nemesis(rig, history, 1, every=(0, 0), kinds={"poison-rows"}, burst=broken)
     with pytest.raises(RuntimeError):
         nemesis.run(time.monotonic() + 5)
     [fault] = records(rig).faults

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from relay.chaos.history import Source
+from relay.chaos.injections import operators
+from relay.chaos.run import RunOptions
+from relay.chaos.run import run as run_chaos
 from relay.failpoints import Action, arm, reached
 from tests.acceptance.fleet import wait_for
 from tests.chaos.bugs import BUGS, VARIABLE
@@ -56,12 +59,17 @@ GUILTY = {
     "drop_one_retry": (6, "is open in the inbox", ("after_mark_before_handler_commit", Action.LOST_REPLY)),
     "publish_outside_lane_lock": (4, "comes before it in the stream", None),
     "settle_twice": (3, "has 2 effects, not 1", None),
+    "store_twice": (10, "apart: within the duplicate window", None),
     "swallow_dead_letter": (5, "is dead-lettered and has no incident", None),
 }
 
 
+#: Bugs that only the records of the handlers show, the fault that brings each to light, and how long it takes.
+AT_ONCE = {"ask_twice": ("valkey-flush", 6.0), "believe_in_the_lease": ("handler-hang", 18.0)}
+
+
 def test_every_bug_is_tried() -> None:
-    assert {"none", *GUILTY} == set(BUGS)
+    assert {"none", *GUILTY, *AT_ONCE} == set(BUGS)
 
 
 @pytest.mark.parametrize("bug", GUILTY)
@@ -78,3 +86,26 @@ def test_the_same_run_without_the_bug_is_acquitted(server_directory: Path, bug: 
     """One of those that need no fault, and those that do."""
     _, _, fault = GUILTY[bug]
     assert run(server_directory, "none", fault) == {}
+
+
+@pytest.mark.parametrize("bug", AT_ONCE)
+def test_two_calls_at_once_are_found(server_directory: Path, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So few that threads are left to take over what the others have lost.
+    monkeypatch.setattr(operators, "HANGING_MESSAGES", 5)
+    kind, seconds = AT_ONCE[bug]
+    options = RunOptions(
+        directory=server_directory / "run",
+        seconds=seconds,
+        seed=1,
+        every=(1, 2),
+        kinds=[kind],
+        max_attempts=5,
+        rest=20,
+        environment={"RELAY_ACTOR_MODULES": "tests.chaos.bugs,consumer.actors", VARIABLE: bug},
+    )
+    found = {
+        judgement.number: judgement for judgement in run_chaos(options, "this test", lambda _: None).judgements
+    }
+    assert "two calls at once for" in found[10].violations[0]
+    # The service knows a message again: nothing is done twice.
+    assert found[3].kept

@@ -54,7 +54,7 @@ def work(rig: Rig) -> Evidence:
     workload = Workload(rig.producer_url, history, SEED, rate=120, batch=40)
     with Sampler(rig.urls, history, lambda: workload.committed):
         with workload:
-            workload.poison(len(badrows.BAD))
+            workload.burst("bad", len(badrows.BAD))
             wait_for("enough of everything", lambda: workload.committed > 600 and kinds(rig) == KINDS)
         assert collect.settle(rig.urls, rig.nats.url, 90), collect.left(rig.urls, rig.nats.url)
     collect.collect(rig.urls, rig.nats.url, history)

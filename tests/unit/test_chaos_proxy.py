@@ -252,6 +252,23 @@ def test_a_deaf_link_lets_requests_through_and_holds_the_replies(connect: Any, e
     assert receive(connection, 4) == b"done"
 
 
+def test_a_mute_link_holds_requests_and_lets_replies_through(connect: Any, echo: Echo, link: Link) -> None:
+    connection = connect()
+    ask(connection)
+    link.black_hole(replies_only=True)
+    connection.sendall(b"one")
+    eventually(lambda: echo.received == [b"hello", b"one"])
+    link.black_hole(requests_only=True)
+    assert receive(connection, 3) == b"one"
+    connection.sendall(b"two")
+    assert silent(connection)
+    connect()
+    assert echo.received == [b"hello", b"one"]
+    assert echo.accepted == 1
+    link.heal()
+    assert receive(connection, 3) == b"two"
+
+
 # --- delay ---
 
 

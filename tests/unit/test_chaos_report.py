@@ -68,8 +68,8 @@ def broken_run() -> Evidence:
 def test_a_good_run_says_so_in_words() -> None:
     page = page_of(good_run())
     assert "Every promise was kept" in page.text
-    assert "22 events committed under 5 faults of 1 kind in 1:59" in page.text
-    assert page.text.count("✓ kept") == 10
+    assert "29 events committed under 5 faults of 1 kind in 1:59" in page.text
+    assert page.text.count("✓ kept") == 12
     assert "BROKEN" not in page.text
 
 
@@ -104,8 +104,8 @@ def test_violations_that_are_not_named_are_counted() -> None:
     evidence = good_run()
     evidence.outbox.clear()
     judgements = judge(evidence, drained=True)
-    assert judgements[1].total == 21 > NAMED
-    assert "and 1 more" in Page(render(evidence, judgements, META)).text
+    assert judgements[1].total == 28 > NAMED
+    assert "and 8 more" in Page(render(evidence, judgements, META)).text
 
 
 def test_the_page_needs_nothing_from_outside_and_runs_nothing() -> None:
@@ -151,8 +151,8 @@ def test_faults_and_recoveries_are_listed_by_kind() -> None:
 
 def test_the_workload_is_counted() -> None:
     text = re.sub(r"\s+", " ", page_of(good_run()).text)
-    assert "Operations failed ok unknown bad 0 1 0 batch 2 3 2 one 0 0 1 rollback 1 0 0" in text
-    assert "Events by plan http ordered python accept 4 1 1" in text
+    assert "Operations failed ok unknown bad 0 1 0 batch 3 4 3 one 0 0 1 rollback 1 0 0" in text
+    assert "Events by plan http ordered python slow accept 4 1 1 1" in text
 
 
 # --- the timeline -------------------------------------------------------------------------------
@@ -202,8 +202,8 @@ def test_a_time_is_shown_as_a_clock() -> None:
 def test_the_summary_has_the_verdict_first_and_a_line_for_each_judgement() -> None:
     lines = summary(judge(good_run(), drained=True)).splitlines()
     assert lines[0] == "Every promise was kept"
-    assert len(lines) == 11
-    assert lines[2].startswith("1  nothing committed is lost           kept    committed 21, published 21")
+    assert len(lines) == 13
+    assert lines[2].startswith("1  nothing committed is lost               kept    committed 28, published 28")
 
 
 def test_the_summary_lists_violations_under_their_promise() -> None:

@@ -63,6 +63,22 @@ def deaf(stage: Stage, target: str) -> Iterator[None]:
 
 
 @contextmanager
+def one_way(stage: Stage, target: str) -> Iterator[None]:
+    """One direction is gone; when healed, what was sent there arrives late, or the connections are reset."""
+    link = stage.rig.links[target]
+    requests, forgets = stage.random.random() < 0.5, stage.random.random() < 0.5
+    lost = "requests" if requests else "replies"
+    stage.note(f"{link.open} connections, {lost} {'lost' if forgets else 'late'}")
+    link.black_hole(replies_only=not requests, requests_only=requests)
+    try:
+        yield
+    finally:
+        if forgets:
+            link.reset()
+        link.heal()
+
+
+@contextmanager
 def delayed(stage: Stage, target: str) -> Iterator[None]:
     """Two seconds more in each direction."""
     link = stage.rig.links[target]

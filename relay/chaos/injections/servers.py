@@ -1,4 +1,4 @@
-"""Faults of the servers, and rows in a database that can never be published."""
+"""Faults of the servers."""
 
 from __future__ import annotations
 
@@ -83,10 +83,13 @@ def flushed(stage: Stage, _target: str) -> Iterator[None]:
 
 
 @contextmanager
-def poisoned(stage: Stage, _target: str) -> Iterator[None]:
-    """Rows that can never be published, among those that can."""
-    if stage.poison is None:
-        stage.note("the workload has none")
-    else:
-        stage.poison()
-    yield
+def disk_full(stage: Stage, target: str) -> Iterator[None]:
+    """No room left where the server keeps its data. An operator then makes room, and starts it again."""
+    server, disk = _server(stage, target), stage.rig.disks[target]
+    disk.fill()
+    try:
+        yield
+    finally:
+        disk.free()
+        stage.note("it had ended" if not server.running else "it was still there")
+        server.restart()
