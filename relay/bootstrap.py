@@ -113,9 +113,8 @@ class Application:
         self.settings = settings
         self.facts = Facts()
         self.stopping = False
-        self.nats = NatsConnection(
-            settings.nats_url.get_secret_value(), name=f"jetrelay-{role}", **nats_options(settings)
-        )
+        nats_url = settings.nats_url.get_secret_value()
+        self.nats = NatsConnection(nats_url, name=f"jetrelay-{role}", **nats_options(settings))
         self.nats.on_refused.append(_log_refusal)
         redis_url, access = settings.redis_url.get_secret_value(), redis_options(settings)
         self.gates = Gates(redis_url, settings.redis_namespace, **access)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator
 
 from relay.domain.topology import is_pattern
 
@@ -35,29 +35,6 @@ _SIZE = re.compile(r"([0-9]+) ?(B|[KMGT]i?B)", re.IGNORECASE)
 CONTEXT_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _ADDRESS = re.compile(r"(?:([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):)?([0-9]{1,5})")
 _BROKER_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_LONGEST_PREFIX: Final = 100
-_INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
-_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
-#: Headers that a call has anyway, or that steer the connection.
-_OUR_HEADERS: Final = {
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "content-type",
-    "expect",
-    "host",
-    "idempotency-key",
-    "relay-attempt",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "user-agent",
-    "webhook-id",
-    "webhook-signature",
-    "webhook-timestamp",
-    "x-correlation-id",
-}
 
 
 def parse_duration(value: object) -> timedelta:
@@ -124,30 +101,6 @@ def parse_list(value: object) -> object:
         raise ValueError("starts with [ and is not a JSON list") from error
 
 
-def _token(secret: SecretStr) -> SecretStr:
-    text = secret.get_secret_value()
-    if not (text.isascii() and text.isprintable()) or text != text.strip():
-        raise ValueError("must be of printable ASCII characters, with no space around it")
-    return secret
-
-
-def _header_name(value: str) -> str:
-    name = value.lower()
-    if not _HEADER.fullmatch(name):
-        raise ValueError(f"{value[:80]!r} is not the name of a header")
-    if name in _OUR_HEADERS:
-        raise ValueError(f"{name} has a meaning of its own; take authorization or one like x-api-key")
-    return name
-
-
-def _inbox_prefix(value: str) -> str:
-    if not _INBOX_PREFIX.fullmatch(value) or len(value) > _LONGEST_PREFIX:
-        raise ValueError(
-            f"{value[:80]!r} is no prefix for inboxes; write tokens of A-Z a-z 0-9 _ - with dots between"
-        )
-    return value
-
-
 def _pattern(value: str) -> str:
     if not is_pattern(value):
         raise ValueError(
@@ -208,6 +161,3 @@ Modules = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 BrokerName = Annotated[str, AfterValidator(_broker_name)]
 ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
-Token = Annotated[SecretStr, Field(min_length=1), AfterValidator(_token)]
-HeaderName = Annotated[str, AfterValidator(_header_name)]
-InboxPrefix = Annotated[str, AfterValidator(_inbox_prefix)]

@@ -29,7 +29,7 @@ _DEAF: Final = 5.0
 
 def servers(url: str) -> list[str]:
     """The servers of a cluster, which stand behind each other. A comma elsewhere may be part of a password."""
-    return [server.strip() for server in re.split(r",(?=\s*[a-z]+://)", url)]
+    return [server.strip() for server in re.split(r",(?=\s*(?:nats|tls|wss?)://)", url)]
 
 
 class NatsConnection:
