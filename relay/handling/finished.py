@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Final, Generic, TypeVar
 from relay.domain.errors import Outage
 
 Claim = TypeVar("Claim")
+_log = logging.getLogger("relay")
 
 #: How long a row waits for others here, in seconds: each by itself would cost a statement and a write.
 _PAUSE: Final = 0.005
@@ -64,11 +66,21 @@ class Finished(Generic[Claim]):
         self._called = False
         found = [self._waiting.popleft() for _ in range(len(self._waiting))]
         marked = [claim for claim, marked in found if marked]
-        with suppress(Outage):
-            # Those keep their claims until the lease is over; the sweep brings them back.
-            marked += await self._mark_those([claim for claim, marked in found if not marked])
+        marked += await self._mark_those([claim for claim, marked in found if not marked])
         with suppress(Outage):
             await self._finish(marked)
 
     async def _mark_those(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        return await self._mark(claims) if claims else []
+        """Mark rows together; one that cannot be marked takes no other with it.
+
+        What is not marked keeps its claim until the lease is over; the sweep brings it back.
+        """
+        try:
+            return await self._mark(claims) if claims else []
+        except Outage:
+            return []
+        except Exception:
+            if len(claims) == 1:
+                _log.exception("a row that is finished cannot be marked")
+                return []
+            return [claim for one in claims for claim in await self._mark_those([one])]

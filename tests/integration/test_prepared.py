@@ -77,6 +77,20 @@ async def test_what_the_driver_has_forgotten_is_prepared_again(inbox: Inbox) -> 
     assert await inbox.claim(inbox.ids[1])
 
 
+async def test_what_was_never_prepared_keeps_no_other_statement_from_being_run(inbox: Inbox) -> None:
+    """Who prepared it was cancelled: the server knows the one statement, not the other."""
+    one, two = await inbox.claim(inbox.ids[0]), await inbox.claim(inbox.ids[1])
+    assert one is not None
+    assert two is not None
+    assert await inbox.adapter.mark_all_processed([one]) == [one]
+    async with inbox.pool.connection() as conn:
+        prepared = await (await conn.execute("SELECT name, statement FROM pg_prepared_statements")).fetchall()
+        [claim] = [name for name, statement in prepared if "claim_token = " in statement and "claim" in name]
+        await conn.execute(f"DEALLOCATE {claim}".encode())
+    assert await inbox.claim(inbox.ids[2])
+    assert await inbox.adapter.mark_all_processed([two]) == [two]
+
+
 async def test_who_is_cancelled_leaves_a_connection_to_the_others(inbox: Inbox) -> None:
     async with await psycopg.AsyncConnection.connect(inbox.url) as other:
         await other.execute("SELECT FROM inbox_messages WHERE message_id = %s FOR UPDATE", [inbox.ids[0]])

@@ -86,3 +86,19 @@ async def test_an_outage_of_the_database_keeps_nothing_from_being_acknowledged_t
     finished.add(2, marked=False)
     await finished.drain()
     assert loop.batches == [[1]]
+
+
+async def test_a_row_that_cannot_be_marked_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+
+    async def mark(claims: Sequence[Any]) -> Sequence[Any]:
+        if 4 in claims:
+            raise ValueError("not this one")
+        return await loop.mark(claims)
+
+    finished = Finished(mark, loop.finish, asyncio.get_running_loop(), pause=True)
+    for n in (2, 4, 6):
+        finished.add(n, marked=False)
+    await finished.drain()
+    assert loop.batches == [[2, 6]]
+    assert len(caplog.records) == 1

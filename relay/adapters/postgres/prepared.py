@@ -27,8 +27,9 @@ async def fetch(connection: Connection, command: Command) -> list[dict[str, Any]
     try:
         return await _fetch(connection, command)
     except psycopg.errors.InvalidSqlStatementName:
-        # The driver has had the server forget every statement, as it does after a rollback. Nothing has run.
-        _prepared.pop(connection, None)
+        # Nothing has run. The driver has had the server forget every statement, as it does after a rollback, or
+        # this one was never prepared: who prepared it was cancelled. Others may be there: they are not prepared twice.
+        _prepared[connection].discard(as_sent(command)[0])
         return await _fetch(connection, command)
 
 
