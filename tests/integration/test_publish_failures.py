@@ -255,6 +255,21 @@ async def test_failures_and_deaths_are_told_with_correlation_and_causation(relay
         assert (fact.correlation_id, fact.causation_id) == tuple(map(str, about.values()))
 
 
+async def test_a_batch_that_got_part_of_it_through_is_followed_by_another(relay: Relay) -> None:
+    """However slow a link is: a job that is repeated waits longer each time."""
+    await relay.create_stream(max_msgs=3, discard="new")
+    relay.add(*[event(f"v{number}") for number in range(10)])
+    left: list[int] = []
+
+    async def note(claim: Any) -> None:
+        left.append(len(claim.rows))
+
+    with pytest.raises(BrokerUnreachable, match="10077"):
+        await relay.command(claimed=note).drain(ALL)
+    # The next one comes in halves.
+    assert (left[0], sum(left[1:])) == (10, 7)
+
+
 async def test_a_full_stream_pushes_back_and_costs_no_attempt(relay: Relay) -> None:
     await relay.create_stream(max_msgs=3, discard="new")
     ids = relay.add(*[event("v1") for _ in range(10)])

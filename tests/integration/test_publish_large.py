@@ -169,20 +169,31 @@ async def test_no_more_is_unpacked_than_is_claimed(relay: Relay) -> None:
     assert not plan.read_whole()
 
 
-async def test_what_is_small_when_stored_and_large_when_shown_holds_up_nobody(relay: Relay) -> None:
+async def test_what_is_small_when_stored_and_large_when_shown_holds_up_nobody(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await relay.create_stream()
     bad = [relay.insert(payload=f"[{', '.join([INFLATED] * 40)}]", partition_key="vibe:v1") for _ in range(6)]
     [behind] = relay.add(event("v1"))
     sizes: list[int] = []
+    together: list[int] = []
+    within = outbox._within
 
     async def note(claim: Any) -> None:
         sizes.append(sum(len(row.payload) for row in claim.rows))
 
+    async def note_before(claim: Any, rows: Any, max_bytes: int) -> Any:
+        together.append(sum(len(row.payload or "") for row in rows))
+        return await within(claim, rows, max_bytes)
+
+    monkeypatch.setattr(outbox, "_within", note_before)
     await relay.command(claimed=note).drain(ALL)
     assert await relay.ids() == [str(behind)]
     assert all("INVALID_PAYLOAD" in relay.row(id)["publish_error"] for id in bad)
     # The batch and the event that fills it.
     assert max(sizes) < 4 * 1024**2 + 6_000 * KB
+    # What all of them are claimed with has nothing of them.
+    assert max(together) < 1 * KB
 
 
 async def test_what_postgresql_cannot_show_is_dead_and_holds_up_nobody(
