@@ -9,7 +9,8 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, SecretStr
 
 from relay.settings.section import Section
-from relay.settings.values import AbsolutePath, WebhookUrl
+from relay.settings.urls import WebhookUrl
+from relay.settings.values import AbsolutePath
 from relay.tls import TlsFiles
 
 _LONGEST_PREFIX: Final = 100

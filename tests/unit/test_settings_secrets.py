@@ -11,7 +11,7 @@ from relay.domain.errors import ConfigurationError
 from relay.settings import OWN_SERVERS, Settings, effective, names_server
 from relay.settings.secrets import secret_of
 from relay.settings.section import Section
-from relay.settings.values import hide_url
+from relay.settings.urls import hide_url
 from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, refusal, source
 
 
@@ -32,13 +32,13 @@ SECRETS = {
     "NATS_URL": "nats_url",
     "NATS_PASSWORD": "nats.password",
     "NATS_TOKEN": "nats.token",
+    "RELAY_NATS__MONITOR": "nats.monitor",
     "REDIS_URL": "redis_url",
     "DATABASE_URL": "contexts.vibespro.database_url",
     "RELAY_NATS_URL": "nats_url",
     "RELAY_REDIS_URL": "redis_url",
     "RELAY_NATS__PASSWORD": "nats.password",
     "RELAY_NATS__TOKEN": "nats.token",
-    "RELAY_NATS__MONITOR": "nats.monitor",
     "RELAY_REDIS__PASSWORD": "redis.password",
     "RELAY_CONTEXTS__SEA__DATABASE_URL": "contexts.sea.database_url",
     "RELAY_CONTEXTS__SEA__ALERTS__WEBHOOK": "contexts.sea.alerts.webhook",

@@ -1,4 +1,4 @@
-"""nats-py's client, made quick for messages by the ten thousand, and heedful of what a server refuses."""
+"""nats-py's client with a short way in and out, and with a parser that reads whatever the server takes."""
 
 from __future__ import annotations
 
