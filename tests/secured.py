@@ -186,6 +186,7 @@ class GuardedNats(NatsServer):
         return f"""\
 listen: "{LOOPBACK}:{self.port}"
 http: "{LOOPBACK}:{self._monitor_port}"
+http_base_path: "/{self.password}"
 server_name: guarded
 jetstream {{ store_dir: {store}, max_file_store: 1TB }}
 {self._guard}
