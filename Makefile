@@ -6,10 +6,10 @@ SOAK_MINUTES ?= 60
 SOAK_LIVENESS_MINUTES ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test soak lint bench clean
+.PHONY: help setup demo dev compose-env test soak lint bench clean
 
 help: ## show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv and install everything into it
 
@@ -18,6 +18,16 @@ demo: $(READY) ## watch events flow from a transaction to a handler (under a min
 
 dev: $(READY) ## run servers, workers, scheduler and the sample handler until Ctrl-C
 	$(BIN)/relay dev
+
+compose-env: .env ## write .env, the passwords for docker-compose.yml, unless it is there
+
+# Each begins with a letter: nats-server would take digits for a number.
+.env:
+	@umask 077; \
+	for name in POSTGRES_PASSWORD RELAY_OWNER_PASSWORD RELAY_PASSWORD APPLICATION_PASSWORD \
+	  RELAY_NATS_PASSWORD RELAY_NATS_ADMIN_PASSWORD RELAY_REDIS_PASSWORD; do \
+	  printf '%s=p%s\n' "$$name" "$$(od -An -N 16 -tx1 /dev/urandom | tr -d ' \n')"; \
+	done > $@.new && mv $@.new $@
 
 test: $(READY) ## run the tests on real servers; a part of them: make test PYTEST_ARGS='tests/unit -k subject'
 ifdef PYTEST_ARGS

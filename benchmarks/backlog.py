@@ -13,7 +13,7 @@ import psycopg
 
 from benchmarks.stream import jetstream, until_stored
 from benchmarks.turns import wait_until
-from benchmarks.workload import fill
+from benchmarks.workload import TEXT, fill
 
 STREAM: Final = "BENCH_EVENTS"
 #: By the ledger: to find out that nothing waits, all that was published under an old snapshot would be looked at.
@@ -31,14 +31,14 @@ async def clear(url: str, nats_url: str) -> None:
         await js.purge_stream(STREAM)
 
 
-async def drain_by_fleet(url: str, nats_url: str, count: int, keys: int) -> float:
+async def drain_by_fleet(url: str, nats_url: str, count: int, keys: int, text: str = TEXT) -> float:
     """Events per second of the fleet that runs.
 
     The stream is watched while it fills, which costs the database nothing, and the table at the end.
     """
     async with jetstream(nats_url) as js:
         before = (await js.stream_info(STREAM)).state
-        start = commit(url, count, keys)
+        start = commit(url, count, keys, text)
         await until_stored(js, STREAM, before.messages + count)
     with psycopg.connect(url, autocommit=True) as connection:
         ours = (STREAM, before.last_seq)
@@ -56,9 +56,9 @@ async def drain_by_loop(url: str, nats_url: str, count: int, keys: int, loop: Lo
     return count / seconds
 
 
-def commit(url: str, count: int, keys: int) -> float:
+def commit(url: str, count: int, keys: int, text: str = TEXT) -> float:
     """Commit a backlog at once; returns when."""
     with psycopg.connect(url) as connection:
-        fill(connection, count, keys)
+        fill(connection, count, keys, text)
         connection.commit()
         return time.perf_counter()

@@ -10,13 +10,14 @@ from typing import Final
 class Sizes:
     """How much to do.
 
-    ``events``: the backlog of a drain. ``messages``, ``tasks``: to be handled. ``samples``: of a latency.
-    ``inserts``: transactions of one event. ``unpublished``: backlogs for which a claim is timed, beside
-    ``published`` other rows. ``minutes``: how long a snapshot is held. ``growth``: events that a worker publishes
-    while its memory is watched. ``idle``: seconds for which an idle fleet is watched.
+    ``events``: the backlog of a drain. ``megabytes``: that of large ones. ``messages``, ``tasks``: to be
+    handled. ``samples``: of a latency. ``inserts``: transactions of one event. ``unpublished``: backlogs for which
+    a claim is timed, beside ``published`` other rows. ``minutes``: how long a snapshot is held. ``growth``: events
+    that a worker publishes while its memory is watched. ``idle``: seconds for which an idle fleet is watched.
     """
 
     events: int
+    megabytes: int
     messages: int
     tasks: int
     samples: int
@@ -30,6 +31,7 @@ class Sizes:
 
 QUICK: Final = Sizes(
     events=2_000,
+    megabytes=4,
     messages=400,
     tasks=400,
     samples=10,
@@ -42,6 +44,7 @@ QUICK: Final = Sizes(
 )
 DEFAULT: Final = Sizes(
     events=100_000,
+    megabytes=200,
     messages=20_000,
     tasks=20_000,
     samples=200,
@@ -54,6 +57,7 @@ DEFAULT: Final = Sizes(
 )
 FULL: Final = Sizes(
     events=100_000,
+    megabytes=200,
     messages=50_000,
     tasks=50_000,
     samples=500,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any, Final, LiteralString
 
@@ -14,6 +15,8 @@ from relay.domain.envelope import Outgoing, encode
 
 TEXT: Final = "x" * 320
 BATCH: Final = 300
+#: A batch of large messages has so many characters.
+_BATCH_TEXT: Final = 4_000_000
 
 #: The moments differ, so that the textbook loop has an order to go by.
 _FILL: Final[LiteralString] = """
@@ -37,8 +40,13 @@ FROM generate_series(1, %(count)s::int) AS n
 """
 
 
-def payload(number: int, **more: Any) -> dict[str, Any]:
-    return {"n": number, "text": TEXT, **more}
+def text_of(size: int) -> str:
+    """Text of this length that cannot be compressed, always the same."""
+    return random.Random(size).randbytes(size // 2 + 1).hex()[:size]
+
+
+def payload(number: int, text: str = TEXT, **more: Any) -> dict[str, Any]:
+    return {"n": number, "text": text, **more}
 
 
 def event(number: int, *, name: str = "made", keys: int = 200, **more: Any) -> Event:
@@ -47,9 +55,9 @@ def event(number: int, *, name: str = "made", keys: int = 200, **more: Any) -> E
     )
 
 
-def fill(connection: psycopg.Connection[Any], count: int, keys: int) -> None:
+def fill(connection: psycopg.Connection[Any], count: int, keys: int, text: str = TEXT) -> None:
     """Write a backlog over ``keys`` keys in the open transaction: its commit is the start of a drain."""
-    connection.execute(_FILL, {"count": count, "keys": keys, "text": TEXT})
+    connection.execute(_FILL, {"count": count, "keys": keys, "text": text})
 
 
 def fill_published(connection: psycopg.Connection[Any], count: int) -> None:
@@ -62,13 +70,14 @@ def fill_tasks(connection: psycopg.Connection[Any], count: int) -> None:
     connection.execute(_TASKS, {"count": count, "text": TEXT})
 
 
-def wire_messages(context: str, name: str, count: int) -> Iterator[list[tuple[str, str, bytes]]]:
+def wire_messages(context: str, name: str, count: int, text: str = TEXT) -> Iterator[list[tuple[str, str, bytes]]]:
     """Batches of messages (subject, id, body) as a publisher of ``context`` sends them."""
-    for start in range(0, count, BATCH):
-        yield [_wire_message(context, name, number) for number in range(start, min(start + BATCH, count))]
+    batch = min(BATCH, max(_BATCH_TEXT // len(text), 1))
+    for start in range(0, count, batch):
+        yield [_wire_message(context, name, number, text) for number in range(start, min(start + batch, count))]
 
 
-def _wire_message(context: str, name: str, number: int) -> tuple[str, str, bytes]:
+def _wire_message(context: str, name: str, number: int, text: str) -> tuple[str, str, bytes]:
     id, subject = str(uuid7()), f"{context}.event.{name}.v1"
     outgoing = Outgoing(
         id=id,
@@ -78,7 +87,7 @@ def _wire_message(context: str, name: str, number: int) -> tuple[str, str, bytes
         occurred_at="2026-01-01T00:00:00.000000Z",
         correlation_id=None,
         causation_id=None,
-        payload=json.dumps(payload(number)),
+        payload=json.dumps(payload(number, text)),
         headers={},
         partition_key=f"thing:t{number % 200}",
     )

@@ -15,10 +15,11 @@ from consumer.pull import PullConfig, PullMessages
 from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverConfig, RecoverDeliveries
 from consumer.rescue import RescueExhausted
+from relay.access import http_access
 from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.webhook import Webhook
-from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE
+from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, share
 from relay.domain.facts import MessagesReEnqueued
 from relay.domain.topology import advisory_consumer
 
@@ -81,7 +82,7 @@ async def sweep_inbox(context: str, subscription: str, token: str) -> None:
     only what was enqueued before the queue's head is.
     """
     async with chore(f"sweep_inbox:{context}:{subscription}", token):
-        waited = await asyncio.to_thread(broker.head_waits, HANDLE_QUEUE)
+        waited = await asyncio.to_thread(broker.head_waits, HANDLE_QUEUE, share(context, subscription))
         ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_LIMIT, waited)
         if ids:
             await enqueue(context, subscription)(ids)
@@ -128,13 +129,22 @@ def _record(context: str) -> RecordDeadLetters:
     return RecordDeadLetters(context, letters, parts.incidents, application.facts)
 
 
+def _check_access() -> None:
+    """Find out now what a call would find out: a worker that cannot prove itself to a handler does not start."""
+    for context, settings in application.settings.contexts.items():
+        for name, subscription in settings.subscriptions.items():
+            if subscription.python_module is None:
+                application.handler(context, name)
+        _alerts(context)
+
+
 @cache
 def _alerts(context: str) -> SendAlerts | None:
     parts = application.context(context)
     alerts = parts.settings.alerts
     if alerts.webhook is None:
         return None
-    channel = Webhook(alerts.webhook.get_secret_value())
+    channel = Webhook(alerts.webhook.get_secret_value(), http_access(alerts, f"contexts.{context}.alerts"))
     return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
 
 
@@ -190,3 +200,6 @@ def _reader(context: str, subscription: str) -> StreamReader:
     return StreamReader(
         application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
     )
+
+
+_check_access()

@@ -13,10 +13,11 @@ from datetime import timedelta
 from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
-from consumer.process import LEASE, ProcessInboxMessage, kept
+from consumer.process import LEASE, ProcessInboxMessage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
 from relay.failpoints import reach
+from relay.leases import kept
 from relay.ports import ClaimedMessage, EventHandler, HandlerRequest
 
 #: How many messages of a chunk a service is asked about at the same time.
@@ -73,18 +74,19 @@ class ProcessChunk:
     async def process(self, ids: Sequence[UUID]) -> dict[UUID, timedelta]:
         """Process messages; returns which are to be handled alone, and after how long.
 
-        Raises DatabaseUnreachable; rows that are not settled then keep their claim until the lease is over.
+        Raises DatabaseUnreachable, and LeaseOver as one; rows that are not settled then keep their claim until the
+        lease is over.
         """
         claims, tried = await self._claims.claim(ids, LEASE)
         later = dict.fromkeys(tried, timedelta(0))
         if claims:
             reach("after_message_claim")
-            with kept(lambda: self._claims.renew(claims, LEASE)):
-                later |= await self._handle(claims)
+            later |= await self._handle(claims)
         return later
 
     async def _handle(self, claims: Sequence[ClaimedMessage]) -> dict[UUID, timedelta]:
-        verdicts = await self._ask(claims)
+        async with kept(LEASE, claims[0].since, lambda: self._claims.renew(claims, LEASE)):
+            verdicts = await self._ask(claims)
         done: list[ClaimedMessage] = []
         rest: list[ClaimedMessage] = []
         for claim in claims:

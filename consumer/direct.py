@@ -28,9 +28,9 @@ from relay.failpoints import reach
 from relay.handling.ahead import Ahead
 from relay.handling.attended import Attendance, Attended
 from relay.handling.calls import timed_out
-from relay.handling.threads import LoopThread
 from relay.handling.watch import Overdue
 from relay.ports import ClaimedMessage
+from relay.threads import LoopThread
 
 #: Brings a message to a queue after a while.
 Later = Callable[[UUID, timedelta], Awaitable[None]]
@@ -64,7 +64,7 @@ class ProcessDirectly:
         self.finished = finished(one, inbox, loop.loop)
 
     def process(self, message_id: UUID) -> timedelta | None:
-        """Do as `ProcessInboxMessage.process` does."""
+        """Do as `ProcessInboxMessage.process` does, but that a function which has begun is not cancelled."""
         claim = self.ahead.take(message_id)
         found = self._claim(message_id) if claim is None else (claim, self._functions.transactions.claimed())
         if found is None:
@@ -78,9 +78,10 @@ class ProcessDirectly:
 
     def _claim(self, message_id: UUID) -> tuple[ClaimedMessage, Claimed] | None:
         """Claim a message by itself and begin the transaction of its function."""
+        since = time.monotonic()
         token, command = self._inbox.claim_command(message_id, process.LEASE, self._one.max_attempts)
         found = self._functions.transactions.claim(command, begin=self._functions.writes)
-        return None if found is None else (claimed(token, found[0]), found[1])
+        return None if found is None else (claimed(token, found[0], since), found[1])
 
     def _handle(self, claim: ClaimedMessage, taken: Claimed) -> timedelta | None:
         request = claim.row.condemned or self._one.request(claim)
@@ -107,7 +108,11 @@ class ProcessDirectly:
             taken.leave()
         lease, seconds = process.LEASE, self._functions.timeout
         attendance = Attendance(
-            lease, seconds, lambda: self._inbox.renew(claim, lease), lambda: self._give_up(claim, seconds)
+            lease,
+            claim.since,
+            seconds,
+            lambda: self._inbox.renew(claim, lease),
+            lambda: self._give_up(claim, seconds),
         )
         return self._attended.call(prepared.member.call, prepared.member.context, taken, attendance)
 
@@ -138,8 +143,9 @@ class _Claims:
 
     def claim(self, id: UUID, others: Sequence[UUID]) -> Mapping[UUID, ClaimedMessage]:
         """Claim a message, and those of the others that were never tried."""
+        since = time.monotonic()
         token, command = self._inbox.claim_ahead_command(id, others, process.LEASE, self._max_attempts)
-        claims = [claimed(token, row) for row in self._run(command)]
+        claims = [claimed(token, row, since) for row in self._run(command)]
         return {claim.row.message_id: claim for claim in claims}
 
     def give_back(self, claims: Sequence[ClaimedMessage]) -> None:

@@ -17,16 +17,16 @@ from consumer.chunk import ProcessChunk, side_by_side
 from consumer.direct import ProcessDirectly
 from consumer.finished import finished
 from consumer.handlers import load
-from consumer.inprocess import CALLS, PythonEventHandler
+from consumer.inprocess import CALLS, PythonEventHandler, has_plain
 from consumer.order import GoOn
 from consumer.process import ProcessConfig, ProcessInboxMessage
 from relay.actors import application, broker, runtime
-from relay.adapters.onloop import outcome
+from relay.adapters.onloop import ended, outcome
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.redis import delayed
 from relay.adapters.workers import event_loop
-from relay.bootstrap import HANDLE_QUEUE, job, retry_policy
+from relay.bootstrap import HANDLE_QUEUE, job, retry_policy, share
 from relay.domain.errors import ConfigurationError, Outage
 from relay.handling.finished import Finished
 from relay.ports import ClaimedMessage
@@ -94,10 +94,11 @@ def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | No
         await asyncio.to_thread(broker.enqueue_many, [message])
 
     def ours(message: dramatiq.Message[Any]) -> bool:
-        return message.actor_name == handle_message.actor_name and message.args[:2] == (context, subscription)
+        return message.actor_name == handle_message.actor_name
 
     def waiting(limit: int) -> list[UUID]:
-        return [UUID(message.args[2]) for message in runtime.ahead(HANDLE_QUEUE, ours, limit)]
+        found = runtime.ahead(HANDLE_QUEUE, share(context, subscription), ours, limit)
+        return [UUID(message.args[2]) for message in found]
 
     async def make() -> ProcessDirectly | None:
         # On the loop, like all that others share.
@@ -116,19 +117,42 @@ def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | No
     return lambda message_id: loop.run_coroutine(_process(context, subscription).process(message_id))
 
 
-class _OnLoop:
-    """Messages that a service handles: the loop asks it, and no thread waits."""
+class _Message:
+    """Messages that a service or a coroutine handles: the loop asks it, and no thread waits."""
 
     def takes(self, context: str, subscription: str, *_: str) -> bool:
         known = application.settings.contexts.get(context)
         settings = None if known is None else known.subscriptions.get(subscription)
-        return settings is not None and settings.python_module is None
+        if settings is None:
+            return False
+        return settings.python_module is None or not has_plain(load(settings.python_module))
 
     async def run(
         self, leave: Callable[[], None], context: str, subscription: str, message_id: str
     ) -> timedelta | None:
         process, finish = _process(context, subscription), _finished(context, subscription).add
         return await process.process(UUID(message_id), leave, finish)
+
+
+class _Chunk:
+    """Many messages at a time, whoever handles them: plain functions have threads of their own there.
+
+    What is to be tried again comes back one by one, each in its own time.
+    """
+
+    def takes(self, *_: Any) -> bool:
+        return True
+
+    async def run(
+        self, _leave: Callable[[], None], context: str, subscription: str, message_ids: list[str]
+    ) -> None:
+        with suppress(Outage):
+            later = await _process_chunk(context, subscription).process([UUID(id) for id in message_ids])
+            if later:
+                jobs = [(_handling(context, subscription, [str(id)]), delay) for id, delay in later.items()]
+                await asyncio.to_thread(
+                    broker.enqueue_many, [delayed(it, delay) if delay else it for it, delay in jobs]
+                )
 
 
 @cache
@@ -165,18 +189,6 @@ def handle_message(context: str, subscription: str, message_id: str) -> None:
         raise Retry(delay=int(delay / timedelta(milliseconds=1)))
 
 
-@dramatiq.actor(queue_name=HANDLE_QUEUE, priority=10, max_retries=None)
-async def handle_chunk(context: str, subscription: str, message_ids: list[str]) -> None:
-    """Process many inbox messages. What is to be tried again comes back one by one, each in its own time."""
-    with suppress(Outage):
-        later = await _process_chunk(context, subscription).process([UUID(id) for id in message_ids])
-        if later:
-            jobs = [(_handling(context, subscription, [str(id)]), delay) for id, delay in later.items()]
-            await asyncio.to_thread(
-                broker.enqueue_many, [delayed(it, delay) if delay else it for it, delay in jobs]
-            )
-
-
 def _python_handler(context: str, name: str) -> PythonEventHandler:
     """The functions of a subscription's module, on its context's database. Raises InvalidHandler."""
     parts, settings = application.context(context), application.subscription(context, name)
@@ -193,7 +205,8 @@ def _python_handler(context: str, name: str) -> PythonEventHandler:
     )
 
 
-runtime.on_loop["handle_message"] = _OnLoop()
+dramatiq.actor(actor_name="handle_chunk", queue_name=HANDLE_QUEUE, priority=10, max_retries=None)(ended)
+runtime.on_loop |= {"handle_message": _Message(), "handle_chunk": _Chunk()}
 application.handler_kinds["python"] = _python_handler
 for _context in application.settings.contexts.values():
     for _subscription in _context.subscriptions.values():

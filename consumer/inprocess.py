@@ -65,7 +65,7 @@ class PythonEventHandler:
         self.transactions = transactions
         self.timeout = timeout.total_seconds()
         plain = [it.signature for it in registry.handlers.values() if not it.signature.is_async]
-        self.plain = bool(plain)
+        self.plain = has_plain(registry)
         self.writes = any(signature.in_transaction for signature in plain)
         self._unknown = unknown
         self._calls = Calls(CALLS)
@@ -166,6 +166,11 @@ class PythonEventHandler:
                 return HandlerResult(Verdict.PROCESSED, reason)
             case "retry":
                 return HandlerResult.failed(reason)
+
+
+def has_plain(registry: Registry) -> bool:
+    """Whether any function is a plain one, which needs a thread."""
+    return not all(it.signature.is_async for it in registry.handlers.values())
 
 
 def _read(request: HandlerRequest) -> IncomingEvent:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from consumer.order import GoOn
-from relay.cancellation import is_cancelled
 from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
 from relay.domain.envelope import handler_request
-from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, MalformedMessage, Outage
+from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, RetryPolicy, decide
 from relay.domain.timings import HandlerAnswered
 from relay.failpoints import reach
+from relay.leases import kept
 from relay.ports import (
     ClaimedMessage,
     EventHandler,
@@ -30,7 +28,7 @@ from relay.ports import (
     JetStreamConsumer,
 )
 
-#: A claim outlives its worker by this much at most; a live worker renews it four times as often.
+#: A claim outlives its worker by this much at most; a live worker renews it while a call is under way.
 LEASE: Final = timedelta(seconds=8)
 _DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
 #: Takes a processed message, and whether its row says so.
@@ -83,7 +81,8 @@ class ProcessInboxMessage:
         """Process a message; returns after how long to try again, or None when there is nothing to do.
 
         ``answered`` hears that the handler has. ``finish``, if given, does what is left when the message is
-        processed. Raises DatabaseUnreachable; the row then keeps its claim until the lease is over.
+        processed. Raises DatabaseUnreachable, also when the call was cancelled as its claim could not be kept
+        (LeaseOver); the row then keeps its claim until the lease is over.
         """
         claim = await self._inbox.claim(message_id, LEASE, self.max_attempts)
         if claim is None:
@@ -136,7 +135,7 @@ class ProcessInboxMessage:
         if isinstance(request, DeadLetter):
             return request
         begun = time.perf_counter()
-        with kept(lambda: self._inbox.renew(claim, LEASE)):
+        async with kept(LEASE, claim.since, lambda: self._inbox.renew(claim, LEASE)):
             result = await self._handler.handle(request)
         return self.decided(result, claim, time.perf_counter() - begun)
 
@@ -244,29 +243,6 @@ class ProcessInboxMessage:
         except BrokerUnreachable:
             # The rows are finished: the next look at what JetStream holds open acknowledges them.
             return
-
-
-@contextmanager
-def kept(renew: Callable[[], Awaitable[bool]]) -> Iterator[None]:
-    """Renew a claim while the block runs. Stops when it is lost: the token then fences us off."""
-    keeper: list[asyncio.Task[None]] = []
-
-    async def keep() -> None:
-        while not is_cancelled():
-            with suppress(DatabaseUnreachable):
-                if not await renew():
-                    return
-            await asyncio.sleep(LEASE.total_seconds() / 4)
-
-    loop = asyncio.get_running_loop()
-    # Most blocks end long before; for those a timer is all it takes.
-    timer = loop.call_later(LEASE.total_seconds() / 4, lambda: keeper.append(loop.create_task(keep())))
-    try:
-        yield
-    finally:
-        timer.cancel()
-        for task in keeper:
-            task.cancel()
 
 
 def _failed(claim: ClaimedMessage) -> FailedMessage:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import cache
 from typing import Any, Final
 
 import dramatiq
@@ -19,7 +20,7 @@ from dramatiq.middleware import Retries
 
 from relay import failpoints
 from relay.adapters.gate import LONGEST_BACKOFF
-from relay.adapters.redis import create_broker
+from relay.adapters.onloop import ended
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import (
     ARCHIVE_QUEUE,
@@ -29,6 +30,7 @@ from relay.bootstrap import (
     UPKEEP_QUEUE,
     Application,
     job,
+    job_broker,
 )
 from relay.cron import registry
 from relay.cron.run import RunCron
@@ -67,8 +69,6 @@ def _budgets() -> dict[str, int | None]:
         PULL_QUEUE: max(1, sum(len(context.subscriptions) for context in contexts)),
         # Recovering waits two seconds when it suspects a loss.
         UPKEEP_QUEUE: 4,
-        # A command may take an hour; while it does, handlers keep their threads.
-        CRON_QUEUE: 2,
         # It works for minutes when much has come of age.
         ARCHIVE_QUEUE: 1,
     }
@@ -154,15 +154,7 @@ async def chore(name: str, token: str) -> AsyncIterator[None]:
 #: Threads by queue, None for as many as ``--threads``; the modules loaded below may add theirs.
 budgets = _budgets()
 runtime = WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets)
-broker = create_broker(
-    settings.redis_url.get_secret_value(),
-    namespace=settings.redis_namespace,
-    middleware=[
-        Retries(),
-        runtime,
-        Exposition(settings),
-    ],
-)
+broker = job_broker(settings, [Retries(), runtime, Exposition(settings)])
 dramatiq.set_broker(broker)
 
 
@@ -201,16 +193,28 @@ async def archive(context: str, token: str) -> None:
             await rows.tick(lambda: not application.stopping)
 
 
-@dramatiq.actor(queue_name=CRON_QUEUE, priority=10, max_retries=0)
-async def run_cron(context: str, name: str, scheduled_for: str) -> None:
-    """Run an application's cron job. The row owns the retries; a scheduler enqueues it again."""
-    run = WaitingRun(name, datetime.fromisoformat(scheduled_for))
-    try:
-        parts = application.context(context)
-        error_text = parts.settings.error_detail == "text"
-        await RunCron(context, registry, parts.schedule, application.facts, error_text=error_text).run(run)
-    except Outage as error:
-        application.facts(OutageSeen(context=context, server=error.server, error=error.message))
+class _RunCron:
+    """Runs an application's cron jobs. The row owns the retries; a scheduler enqueues it again."""
+
+    def takes(self, *_: str) -> bool:
+        return True
+
+    async def run(self, _leave: Callable[[], None], context: str, name: str, scheduled_for: str) -> None:
+        try:
+            await _cron(context).run(WaitingRun(name, datetime.fromisoformat(scheduled_for)))
+        except Outage as error:
+            application.facts(OutageSeen(context=context, server=error.server, error=error.message))
+
+
+@cache
+def _cron(context: str) -> RunCron:
+    parts = application.context(context)
+    error_text = parts.settings.error_detail == "text"
+    return RunCron(context, registry, parts.schedule, application.facts, error_text=error_text)
+
+
+dramatiq.actor(actor_name="run_cron", queue_name=CRON_QUEUE, priority=10, max_retries=0)(ended)
+runtime.on_loop["run_cron"] = _RunCron()
 
 
 for _module in settings.actor_modules:

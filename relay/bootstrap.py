@@ -9,7 +9,9 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, TypeAlias
 
 from dramatiq import Message
+from dramatiq.middleware import Middleware
 
+from relay.access import http_access, nats_options, redis_options
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.gate import Gates
 from relay.adapters.http import HttpEventHandler
@@ -17,6 +19,7 @@ from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
+from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
@@ -27,6 +30,8 @@ from relay.adapters.postgres.pool import Pool, create_pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
+from relay.adapters.redis import RelayBroker, create_broker
+from relay.adapters.shares import SHARE
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.missing import FindMissing
@@ -108,8 +113,13 @@ class Application:
         self.settings = settings
         self.facts = Facts()
         self.stopping = False
-        self.nats = NatsConnection(settings.nats_url.get_secret_value(), name=f"jetrelay-{role}")
-        self.gates = Gates(settings.redis_url.get_secret_value(), settings.redis_namespace)
+        self.nats = NatsConnection(
+            settings.nats_url.get_secret_value(), name=f"jetrelay-{role}", **nats_options(settings)
+        )
+        self.nats.on_refused.append(_log_refusal)
+        self.gates = Gates(
+            settings.redis_url.get_secret_value(), settings.redis_namespace, **redis_options(settings)
+        )
         self._role = role
         self._contexts: dict[str, Context] = {}
         self.handler_kinds: dict[str, HandlerFactory] = {"http": self._http, "https": self._http}
@@ -176,12 +186,11 @@ class Application:
 
     def _http(self, context: str, name: str) -> HttpEventHandler:
         settings = self.subscription(context, name)
-        secret = settings.signing_secret
         return HttpEventHandler(
             settings.handler,
             timeout=settings.handler_timeout,
             connect_timeout=settings.connect_timeout,
-            signing_secret=secret.get_secret_value() if secret else None,
+            access=http_access(settings, f"contexts.{context}.subscriptions.{name}"),
         )
 
     def consumer(self, context: str, name: str) -> NatsJetStreamConsumer:
@@ -262,11 +271,32 @@ class Application:
         )
 
 
+def job_broker(settings: Settings, middleware: Sequence[Middleware] = ()) -> RelayBroker:
+    """The broker of jobs and tasks. Raises ConfigurationError for a certificate that cannot be used."""
+    url, access = settings.redis_url.get_secret_value(), redis_options(settings)
+    return create_broker(url, namespace=settings.redis_namespace, middleware=middleware, **access)
+
+
+def _log_refusal(refusal: Refusal) -> None:
+    """Say once for a connection what an operator has to grant."""
+    if refusal.first:
+        _log.error("%s", refusal)
+
+
 def retry_policy(max_attempts: int, initial: timedelta, maximum: timedelta) -> RetryPolicy:
     """A retry policy from settings."""
     return RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=initial, maximum=maximum))
 
 
 def job(queue: str, actor: str, *args: str | int | list[str] | None) -> Message[Any]:
-    """A message for an actor, by name: names and ids only, never content."""
-    return Message(queue_name=queue, actor_name=actor, args=args, kwargs={}, options={})
+    """A message for an actor, by name: names and ids only, never content.
+
+    What subscriptions and cron jobs have called is of their own share: the first two arguments name them.
+    """
+    options = {SHARE: share(*args[:2])} if queue in {HANDLE_QUEUE, CRON_QUEUE} else {}
+    return Message(queue_name=queue, actor_name=actor, args=args, kwargs={}, options=options)
+
+
+def share(context: object, name: object) -> str:
+    """The share of a subscription or a cron job."""
+    return f"{context}/{name}"

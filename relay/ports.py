@@ -6,6 +6,7 @@ the relay fast; the names and meanings are the spec's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -240,6 +241,8 @@ class ClaimedMessage(NamedTuple):
     attempts: int
     #: How often an operator has put the message back; tells its dead letters apart.
     requeues: int = 0
+    #: What `time.monotonic` said before the claim was asked for: the lease is no shorter than from then.
+    since: float = math.inf
 
 
 class InboxRepository(Protocol):

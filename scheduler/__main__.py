@@ -18,9 +18,9 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from relay.adapters.postgres.schedule import PostgresLease
 from relay.adapters.postgres.source import pooled
-from relay.adapters.redis import RelayBroker, create_broker
+from relay.adapters.redis import RelayBroker
 from relay.adapters.workers import use_uvloop
-from relay.bootstrap import Application
+from relay.bootstrap import Application, job_broker
 from relay.cron import Cron, load_crons
 from relay.domain.errors import RelayError
 from relay.domain.facts import FactSink
@@ -97,10 +97,7 @@ async def run(settings: Settings, crons: dict[str, list[Cron]], listeners: Seque
 
 
 def _parts(settings: Settings) -> tuple[Application, RelayBroker]:
-    broker = create_broker(
-        settings.redis_url.get_secret_value(), namespace=settings.redis_namespace, middleware=[]
-    )
-    return Application(settings, role="scheduler"), broker
+    return Application(settings, role="scheduler"), job_broker(settings)
 
 
 def _leaders(

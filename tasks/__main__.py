@@ -56,7 +56,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m tasks",
         description="Runs background tasks in this process. Reads relay.toml and RELAY_* variables.",
     )
-    parser.add_argument("--threads", "-t", type=int, default=8, help="tasks at once for each context (8)")
+    parser.add_argument("--threads", "-t", type=int, default=8, help="tasks at once, per context and queue (8)")
     parser.add_argument("--queues", "-Q", nargs="*", help="serve these task queues only")
     parser.add_argument("--grace", type=float, default=30, help="seconds for tasks under way when stopped (30)")
     return parser.parse_args()

@@ -13,21 +13,24 @@ import dramatiq
 from dramatiq.errors import Retry
 
 from relay.actors import application, broker, budgets, chore, runtime, settings
+from relay.adapters.onloop import outcome
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.redis import delayed
+from relay.adapters.shares import SHARE
 from relay.adapters.workers import event_loop
 from relay.bootstrap import UPKEEP_QUEUE
 from relay.domain.errors import Outage
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, TaskRef
-from tasks.direct import RunDirectly
+from tasks.direct import RunDirectly, in_thread
 from tasks.forward import DeliverTasks
 from tasks.registry import registry
 from tasks.run import RunTask
 
 #: A delivering job makes room for the next one before its gate opens by itself.
 _TURN: Final = 3.0
-#: How many tasks of a context run at once in a process, those that outlived their time limit included.
+#: How many tasks of a context and a queue run at once in a process without a thread of the worker's, those that
+#: outlived their time limit included.
 _CALLS: Final = 32
 
 
@@ -37,7 +40,10 @@ def queue_name(queue: str) -> str:
 
 
 def _declare(queue: str) -> None:
-    """Serve a queue, with as many threads of its own as ``--threads`` says: slow mail holds up no report."""
+    """Serve a queue, with as many threads of its own as ``--threads`` says: slow mail holds up no report.
+
+    Of a queue each context has its share.
+    """
     budgets[queue_name(queue)] = None
     broker.declare_queue(queue_name(queue))
 
@@ -50,12 +56,29 @@ registry.watch(_declare)
 def run_task(context: str, task_type: str, task_id: str) -> None:
     """Make one attempt at a task. The row owns the retry, Dramatiq's Retries middleware times it."""
     try:
-        delay = _direct(context).run(UUID(task_id), task_type)
+        # Coroutines, and types with limits, the loop has run before they come here.
+        found = outcome()
+        delay = found() if found else _direct(context).run(UUID(task_id), task_type)
     except Outage:
         # The row keeps its claim until the lease is over; the sweep brings it back.
         return
     if delay is not None:
         raise Retry(delay=int(delay / timedelta(milliseconds=1)))
+
+
+class _OnLoop:
+    """Tasks that need no thread of the worker's: the loop runs them."""
+
+    def takes(self, _context: str, task_type: str, *_: str) -> bool:
+        return not in_thread(registry.find(task_type))
+
+    async def run(
+        self, _leave: Callable[[], None], context: str, task_type: str, task_id: str
+    ) -> timedelta | None:
+        return await _run(context).run(UUID(task_id), task_type)
+
+
+runtime.on_loop["run_task"] = _OnLoop()
 
 
 @dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
@@ -113,10 +136,9 @@ def _direct(context: str) -> RunDirectly:
 
     def waiting(queue: str, fits: Callable[[str], bool], limit: int) -> list[UUID]:
         def ours(message: dramatiq.Message[Any]) -> bool:
-            actor, args = message.actor_name, message.args
-            return actor == run_task.actor_name and args[0] == context and fits(args[1])
+            return message.actor_name == run_task.actor_name and fits(message.args[1])
 
-        return [UUID(message.args[2]) for message in runtime.ahead(queue_name(queue), ours, limit)]
+        return [UUID(message.args[2]) for message in runtime.ahead(queue_name(queue), context, ours, limit)]
 
     async def make() -> RunDirectly:
         # On the loop, like all that others share.
@@ -134,14 +156,13 @@ def _deliver(context: str) -> DeliverTasks:
     async def put(tasks: Sequence[TaskRef]) -> None:
         await _put(context, tasks)
 
-    return DeliverTasks(context, _tasks(context), _room, put, application.facts)
+    async def room(queue: str) -> int:
+        """Nothing while over half of the window is taken: a few tasks at a time would cost a transaction each."""
+        window = settings.task_window
+        room = window - await asyncio.to_thread(broker.backlog, queue_name(queue), context)
+        return room if room >= window / 2 else 0
 
-
-async def _room(queue: str) -> int:
-    """Nothing while more than half of the window is taken: a few tasks at a time would cost a transaction each."""
-    window = settings.task_window
-    room = window - await asyncio.to_thread(broker.backlog, queue_name(queue))
-    return room if room >= window / 2 else 0
+    return DeliverTasks(context, _tasks(context), room, put, application.facts)
 
 
 async def _put(context: str, tasks: Sequence[TaskRef]) -> None:
@@ -155,5 +176,5 @@ def _message(context: str, task: TaskRef) -> dramatiq.Message[Any]:
         actor_name=run_task.actor_name,
         args=(context, task.type, str(task.id)),
         kwargs={},
-        options={"task_priority": task.priority},
+        options={SHARE: context, "task_priority": task.priority},
     )

@@ -26,8 +26,8 @@ from relay.handling.ahead import Ahead
 from relay.handling.attended import Attendance, Attended
 from relay.handling.calls import timed_out
 from relay.handling.finished import Finished
-from relay.handling.threads import LoopThread
 from relay.handling.watch import Overdue
+from relay.threads import LoopThread
 from tasks import run
 from tasks.registry import Registry, TaskHandler
 from tasks.run import Prepared, RunTask
@@ -78,7 +78,7 @@ class RunDirectly:
     def run(self, id: UUID, task_type: str) -> timedelta | None:
         """Do as `RunTask.run` does."""
         handler = self._registry.find(task_type)
-        if handler is None or not _plain(handler):
+        if handler is None or not in_thread(handler):
             return self._loop.run_coroutine(self._one.run(id, task_type))
         found = self._claim(id, handler)
         if found is None:
@@ -95,9 +95,9 @@ class RunDirectly:
         transactions, limit = self._one.transactions, handler.time_limit
         if _taken_ahead(handler) and (claim := self._ahead[handler.queue].take(id)) is not None:
             return claim, transactions.claimed(limit)
-        begin = handler.function.signature.in_transaction
+        begin, since = handler.function.signature.in_transaction, time.monotonic()
         found = transactions.claim(claim_command(id, run.LEASE), begin=begin, limit=limit)
-        return None if found is None else (ClaimedTask(**found[0]), found[1])
+        return None if found is None else (ClaimedTask(**found[0], since=since), found[1])
 
     def _attempt(self, claim: ClaimedTask, handler: TaskHandler, taken: Claimed) -> timedelta | None:
         spent = claim.attempts > handler.policy.max_attempts
@@ -127,7 +127,11 @@ class RunDirectly:
         """Call the function. Raises Overdue when its time was up, and the case is settled."""
         seconds = handler.time_limit.total_seconds()
         attendance = Attendance(
-            run.LEASE, seconds, lambda: self._one.renew(claim), lambda: self._give_up(claim, handler, seconds)
+            run.LEASE,
+            claim.since,
+            seconds,
+            lambda: self._one.renew(claim),
+            lambda: self._give_up(claim, handler, seconds),
         )
         begun = time.perf_counter()
         result = self._attended.call(prepared.call, prepared.context, taken, attendance)
@@ -142,14 +146,14 @@ class RunDirectly:
             await self._later(TaskRef(claim.id, claim.type, handler.queue, handler.priority), delay)
 
 
-def _plain(handler: TaskHandler) -> bool:
+def in_thread(handler: TaskHandler | None) -> bool:
     """Whether tasks of a type are run in the thread that took them."""
-    return not handler.limits and not handler.function.signature.is_async
+    return handler is not None and not handler.limits and not handler.function.signature.is_async
 
 
 def _taken_ahead(handler: TaskHandler | None) -> bool:
     """Whether they may be claimed before their turn. One that may be tried once is not until it is."""
-    return handler is not None and _plain(handler) and handler.policy.max_attempts > 1
+    return handler is not None and in_thread(handler) and handler.policy.max_attempts > 1
 
 
 class _Claims:
@@ -160,7 +164,9 @@ class _Claims:
 
     def claim(self, id: UUID, others: Sequence[UUID]) -> Mapping[UUID, ClaimedTask]:
         """Claim a task, and those of the others that never began."""
-        claims = [ClaimedTask(**row) for row in self._run(claim_ahead_command(id, others, run.LEASE))]
+        since = time.monotonic()
+        found = self._run(claim_ahead_command(id, others, run.LEASE))
+        claims = [ClaimedTask(**row, since=since) for row in found]
         return {claim.id: claim for claim in claims}
 
     def give_back(self, claims: Sequence[ClaimedTask]) -> None:

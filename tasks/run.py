@@ -17,9 +17,8 @@ from pydantic import ValidationError
 from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.bus import RequestContext
-from relay.cancellation import is_cancelled
 from relay.domain.disclosure import validation
-from relay.domain.errors import DatabaseUnreachable, Outage
+from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, TaskCompleted, TaskFailed, TaskPutOff, TaskRetried, TaskUnhandled
 from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry, decide
@@ -28,9 +27,10 @@ from relay.domain.timings import TaskAnswered
 from relay.failpoints import reach
 from relay.handling.calls import Call, Calls, answered
 from relay.handling.signatures import Inject
+from relay.leases import kept
 from tasks.registry import Registry, TaskContext, TaskHandler
 
-#: A claim outlives its worker by this much at most; a live worker renews it four times as often.
+#: A claim outlives its worker by this much at most; a live worker renews it while a call is under way.
 LEASE: Final = timedelta(seconds=8)
 #: A turn that comes this soon is waited for on the spot: a queue's delays are too coarse for fast rates.
 _SOON: Final = timedelta(milliseconds=500)
@@ -50,7 +50,7 @@ class Prepared:
 
 
 class RunTask:
-    """Runs the tasks of one context, ``size`` of them at once.
+    """Runs the tasks of one context, ``size`` of each queue at once.
 
     ``error_text``: whether to keep what exceptions say themselves, payload or not.
     """
@@ -73,13 +73,15 @@ class RunTask:
         self.transactions = transactions
         self._wake = wake
         self._facts = facts
-        self.calls = Calls(size)
+        self._size = size
+        self._calls: dict[str, Calls] = {}
         self._error_text = error_text
 
     async def run(self, id: UUID, task_type: str) -> timedelta | None:
         """Make one attempt; returns after how long to try again, or None when there is nothing to do.
 
-        Raises DatabaseUnreachable; the row then keeps its claim until the lease is over.
+        Raises DatabaseUnreachable, also when the call was cancelled as its claim could not be kept (LeaseOver);
+        the row then keeps its claim until the lease is over.
         """
         handler = self._registry.find(task_type)
         if handler is None:
@@ -150,15 +152,18 @@ class RunTask:
         prepared = self.prepared(claim, handler)
         if isinstance(prepared, HandlerResult):
             return prepared
-        keeper = asyncio.create_task(self._keep(claim))
-        begun = time.perf_counter()
+        begun, seconds = time.perf_counter(), handler.time_limit.total_seconds()
         try:
-            with prepared.context.use():
-                seconds = handler.time_limit.total_seconds()
-                return await answered(self.calls.run(prepared.call), seconds)
+            async with kept(LEASE, claim.since, lambda: self.renew(claim)):
+                with prepared.context.use():
+                    return await answered(self._calls_of(handler.queue).run(prepared.call), seconds)
         finally:
-            keeper.cancel()
             self.answered(claim, time.perf_counter() - begun)
+
+    def _calls_of(self, queue: str) -> Calls:
+        if queue not in self._calls:
+            self._calls[queue] = Calls(self._size)
+        return self._calls[queue]
 
     def prepared(self, claim: ClaimedTask, handler: TaskHandler) -> Prepared | HandlerResult:
         """The call that a task asks for, or the answer when its payload does not fit."""
@@ -190,14 +195,6 @@ class RunTask:
     def completed(self, claim: ClaimedTask) -> None:
         """Tell that a task is done."""
         self._facts(TaskCompleted(**self._about(claim)))
-
-    async def _keep(self, claim: ClaimedTask) -> None:
-        """Renew the claim while the handler works. Stops when it is lost: the token then fences us off."""
-        while not is_cancelled():
-            await asyncio.sleep(LEASE.total_seconds() / 4)
-            with contextlib.suppress(DatabaseUnreachable):
-                if not await self.renew(claim):
-                    return
 
     async def renew(self, claim: ClaimedTask) -> bool:
         """Extend a claim. False when it was lost."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
@@ -26,7 +27,7 @@ _log = logging.getLogger("relay.tasks")
 
 
 class TaskWorker:
-    """Runs the tasks of one context, ``threads`` at once. ``queues``: those it serves, all if None.
+    """Runs the tasks of one context, ``threads`` of a queue at once. ``queues``: those it serves, all if None.
 
     ``poll``: how long to wait when nothing is due, in seconds.
     """
@@ -45,7 +46,8 @@ class TaskWorker:
         self._tasks = tasks
         self._facts = facts
         self._threads = threads
-        self._slots = asyncio.Semaphore(threads)
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._begun = Counter[str]()
         self._queues = queues
         self._poll = poll
         self._deliver = DeliverTasks(context, tasks, self._room, self.put, facts)
@@ -99,10 +101,10 @@ class TaskWorker:
     async def _room(self, queue: str) -> int:
         if self._queues is not None and queue not in self._queues:
             return 0
-        return self._threads - len(self._running)
+        return self._threads - self._begun[queue]
 
     async def _wait(self) -> None:
-        """Until a task ends, if all threads are taken; else until the next poll."""
+        """Until a task ends, or until the next poll."""
         self._freed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), self._poll)
@@ -112,16 +114,18 @@ class TaskWorker:
             return
         running = asyncio.get_running_loop().create_task(self._attempt(task))
         self._running.add(running)
-        running.add_done_callback(self._ended)
+        self._begun[task.queue] += 1
+        running.add_done_callback(lambda running: self._ended(running, task.queue))
 
-    def _ended(self, running: asyncio.Task[None]) -> None:
+    def _ended(self, running: asyncio.Task[None], queue: str) -> None:
         self._running.discard(running)
+        self._begun[queue] -= 1
         self._freed.set()
 
     async def _attempt(self, task: TaskRef) -> None:
         try:
             # Retries come in their own time, whether there is a thread for them or not.
-            async with self._slots:
+            async with self._slots.setdefault(task.queue, asyncio.Semaphore(self._threads)):
                 delay = await self._run.run(task.id, task.type)
         except Outage as error:
             # The row keeps its claim until the lease is over; the sweep brings it back.

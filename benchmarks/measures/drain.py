@@ -15,7 +15,7 @@ from benchmarks.reference import ceiling, textbook
 from benchmarks.reference.wire import Wire
 from benchmarks.stage import Stage
 from benchmarks.turns import Case, take_turns
-from benchmarks.workload import wire_messages
+from benchmarks.workload import TEXT, wire_messages
 
 _UNIT: Final = "events/s"
 
@@ -27,35 +27,35 @@ def run(stage: Stage) -> Iterator[Row]:
     cases: dict[str, Case] = {
         "textbook": partial(_reference, stage, textbook.drain, max(events // 10, 100)),
         "ceiling": partial(_reference, stage, ceiling.drain, events),
-        "raw JetStream": partial(_raw, stage, events),
-        "one worker, 200 keys": partial(_fleet, stage, 1, events, 200),
-        "two workers, 200 keys": partial(_fleet, stage, 2, events, 200),
-        "two workers, 10 hot keys": partial(_fleet, stage, 2, events, 10),
+        "raw JetStream": partial(raw, stage, events),
+        "one worker, 200 keys": partial(fleet, stage, 1, events, 200),
+        "two workers, 200 keys": partial(fleet, stage, 2, events, 200),
+        "two workers, 10 hot keys": partial(fleet, stage, 2, events, 10),
     }
     runs = take_turns(stage, "drain", _UNIT, cases)
     by_hand = Reference("(b) ceiling", runs["ceiling"])
     naive = Reference("(a) textbook", runs["textbook"])
-    raw = Reference("(c) raw JetStream publish", runs["raw JetStream"])
+    bare = Reference("(c) raw JetStream publish", runs["raw JetStream"])
     two = partial(
         Row, measure=f"drain {events:,} events, 2 workers", unit=_UNIT, runs=runs["two workers, 200 keys"]
     )
     yield two(reference=by_hand, at_least=0.6)
     yield two(reference=naive, at_least=12)
-    yield two(reference=raw)
+    yield two(reference=bare)
     one = partial(Row, measure="the same, 1 worker", unit=_UNIT, runs=runs["one worker, 200 keys"])
     yield one(reference=by_hand, at_least=0.45)
     hot = partial(Row, measure="the same, 2 workers, 10 hot keys", unit=_UNIT)
     yield hot(runs=runs["two workers, 10 hot keys"], reference=by_hand, at_least=0.3)
 
 
-def _fleet(stage: Stage, workers: int, count: int, keys: int) -> float:
+def fleet(stage: Stage, workers: int, count: int, keys: int, text: str = TEXT) -> float:
     """Events per second of real workers, in an empty table."""
     url = stage.fleet(PUBLISHING, workers=workers).url("bench")
     asyncio.run(backlog.clear(url, stage.nats_url))
     # The scheduler leads, and the workers have done what they do when they start.
     asyncio.run(backlog.drain_by_fleet(url, stage.nats_url, 1, 1))
     asyncio.run(backlog.clear(url, stage.nats_url))
-    return asyncio.run(backlog.drain_by_fleet(url, stage.nats_url, count, keys))
+    return asyncio.run(backlog.drain_by_fleet(url, stage.nats_url, count, keys, text))
 
 
 def _reference(stage: Stage, loop: backlog.Loop, count: int) -> float:
@@ -65,10 +65,10 @@ def _reference(stage: Stage, loop: backlog.Loop, count: int) -> float:
     return asyncio.run(backlog.drain_by_loop(url, stage.nats_url, count, 200, loop))
 
 
-def _raw(stage: Stage, count: int) -> float:
+def raw(stage: Stage, count: int, text: str = TEXT) -> float:
     """Messages per second of a publisher that has everything in memory, two batches under way."""
     stage.rest()
-    batches = list(wire_messages("bench", "made", count))
+    batches = list(wire_messages("bench", "made", count, text))
 
     async def publish() -> float:
         wire = await Wire.connect(stage.nats_url)

@@ -28,6 +28,7 @@ from examples.cases_service.service import bus
 from relay import RelayError
 from relay.bus import Failed, Nothing, Ok, RequestContextMiddleware, Some
 from relay.bus.errors import InvalidCommand, InvalidQuery
+from relay.domain.errors import WriteConflict
 from relay.settings import load_settings
 from relay.telemetry.logs import configure
 
@@ -86,7 +87,7 @@ def create_app() -> RequestContextMiddleware:
     app.include_router(dead_letters.router)
     for invalid in (InvalidCommand, InvalidQuery):
         app.add_exception_handler(invalid, _invalid)
-    for outage in (OperationalError, InterfaceError, PoolTimeout):
+    for outage in (OperationalError, InterfaceError, PoolTimeout, WriteConflict):
         app.add_exception_handler(outage, _unavailable)
     app.add_exception_handler(Exception, _broken)
     return RequestContextMiddleware(app)

@@ -63,13 +63,26 @@ class Entry(NamedTuple):
     data: bytes
 
 
-class Gates:
-    """The gates of one Redis namespace."""
+def queue_error(error: redis.exceptions.RedisError) -> QueueUnreachable:
+    """Say whether Redis is away, or answers and refuses. What it says holds no secret."""
+    match error:
+        case redis.exceptions.NoPermissionError():
+            return QueueUnreachable(f"Redis refuses this user: {error}", hint="grant it: see ACL LOG")
+        case redis.exceptions.AuthenticationError() | redis.exceptions.AuthorizationError():
+            return QueueUnreachable(f"Redis refuses the credentials: {error}", hint="see [redis] and redis_url")
+        case _ if "SSL" in str(error) or "certificate" in str(error):
+            return QueueUnreachable(f"Redis: no TLS connection: {error}", hint="see [redis]")
+    return QueueUnreachable(f"Redis is not reachable: {error}")
 
-    def __init__(self, url: str, namespace: str) -> None:
+
+class Gates:
+    """The gates of one Redis namespace. ``access`` goes to the client of Redis."""
+
+    def __init__(self, url: str, namespace: str, **access: Any) -> None:
         self._namespace = namespace
         self._client: Any = redis.asyncio.Redis.from_url(
             url,
+            **access,
             socket_timeout=2,
             socket_connect_timeout=2,
             decode_responses=True,
@@ -96,7 +109,7 @@ class Gates:
         try:
             opened = await self._open(keys=keys, args=args)
         except redis.exceptions.RedisError as error:
-            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+            raise queue_error(error) from error
         return token if opened else None
 
     @asynccontextmanager

@@ -11,8 +11,10 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import ssl
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Final
@@ -34,6 +36,34 @@ _IDLE: Final = 1.5
 _SKIP: Final = 0.2
 #: No answer of a handler is worth decoding, and what is not decoded cannot swell.
 _HEADERS: Final = {"user-agent": "jetrelay", "accept-encoding": "identity"}
+AUTHORIZATION: Final = "authorization"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAccess:
+    """What a call proves itself with, and whom it trusts; see the settings of the same names."""
+
+    signing_secret: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    token_header: str = AUTHORIZATION
+    tls: ssl.SSLContext | None = None
+
+    def headers(self, message_id: str, body: bytes) -> dict[str, str]:
+        """The headers that prove where a call comes from."""
+        headers = self.authorization()
+        if self.signing_secret is not None:
+            headers |= sign(self.signing_secret, message_id, int(time.time()), body)
+        return headers
+
+    def authorization(self) -> dict[str, str]:
+        """The header that is the same for every call; none without a token."""
+        if self.token is None:
+            return {}
+        bearer = self.token_header == AUTHORIZATION and " " not in self.token
+        return {self.token_header: f"Bearer {self.token}" if bearer else self.token}
+
+
+_ANONYMOUS: Final = HttpAccess()
 
 
 class HttpEventHandler:
@@ -45,18 +75,20 @@ class HttpEventHandler:
         *,
         timeout: timedelta = timedelta(seconds=30),
         connect_timeout: timedelta = timedelta(seconds=5),
-        signing_secret: str | None = None,
+        access: HttpAccess = _ANONYMOUS,
         max_connections: int = 100,
     ) -> None:
         self._url = url
         self._timeout = timeout.total_seconds()
         self._connect_timeout = connect_timeout.total_seconds()
-        self._secret = signing_secret
+        self._access = access
         self._max_connections = max_connections
 
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
-        return open_session(connect_timeout=self._connect_timeout, limit=self._max_connections)
+        return open_session(
+            connect_timeout=self._connect_timeout, limit=self._max_connections, tls=self._access.tls
+        )
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """See the port. Time-outs and broken connections are transient failures."""
@@ -83,8 +115,7 @@ class HttpEventHandler:
         }
         if request.correlation_id is not None:
             headers["x-correlation-id"] = str(request.correlation_id)
-        if self._secret is not None:
-            headers |= sign(self._secret, str(request.message_id), int(time.time()), request.body)
+        headers |= self._access.headers(str(request.message_id), request.body)
         async with self._session.post(
             self._url, data=request.body, headers=headers, allow_redirects=False
         ) as response:
@@ -106,13 +137,17 @@ def _refused(status: int, reason: str, body: bytes) -> HandlerResult:
     return HandlerResult.from_status(status, reason or codes, printable(body.decode("utf-8", "replace")))
 
 
-def open_session(*, connect_timeout: float | None = None, limit: int = 100) -> aiohttp.ClientSession:
+def open_session(
+    *, connect_timeout: float | None = None, limit: int = 100, tls: ssl.SSLContext | None = None
+) -> aiohttp.ClientSession:
     """A client for calls between services, with at most ``limit`` connections at once, to be closed at the end.
+
+    Without ``tls`` it trusts whom the system trusts.
 
     It knows no proxies, credentials or cookies, and has no other time-out than that of a connection.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=limit, keepalive_timeout=_IDLE),
+        connector=aiohttp.TCPConnector(limit=limit, keepalive_timeout=_IDLE, ssl=True if tls is None else tls),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=_HEADERS,

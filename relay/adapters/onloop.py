@@ -1,20 +1,26 @@
 """Messages that the event loop takes itself, so that none keeps a thread waiting.
 
 To cross over to the loop and back costs a message more than much of what it does there. So the loop takes what is
-for it, within the budget of its queue, and one thread brings to an end what is done: it runs the message's actor,
-as any worker thread would, and the actor finds the outcome here.
+for it, and one thread brings to an end what is done: it runs the message's actor, as any worker thread would, and
+the actor finds the outcome here. A place costs next to nothing here, so each share has places of its own, and one
+whose calls hang takes none of the others'.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, copy_context
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeAlias
 
 from dramatiq.broker import MessageProxy
 from dramatiq.worker import Worker, WorkerThread
+
+from relay.adapters.shares import share_of
 
 #: Returns what the loop has returned for a message, or raises what it has raised.
 Outcome: TypeAlias = Callable[[], Any]
@@ -34,20 +40,15 @@ class LoopActor(Protocol):
         """Process a message. It gives up its place at the end, or earlier by ``leave``."""
 
 
-class LoopQueue(Protocol):
-    """The work queue of a worker, as the loop sees it."""
-
-    def take(self, most: int) -> list[tuple[str, MessageProxy]]:
-        """Take messages for the loop, as many as have a place, and which budget each belongs to."""
-
-    def leave(self, name: str) -> None:
-        """Give up a place."""
+#: A queue, and of its messages whose they are.
+_Share: TypeAlias = tuple[str, str]
 
 
 class OnLoop(WorkerThread):
     """Takes messages on the loop; the thread itself ends them. It is stopped as any worker thread is.
 
-    ``places``: how many may be taken at once at most.
+    ``places``: how many of a share may be taken at once. Of those that wait, whoever has fewest is next, then
+    order is the stock worker's.
     """
 
     def __init__(
@@ -59,10 +60,13 @@ class OnLoop(WorkerThread):
             work_queue=worker.work_queue,
             worker_timeout=worker.worker_timeout,
         )
-        self._queue: LoopQueue = worker.work_queue  # type: ignore[assignment]
         self._loop = loop
         self._actors = actors
-        self._most = places * _UNSETTLED
+        self._places = places
+        self._waiting: dict[_Share, list[Any]] = {}
+        self._lock = threading.Lock()
+        self._running = Counter[_Share]()
+        self._unsettled = Counter[_Share]()
         self._context = copy_context()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,7 +84,34 @@ class OnLoop(WorkerThread):
         except Exception:
             return False
 
-    def wake(self) -> None:
+    def put(self, item: Any) -> None:
+        """Add a message, as a worker queues it."""
+        share = item.message.queue_name, share_of(item.message)
+        with self._lock:
+            heapq.heappush(self._waiting.setdefault(share, []), item)
+        if self._is_open(share):
+            self._wake()
+
+    def rest(self) -> Any:
+        """What was never taken. Raises Empty."""
+        with self._lock:
+            for share in self._waiting:
+                return self._pop(share)
+        raise Empty
+
+    def _pop(self, share: _Share) -> Any:
+        heap = self._waiting[share]
+        item = heapq.heappop(heap)
+        if not heap:
+            del self._waiting[share]
+        return item
+
+    def _is_open(self, share: _Share) -> bool:
+        """Whether a share has a place."""
+        places = self._places
+        return self._running[share] < places and self._unsettled[share] < places * _UNSETTLED
+
+    def _wake(self) -> None:
         """Have the loop look into the queue."""
         if not self._called:
             self._called = True
@@ -99,7 +130,7 @@ class OnLoop(WorkerThread):
     def resume(self) -> None:
         """Take messages again."""
         super().resume()
-        self.wake()
+        self._wake()
 
     # --- the thread ---
 
@@ -121,19 +152,29 @@ class OnLoop(WorkerThread):
         self._take()
 
     def _take(self) -> None:
-        if self.paused or not self.running:
-            return
-        for name, message in self._queue.take(self._most - len(self._tasks)):
+        while not self.paused and self.running and (found := self._next()) is not None:
+            share, message = found
+            self._running[share] += 1
+            self._unsettled[share] += 1
             # Not in the context of the message whose end has led here.
-            task = self._loop.create_task(self._process(name, message), context=self._context.copy())
+            task = self._loop.create_task(self._process(share, message), context=self._context.copy())
             self._tasks.add(task)
 
-    async def _process(self, name: str, message: MessageProxy) -> None:
-        places = [name]
+    def _next(self) -> tuple[_Share, MessageProxy] | None:
+        with self._lock:
+            waiting = self._waiting
+            shares = [share for share in waiting if self._is_open(share)]
+            if not shares:
+                return None
+            share = min(shares, key=lambda it: (self._running[it], waiting[it][0]))
+            return share, self._pop(share).message
+
+    async def _process(self, share: _Share, message: MessageProxy) -> None:
+        places = [share]
 
         def leave() -> None:
             if places:
-                self._queue.leave(places.pop())
+                self._running[places.pop()] -= 1
                 self._take()
 
         try:
@@ -144,6 +185,7 @@ class OnLoop(WorkerThread):
             self._gather(message, lambda: result)
         finally:
             self._tasks.discard(asyncio.current_task())
+            self._unsettled[share] -= 1
             if places:
                 leave()
             else:
@@ -170,6 +212,12 @@ def outcome() -> Outcome | None:
     found = _outcome.get()
     _outcome.set(None)
     return found
+
+
+def ended(*_: Any) -> Any:
+    """Be the actor of messages that nothing but the loop processes."""
+    found = outcome()
+    return None if found is None else found()
 
 
 def _raising(error: BaseException) -> Outcome:

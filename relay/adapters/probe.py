@@ -13,7 +13,7 @@ from uuid import UUID
 
 import aiohttp
 
-from relay.adapters.http import open_session, read_detail, sign, why
+from relay.adapters.http import HttpAccess, open_session, read_detail, sign, why
 from relay.commands.check_handler import Answer, Signature
 
 _OLD: Final = timedelta(hours=1)
@@ -24,14 +24,14 @@ _BEGUN: Final = 0.1
 class HttpProbe:
     """Calls ``POST url``. ``timeout`` is what the relay grants one call (``handler_timeout``)."""
 
-    def __init__(self, url: str, *, timeout: timedelta, secret: str | None = None) -> None:
+    def __init__(self, url: str, *, timeout: timedelta, access: HttpAccess | None = None) -> None:
         self._url = url
         self._timeout = timeout.total_seconds()
-        self._secret = secret
+        self._access = access or HttpAccess()
 
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
-        return open_session()
+        return open_session(tls=self._access.tls)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -65,7 +65,7 @@ class HttpProbe:
                 reader, writer = await asyncio.open_connection(
                     url.hostname,
                     url.port or (443 if url.scheme == "https" else 80),
-                    ssl=url.scheme == "https" or None,
+                    ssl=(self._access.tls or True) if url.scheme == "https" else None,
                 )
                 target = urlunsplit(("", "", url.path or "/", url.query, ""))
                 writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode() + body)
@@ -83,9 +83,11 @@ class HttpProbe:
             "content-type": "application/json",
             "idempotency-key": str(message_id),
             "relay-attempt": "1",
+            **self._access.authorization(),
         }
-        if self._secret is None or signature is Signature.MISSING:
+        secret = self._access.signing_secret
+        if secret is None or signature is Signature.MISSING:
             return headers
-        key = "not the secret" if signature is Signature.WRONG else self._secret
+        key = "not the secret" if signature is Signature.WRONG else secret
         age = _OLD.total_seconds() if signature is Signature.OLD else 0
         return headers | sign(key, str(message_id), int(time.time() - age), body)

@@ -1,7 +1,8 @@
 """Dramatiq on Redis, tuned for a relay: a wake-up and a thread pool, nothing more.
 
 Redis holds ids and may lose all of them at any moment; the tables are the truth. Against the stock
-broker this one waits blockingly instead of polling, and enqueues a batch in one round trip.
+broker this one waits blockingly instead of polling, enqueues a batch in one round trip, and shares a queue out
+fairly (`relay.adapters.aside`).
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from relay.adapters.gate import Entry
-from relay.domain.errors import QueueUnreachable
+from relay.adapters.aside import FETCH, MOST_AT_ONCE, Rooms, arguments
+from relay.adapters.gate import Entry, queue_error
+from relay.adapters.redis_clock import RedisClock
+from relay.adapters.shares import MARK, share_of
 
 #: A blocking wait ends after this long, so that a stopping worker is not held up, in seconds.
 _WAIT: Final = 2.0
-#: The same while a delay queue has given out messages, as the wait then bounds how late they start.
+#: The same while a delay queue has given out messages, as the wait then bounds how late they start, and while a
+#: share has no room.
 _DELAY_WAIT: Final = 0.2
 #: So many acknowledgements are sent together at most.
 _ACKS: Final = 16
-#: A consumer that fetches more often than this, in seconds, fetches more at a time, and so many ahead at most.
-_OFTEN: Final = 0.04
+#: So many messages of a share are fetched ahead at most.
 _MOST: Final = 128
-#: One that fetches less often fetches no more ahead than dramatiq has told it to.
-_SELDOM: Final = 0.2
+#: How soon to look at what is behind a share that has no room, in seconds: for others nothing waits longer.
+_BEHIND: Final = 0.05
 #: While a worker is busy they wait for each other this long at most, in seconds.
 _ROOM_WAIT: Final = 0.005
 #: As the broker's own: what was given back to the queue meanwhile keeps its content.
@@ -50,37 +53,19 @@ end
 _UPKEEP: Final = 15
 #: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
 _ENQUEUED: Final = "relay_enqueued"
-#: How long the clock of this process runs on after Redis' own before that is asked again, in seconds.
-_ASK: Final = 60.0
 
 
-def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware]) -> RelayBroker:
-    """A broker on ``url``; all its keys start with ``namespace``."""
+def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware], **access: Any) -> RelayBroker:
+    """A broker on ``url``; all its keys start with ``namespace``. ``access`` goes to the client of Redis."""
     client = redis.Redis.from_url(
         url,
+        **access,
         socket_timeout=5,
         socket_connect_timeout=2,
         socket_keepalive=True,
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
     )
     return RelayBroker(client=client, namespace=namespace, middleware=list(middleware))
-
-
-class _Clock:
-    """Redis' clock: an age is a difference of this one clock, whatever the clocks of two hosts show."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._ahead = 0.0
-        self._asked = -_ASK
-
-    def now(self) -> int:
-        """Milliseconds, right to within a round trip. Raises RedisError, once a minute at most."""
-        if time.monotonic() - self._asked >= _ASK:
-            seconds, micros = self._client.time()
-            self._asked = time.monotonic()
-            self._ahead = seconds + micros / 1e6 - self._asked
-        return int((time.monotonic() + self._ahead) * 1000)
 
 
 class RelayBroker(RedisBroker):
@@ -90,7 +75,8 @@ class RelayBroker(RedisBroker):
         super().__init__(**options)
         self.unacknowledged: dict[str, list[str]] = {}
         self._ack_script = self.client.register_script(_ACK)
-        self._clock = _Clock(self.client)
+        self._fetch_script = self.client.register_script(FETCH)
+        self._clock = RedisClock(self.client)
 
     @property
     def consumer_class(self) -> type[_RedisConsumer]:
@@ -108,13 +94,28 @@ class RelayBroker(RedisBroker):
                     pipeline.rpush(key, identity)
                 pipeline.execute()
         except redis.exceptions.RedisError as error:
-            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+            raise queue_error(error) from error
 
     def entry(self, message: dramatiq.Message[Any], **options: Any) -> Entry:
-        """A message as it goes into its queue, under a fresh id as the stock broker does it."""
-        identity = str(uuid4())
+        """A message as it goes into its queue, under a fresh id that begins with its share."""
+        identity = f"{share_of(message)}{MARK}{uuid4()}"
         copy = message.copy(options={"redis_message_id": identity, **options})
         return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
+
+    def fetch(self, queue_name: str, rooms: Rooms) -> tuple[bool, bool | None, list[bytes]]:
+        """Fetch what there is room for; whether there may be more, and whether anything is put aside, if known."""
+        free = rooms.free()
+        most = max(free.values(), default=0) or min(rooms.least, MOST_AT_ONCE)
+        if self._should_do_maintenance("fetch"):
+            # The broker's own does the upkeep of its keys.
+            found = self.do_fetch(queue_name, most)
+            return len(found) >= most, None, found
+        space = self.namespace
+        acks = f"{space}:__acks__.{self.broker_id}.{queue_name}"
+        keys = [f"{space}:{queue_name}", acks, f"{space}:__heartbeats__"]
+        start: list[str | int] = [current_millis(), self.broker_id, most, min(rooms.least, MOST_AT_ONCE)]
+        more, aside, found = self._fetch_script(keys=keys, args=[*start, *arguments(free)])
+        return bool(more), bool(aside), found
 
     def ack_many(self, queue_name: str, ids: Sequence[str]) -> None:
         """Acknowledge messages in one round trip, as the broker's own script does it with one."""
@@ -122,32 +123,39 @@ class RelayBroker(RedisBroker):
         self._ack_script(keys=[acks, f"{self.namespace}:{queue_name}.msgs"], args=ids)
 
     def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
-        """Enqueue as the stock broker does: retries come this way."""
-        return super().enqueue(message.copy(options={_ENQUEUED: self._clock.now()}), delay=delay)
+        """Enqueue as the stock broker does, the share in the id: retries come this way."""
+        if delay is not None:
+            message = delayed(message, timedelta(milliseconds=delay))
+        self.emit_before("enqueue", message, delay)
+        entry = self.entry(message, **{_ENQUEUED: self._clock.now()})
+        self.do_enqueue(message.queue_name, entry.id, entry.data)
+        self.emit_after("enqueue", message, delay)
+        return message
 
-    def head_waits(self, queue_name: str) -> timedelta:
-        """How long the message at the head of a queue has waited; zero when none waits, or when it does not say.
+    def head_waits(self, queue_name: str, share: str = "") -> timedelta:
+        """How long the oldest message of a share may have waited; zero when none waits. Raises QueueUnreachable.
 
-        A queue is first in, first out: what was put into it before its head is not in it any more. Raises
-        QueueUnreachable.
+        A queue is first in, first out, and so is what is put aside of a share: what was put into it before the
+        heads of both is not in it any more. One that does not say since when it waits does not count.
         """
         key = f"{self.namespace}:{queue_name}"
         try:
-            identity: Any = self.client.lindex(key, 0)
-            text: Any = None if identity is None else self.client.hget(f"{key}.msgs", identity)
+            heads: list[Any] = [self.client.lindex(name, 0) for name in (key, f"{key}.aside:{share}")]
+            ids = [head for head in heads if head is not None]
+            texts: list[Any] = self.client.hmget(f"{key}.msgs", ids) if ids else []
             now = self._clock.now()
         except redis.exceptions.RedisError as error:
-            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
-        if text is None:
-            return timedelta(0)
-        return timedelta(milliseconds=max(0, now - dramatiq.Message.decode(text).options.get(_ENQUEUED, now)))
+            raise queue_error(error) from error
+        since = [dramatiq.Message.decode(text).options.get(_ENQUEUED, now) for text in texts if text is not None]
+        return timedelta(milliseconds=max(0, now - min(since, default=now)))
 
-    def backlog(self, queue_name: str) -> int:
-        """How many messages of a queue wait for a worker. Raises QueueUnreachable."""
+    def backlog(self, queue_name: str, share: str = "") -> int:
+        """How many messages of a queue, and of what is put aside of a share, wait. Raises QueueUnreachable."""
+        key = f"{self.namespace}:{queue_name}"
         try:
-            return int(self.client.llen(f"{self.namespace}:{queue_name}"))
+            return sum(int(self.client.llen(name)) for name in (key, f"{key}.aside:{share}"))
         except redis.exceptions.RedisError as error:
-            raise QueueUnreachable(f"Redis is not reachable: {error}") from error
+            raise queue_error(error) from error
 
 
 def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Message[Any]:
@@ -168,10 +176,12 @@ class _BlockingConsumer(_RedisConsumer):
         super().__init__(broker, queue_name, prefetch, timeout)
         self._key = f"{broker.namespace}:{queue_name}"
         self._delays = queue_name.endswith(".DQ")
-        self._least, self._most = prefetch, max(prefetch, _MOST)
+        self.rooms = Rooms(prefetch, max(prefetch, _MOST))
         self._fetched_at = 0.0
         self._idle = 0
-        self._busy = self._waiting = False
+        self._more = self._aside = self._waiting = False
+        #: The shares of what came last.
+        self._came: set[str] = set()
         # Kept by the broker: a consumer that lost its connection is followed by another.
         self._done = broker.unacknowledged.setdefault(queue_name, [])
         self._lock = threading.Lock()
@@ -183,66 +193,86 @@ class _BlockingConsumer(_RedisConsumer):
                 return None
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
             raise ConnectionClosed(error) from None
-        return super().__next__()
+        except redis.exceptions.NoPermissionError as error:
+            # As an outage: it is told in one line, and tried again, as an operator may grant it meanwhile.
+            raise ConnectionClosed(queue_error(error)) from None
+        message = super().__next__()
+        if message is not None:
+            share = self._share(message)
+            self._came.add(share)
+            self.rooms.take(message.options["redis_message_id"], share, self._fetched_at)
+        return message
+
+    def _share(self, message: Any) -> str:
+        return "" if self._delays else share_of(message)
 
     def _fill(self) -> bool:
         """Fetch what there is room for; False when there is none, or nothing to fetch."""
         self._flush()
-        if self._free() < self._part:
+        full = self.rooms.full()
+        if "" in full:
             self._room.wait(_ROOM_WAIT)
             self._room.clear()
             return False
-        if not self._busy and not self._head():
-            self._idle += 1
-            if self._idle % _UPKEEP:
-                return False
-        self._adapt()
-        room = self._free()
-        self.message_cache = self.broker.do_fetch(self.queue_name, room)
-        # Fewer than there was room for were all: to ask for more at once would be in vain.
-        self._busy = len(self.message_cache) >= room
+        # Where all that came last has no room left, more of it would be put aside.
+        stuck = bool(self._came) and self._came <= full
+        if (stuck or not self._more) and not self._wait(full):
+            return False
+        self._room.clear()
+        self._fetched_at = time.monotonic()
+        self._came.clear()
+        if self._delays:
+            room = self.rooms.pace("").free
+            self.message_cache = self.broker.do_fetch(self.queue_name, room)
+            # Fewer than there was room for were all: to ask for more at once would be in vain.
+            self._more = len(self.message_cache) >= room
+        else:
+            self._more, aside, self.message_cache = self.broker.fetch(self.queue_name, self.rooms)
+            self._aside = self._aside if aside is None else aside
         return bool(self.message_cache)
 
-    def _adapt(self) -> None:
-        """Fetch more ahead where messages are quick, and no more than a moment's work: others may be idle."""
-        now = time.monotonic()
-        since, self._fetched_at = now - self._fetched_at, now
-        if since < _OFTEN:
-            self.prefetch = min(self._most, 2 * self.prefetch)
-        elif since > _SELDOM:
-            self.prefetch = self._least
+    def _wait(self, full: set[str]) -> bool:
+        """Wait until there may be something to fetch."""
+        if self._more or self._aside:
+            # For all that is known to wait there is no room, but there may be for what is behind it.
+            self._room.wait(max(0.0, self._fetched_at + _BEHIND - time.monotonic()))
+            return True
+        if self._head(_DELAY_WAIT if full else _WAIT) or self._room.is_set():
+            return True
+        self._idle += 1
+        return self._idle % _UPKEEP == 0
 
-    @property
-    def _part(self) -> int:
-        """How many are fetched at once when there is as much to do as can be."""
-        return int(max(1, self.prefetch // 4))
-
-    def _free(self) -> int:
-        return int(self.prefetch - self.outstanding_message_count)
-
-    def _head(self) -> bool:
+    def _head(self, wait: float) -> bool:
         """Wait for a head. Acknowledgements do not wait meanwhile."""
         self._waiting = True
         try:
             self._flush()
-            wait = _DELAY_WAIT if self._delays and self.outstanding_message_count else _WAIT
+            wait = _DELAY_WAIT if self._delays and len(self.rooms) else wait
             return self.broker.client.blmove(self._key, self._key, wait, "LEFT", "LEFT") is not None
         finally:
             self._waiting = False
 
     def ack(self, message: Any) -> None:
         """Note that a message is done with."""
+        self._leave(message)
         with self._lock:
             self._done.append(message.options["redis_message_id"])
-            due = len(self._done) >= max(_ACKS, self._part)
-        self.queued_message_ids.discard(message.message_id)
-        if self._free() >= self._part:
-            self._room.set()
+            due = len(self._done) >= max(_ACKS, self.rooms.pace(self._share(message)).part)
         if due or self._waiting:
             try:
                 self._flush()
             except redis.exceptions.ConnectionError as error:
                 raise ConnectionClosed(error) from None
+
+    def nack(self, message: Any) -> None:
+        """Move a message to those that are dead."""
+        self._leave(message)
+        super().nack(message)
+
+    def _leave(self, message: Any) -> None:
+        self.queued_message_ids.discard(message.message_id)
+        if self.rooms.leave(message.options["redis_message_id"]):
+            self._room.set()
 
     def close(self) -> None:
         """Acknowledge what is done with."""

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from datetime import timedelta
 
 import aiohttp
 
-from relay.adapters.http import open_session
+from relay.adapters.http import HttpAccess, open_session
 from relay.domain.errors import AlertRefused
 
 
 class Webhook:
-    """Follows no redirect and reads no answer but its status. Errors never name the URL: it may be a secret."""
+    """Follows no redirect and reads no answer but its status. Errors never name the URL: it may be a secret.
 
-    def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=3)) -> None:
+    An alert that is sent again has the same ``webhook-id``, unless there is more to tell by then.
+    """
+
+    def __init__(
+        self, url: str, access: HttpAccess | None = None, *, timeout: timedelta = timedelta(seconds=3)
+    ) -> None:
         self._url = url
+        self._access = access or HttpAccess()
         self._timeout = timeout.total_seconds()
 
     async def send(self, body: bytes) -> None:
@@ -31,10 +38,10 @@ class Webhook:
             raise AlertRefused(f"the webhook answered {status}")
 
     async def _post(self, body: bytes) -> int:
+        identity = f"alert_{hashlib.sha256(body).hexdigest()[:32]}"
+        headers = {"content-type": "application/json", **self._access.headers(identity, body)}
         async with (
-            open_session() as session,
-            session.post(
-                self._url, data=body, headers={"content-type": "application/json"}, allow_redirects=False
-            ) as answer,
+            open_session(tls=self._access.tls) as session,
+            session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer,
         ):
             return answer.status

@@ -3,8 +3,8 @@
 Actors are coroutines on the process's event loop; the worker thread that took a message only waits for
 its coroutine. Long-polling jobs and slow handlers would therefore use up the threads, and a handler
 service that hangs would stop publishing. So the threads of ``--threads`` serve the handlers, and every
-long-running duty brings threads of its own. What comes by the thousand the loop takes without a thread: see
-`relay.adapters.onloop`.
+long-running duty brings threads of its own. What comes by the thousand, or may hang, the loop takes without a
+thread: see `relay.adapters.onloop`. Functions that need one share the threads: see `relay.adapters.budgets`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from relay.adapters.onloop import LoopActor, OnLoop
 
 #: For how long SIGTERM is the one that was heard already, in seconds.
 _ECHO: Final = 5.0
-#: How many threads may hang at once and have others in their place. A process with more has a fault to be mended.
-MOST_HANGING: Final = 32
 #: So many objects come to be before Python looks for cycles among them. A batch of messages is thousands, none
 #: in a cycle; Python's own 700 have it look at a batch several times while that is in use.
 _YOUNG: Final = 10_000
@@ -59,7 +57,6 @@ class WorkerRuntime(AsyncIO):
         #: The actors whose messages the event loop takes, by their names.
         self.on_loop: dict[str, LoopActor] = {}
         self._worker: Any = None
-        self._hanging: list[threading.Thread] = []
         self._relieving = threading.Lock()
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
@@ -79,25 +76,32 @@ class WorkerRuntime(AsyncIO):
             queue.loop.start()
             worker.workers.append(queue.loop)
         worker.worker_threads += sum(budgets.values())
+        queue.threads, queue.more = worker.worker_threads, self._add_thread
         look_less_for_cycles()
 
     def relieve(self, thread: threading.Thread) -> bool:
-        """Put another thread in the place of one that hangs, which ends with what it is at. False: too many do."""
-        worker = self._worker
+        """Put another thread in the place of one that hangs, which ends with what it is at."""
         with self._relieving:
-            self._hanging = [other for other in self._hanging if other.is_alive()]
-            if worker is None or thread not in worker.workers or len(self._hanging) >= MOST_HANGING:
+            worker = self._worker
+            if worker is None or thread not in worker.workers:
                 return False
-            self._hanging.append(thread)
             worker.workers.remove(thread)
             cast("WorkerThread", thread).stop()
             worker.work_queue.pass_over(thread.ident)
             worker._add_worker()  # noqa: SLF001 - as it does for each thread when it starts
             return True
 
-    def ahead(self, queue: str, fits: Callable[[Message[Any]], bool], limit: int) -> list[Message[Any]]:
+    def _add_thread(self) -> None:
+        """Every thread is busy, and a share that has none of them has something to do."""
+        with self._relieving:
+            if self._worker is not None:
+                self._worker._add_worker()  # noqa: SLF001 - as above
+
+    def ahead(
+        self, queue: str, share: str, fits: Callable[[Message[Any]], bool], limit: int
+    ) -> list[Message[Any]]:
         """Messages of a queue that this process has fetched and not begun; see `BudgetedQueue.ahead`."""
-        return [] if self._worker is None else self._worker.work_queue.ahead(queue, fits, limit)
+        return [] if self._worker is None else self._worker.work_queue.ahead(queue, share, fits, limit)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         with self._relieving:

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from relay.adapters.http import HttpAccess
 from relay.commands.check_handler import Outcome, Sample, check_handler, plain
-from relay.domain.errors import ConfigurationError
+from relay.domain.errors import ConfigurationError, UnknownContext
 from relay.domain.subject import check_token
 
 app = typer.Typer(help="Try a handler service.", no_args_is_help=True)
@@ -45,6 +46,9 @@ def check(
     secret: Annotated[
         str | None, typer.Option(envvar="HANDLER_SECRET", help="The signing_secret; unsigned if not given.")
     ] = None,
+    subscription: Annotated[
+        str | None, typer.Option(help="Signed, with token and certificates as relay.toml says of CONTEXT.NAME.")
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer: the handler_timeout.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
@@ -53,7 +57,8 @@ def check(
     Good messages are among them and take effect: try a test deployment, not the one that customers use.
     """
     sample = _sample(event_type, payload, bad_payload)
-    outcomes = asyncio.run(_run(_checked(url), sample, timedelta(seconds=timeout), secret))
+    access = HttpAccess(secret) if subscription is None else _access(subscription)
+    outcomes = asyncio.run(_run(_checked(url), sample, timedelta(seconds=timeout), access))
     if as_json:
         print(json.dumps(plain(outcomes), indent=2))
     else:
@@ -62,14 +67,27 @@ def check(
         raise typer.Exit(1)
 
 
-async def _run(url: str, sample: Sample, patience: timedelta, secret: str | None) -> Sequence[Outcome]:
+async def _run(url: str, sample: Sample, patience: timedelta, access: HttpAccess) -> Sequence[Outcome]:
     from relay.adapters.probe import HttpProbe
 
-    probe = HttpProbe(url, timeout=patience, secret=secret)
+    probe = HttpProbe(url, timeout=patience, access=access)
     try:
-        return await check_handler(probe, sample, signed=secret is not None)
+        return await check_handler(probe, sample, signed=access.signing_secret is not None)
     finally:
         await probe.close()
+
+
+def _access(name: str) -> HttpAccess:
+    from relay.access import http_access
+    from relay.settings import load_settings
+
+    context, _, subscription = name.partition(".")
+    contexts = load_settings().contexts
+    if context not in contexts or subscription not in contexts[context].subscriptions:
+        raise UnknownContext(
+            f"no subscription is called {name[:80]!r}", hint="write CONTEXT.NAME, as in relay.toml"
+        )
+    return http_access(contexts[context].subscriptions[subscription], f"contexts.{context}.subscriptions")
 
 
 def _checked(url: str) -> str:

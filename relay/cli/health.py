@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
-import nats
+import nats.errors
 import redis
 import typer
 
-from relay.adapters.jetstream.topology import connect_once
-from relay.adapters.postgres import migrations
+from relay.access import jetstream, redis_options
+from relay.adapters.gate import queue_error
+from relay.adapters.jetstream.durability import risks as jetstream_risks
+from relay.adapters.postgres import durability, migrations
 from relay.domain.errors import RelayError
 from relay.settings import Settings, load_settings
 
@@ -24,16 +26,30 @@ _TIMEOUT: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one server said, and how long it took, in milliseconds."""
+    """What one server said, and how long it took, in milliseconds.
+
+    ``warnings``: it is well, and may lose what it has confirmed.
+    """
 
     server: str
     healthy: bool
     milliseconds: float
     detail: str
+    warnings: tuple[str, ...] = ()
 
 
-def health(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
-    """Ask each context's PostgreSQL (are its tables up to date?), NATS and Redis. Status 1 if one is not well."""
+#: Whether a server is well, more about that, and warnings.
+Answer: TypeAlias = tuple[bool, str, Sequence[str]]
+
+
+def health(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Status 1 for warnings, too.")] = False,
+) -> None:
+    """Ask each context's PostgreSQL (are its tables up to date?), NATS and Redis. Status 1 if one is not well.
+
+    Warns of versions and settings under which a server may lose what it has confirmed.
+    """
     findings = examine(load_settings())
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -42,66 +58,81 @@ def health(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON li
         for found in findings:
             state = "ok  " if found.healthy else "DOWN"
             print(f"{state} {found.server:<{width}} {found.milliseconds:>6.0f} ms  {found.detail}")
-    if not all(finding.healthy for finding in findings):
+            for warning in found.warnings:
+                print(f"warn {found.server:<{width}}            {warning}")
+    if not all(finding.healthy and not (strict and finding.warnings) for finding in findings):
         raise typer.Exit(1)
 
 
 def examine(settings: Settings) -> list[Finding]:
     """Ask all servers at the same time. Never raises for a server that does not answer."""
-    questions: dict[str, Callable[[], tuple[bool, str]]] = {
+    questions: dict[str, Callable[[], Answer]] = {
         f"postgresql {name}": _database(context.database_url.get_secret_value())
         for name, context in settings.contexts.items()
     }
-    questions["nats"] = _nats(settings.nats_url.get_secret_value())
-    questions["redis"] = _redis(settings.redis_url.get_secret_value())
+    questions["nats"] = _nats(settings)
+    questions["redis"] = _redis(settings)
     with ThreadPoolExecutor(max_workers=len(questions)) as pool:
         return list(pool.map(_ask, questions, questions.values()))
 
 
-def _ask(server: str, question: Callable[[], tuple[bool, str]]) -> Finding:
+def _ask(server: str, question: Callable[[], Answer]) -> Finding:
     begin = time.perf_counter()
+    warnings: Sequence[str] = ()
     try:
-        healthy, detail = question()
+        healthy, detail, warnings = question()
     except RelayError as error:
-        healthy, detail = False, error.message
+        healthy, detail = False, error.message + (f" ({error.hint})" if error.hint else "")
     except redis.RedisError as error:
-        healthy, detail = False, f"Redis is not reachable: {error}"
+        healthy, detail = False, queue_error(error).message
     return Finding(
         server=server,
         healthy=healthy,
         milliseconds=round((time.perf_counter() - begin) * 1000, 1),
         detail=detail,
+        warnings=tuple(warnings),
     )
 
 
-def _database(url: str) -> Callable[[], tuple[bool, str]]:
-    def ask() -> tuple[bool, str]:
-        found = migrations.status(url)
+def _database(url: str) -> Callable[[], Answer]:
+    def ask() -> Answer:
+        found, warnings = migrations.status(url), durability.risks(url)
         if found.pending:
-            return False, f"its tables lack {', '.join(found.pending)}; run: relay db upgrade"
-        return True, f"tables at {found.current}"
+            return False, f"its tables lack {', '.join(found.pending)}; run: relay db upgrade", warnings
+        return True, f"tables at {found.current}", warnings
 
     return ask
 
 
-def _nats(url: str) -> Callable[[], tuple[bool, str]]:
-    async def account() -> int:
-        async with connect_once(url) as js:
-            return (await js.account_info()).streams
+def _nats(settings: Settings) -> Callable[[], Answer]:
+    monitor = settings.nats.monitor.get_secret_value() if settings.nats.monitor else None
+    names = [stream.name for stream in settings.streams()]
 
-    def ask() -> tuple[bool, str]:
+    async def look() -> Answer:
+        async with jetstream(settings) as js:
+            account = await js.account_info()
+            warnings, unknown = await jetstream_risks(js, names, monitor)
+        return True, "; ".join([f"JetStream with {account.streams} streams", *unknown]), warnings
+
+    def ask() -> Answer:
         try:
-            return True, f"JetStream with {asyncio.run(account())} streams"
+            return asyncio.run(look())
         except (nats.errors.Error, TimeoutError) as error:
-            return False, f"JetStream does not answer: {error}"
+            return False, f"JetStream does not answer: {error}", ()
 
     return ask
 
 
-def _redis(url: str) -> Callable[[], tuple[bool, str]]:
-    def ask() -> tuple[bool, str]:
-        with redis.Redis.from_url(url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT) as client:
+def _redis(settings: Settings) -> Callable[[], Answer]:
+    def ask() -> Answer:
+        client = redis.Redis.from_url(
+            settings.redis_url.get_secret_value(),
+            socket_timeout=_TIMEOUT,
+            socket_connect_timeout=_TIMEOUT,
+            **redis_options(settings),
+        )
+        with client:
             client.ping()
-        return True, "answers PING"
+        return True, "answers PING", ()
 
     return ask

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from relay.bootstrap import UPKEEP_QUEUE, Application, job
+from relay.bootstrap import UPKEEP_QUEUE, Application, job, job_broker
 from relay.cli.contexts import ContextOption, JsonOption
 from relay.commands.missing import InboxReport
 from relay.commands.reconcile import StreamReport
@@ -85,15 +85,9 @@ async def _one(
 
 async def _send(application: Application, context: str, subscription: str) -> None:
     """Have the fleet take the messages up: it knows how they are read and handled."""
-    from relay.adapters.redis import create_broker
-
-    settings = application.settings
     token = await application.gates.open(f"reconcile_inbox:{context}:{subscription}", force=True)
-    broker = create_broker(
-        settings.redis_url.get_secret_value(), namespace=settings.redis_namespace, middleware=[]
-    )
     message = job(UPKEEP_QUEUE, "reconcile_inbox", context, subscription, None, token)
-    await asyncio.to_thread(broker.enqueue_many, [message])
+    await asyncio.to_thread(job_broker(application.settings).enqueue_many, [message])
 
 
 def _plain(report: StreamReport | InboxReport) -> dict[str, Any]:

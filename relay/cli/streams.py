@@ -6,20 +6,25 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import typer
 from nats.js import JetStreamContext
 
+from relay.access import jetstream
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.topology import Change, Difference, StreamView
 from relay.cli.contexts import ContextOption, JsonOption
+from relay.domain.permissions import of_admin, of_fleet
 from relay.domain.topology import ConsumerSpec, StreamSpec
 from relay.settings import load_settings
 
 T = TypeVar("T")
 Action = Callable[[JetStreamContext, Sequence[StreamSpec], Sequence[ConsumerSpec]], Awaitable[list[T]]]
 
+_HEAD: Final = """\
+# Made from relay.toml by `relay streams permissions`; make it anew when contexts or subscriptions change.
+# Passwords come from the environment of nats-server. relay_admin sets RELAY_NATS__INBOX_PREFIX={inbox}_admin."""
 app = typer.Typer(help="Create, compare and show the streams and consumers of relay.toml.", no_args_is_help=True)
 
 
@@ -47,12 +52,36 @@ def show(context: ContextOption = None, as_json: JsonOption = False) -> None:
     _print(_run(topology.show, context), _view_lines, "Nothing declared.", as_json)
 
 
+@app.command()
+def permissions() -> None:
+    """Print the users of nats.conf with the least they need: the fleet's, and the one for `relay streams`."""
+    settings = load_settings()
+    streams, consumers = settings.streams(), settings.consumers()
+    contexts = settings.contexts.values()
+    consumed = [found.stream for context in contexts for found in context.subscriptions.values()]
+    audited = dict.fromkeys([*(context.stream.name for context in contexts), *consumed])
+    inbox = settings.nats.inbox_prefix
+    print(_HEAD.format(inbox=inbox))
+    print("authorization {\n  users = [")
+    for user, variable, granted in (
+        ("relay", "RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox)),
+        ("relay_admin", "RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, f"{inbox}_admin")),
+    ):
+        print(f"    {{\n      user: {user}, password: ${variable}\n      permissions {{")
+        for verb, subjects in (("publish", granted.publish), ("subscribe", granted.subscribe)):
+            print(f"        {verb} {{ allow: [")
+            print(*(f"          {json.dumps(subject)}" for subject in subjects), sep="\n")
+            print("        ] }")
+        print("      }\n    }")
+    print("  ]\n}")
+
+
 def _run(action: Action[T], context: str | None) -> list[T]:
     settings = load_settings()
     streams, consumers = settings.streams(context), settings.consumers(context)
 
     async def once() -> list[T]:
-        async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+        async with jetstream(settings) as js:
             return await action(js, streams, consumers)
 
     return asyncio.run(once())

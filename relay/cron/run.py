@@ -6,25 +6,26 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import time
 from datetime import timedelta
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
-from relay.bus import Failed, RequestContext, Result, carry
-from relay.cancellation import is_cancelled
+from relay.bus import Failed, RequestContext, Result
 from relay.cron import Cron, CronRegistry
 from relay.domain.backoff import Backoff
 from relay.domain.disclosure import printable, told, words
-from relay.domain.errors import Outage
+from relay.domain.errors import LeaseOver, Outage
 from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
-from relay.domain.schedule import ClaimedRun, RunState, UnknownJob, WaitingRun
+from relay.domain.schedule import CLAIM, ClaimedRun, RunState, UnknownJob, WaitingRun
+from relay.leases import kept
+from relay.threads import Slots
 
-#: How often a claim is renewed, and how long recording the end is tried, in seconds.
-_RENEW: Final = 2.0
+#: How long recording the end is tried, in seconds.
 _SETTLE: Final = 60.0
 _SETTLE_AGAIN: Final = 1.0
+#: How many plain commands of a job may be in their threads at once, those that outlived their time limit included.
+_HANGING: Final = 4
 
 
 class Runs(Protocol):
@@ -33,8 +34,8 @@ class Runs(Protocol):
     async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
         """Take up a run for a while; None when there is nothing to do. Of one job one run is claimed at a time."""
 
-    async def renew(self, run: ClaimedRun) -> None:
-        """Keep the claim for another while."""
+    async def renew(self, run: ClaimedRun) -> bool:
+        """Keep the claim for another while. False when it was lost."""
 
     async def settle(
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
@@ -61,15 +62,20 @@ class RunCron:
         self._context, self._error_text = context, error_text
         self._jobs, self._runs, self._facts, self._backoff = jobs, runs, facts, backoff
         self._who = f"{socket.gethostname()}:{os.getpid()}"
+        self._slots: dict[str, Slots] = {}
 
     async def run(self, wanted: WaitingRun) -> None:
-        """Run once, if it is still to be run. Raises DatabaseUnreachable, and UnknownJob for what is not ours."""
+        """Run once, if it is still to be run. Raises DatabaseUnreachable, and UnknownJob for what is not ours.
+
+        An asynchronous command is cancelled where the claim cannot be kept, which raises LeaseOver.
+        """
         job = self._jobs.find(wanted.job)
         if job is None:
             raise UnknownJob(
                 f"no module that this worker loads declares the cron job {wanted.job!r}",
                 hint="name its module in actor_modules",
             )
+        since = time.monotonic()
         run = await self._runs.claim(wanted, uuid4(), self._who)
         if run is None:
             return
@@ -77,8 +83,13 @@ class RunCron:
             await self._failed(run, "its worker died in every attempt")
             return
         try:
-            async with self._kept(run), asyncio.timeout(job.time_limit.total_seconds()) as limit:
-                result = await _dispatch(job, run)
+            async with (
+                kept(CLAIM, since, lambda: self._runs.renew(run)),
+                asyncio.timeout(job.time_limit.total_seconds()) as limit,
+            ):
+                result = await self._dispatch(job, run)
+        except LeaseOver:
+            raise
         except Exception as error:
             # A fault of the infrastructure or of the program: what the command wrote is rolled back, so try again.
             await self._broken(job, run, f"longer than {job.time_limit}" if limit.expired() else self._why(error))
@@ -133,24 +144,14 @@ class RunCron:
             else:
                 return
 
-    @asynccontextmanager
-    async def _kept(self, run: ClaimedRun) -> AsyncIterator[None]:
-        keeper = asyncio.create_task(self._keep(run))
-        try:
-            yield
-        finally:
-            keeper.cancel()
-
-    async def _keep(self, run: ClaimedRun) -> None:
-        while not is_cancelled():
-            await asyncio.sleep(_RENEW)
-            with suppress(Outage):
-                await self._runs.renew(run)
-
-
-async def _dispatch(job: Cron, run: ClaimedRun) -> Result[object]:
-    """Hand the command to its bus, at the beginning of a chain of its own."""
-    with RequestContext(correlation_id=run.correlation_id).use():
-        if job.is_async:
-            return await job.bus.dispatch_async(await job.command(run.scheduled_for))
-        return await asyncio.to_thread(carry(lambda: job.bus.dispatch(job.command(run.scheduled_for))))
+    async def _dispatch(self, job: Cron, run: ClaimedRun) -> Result[object]:
+        """Hand the command to its bus, at the beginning of a chain of its own."""
+        with RequestContext(correlation_id=run.correlation_id).use():
+            if job.is_async:
+                return await job.bus.dispatch_async(await job.command(run.scheduled_for))
+            errors: list[BaseException] = []
+            slots = self._slots.setdefault(job.name, Slots(_HANGING))
+            result = await slots.in_thread(lambda: job.bus.dispatch(job.command(run.scheduled_for)), errors.append)
+        if result is None:
+            raise errors[0]
+        return result

@@ -15,10 +15,8 @@ from typing import Final
 
 from relay.devstack import private
 from relay.devstack.stack import DevStack
-from relay.settings import Settings, load_settings
+from relay.settings import OWN_SERVERS, Settings, load_settings, names_server
 
-#: Names that settings read and that point to servers.
-_SERVERS: Final = ("DATABASE_URL", "NATS_URL", "REDIS_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL")
 _PRODUCT: Final = ("RELAY_", "NATS_")
 
 
@@ -44,7 +42,7 @@ class Configuration:
 
 def base_environment(*, inherit: bool = True) -> dict[str, str]:
     """Return our environment without the servers it names; not ``inherit``: without any setting of ours."""
-    kept = {name: value for name, value in os.environ.items() if name not in _SERVERS}
+    kept = {name: value for name, value in os.environ.items() if not names_server(name)}
     if inherit:
         return kept
     return {name: value for name, value in kept.items() if not name.startswith(_PRODUCT)}
@@ -52,7 +50,8 @@ def base_environment(*, inherit: bool = True) -> dict[str, str]:
 
 def declared(config: Path | None, environment: Mapping[str, str]) -> Settings:
     """Read the contexts and subscriptions before there are servers. Raises ConfigurationError."""
-    return load_settings(config, {**environment, "DATABASE_URL": "postgresql://localhost/{context}"})
+    address = {"DATABASE_URL": "postgresql://localhost/{context}"}
+    return load_settings(config, {**environment, **address, OWN_SERVERS: "1"})
 
 
 def configure(
@@ -62,7 +61,12 @@ def configure(
     handlers: Mapping[str, str],
 ) -> Configuration:
     """Point the configuration to the stack's servers, and contexts to the sample ``handlers`` at these URLs."""
-    ours = {"NATS_URL": stack.nats.url, "REDIS_URL": stack.valkey.url}
+    ours = {
+        "NATS_URL": stack.nats.url,
+        "RELAY_NATS__MONITOR": stack.nats.monitor_url,
+        "REDIS_URL": stack.valkey.url,
+        OWN_SERVERS: "1",
+    }
     if config is not None:
         ours["RELAY_CONFIG"] = str(config.absolute())
     for name, context in declared(config, environment).contexts.items():

@@ -73,7 +73,7 @@ server_name: jetrelay-dev
 max_payload: 1MB
 jetstream {{
   store_dir: {store}
-  sync_interval: {self._sync}
+  sync_interval: "{self._sync}"
   max_file_store: 1TB
 }}
 """

@@ -8,6 +8,7 @@ import contextlib
 import psycopg
 from nats.js.errors import NotFoundError
 
+from relay.access import jetstream
 from relay.adapters.jetstream import topology
 from relay.adapters.postgres.migrations import upgrade
 from relay.devstack.stack import DevStack
@@ -35,7 +36,7 @@ def wipe(stack: DevStack, settings: Settings) -> None:
 
 
 async def _ensure_streams(settings: Settings) -> None:
-    async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+    async with jetstream(settings) as js:
         changes = await topology.ensure(js, settings.streams(), settings.consumers())
     refused = [change.name for change in changes if change.action == "refused"]
     if refused:
@@ -46,7 +47,7 @@ async def _ensure_streams(settings: Settings) -> None:
 
 
 async def _delete_streams(settings: Settings) -> None:
-    async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+    async with jetstream(settings) as js:
         for stream in settings.streams():
             with contextlib.suppress(NotFoundError):
                 await js.delete_stream(stream.name)

@@ -64,8 +64,8 @@ def told(error: BaseException) -> str:
     if isinstance(error, RelayError):
         said = f"invalid {error.field or ''}" if error.quotes else error.message
         return printable(name if said in ("", name) else f"{name}: {said}")
-    error = _driver(error)
-    parts = [type(error).__name__, *_codes(error), _raised(error)]
+    cause = _driver(error)
+    parts = [type(cause).__name__, *_codes(cause), _raised(error)]
     return printable(" ".join(filter(None, parts)))
 
 

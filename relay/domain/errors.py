@@ -46,6 +46,7 @@
     │                                                 SERVER_NOT_UP, STACK_BUSY below it)
     └── Outage
         ├── BrokerUnreachable   BROKER_UNREACHABLE
+        │   └── BrokerRefused   BROKER_REFUSED
         ├── DatabaseUnreachable DATABASE_UNREACHABLE
         ├── QueueUnreachable    QUEUE_UNREACHABLE
         └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
@@ -294,11 +295,26 @@ class BrokerUnreachable(Outage):
     server = "nats"
 
 
+class BrokerRefused(BrokerUnreachable):
+    """nats-server answers, and refuses: credentials it does not accept, or a permission that is missing.
+
+    It is tried again like an outage, as an operator can grant it while we run.
+    """
+
+    code = "BROKER_REFUSED"
+
+
 class DatabaseUnreachable(Outage):
     """PostgreSQL does not answer."""
 
     code = "DATABASE_UNREACHABLE"
     server = "postgresql"
+
+
+class LeaseOver(DatabaseUnreachable):
+    """A claim was lost or could not be renewed in time. Who works under it stops, and another goes on with it."""
+
+    code = "LEASE_OVER"
 
 
 class QueueUnreachable(Outage):

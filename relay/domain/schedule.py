@@ -106,6 +106,10 @@ class WaitingRun:
     scheduled_for: datetime
 
 
+#: How long a worker holds a run without a sign of life.
+CLAIM: Final = timedelta(seconds=8)
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimedRun:
     """A run that is ours while the claim is renewed. ``attempt`` counts from 1."""

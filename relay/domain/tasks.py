@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -137,6 +138,8 @@ class ClaimedTask:
     metadata: Mapping[str, Any]
     concurrency_key: str | None
     processed: bool
+    #: What `time.monotonic` said before the claim was asked for: the lease is no shorter than from then.
+    since: float = field(default=math.inf, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from relay.adapters.http import REASON
 from relay.adapters.postgres.processed import Claim, processed_events_table
 from relay.bus import RequestContext
 from relay.domain.disclosure import printable
-from relay.domain.errors import AlreadyProcessed, DomainError, MissingExtraError
+from relay.domain.errors import AlreadyProcessed, DomainError, DuplicateMessage, MissingExtraError
 from relay.domain.limits import check_key
 from relay.domain.model import DONE
 from relay.domain.policies import KEEP
@@ -244,6 +244,6 @@ def _refusal(status: int, reason: str) -> HTTPException:
 def _check(claim: Claim) -> None:
     match claim:
         case Claim.REPEATED:
-            raise Refused(409, "this message was processed before")
+            raise Refused(409, str(DuplicateMessage("this message was processed before")))
         case Claim.BUSY:
             raise Refused(503, "another call is processing this message now")

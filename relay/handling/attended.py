@@ -12,23 +12,25 @@ from typing import Any
 
 from relay.adapters.postgres.handling import Claimed
 from relay.bus import RequestContext
-from relay.domain.errors import Outage
+from relay.domain.errors import LeaseOver, Outage
 from relay.domain.model import HandlerResult
 from relay.handling.calls import Call, answer
-from relay.handling.threads import LoopThread
 from relay.handling.watch import Watch
+from relay.leases import OFTEN, left
+from relay.threads import LoopThread
 
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
     """What becomes of a row while its function is at work: each is done on the event loop, an outage ignored.
 
-    ``renew`` extends its claim, again and again: whether that succeeds is not waited for, as the token fences us
-    off when it is lost. ``give_up`` settles it when the time is up, after so many ``seconds``, and has it tried
-    again.
+    ``since``: when its claim was asked for, by `time.monotonic`. ``renew`` extends the claim, again and again:
+    whether that succeeds is not waited for, as the token fences us off when it is lost. ``give_up`` settles the
+    row when the time is up, after so many ``seconds``, and has it tried again.
     """
 
     lease: timedelta
+    since: float
     seconds: float
     renew: Callable[[], Coroutine[Any, Any, object]]
     give_up: Callable[[], Coroutine[Any, Any, None]]
@@ -43,7 +45,9 @@ class Attended:
         self._watch = Watch()
 
     def call(self, call: Call, context: RequestContext, taken: Claimed, attendance: Attendance) -> HandlerResult:
-        """Call a function in this thread. Raises Overdue when its time was up."""
+        """Call a function in this thread. Raises Overdue when its time was up, LeaseOver if it must not begin."""
+        if left(attendance.lease, attendance.since) <= 0:
+            raise LeaseOver("the claim was over before the call began")
 
         def answered() -> HandlerResult:
             try:
@@ -61,7 +65,7 @@ class Attended:
         def renew() -> None:
             self._on_loop(attendance.renew())
 
-        every = attendance.lease.total_seconds() / 4
+        every = attendance.lease.total_seconds() / OFTEN
         return self._watch.call(answered, attendance.seconds, every, renew, overdue)
 
     def _on_loop(self, work: Coroutine[Any, Any, object]) -> None:

@@ -8,11 +8,10 @@ has no such transaction, and is then called at least once.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from relay.adapters.postgres.handling import Claimed, HandlerTransactions, Settlement
 from relay.adapters.postgres.shared import AsyncTransaction, Transaction
@@ -21,9 +20,7 @@ from relay.domain.disclosure import told, words
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage
 from relay.domain.model import HandlerResult, Verdict
 from relay.handling.signatures import Inject, Signature
-from relay.handling.threads import Threads
-
-Result = TypeVar("Result")
+from relay.threads import Slots
 
 #: How much of an error is kept.
 DETAIL: Final = 500
@@ -103,12 +100,8 @@ class Call:
             )
 
 
-class Calls:
+class Calls(Slots):
     """Runs at most ``size`` calls at once, those that outlived their time-out included."""
-
-    def __init__(self, size: int) -> None:
-        self.slots = asyncio.Semaphore(size)
-        self._threads = Threads()
 
     async def run(self, call: Call) -> HandlerResult:
         """Run one call, where its function wants to be run. Raises what a coroutine function raises."""
@@ -116,33 +109,6 @@ class Calls:
             async with self.slots:
                 return await call.run()
         return await self.in_thread(call.run_in_thread, answer)
-
-    async def in_thread(self, call: Callable[[], Result], failed: Callable[[BaseException], Result]) -> Result:
-        """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not."""
-        await self.slots.acquire()
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[Result] = loop.create_future()
-        around = contextvars.copy_context()
-
-        def finish(result: Result) -> None:
-            self.slots.release()
-            if not outcome.done():
-                outcome.set_result(result)
-
-        def run() -> None:
-            try:
-                result = around.run(call)
-            except BaseException as error:
-                result = failed(error)
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(finish, result)
-
-        try:
-            self._threads.run(run)
-        except RuntimeError:
-            self.slots.release()
-            raise
-        return await outcome
 
 
 async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerResult:

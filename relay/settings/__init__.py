@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
+from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.metrics import MetricsSettings
 from relay.settings.model import (
     AlertSettings,
@@ -28,21 +29,26 @@ from relay.settings.model import (
 from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.section import Section
-from relay.settings.sources import read_layers
+from relay.settings.sources import OWN_SERVERS, names_server, read_layers
 from relay.settings.values import CONTEXT_NAME, format_duration, format_size, hide_url
 
 __all__ = [
+    "OWN_SERVERS",
     "AlertSettings",
     "ArchiveSettings",
     "ContextSettings",
     "Envelope",
+    "HttpSettings",
     "MetricsSettings",
+    "NatsSettings",
     "PublishSettings",
+    "RedisSettings",
     "Settings",
     "StreamSettings",
     "SubscriptionSettings",
     "effective",
     "load_settings",
+    "names_server",
     "share_counts",
 ]
 
@@ -56,9 +62,9 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
     ``environ`` to the environment of the process. Raises ConfigurationError that names every problem
     with its key and the line or variable to mend.
     """
-    layers = read_layers(path, os.environ if environ is None else environ)
-    if names := list(_bad_names(layers.data)):
-        raise refuse([*layers.problems, *names], layers.origins)  # the rest follows from names
+    layers = read_layers(Settings, path, os.environ if environ is None else environ)
+    if first := [*layers.unread, *_bad_names(layers.data)]:
+        raise refuse([*layers.problems, *first], layers.origins)  # the rest follows from these
     settings, problems = _build(layers.data)
     problems = [*layers.problems, *problems, *_written_names(layers.data)]
     if settings is not None:
@@ -124,8 +130,8 @@ def _tables(value: object) -> list[tuple[str, dict[str, Any]]]:
 def effective(settings: Settings) -> list[tuple[str, str, str]]:
     """List every value that holds: key path, value as text, source.
 
-    The source is ``default``, ``relay.toml:LINE`` or ``env NAME``. Passwords, tokens and signing
-    secrets are left out.
+    The source is ``default``, ``relay.toml:LINE``, ``env NAME``, or of a secret ``file PATH`` and who named it.
+    Passwords, tokens and signing secrets are left out.
     """
     origins = settings._origins  # noqa: SLF001
     return [
@@ -147,14 +153,21 @@ def _values(path: KeyPath, section: Section) -> Iterator[tuple[KeyPath, object]]
 
 
 def _as_text(key: str, value: object) -> str:
-    if isinstance(value, SecretStr):
-        return hide_url(value.get_secret_value()) if key.endswith("_url") else "***"
-    if isinstance(value, timedelta):
-        return format_duration(value)
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    if key == "max_bytes" and isinstance(value, int):
-        return format_size(value)
-    if value is None:
-        return "unlimited" if key == "max_age" else "none"
-    return str(value)
+    match value:
+        case SecretStr():
+            text = hide_url(value.get_secret_value()) if key.endswith("_url") else "***"
+        case timedelta():
+            text = format_duration(value)
+        case tuple():
+            text = ", ".join(value)
+        case bool():
+            text = str(value).lower()
+        case int() if key == "max_bytes":
+            text = format_size(value)
+        case str() if key == "handler" and "://" in value:
+            text = hide_url(value)
+        case None:
+            text = "unlimited" if key == "max_age" else "none"
+        case _:
+            text = str(value)
+    return text

@@ -26,6 +26,7 @@ from relay.domain.topology import (
     advisory_consumer,
     dead_letter_consumer,
 )
+from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.metrics import MetricsSettings
 from relay.settings.section import Section
 from relay.settings.values import (
@@ -109,7 +110,7 @@ class PublishSettings(Section):
     backoff_max: Duration = _seconds(60)
 
 
-class AlertSettings(Section):
+class AlertSettings(HttpSettings):
     """Who is told of dead letters.
 
     ``webhook`` gets a POST of JSON, ``per_minute`` times at most: what comes faster is told together.
@@ -129,7 +130,7 @@ class ArchiveSettings(Section):
     directory: AbsolutePath | None = None
 
 
-class SubscriptionSettings(Section):
+class SubscriptionSettings(HttpSettings):
     """A durable consumer and the handler it feeds (CMD-051). ``name`` and ``context`` come from the keys.
 
     ``handler`` is a URL or ``python:`` and a module. ``handler_timeout`` is the total for one call;
@@ -164,7 +165,6 @@ class SubscriptionSettings(Section):
     backoff_max: Duration = _seconds(60)
     envelope: Envelope = "handler"
     error_detail: ErrorDetail = "codes"
-    signing_secret: SecretStr | None = Field(default=None, min_length=1)
 
     @property
     def python_module(self) -> str | None:
@@ -249,7 +249,9 @@ class Settings(Section):
     """
 
     nats_url: NatsUrl = SecretStr("nats://localhost:4222")
+    nats: NatsSettings = NatsSettings()
     redis_url: RedisUrl = SecretStr("redis://localhost:6379/0")
+    redis: RedisSettings = RedisSettings()
     redis_namespace: str = Field(default="relay", pattern=r"^[A-Za-z0-9_:-]{1,64}$")
     actor_modules: Modules = Field(default_factory=installed_actor_modules)
     log_level: LogLevel = "INFO"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import get_args
 
 from pydantic import ValidationError
 
 from relay.domain.errors import ConfigurationError
-from relay.settings.section import Section
+from relay.settings.section import Section, section_at
 
 KeyPath = tuple[str, ...]
 Origins = Mapping[KeyPath, str]
@@ -47,14 +46,7 @@ def _how_to_give(path: KeyPath) -> str:
 
 def _did_you_mean(path: KeyPath, root: type[Section]) -> str | None:
     """Look among the keys that are known where the unknown one stands."""
-    model = root
-    for part in path[:-1]:
-        field = model.model_fields.get(part)
-        if field is None:
-            continue  # the name of a context or subscription
-        inner = [field.annotation, *get_args(field.annotation)]
-        model = next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, Section)), model)
-    known = model.writable()
+    known = section_at(root, path[:-1]).writable()
     close = get_close_matches(path[-1], known, n=1)
     return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
 

@@ -9,6 +9,8 @@ from string import Formatter
 from typing import Final
 
 from relay.domain.topology import MAX_PATTERN, RELAY_ADVISORIES, covers, subjects_overlap
+from relay.settings.access import HttpSettings
+from relay.settings.access_rules import check_access
 from relay.settings.model import ContextSettings, PublishSettings, Settings, StreamSettings, SubscriptionSettings
 from relay.settings.problems import KeyPath, Problem
 from relay.settings.values import format_duration
@@ -38,7 +40,7 @@ def check(settings: Settings) -> list[Problem]:
             problems += rule(context)
     for over_all in (_databases, _streams, _durables, _filters_reach, _archived_streams, _metrics):
         problems += over_all(settings)
-    return problems
+    return [*problems, *check_access(settings)]
 
 
 # --- one context ---
@@ -139,7 +141,7 @@ def _handler_kind(context: ContextSettings) -> Problems:
     """Refuse keys that would be without effect: they speak of the other kind of handler."""
     for subscription in context.subscriptions.values():
         python = subscription.python_module is not None
-        for key in ("connect_timeout", "signing_secret") if python else ("unknown",):
+        for key in ("connect_timeout", *HttpSettings.model_fields) if python else ("unknown",):
             if key in subscription.model_fields_set:
                 other = "an http:// handler" if python else "a python: handler"
                 yield Problem(_sub(subscription, key), f"is only for {other}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,3 +20,15 @@ class Section(BaseModel):
     def writable(cls) -> list[str]:
         """Return the keys that may be written in this table."""
         return [key for key in cls.model_fields if key not in cls.filled]
+
+
+def section_at(root: type[Section], path: Iterable[str]) -> type[Section]:
+    """The kind of the table at ``path``; of the one around it, where that is unknown."""
+    model = root
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None:
+            continue  # the name of a context or subscription
+        inner = [field.annotation, *get_args(field.annotation)]
+        model = next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, Section)), model)
+    return model

@@ -1,7 +1,8 @@
 """Where values come from: relay.toml and the environment, laid over each other with the origin of each.
 
 From weak to strong: default, ``DATABASE_URL`` and the ``NATS_*`` variables of sr-message-contracts §8,
-relay.toml, ``NATS_URL`` and ``REDIS_URL``, ``RELAY_*``. An empty variable counts as not set.
+relay.toml, ``NATS_URL`` and its like, ``RELAY_*``. An empty variable counts as not set. Where a key holds a
+secret, ``<key>_file`` and ``<VARIABLE>_FILE`` name a file with it, as strong as the key or variable itself.
 """
 
 from __future__ import annotations
@@ -14,13 +15,34 @@ from pathlib import Path
 from typing import Any, Final
 
 from relay.domain.errors import ConfigurationError
+from relay.settings.access import HttpSettings
 from relay.settings.problems import KeyPath, Problem
+from relay.settings.secrets import SUFFIX, FromFile, secret_of
+from relay.settings.section import Section
 
 PREFIX: Final = "RELAY_"
 CONFIG_VARIABLE: Final = "RELAY_CONFIG"
+#: Set in a development fleet: relay.toml says how to get access to other servers than it has.
+OWN_SERVERS: Final = "RELAY_OWN_SERVERS"
 DEFAULT_FILE: Final = Path("relay.toml")
 
-_ALIASES: Final = {"NATS_URL": "nats_url", "REDIS_URL": "redis_url"}
+#: Those of NATS are what its own command line tool reads.
+_ALIASES: Final[dict[str, KeyPath]] = {
+    "NATS_URL": ("nats_url",),
+    "NATS_USER": ("nats", "user"),
+    "NATS_PASSWORD": ("nats", "password"),
+    "NATS_TOKEN": ("nats", "token"),
+    "NATS_CREDS": ("nats", "credentials"),
+    "NATS_NKEY": ("nats", "nkey"),
+    "NATS_CA": ("nats", "ca"),
+    "NATS_CERT": ("nats", "certificate"),
+    "NATS_KEY": ("nats", "key"),
+    "NATS_INBOX_PREFIX": ("nats", "inbox_prefix"),
+    "REDIS_URL": ("redis_url",),
+}
+_SERVERS: Final = {*_ALIASES, "DATABASE_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL"}
+_STEERING: Final = {CONFIG_VARIABLE, OWN_SERVERS}
+_FILE: Final = SUFFIX.upper()
 #: Variable → (key of a stream, applies to the DLQ stream too). Dead letters keep their own retention.
 _STREAM_DEFAULTS: Final = {
     "NATS_MESSAGE_TTL_SECS": ("max_age", False),
@@ -34,14 +56,18 @@ _POSITION = re.compile(r"\(at line (\d+), column \d+\)")
 
 @dataclass(slots=True)
 class Layers:
-    """The merged tables, the origin of each key, and what could not be merged."""
+    """The merged tables, the origin of each key, what could not be merged, and which secrets could not be read."""
 
+    root: type[Section]
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    unread: list[Problem] = field(default_factory=list)
 
     def put(self, path: KeyPath, value: object, origin: str, *, weak: bool = False) -> None:
-        """Set one key; a weak value gives way to one that is there."""
+        """Set one key; a weak value gives way to one that is there. A key that names a file sets what is in it."""
+        if isinstance(value, str) and (secret := secret_of(self.root, path)):
+            path, value = (*path[:-1], secret), FromFile(value)
         table: Any = self.data
         for part in path[:-1]:
             table = table.setdefault(part, {})
@@ -53,6 +79,21 @@ class Layers:
         table[path[-1]] = value
         self.origins[path] = origin
 
+    def read_secrets(self, *path: str) -> None:
+        """Replace the files named in a table, and those below it, by what they hold."""
+        for key, value in self.table(*path).items():
+            here = (*path, key)
+            if isinstance(value, dict):
+                self.read_secrets(*here)
+            elif isinstance(value, FromFile):
+                origin = self.origins[here]
+                self.origins[here] = f"file {value.path} ({origin})"
+                try:
+                    self.table(*path)[key] = value.read()
+                except ValueError as error:
+                    self.origins[here] = origin
+                    self.unread.append(Problem(here, str(error)))
+
     def table(self, *path: str) -> dict[str, Any]:
         """Return the table at ``path``; an empty one where there is none."""
         found: Any = self.data
@@ -61,27 +102,70 @@ class Layers:
         return found if isinstance(found, dict) else {}
 
 
-def read_layers(path: Path | None, environ: Mapping[str, str]) -> Layers:
-    """Read the file (None: ``RELAY_CONFIG``, else relay.toml if there is one) and the environment.
+def read_layers(root: type[Section], path: Path | None, environ: Mapping[str, str]) -> Layers:
+    """Read the file (None: ``RELAY_CONFIG``, else relay.toml if there is one) and the environment, for ``root``.
 
     Raises ConfigurationError when the file is missing, unreadable or no TOML.
     """
     environ = {name: value for name, value in environ.items() if value}
-    layers = Layers()
+    layers = Layers(root)
     if (file := _find_file(path, environ)) is not None:
         _read_file(file, layers)
-    declared = frozenset(layers.table("contexts"))
-    for variable, key in _ALIASES.items():
-        if variable in environ:
-            layers.put((key,), environ[variable], f"env {variable}")
-    for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE and not _NOT_OURS.fullmatch(variable):
-            _put_variable(variable, environ[variable], layers, declared)
+        if OWN_SERVERS in environ:
+            _forget_access(layers)
+        _name_files(layers)
+    _put_variables(environ, layers)
     for context, table in layers.table("contexts").items():
         if isinstance(table, dict):  # anything else is refused by validation
             _put_common_defaults(("contexts", context), environ, layers)
             _put_default_names(("contexts", context), environ, layers)
+    layers.read_secrets()
     return layers
+
+
+def names_server(variable: str) -> bool:
+    """Whether a variable says where a server is, or how to get access to it."""
+    name = variable.removesuffix(_FILE)
+    return name in _SERVERS or name.startswith(("RELAY_NATS__", "RELAY_REDIS__"))
+
+
+def _forget_access(layers: Layers) -> None:
+    """Drop how to get access to servers and handlers; where they are is overridden by who set the variable."""
+    for name in ("nats", "redis"):
+        layers.data.pop(name, None)
+    for context in layers.table("contexts"):
+        for subscription in layers.table("contexts", context, "subscriptions"):
+            table = layers.table("contexts", context, "subscriptions", subscription)
+            for key in HttpSettings.model_fields:
+                table.pop(key, None)
+                table.pop(f"{key}{SUFFIX}", None)
+
+
+def _name_files(layers: Layers, *path: str) -> None:
+    """Take the keys of the file that name a file with a secret for what they stand for."""
+    for key, value in [*layers.table(*path).items()]:
+        here = (*path, key)
+        if isinstance(value, dict):
+            _name_files(layers, *here)
+        elif isinstance(value, str) and (secret := secret_of(layers.root, here)):
+            if secret in layers.table(*path):
+                layers.problems.append(Problem(here, f"stands beside {secret}", "give one of them"))
+            layers.put(here, layers.table(*path).pop(key), layers.origins.pop(here))
+
+
+def _put_variables(environ: Mapping[str, str], layers: Layers) -> None:
+    declared = frozenset(layers.table("contexts"))
+    for alias, key in _ALIASES.items():
+        for variable, path in ((alias, key), (f"{alias}{_FILE}", (*key[:-1], f"{key[-1]}{SUFFIX}"))):
+            if variable in environ:
+                layers.put(path, environ[variable], f"env {variable}")
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in _STEERING and not _NOT_OURS.fullmatch(variable):
+            _put_variable(variable, environ[variable], layers, declared)
+        if variable.startswith(PREFIX) or names_server(variable):
+            plain = variable.removesuffix(_FILE)
+            if plain != variable and plain in environ:
+                layers.problems.append(Problem((variable,), f"is set beside {plain}", "give one of them"))
 
 
 def _find_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -188,6 +272,8 @@ def _known_name(written: str, known: Mapping[str, object]) -> str:
 def _put_common_defaults(here: KeyPath, environ: Mapping[str, str], layers: Layers) -> None:
     if url := environ.get("DATABASE_URL"):
         layers.put((*here, "database_url"), url.replace("{context}", here[1]), "env DATABASE_URL", weak=True)
+    if file := environ.get("DATABASE_URL_FILE"):
+        layers.put((*here, "database_url"), FromFile(file, here[1]), "env DATABASE_URL_FILE", weak=True)
     for variable, (key, dead_letters_too) in _STREAM_DEFAULTS.items():
         for stream in ("stream", "dlq") if dead_letters_too else ("stream",):
             if variable in environ:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from relay.domain.topology import is_pattern
 
@@ -37,10 +37,34 @@ _SIZE = re.compile(r"([0-9]+) ?(B|[KMGT]i?B)", re.IGNORECASE)
 CONTEXT_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _ADDRESS = re.compile(r"(?:([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):)?([0-9]{1,5})")
-_NATS_LIST: Final = re.compile(r",\s*(?=(?:nats|tls|wss?)://)")
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
 _BROKER_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+#: Servers of a cluster stand behind each other. A comma elsewhere may be part of a password.
+_NEXT_URL = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
+_LONGEST_PREFIX: Final = 100
+_INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
+#: Headers that a call has anyway, or that steer the connection.
+_OUR_HEADERS: Final = {
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "idempotency-key",
+    "relay-attempt",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "webhook-id",
+    "webhook-signature",
+    "webhook-timestamp",
+    "x-correlation-id",
+}
 
 
 def parse_duration(value: object) -> timedelta:
@@ -107,14 +131,18 @@ def parse_list(value: object) -> object:
         raise ValueError("starts with [ and is not a JSON list") from error
 
 
+def split_urls(value: str) -> list[str]:
+    """The servers of a cluster, each with its scheme, as they are written behind each other."""
+    return [url.strip() for url in _NEXT_URL.split(value)]
+
+
 def hide_url(value: str) -> str:
     """Show where a URL points without what it proves: user, password and query are left out.
 
     What cannot be told apart for certain is left out too. Only NATS has lists of URLs; in others a comma stands
     between hosts, or in a password.
     """
-    urls = _NATS_LIST.split(value) if _NATS_LIST.match(f",{value}") else [value]
-    return ",".join(map(_hide_one, urls))
+    return ",".join(map(_hide_one, split_urls(value) if _NEXT_URL.match(f",{value}") else [value]))
 
 
 def _hide_one(url: str) -> str:
@@ -157,8 +185,8 @@ def _database_url(secret: SecretStr) -> SecretStr:
 
 
 def _nats_url(secret: SecretStr) -> SecretStr:
-    for url in secret.get_secret_value().split(","):
-        _check_url(url.strip(), ("nats", "tls", "ws", "wss"))
+    for url in split_urls(secret.get_secret_value()):
+        _check_url(url, ("nats", "tls", "ws", "wss"))
     return secret
 
 
@@ -175,13 +203,37 @@ def _handler_url(value: str) -> str:
         return value
     _check_url(value, ("http", "https"))
     if "@" in urlsplit(value).netloc:
-        raise ValueError("must hold no user or password; handlers check signed requests, see signing_secret")
+        raise ValueError("must hold no user or password; see token and signing_secret")
     return value
 
 
 def _webhook_url(secret: SecretStr) -> SecretStr:
     _check_url(secret.get_secret_value(), ("http", "https"))
     return secret
+
+
+def _token(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    if not (text.isascii() and text.isprintable()) or text != text.strip():
+        raise ValueError("must be of printable ASCII characters, with no space around it")
+    return secret
+
+
+def _header_name(value: str) -> str:
+    name = value.lower()
+    if not _HEADER.fullmatch(name):
+        raise ValueError(f"{value[:80]!r} is not the name of a header")
+    if name in _OUR_HEADERS:
+        raise ValueError(f"{name} has a meaning of its own; take authorization or one like x-api-key")
+    return name
+
+
+def _inbox_prefix(value: str) -> str:
+    if not _INBOX_PREFIX.fullmatch(value) or len(value) > _LONGEST_PREFIX:
+        raise ValueError(
+            f"{value[:80]!r} is no prefix for inboxes; write tokens of A-Z a-z 0-9 _ - with dots between"
+        )
+    return value
 
 
 def _pattern(value: str) -> str:
@@ -249,3 +301,6 @@ RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 WebhookUrl = Annotated[SecretStr, AfterValidator(_webhook_url)]
 ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
 HandlerUrl = Annotated[str, AfterValidator(_handler_url)]
+Token = Annotated[SecretStr, Field(min_length=1), AfterValidator(_token)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+InboxPrefix = Annotated[str, AfterValidator(_inbox_prefix)]

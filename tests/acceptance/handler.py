@@ -43,7 +43,7 @@ class HandlerService:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        app = Starlette(routes=[Route("/handle", self._handle, methods=["POST"])])
+        app = Starlette(routes=[Route("/{path}", self._handle, methods=["POST"])])
         self._server = uvicorn.Server(
             uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="error", timeout_graceful_shutdown=1)
         )
@@ -83,4 +83,5 @@ class HandlerService:
             while not await request.is_disconnected():  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0.05)
             return Response(status_code=500)
-        return JSONResponse({"reason": f"verdict {status}"}, status_code=status)
+        said = {"Relay-Reason": f"verdict {status}"}
+        return JSONResponse(None, status_code=status, headers=said)

@@ -13,6 +13,7 @@ import pytest
 
 from relay.cli import main
 from relay.devstack import NatsServer
+from relay.settings.values import hide_url
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -143,7 +144,7 @@ def test_config_shows_values_with_their_sources(cli: Cli, name: str, nats_server
     assert status == 0
     rows = [line.split(None, 1) for line in out.splitlines()]
     shown = {key: " ".join(rest.split()) for key, rest in rows}
-    assert shown["nats_url"] == f"{nats_server.url} env NATS_URL"
+    assert shown["nats_url"] == f"{hide_url(nats_server.url)} env NATS_URL"
     assert shown[f"contexts.{name}.database_url"] == f"postgresql://***@db/{name} relay.toml:2"
     assert shown[f"contexts.{name}.publish.shards"] == "2 default"
     assert "s3cret" not in out

@@ -229,14 +229,17 @@ async def test_a_run_whose_worker_died_is_sent_again_and_not_for_ever(bench: Ben
 
 
 async def test_a_run_that_takes_long_keeps_its_claim(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "_RENEW", 0.05)
-    monkeypatch.setattr(schedule_module, "CLAIM", timedelta(milliseconds=500))
+    for module in (run_module, schedule_module):
+        monkeypatch.setattr(module, "CLAIM", timedelta(seconds=2))
     go_on = threading.Event()
     bench.handle = lambda _: go_on.wait(30)
     run = await bench.open()
     working = asyncio.create_task(bench.worker().run(run))
     await eventually("it started", lambda: bench.row()["state"] == "started")
-    await asyncio.sleep(0.8)
+    first = bench.row()["claimed_until"]
+    await eventually(
+        "the claim outlives its length", lambda: bench.row()["claimed_until"] > first + timedelta(seconds=2)
+    )
     assert await bench.schedule.claim(run, uuid4(), "other") is None
     go_on.set()
     await working

@@ -106,18 +106,24 @@ def test_the_server_grants_what_is_decided_and_nothing_else(owner: Connection) -
     assert found == {key: rights for key, rights in wanted.items() if rights}
 
 
-def test_functions_run_as_the_owner_with_a_fixed_search_path_and_for_nobody_else(owner: Connection) -> None:
+def test_functions_that_run_as_the_owner_have_a_fixed_search_path_and_are_for_nobody_else(
+    owner: Connection,
+) -> None:
     rows = owner.execute("""
-        SELECT proname, prosecdef, proconfig, proacl::text AS acl,
+        SELECT proname AS name, prosecdef AS as_owner, proconfig AS config,
+               prorettype = 'trigger'::regtype AS trigger,
                has_function_privilege('application', oid, 'EXECUTE') AS application,
                has_function_privilege('relay', oid, 'EXECUTE') AS relay
         FROM pg_proc WHERE pronamespace = 'public'::regnamespace""").fetchall()
-    assert rows
+    assert any(row["as_owner"] for row in rows)
     for row in rows:
-        assert row["prosecdef"]
-        assert row["proconfig"] == ["search_path=public, pg_temp"], row["proname"]
-        assert not row["application"]
-        assert not row["relay"]
+        wanted = grants.FUNCTIONS[row["name"]]
+        assert (row["relay"], row["application"]) == (bool(wanted.relay), bool(wanted.application))
+        if row["trigger"]:
+            assert wanted == grants.Rights()
+        if row["as_owner"]:
+            assert row["config"] == ["search_path=public, pg_temp"], row["name"]
+            assert row["trigger"]
 
 
 # --- an application ---

@@ -25,6 +25,7 @@ from relay.devstack import sample
 from relay.devstack.ports import free_port
 
 SECRET = "one two"
+REASON = (b"relay-reason", b"because")
 Check = Callable[..., tuple[int, str, str]]
 
 
@@ -46,8 +47,8 @@ class Handler:
                 break
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         status = await self.answer(headers, body)
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b'{"reason": "because"}'})
+        await send({"type": "http.response.start", "status": status, "headers": [REASON]})
+        await send({"type": "http.response.body", "body": b"null"})
 
     async def answer(self, headers: dict[str, str], body: bytes) -> int:
         if not self.signed(headers, body):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client, ServerVersion
+from nats.js.api import DiscardPolicy, PersistMode, StorageType
 from typer.testing import CliRunner, Result
 
+from relay.adapters.jetstream import topology
+from relay.adapters.postgres import durability
+from relay.adapters.postgres.migrations import upgrade
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
+from tests.secured import GuardedNats
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +35,7 @@ def health(
             "RELAY_CONFIG": str(tmp_path / "relay.toml"),
             "DATABASE_URL": database_url,
             "NATS_URL": nats_server.url,
+            "RELAY_NATS__MONITOR": nats_server.monitor_url,
             "REDIS_URL": valkey.url,
             **changes,
         }
@@ -75,3 +84,153 @@ def test_a_database_without_our_tables_is_not_well(
     assert result.exit_code == 1
     assert "DOWN postgresql sea" in result.stdout
     assert "run: relay db upgrade" in result.stdout
+
+
+# --- what may lose what was confirmed ---
+
+
+def warnings(result: Result, server: str) -> list[str]:
+    [found] = [found for found in json.loads(result.stdout) if found["server"] == server]
+    return list(found["warnings"])
+
+
+def test_development_servers_give_no_reason_to_warn(health: Callable[..., Result]) -> None:
+    result = health("--json", "--strict")
+    assert result.exit_code == 0
+    assert [found["warnings"] for found in json.loads(result.stdout)] == [[], [], []]
+    assert "cannot be checked" not in result.stdout
+
+
+@pytest.mark.parametrize(("setting", "word"), [("fsync", "fsync"), ("synchronous_commit", "synchronous_commit")])
+def test_a_database_that_may_lose_commits_is_warned_of(
+    health: Callable[..., Result], server_directory: Path, setting: str, word: str
+) -> None:
+    with PostgresServer(server_directory, settings={setting: "off"}) as server:
+        upgrade(server.url)
+        result = health(DATABASE_URL=server.url)
+        assert result.exit_code == 0
+        [warning] = [line for line in result.stdout.splitlines() if line.startswith("warn")]
+        assert f"{word} is off" in warning
+        assert health("--strict", DATABASE_URL=server.url).exit_code == 1
+
+
+def test_a_database_older_than_any_that_was_tried_is_warned_of(
+    health: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durability, "TESTED", 99)
+    [warning] = warnings(health("--json"), "postgresql sea")
+    assert "older than what is tested: 99" in warning
+
+
+@pytest.mark.parametrize("sync", ["2m", "10s"])
+def test_a_nats_server_that_writes_later_is_warned_of(
+    health: Callable[..., Result], server_directory: Path, sync: str
+) -> None:
+    with NatsServer(server_directory, sync=sync) as server:
+        changes = {"NATS_URL": server.url, "RELAY_NATS__MONITOR": server.monitor_url}
+        result = health("--json", **changes)
+        assert result.exit_code == 0
+        [warning] = warnings(result, "nats")
+        assert warning.startswith(f"sync_interval is {120 if sync == '2m' else 10} s")
+        assert health("--strict", **changes).exit_code == 1
+
+
+def test_what_cannot_be_found_out_is_told_and_no_warning(health: Callable[..., Result]) -> None:
+    for monitor in ("", f"http://127.0.0.1:{free_port()}/s3cret"):
+        result = health("--strict", RELAY_NATS__MONITOR=monitor)
+        assert result.exit_code == 0
+        assert "sync_interval cannot be checked: nats.monitor" in result.stdout
+        assert "s3cret" not in result.stdout
+
+
+@contextmanager
+def made(server: NatsServer, **options: object) -> Iterator[None]:
+    """A stream SEA_EVENTS as somebody else has made it."""
+
+    async def change(*, create: bool) -> None:
+        async with topology.connect_once(server.url) as js:
+            if create:
+                await js.add_stream(name="SEA_EVENTS", subjects=["sea.event.>"], **options)
+            else:
+                await js.delete_stream("SEA_EVENTS")
+
+    asyncio.run(change(create=True))
+    try:
+        yield
+    finally:
+        asyncio.run(change(create=False))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"storage": StorageType.MEMORY, "discard": DiscardPolicy.NEW}, ["is in memory"]),
+        ({"discard": DiscardPolicy.OLD}, ["drops its oldest messages"]),
+        ({"persist_mode": PersistMode.ASYNC, "discard": DiscardPolicy.NEW}, ["acknowledges before it writes"]),
+        ({"discard": DiscardPolicy.NEW}, []),
+    ],
+)
+def test_a_stream_that_may_lose_messages_is_warned_of(
+    health: Callable[..., Result], nats_server: NatsServer, options: dict[str, object], words: list[str]
+) -> None:
+    with made(nats_server, **options):
+        found = warnings(health("--json"), "nats")
+    assert len(found) == len(words)
+    assert all(word in warning for word, warning in zip(words, found, strict=True))
+
+
+@pytest.mark.parametrize(("version", "warned"), [("2.13.9", True), ("2.14.0", False), ("3.0.0", False)])
+def test_an_old_nats_server_is_warned_of(
+    health: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, version: str, warned: bool
+) -> None:
+    monkeypatch.setattr(Client, "connected_server_version", ServerVersion(version))
+    found = warnings(health("--json"), "nats")
+    assert [f"nats-server {version}" in warning for warning in found] == ([True] if warned else [])
+
+
+class Clustered(NatsServer):
+    """One of two servers."""
+
+    route, other = 0, 0
+
+    def _configuration(self) -> str:
+        cluster = f'name: c, listen: "127.0.0.1:{self.route}", routes: ["nats://127.0.0.1:{self.other}"]'
+        named = super()._configuration().replace("server_name: jetrelay-dev", f"server_name: n{self.route}")
+        return f"{named}cluster {{ {cluster} }}\n"
+
+
+def test_one_replica_in_a_cluster_is_warned_of(health: Callable[..., Result], server_directory: Path) -> None:
+    one, two = Clustered(server_directory / "1"), Clustered(server_directory / "2")
+    one.route, one.other = free_port(), free_port()
+    two.route, two.other = one.other, one.route
+    try:
+        one.launch()
+        two.launch()
+        one.wait()
+        two.wait()
+        with made(one, discard=DiscardPolicy.NEW):
+            [warning] = warnings(health("--json", NATS_URL=one.url, RELAY_NATS__MONITOR=one.monitor_url), "nats")
+    finally:
+        one.stop()
+        two.stop()
+    assert "one replica in a cluster" in warning
+
+
+def test_credentials_that_are_not_accepted_are_no_server_that_is_away(
+    health: Callable[..., Result], server_directory: Path, postgres: PostgresServer
+) -> None:
+    with GuardedNats(server_directory, 'authorization { token: "s3cret" }') as guarded:
+        result = health("--json", NATS_URL=guarded.url, NATS_TOKEN="wr0ng")
+        assert health("--json", NATS_URL=guarded.url, NATS_TOKEN="s3cret").exit_code == 0
+    assert down(result) == ["nats"]
+    [found] = [found for found in json.loads(result.stdout) if found["server"] == "nats"]
+    assert found["detail"].startswith("NATS refuses the credentials: 'Authorization Violation'")
+    assert "wr0ng" not in result.output
+
+
+def test_a_permission_that_is_missing_is_named(health: Callable[..., Result], server_directory: Path) -> None:
+    guard = "authorization { users: [{user: u, password: p, permissions: {publish: [none]}}] }"
+    with GuardedNats(server_directory, guard) as guarded:
+        result = health("--json", NATS_URL=guarded.url, NATS_USER="u", NATS_PASSWORD="p")
+    [found] = [found for found in json.loads(result.stdout) if found["server"] == "nats"]
+    assert found["detail"].endswith("grant it: publish $JS.API.INFO")

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from relay.adapters.http import HttpEventHandler
+from relay.adapters.http import HttpAccess, HttpEventHandler
 from relay.domain.model import HandlerResult, Verdict
 from tests.integration.http_service import BODY, MESSAGE, Answer, answering, calling, request
 
@@ -281,7 +281,7 @@ async def test_each_key_signs_as_standard_webhooks_says() -> None:
     old, new = b"0123456789abcdef", "plain-key"
     secret = f"whsec_{base64.b64encode(old).decode()} {new}"
     before = int(time.time())
-    async with calling(answering("200 OK"), signing_secret=secret) as (handler, service):
+    async with calling(answering("200 OK"), access=HttpAccess(signing_secret=secret)) as (handler, service):
         await handler.handle(request())
     [seen] = service.seen
     stamp = seen.headers["webhook-timestamp"]

@@ -17,8 +17,8 @@ import pytest
 import redis
 from dramatiq.middleware import Retries
 
+from relay.adapters import aside, workers
 from relay.adapters import redis as redis_module
-from relay.adapters import workers
 from relay.adapters.gate import LONGEST_BACKOFF
 from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
@@ -87,8 +87,8 @@ def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: Valke
 def test_a_consumer_of_quick_jobs_fetches_more_ahead_until_they_are_slow(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_OFTEN", "_SELDOM"):
-        monkeypatch.setattr(redis_module, name, 3600.0)
+    for name in ("OFTEN", "SELDOM"):
+        monkeypatch.setattr(aside, name, 3600.0)
     broker = fresh_broker(valkey.url)
     dramatiq.actor(lambda: None, broker=broker, actor_name="n", queue_name="q")
     broker.enqueue_many([job("q", "n") for _ in range(600)])
@@ -101,12 +101,13 @@ def test_a_consumer_of_quick_jobs_fetches_more_ahead_until_they_are_slow(
 
     for _ in range(300):
         take()
-    assert consumer.prefetch == 128
-    consumer._fetched_at -= 2 * 3600
+    pace = consumer.rooms.pace("")
+    assert pace.prefetch == 128
     while consumer.message_cache:
         take()
+    pace.fetched_at -= 2 * 3600
     take()
-    assert consumer.prefetch == 4
+    assert pace.prefetch == 4
     consumer.close()
 
 

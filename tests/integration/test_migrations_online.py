@@ -160,8 +160,8 @@ def test_patience_that_ends_is_an_error_that_names_who_is_in_the_way_and_harms_n
 
 
 def broken_off(conn: psycopg.Connection[Any]) -> None:
-    conn.execute("CREATE INDEX idx_outbox_ready_0009 ON outbox_events (occurred_at)")
-    conn.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idx_outbox_ready_0009'::regclass")
+    conn.execute("CREATE INDEX idx_outbox_ready_0012 ON outbox_events (occurred_at)")
+    conn.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idx_outbox_ready_0012'::regclass")
 
 
 def half_done(conn: psycopg.Connection[Any]) -> None:
@@ -172,7 +172,9 @@ def half_done(conn: psycopg.Connection[Any]) -> None:
     )
 
 
-@pytest.mark.parametrize(("revision", "leave"), [("0008_archive", broken_off), ("0002_dead_letters", half_done)])
+@pytest.mark.parametrize(
+    ("revision", "leave"), [("0011_inbox_room", broken_off), ("0002_dead_letters", half_done)]
+)
 def test_an_upgrade_that_was_killed_in_the_middle_is_taken_up(
     revision: str, leave: Callable[[psycopg.Connection[Any]], None], used_database: str, database_url: str
 ) -> None:

@@ -17,6 +17,7 @@ from dramatiq.middleware import Middleware, Retries
 from relay.adapters import workers
 from relay.adapters.onloop import outcome
 from relay.adapters.redis import RelayBroker
+from relay.adapters.shares import SHARE
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import job
 from relay.devstack import ValkeyServer
@@ -71,8 +72,9 @@ class Rig:
         found = outcome()
         self.ended.append((threading.current_thread(), name, found and found()))
 
-    def send(self, *names: str) -> None:
-        self.broker.enqueue_many([job("q", "ask", name) for name in names])
+    def send(self, *names: str, share: str = "") -> None:
+        messages = [job("q", "ask", name) for name in names]
+        self.broker.enqueue_many([message.copy(options={SHARE: share}) for message in messages])
 
     @property
     def names(self) -> list[str]:
@@ -131,24 +133,26 @@ def test_who_gives_up_the_place_early_lets_others_in_up_to_a_limit(rig: Rig) -> 
     assert rig.service.most == 8
 
 
-def test_threads_and_the_loop_share_the_places(rig: Rig) -> None:
-    rig.send("a", "b", "thread")
+def test_the_loop_and_the_threads_do_not_wait_for_each_other(rig: Rig) -> None:
+    rig.send("a", "b", "c", "thread")
     soon("two are under way", lambda: len(rig.service.calls) == 2)
-    assert not rig.ended
+    soon("a thread has ended the other kind", lambda: rig.names == ["thread"])
     rig.service.gate.set()
-    soon("all are ended", lambda: rig.names == ["a", "b", "thread"])
+    soon("all are ended", lambda: rig.names == ["a", "b", "c", "thread"])
     [(thread, found)] = [(thread, found) for thread, name, found in rig.ended if name == "thread"]
     assert (found, thread in {it for it, name, _ in rig.ended if name == "a"}) == (None, False)
+    assert rig.service.most == 2
 
 
-def test_neither_kind_goes_ahead_of_what_came_before_it(rig: Rig) -> None:
-    rig.send("a", "b", "c", "thread 1", "d", "e", "thread 2", "f")
-    soon("two are under way", lambda: rig.service.calls == ["a", "b"])
+def test_each_share_has_places_of_its_own(rig: Rig) -> None:
+    rig.send(*(f"hangs {n}" for n in range(60)), share="hanging")
+    soon("as many hang as there are threads", lambda: len(rig.service.calls) == 2)
+    rig.send("a", "b", "c", share="quick")
+    soon("the other share is under way", lambda: sorted(rig.service.calls[2:]) == ["a", "b"])
     rig.service.gate.set()
-    soon("all are ended", lambda: len(rig.ended) == 8)
+    soon("all are ended", lambda: len(rig.ended) == 63)
+    assert rig.service.most == 4
     soon("all are acknowledged", lambda: not rig.kept)
-    assert rig.service.calls == list("abcdef")
-    assert rig.service.most <= 2
 
 
 def test_nothing_around_a_message_is_left_around_the_next(rig: Rig) -> None:

@@ -10,7 +10,9 @@ import psycopg
 import pytest
 
 from relay import Outbox
+from relay.adapters.postgres.shared import _sqlstate
 from relay.domain.errors import WriteConflict
+from relay.handler.transaction import is_outage
 from tests.integration.publishing import DEADLINE, event, outbox_rows, query
 from tests.integration.test_commit_order import blocked, until
 
@@ -147,15 +149,22 @@ def test_who_has_written_many_keys_one_by_one_is_waited_for(
     assert kinds_of(database_url, "v93") == ["first", "second"]
 
 
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 def test_a_statement_that_waited_after_it_had_drawn_its_numbers_draws_new_ones(
-    database_url: str, pool: ThreadPoolExecutor
+    isolation: str, database_url: str, pool: ThreadPoolExecutor
 ) -> None:
+    second_waits_for_first(isolation, database_url, pool)
+
+
+def second_waits_for_first(isolation: str, database_url: str, pool: ThreadPoolExecutor) -> None:
+    def second(conn: Connection) -> None:
+        conn.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}")
+        raw_many(conn, "second", "generate_series(1, 9)")
+
     with psycopg.connect(database_url) as first:
         raw_one(first, "first", 5)
         # v1 is free, so that the statement writes its rows, and waits for v5 only then.
-        task = pool.submit(
-            in_transaction, database_url, lambda conn: raw_many(conn, "second", "generate_series(1, 9)")
-        )
+        task = pool.submit(in_transaction, database_url, second)
         until("it waits", lambda: blocked(database_url) == 1)
         raw_one(first, "again", 5)
     task.result(DEADLINE)
@@ -168,7 +177,7 @@ def test_new_numbers_of_rows_nobody_has_seen_are_no_events_that_come_back(
     database_url: str, pool: ThreadPoolExecutor
 ) -> None:
     before = query(database_url, "SELECT last_value, is_called FROM relay_reopened")
-    test_a_statement_that_waited_after_it_had_drawn_its_numbers_draws_new_ones(database_url, pool)
+    second_waits_for_first("READ COMMITTED", database_url, pool)
     assert query(database_url, "SELECT last_value, is_called FROM relay_reopened") == before
 
 
@@ -252,6 +261,9 @@ def test_what_must_deadlock_is_an_error_that_says_to_try_again(
                 (other if errors and not waiting.done() else one).rollback()
         assert [error.code for error in errors] == ["WRITE_CONFLICT"]
         assert isinstance(errors[0].__cause__, psycopg.errors.DeadlockDetected)
+        # Whoever tries again what PostgreSQL has ended goes by these.
+        assert is_outage(errors[0])
+        assert _sqlstate(errors[0]) == "40P01"
 
 
 def test_a_lock_timeout_of_the_application_is_kept(database_url: str) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -79,6 +80,51 @@ async def test_a_transient_failure_is_noted_put_off_and_not_acknowledged(
     assert await sub.unacked() == 1
     [fact] = [fact for fact in sub.facts if isinstance(fact, MessageRetried)]
     assert (fact.attempts, fact.error, fact.delay_seconds) == (1, error, delay.total_seconds())
+
+
+async def test_a_foreign_message_reaches_its_handler_whole_and_is_told_with_both_ids(sub: Subscription) -> None:
+    correlation, causation, before = uuid4(), uuid4(), datetime.now(UTC)
+    body = json.dumps({"event_type": "vibe_created", "event_version": 1, "payload": {"n": 1}}).encode()
+    message_id = await sub.send(body, Relay_Correlation_Id=str(correlation), Relay_Causation_Id=str(causation))
+    await sub.pull().accept(await sub.fetch())
+    handler = Handler.answering(503, 200)
+    command = sub.process(handler)
+    await command.process(message_id)
+    await due_now(sub)
+    await command.process(message_id)
+    requests = [json.loads(request.body) for request in handler.requests]
+    stored = requests[0].pop("occurred_at")
+    assert requests[1].pop("occurred_at") == stored
+    assert (
+        before - timedelta(minutes=1) < datetime.fromisoformat(stored) < datetime.now(UTC) + timedelta(minutes=1)
+    )
+    assert requests == [
+        {
+            "message_id": str(message_id),
+            "subject": sub.subject,
+            "event_type": "vibe_created",
+            "event_version": 1,
+            "correlation_id": str(correlation),
+            "causation_id": str(causation),
+            "payload": {"n": 1},
+        }
+    ] * 2  # fmt: skip
+    assert handler.requests[0].correlation_id == correlation
+    told = [fact for fact in sub.facts if isinstance(fact, MessageRetried | MessageProcessed)]
+    assert [type(fact) for fact in told] == [MessageRetried, MessageProcessed]
+    assert {(fact.correlation_id, fact.causation_id) for fact in told} == {(correlation, causation)}
+
+
+async def test_a_message_whose_body_contradicts_its_subject_asks_no_handler(sub: Subscription) -> None:
+    content = {"event_type": "vibe_created", "event_version": 1, "payload": {}, "subject": "sea.event.other.v1"}
+    await sub.send(json.dumps(content).encode())
+    await sub.pull().accept(await sub.fetch())
+    handler = Handler.answering(200)
+    await sub.process(handler).process(sub.enqueued[-1])
+    [letter] = await sub.dead_letters()
+    assert (handler.requests, letter["class"]) == ([], "poison")
+    assert letter["reason"].startswith("MALFORMED_MESSAGE [subject]: contradicts what is known")
+    await sub.acked()
 
 
 async def due_now(sub: Subscription) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -241,6 +241,18 @@ async def test_a_subject_no_stream_takes_holds_back_its_key_within_the_batch(rel
     await relay.command().drain(ALL)
     assert await relay.ids() == [str(other)]
     assert (relay.row(lost)["publish_attempts"], relay.row(behind)["publish_attempts"]) == (1, 0)
+
+
+async def test_failures_and_deaths_are_told_with_correlation_and_causation(relay: Relay) -> None:
+    await relay.create_stream()
+    about = {"correlation_id": uuid4(), "causation_id": uuid4()}
+    waits, dies = relay.add(event("v1", topic="nowhere.at.all", **about), event("v2", **about))
+    query(relay.url, "UPDATE outbox_events SET topic = 'a b', publish_attempts = 99 WHERE id = %s", dies)
+    await relay.command().drain(ALL)
+    told = [fact for fact in relay.facts if isinstance(fact, PublishFailed | EventDied)]
+    assert {type(fact): fact.outbox_id for fact in told} == {PublishFailed: str(waits), EventDied: str(dies)}
+    for fact in told:
+        assert (fact.correlation_id, fact.causation_id) == tuple(map(str, about.values()))
 
 
 async def test_a_full_stream_pushes_back_and_costs_no_attempt(relay: Relay) -> None:

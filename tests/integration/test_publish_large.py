@@ -16,7 +16,8 @@ import pytest
 
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres import outbox
-from relay.domain.errors import BrokerUnreachable
+from relay.adapters.postgres.sql import statement
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
 from relay.domain.facts import EventDied
 from relay.domain.ordering import Shard
 from relay.domain.policies import OutcomeUnknown, Published
@@ -75,12 +76,57 @@ async def test_a_claim_is_bounded_in_bytes_whatever_the_events_look_like_when_st
     await stored_once_in_order(relay, 40)
 
 
-async def test_hundreds_of_large_events_of_one_key_drain_in_order(relay: Relay) -> None:
+async def test_a_claim_asks_for_about_as_many_large_events_as_it_may_take(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it locks beyond that, it locks in vain, again and again."""
     await relay.create_stream()
-    insert(relay, 100, 900 * KB, keys=1, text=REPEATED)
-    assert await relay.command().drain(ALL) == 100
-    assert [body["payload"]["n"] for body in await relay.bodies()] == list(range(1, 101))
-    await stored_once_in_order(relay, 100)
+    insert(relay, 40, 50 * KB)
+    asked, canceled = limits(monkeypatch)
+    command = relay.command(batch_bytes=100 * KB)
+    assert await command.drain(ALL) == 40
+    assert asked[0] == 300
+    assert max(asked[1:]) <= 4 * 4
+    canceled.append(True)
+    with pytest.raises(DatabaseUnreachable):
+        await command.drain(ALL)
+    assert await command.drain(ALL) == 0
+    # Fewer after one that did not end in its time, and more again after one that did.
+    assert asked[-1] == max(asked[-2] // 8, 1)
+    insert(relay, 300, 10)
+    await command.drain(ALL)
+    assert max(asked[-5:]) == 300
+
+
+def limits(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[bool]]:
+    """What claims ask for, and a list of those to come that the server is to cancel."""
+    asked: list[int] = []
+    canceled: list[bool] = []
+    claim = outbox._Claim
+
+    class Noting(psycopg.AsyncCursor[Any]):
+        async def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+            if query == statement("claim_outbox"):
+                asked.append(params["limit"])
+                if canceled:
+                    canceled.clear()
+                    query, params = "DO $$ BEGIN RAISE 'late' USING ERRCODE = '57014'; END $$", None
+            return await super().execute(query, params, **options)
+
+    def noting(conn: Any, unsettled: Any) -> Any:
+        conn.cursor_factory = Noting
+        return claim(conn, unsettled)
+
+    monkeypatch.setattr(outbox, "_Claim", noting)
+    return asked, canceled
+
+
+async def test_many_large_events_of_one_key_drain_in_order(relay: Relay) -> None:
+    await relay.create_stream()
+    insert(relay, 40, 900 * KB, keys=1, text=REPEATED)
+    assert await relay.command().drain(ALL) == 40
+    assert [body["payload"]["n"] for body in await relay.bodies()] == list(range(1, 41))
+    await stored_once_in_order(relay, 40)
 
 
 async def test_workers_share_events_of_all_sizes(relay: Relay) -> None:

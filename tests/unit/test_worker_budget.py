@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from relay.adapters.budgets import DEFAULT, BudgetedQueue
-from relay.adapters.workers import MOST_HANGING, WorkerRuntime
+from relay.adapters.budgets import DEFAULT, MOST_HANGING, BudgetedQueue
+from relay.adapters.workers import WorkerRuntime
 
 
 @dataclass(order=True)
@@ -20,12 +20,12 @@ class Item:
     priority: int
     name: str = field(compare=False)
     own: int | None = field(compare=False, default=None)
+    share: str = field(compare=False, default="")
 
     @property
     def message(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            queue_name=self.name, options={} if self.own is None else {"task_priority": self.own}
-        )
+        options = {"share": self.share} | ({} if self.own is None else {"task_priority": self.own})
+        return SimpleNamespace(queue_name=self.name, options=options)
 
 
 def take(queue: BudgetedQueue) -> Item:
@@ -168,6 +168,99 @@ def test_a_message_may_carry_a_priority_of_its_own() -> None:
     assert [take(queue).own for _ in range(3)] == [10, 50, 90]
 
 
+# --- shares of a queue ---
+
+
+def shared(*shares: str) -> list[Item]:
+    return [Item(10, "handle", share=share) for share in shares]
+
+
+def taken(queue: BudgetedQueue, most: int = 100) -> str:
+    """The shares that threads of their own get, one after the other, until there is nothing for the next."""
+    found = ""
+    with suppress(Empty):
+        while len(found) < most:
+            found += take(queue).share
+    return found
+
+
+def test_a_share_that_is_alone_has_the_whole_budget() -> None:
+    queue = BudgetedQueue({DEFAULT: 8})
+    for item in shared(*"a" * 20):
+        queue.put(item)
+    assert taken(queue) == "a" * 8
+
+
+def test_who_has_fewest_threads_is_next() -> None:
+    queue = BudgetedQueue({DEFAULT: 6})
+    for item in shared(*"aaaaaabbbbbb"):
+        queue.put(item)
+    assert taken(queue, 6) == "ababab"
+
+
+@pytest.mark.parametrize(("budget", "least"), [(1, 1), (8, 2), (32, 8)])
+def test_however_many_hang_who_comes_late_has_a_part_of_the_budget(budget: int, least: int) -> None:
+    queue = BudgetedQueue({DEFAULT: budget})
+    for item in shared(*"a" * 100):
+        queue.put(item)
+    assert taken(queue) == "a" * budget
+    for share in "bcdefghi":
+        for item in shared(*share * 100):
+            queue.put(item)
+        assert taken(queue) == share * least
+
+
+def test_a_queue_without_shares_has_its_budget_and_no_more() -> None:
+    queue = BudgetedQueue({"pull": 2, DEFAULT: 8})
+    for _ in range(5):
+        queue.put(Item(0, "pull"))
+    assert len([take(queue), take(queue)]) == 2
+    with pytest.raises(Empty):
+        take(queue)
+
+
+def test_a_thread_is_added_when_all_are_busy_and_a_message_may_begin() -> None:
+    added: list[int] = []
+    queue = BudgetedQueue({DEFAULT: 2})
+    queue.threads, queue.more = 2, lambda: added.append(1)
+    for item in shared(*"aaaa"):
+        queue.put(item)
+    assert (taken(queue), added) == ("aa", [])
+    [late] = shared("b")
+    queue.put(late)
+    assert added == [1]
+    queue.put(late)
+    assert added == [1], "of a budget of two a share that comes late has one"
+    assert (taken(queue), queue.threads) == ("b", 3)
+
+
+def test_a_share_with_many_that_hang_begins_nothing_until_one_returns() -> None:
+    queue = BudgetedQueue({DEFAULT: 1})
+    release, threads = threading.Event(), list[threading.Thread]()
+    for item in shared(*"a" * (MOST_HANGING + 1)):
+        queue.put(item)
+
+    def hang() -> None:
+        queue.get_nowait()
+        release.wait(20)
+        queue.task_done()
+
+    for _ in range(MOST_HANGING):
+        threads.append(threading.Thread(target=hang))
+        threads[-1].start()
+        while not queue._taken:
+            time.sleep(0.001)
+        queue.pass_over(threads[-1].ident or 0)
+    assert taken(queue) == ""
+    [other] = shared("b")
+    queue.put(other)
+    assert taken(queue) == "b"
+    release.set()
+    for thread in threads:
+        thread.join(20)
+    assert taken(queue) == "a"
+
+
 # --- threads that hang ---
 
 
@@ -208,21 +301,14 @@ def runtime() -> WorkerRuntime:
     return runtime
 
 
-def test_another_thread_takes_the_place_of_one_that_hangs_up_to_a_limit(runtime: WorkerRuntime) -> None:
+def test_another_thread_takes_the_place_of_one_that_hangs(runtime: WorkerRuntime) -> None:
     worker = runtime._worker
     worker._add_worker()
-    hanging = []
-    for _ in range(MOST_HANGING):
+    for _ in range(3):
         [thread] = worker.workers
         assert runtime.relieve(thread)
         assert (thread.told, thread in worker.workers, len(worker.workers)) == (True, False, 1)
-        hanging.append(thread)
-    [last] = worker.workers
-    assert not runtime.relieve(last)
-    for thread in hanging:
-        thread.gate.set()
-        thread.join(10)
-    assert runtime.relieve(last)
+        assert not runtime.relieve(thread)
 
 
 def test_no_thread_is_added_once_the_worker_stops(runtime: WorkerRuntime) -> None:

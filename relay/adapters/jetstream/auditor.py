@@ -17,7 +17,6 @@ from relay.adapters.jetstream.connection import NatsConnection, RelayClient
 from relay.adapters.jetstream.wire import Arrived, Place, read_headers, read_place
 from relay.commands.reconcile import Stored, StreamState
 from relay.domain.envelope import MSG_ID
-from relay.domain.errors import BrokerUnreachable
 
 _BATCH: Final = 500
 #: How long the server may be silent within a batch, in seconds.
@@ -44,7 +43,7 @@ class NatsStreamAuditor:
         except nats.js.errors.NotFoundError:
             return None
         except (nats.errors.Error, OSError) as error:
-            raise BrokerUnreachable(f"cannot ask for stream {stream}: {error}") from error
+            raise self._connection.failure(f"cannot ask for stream {stream}", error) from error
         return StreamState(
             first_seq=info.state.first_seq,
             last_seq=info.state.last_seq,
@@ -63,9 +62,7 @@ class NatsStreamAuditor:
         except nats.js.errors.NotFoundError:
             return []
         except (nats.errors.Error, OSError) as error:
-            raise BrokerUnreachable(
-                f"cannot read stream {stream}: {str(error) or type(error).__name__}"
-            ) from error
+            raise self._connection.failure(f"cannot read stream {stream}", error) from error
 
 
 async def _scan(

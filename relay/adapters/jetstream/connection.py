@@ -11,14 +11,16 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
-from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
+from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, ERR_RE, PERMISSIONS_ERR, Parser
 
-from relay.domain.errors import BrokerUnreachable
+from relay.adapters.jetstream.refusals import Refusal, Refusals, unreachable
+from relay.domain.errors import BrokerRefused, BrokerUnreachable
 
 #: Takes subject, reply subject, body and raw headers of a message, on the event loop; must not raise.
 Listener: TypeAlias = Callable[[bytes, bytes, bytes, bytes | None], None]
@@ -31,6 +33,8 @@ _AT_ONCE: Final = 65_536
 _READY_TIMEOUT: Final = 2.0
 _RESTART_DELAY: Final = 0.5
 _CLOSE_TIMEOUT: Final = 2.0
+#: How long a connection is kept that may not listen to answers, in seconds.
+_DEAF: Final = 5.0
 
 
 class _Parser(Parser):
@@ -98,6 +102,33 @@ class RelayClient(Client):
         self._listeners: dict[int, Listener] = {}
         self._ps = _Parser(self)
         self._turning = False
+        self.refusals = Refusals()
+        #: Called with every permission that turns out to be missing.
+        self.on_refused: Callable[[Refusal], None] | None = None
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Send no credentials in the clear where TLS is configured.
+
+        nats-py goes by what the server, or whoever answers for it, says of itself.
+        """
+        uri = self._current_server.uri if self._current_server else None
+        wanted = "tls" in self.options or (uri is not None and uri.scheme == "tls")
+        if initial_connection and wanted and uri is not None and uri.scheme not in ("ws", "wss"):
+            if not info.get("tls_required") and not info.get("tls_available"):
+                raise nats.errors.Error("the server offers no TLS, which is configured for it")
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Note a missing permission, of which the server says once what it is. It closes nothing."""
+        # nats-py hands on the text in lower case, and subjects are not.
+        found = ERR_RE.match(self._ps.buf) if PERMISSIONS_ERR in err_msg else None
+        refusal = (
+            self.refusals.note(found[1].decode(errors="replace"), self._inbox_prefix.decode()) if found else None
+        )
+        if refusal is not None and self.on_refused is not None:
+            self.on_refused(refusal)
+        await super()._process_err(err_msg)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Subscribe, and have ``listener`` called for every message as it is read from the socket."""
@@ -168,12 +199,17 @@ class RelayClient(Client):
             await future
 
 
+def servers(url: str) -> list[str]:
+    """The servers of a cluster, which stand behind each other. A comma elsewhere may be part of a password."""
+    return [server.strip() for server in re.split(r",(?=\s*[a-z]+://)", url)]
+
+
 class NatsConnection:
     """Connects in the background; `client` waits for it a moment.
 
-    ``on_up`` listeners run after each (re)connect, ``on_down`` after each loss, both in the event loop.
-    ``url`` may list several servers of a cluster, separated by commas. Extra keyword arguments go to
-    ``nats.connect`` (credentials, TLS).
+    ``on_up`` listeners run after each (re)connect, ``on_down`` after each loss, ``on_refused`` when the server
+    refuses a subject, all in the event loop. ``url`` may list several servers of a cluster, separated by commas.
+    Extra keyword arguments go to ``nats.connect`` (credentials, TLS).
     """
 
     def __init__(self, url: str, *, name: str = "jetrelay", **options: Any) -> None:
@@ -183,9 +219,10 @@ class NatsConnection:
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._last_error = "not connected yet"
+        self._last_error: Exception = nats.errors.Error("not connected yet")
         self.on_up: list[Callable[[], None]] = []
         self.on_down: list[Callable[[], None]] = []
+        self.on_refused: list[Callable[[Refusal], None]] = []
 
     def start(self) -> None:
         """Begin to connect. Returns at once."""
@@ -193,14 +230,27 @@ class NatsConnection:
             self._task = asyncio.get_running_loop().create_task(self._keep_connected())
 
     async def client(self) -> RelayClient:
-        """A connected client. Raises BrokerUnreachable when there is none within two seconds."""
+        """A connected client.
+
+        Raises BrokerUnreachable when there is none within two seconds, BrokerRefused when the server accepts no
+        credentials of ours, or keeps every answer from us.
+        """
         self.start()
         try:
             await asyncio.wait_for(self._up.wait(), _READY_TIMEOUT)
         except TimeoutError:
-            raise BrokerUnreachable(f"NATS is not reachable: {self._last_error}") from None
+            raise unreachable(self._last_error) from None
         assert self._client is not None
+        if (deaf := self._client.refusals.of_inbox()) is not None:
+            raise BrokerRefused(str(deaf))
         return self._client
+
+    def failure(self, what: str, error: Exception) -> BrokerUnreachable:
+        """Why something could not be done: for want of a permission, if one was refused a moment ago."""
+        refusal = self._client.refusals.latest() if self._client is not None else None
+        if refusal is not None:
+            return BrokerRefused(f"{what}: {refusal}")
+        return BrokerUnreachable(f"{what}: {str(error) or type(error).__name__}")
 
     async def close(self) -> None:
         """Flush and close; what was published before is on its way, unless the server takes no more."""
@@ -220,7 +270,7 @@ class NatsConnection:
                 self._note_up()
                 await closed.wait()
             except (OSError, nats.errors.Error, TimeoutError) as error:
-                self._last_error = str(error) or type(error).__name__
+                self._last_error = error
             self._note_down()
             await asyncio.sleep(_RESTART_DELAY)
 
@@ -240,10 +290,11 @@ class NatsConnection:
             self._note_up()
 
         async def on_error(error: Exception) -> None:
-            self._last_error = str(error) or type(error).__name__
+            self._last_error = error
 
+        client.on_refused = partial(self._note_refused, client)
         await client.connect(
-            servers=[server.strip() for server in self._url.split(",")],
+            servers=servers(self._url),
             connect_timeout=2,
             reconnect_time_wait=0.25,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,
@@ -259,6 +310,14 @@ class NatsConnection:
             **self._options,
         )
         return client
+
+    def _note_refused(self, client: RelayClient, refusal: Refusal) -> None:
+        if refusal.inbox:
+            # The subscription stays dead when it is granted after all: so begin anew before long.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_DEAF, lambda: loop.create_task(client.close()))
+        for listener in self.on_refused:
+            listener(refusal)
 
     def _note_up(self) -> None:
         self._up.set()

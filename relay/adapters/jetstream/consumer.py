@@ -17,8 +17,9 @@ from typing import Final
 import nats.errors
 
 from relay.adapters.jetstream.connection import NatsConnection, RelayClient
+from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
-from relay.domain.errors import BrokerUnreachable
+from relay.domain.errors import BrokerRefused, BrokerUnreachable
 from relay.ports import ConsumerState, Delivery
 
 #: How long beyond its expiry a pull request may stay unanswered before it is sent again, in seconds.
@@ -60,7 +61,9 @@ class NatsJetStreamConsumer:
         self._too_large = False
         self._patience = _SILENCE
         self.losses = 0
+        self._refused: Refusal | None = None
         connection.on_down.append(self._on_down)
+        connection.on_refused.append(self._on_refused)
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
         """Wait up to ``wait`` for messages, return at most ``batch``; see the port."""
@@ -74,6 +77,9 @@ class NatsJetStreamConsumer:
                 first = await self._next(self._patience)
         except (nats.errors.Error, OSError) as error:
             raise BrokerUnreachable(f"cannot fetch: {str(error) or type(error).__name__}") from error
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise BrokerRefused(str(refused))
         if first is None:
             return []
         return [first, *self._rest(batch - 1)]
@@ -97,7 +103,7 @@ class NatsJetStreamConsumer:
         try:
             info = await client.jetstream().consumer_info(self._stream, self._durable)
         except (nats.errors.Error, OSError) as error:
-            raise BrokerUnreachable(f"cannot ask for {self._durable}: {error}") from error
+            raise self._connection.failure(f"cannot ask for {self._durable}", error) from error
         floor = info.ack_floor.stream_seq if info.ack_floor else 0
         delivered = info.delivered.stream_seq if info.delivered else 0
         number = info.delivered.consumer_seq if info.delivered else 0
@@ -202,6 +208,12 @@ class NatsJetStreamConsumer:
         self.losses += 1
         # Wakes a waiting fetch.
         self._arrived.put_nowait(None)
+
+    def _on_refused(self, refusal: Refusal) -> None:
+        """Requests are not answered when they, or the subject for their answers, are refused."""
+        if self._missing > 0 and (refusal.inbox or refusal.subject == self._request_subject):
+            self._refused, self._missing = refusal, 0
+            self._arrived.put_nowait(None)
 
 
 def _replies(subjects: Sequence[str], body: bytes) -> bytes:

@@ -19,10 +19,11 @@ import nats.errors
 
 from relay.adapters.jetstream import puback
 from relay.adapters.jetstream.connection import NatsConnection, RelayClient
+from relay.adapters.jetstream.refusals import Refusal
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD
 from relay.domain.ordering import chains
-from relay.domain.policies import NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
+from relay.domain.policies import NoStream, NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
 from relay.ports import Message
 
 #: So many bytes are under way at first, at least and at most. A single message of any size may be.
@@ -83,6 +84,16 @@ class _Batch:
         self.in_flight.clear()
         self.done.set()
 
+    def refuse(self, subject: str, outcome: PublishOutcome) -> None:
+        """What is in flight under a subject ends so."""
+        for token in [token for token, sent in self.in_flight.items() if sent.message.subject == subject]:
+            message = self.in_flight.pop(token).message
+            self.outcomes[message.id] = outcome
+            self.bytes -= len(message.body) + _AROUND
+            self.acks += 1  # an answer, if no PubAck
+        if not self.in_flight:
+            self.done.set()
+
     async def answered(self, patience: float) -> None:
         """Wait until nothing is in flight.
 
@@ -116,6 +127,7 @@ class NatsJetStreamPublisher:
         self._window = _FIRST
         self.max_payload = DEFAULT_MAX_PAYLOAD
         connection.on_down.append(self._on_down)
+        connection.on_refused.append(self._on_refused)
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Publish one message; see the port."""
@@ -212,6 +224,14 @@ class NatsJetStreamPublisher:
         for batch in set(self._waiting.values()):
             batch.stop("connection lost")
         self._waiting.clear()
+
+    def _on_refused(self, refusal: Refusal) -> None:
+        """No answer will come: of one subject if it may not be published, of all if the inbox is shut."""
+        for batch in set(self._waiting.values()):
+            if refusal.inbox:
+                batch.stop(str(refusal))
+            elif refusal.verb == "publish":
+                batch.refuse(refusal.subject, NoStream(str(refusal)))
 
     def _forget(self, batch: _Batch) -> None:
         batch.stopped = True

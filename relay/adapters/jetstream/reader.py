@@ -60,7 +60,7 @@ class StreamReader:
         try:
             answer = await client.request(subject, json.dumps(request).encode(), timeout=_PATIENCE)
         except (nats.errors.Error, OSError) as error:
-            raise BrokerUnreachable(f"cannot read the stream: {str(error) or type(error).__name__}") from error
+            raise self._connection.failure("cannot read the stream", error) from error
         found: dict[str, Any] = json.loads(answer.data)
         return found
 

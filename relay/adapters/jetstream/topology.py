@@ -10,14 +10,16 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-import nats
+import nats.errors
 from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
+from relay.adapters.jetstream.connection import RelayClient, servers
+from relay.adapters.jetstream.refusals import unreachable
 from relay.adapters.jetstream.topology_fields import (
     Difference,
     Kind,
@@ -29,7 +31,7 @@ from relay.adapters.jetstream.topology_fields import (
     wanted_consumer,
     wanted_stream,
 )
-from relay.domain.errors import BrokerUnreachable, ConfigurationError
+from relay.domain.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from relay.domain.topology import ConsumerSpec, StreamSpec
 
 __all__ = [
@@ -94,31 +96,37 @@ class StreamView:
 
 
 @asynccontextmanager
-async def connect_once(url: str) -> AsyncIterator[JetStreamContext]:
-    """Connect for one command. Raises BrokerUnreachable within a few seconds instead of trying on."""
-    causes: list[str] = []
+async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamContext]:
+    """Connect for one command. ``options`` go to ``nats.connect``.
+
+    Raises BrokerUnreachable within a few seconds instead of trying on, BrokerRefused for want of a permission.
+    """
+    causes: list[Exception] = []
+    client = RelayClient()
 
     async def note(error: Exception) -> None:
-        causes.append(str(error) or type(error).__name__)
+        causes.append(error)
 
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT * 2):
-            client = await nats.connect(
-                servers=[part.strip() for part in url.split(",")],
+            await client.connect(
+                servers=servers(url),
                 name="relay-cli",
                 allow_reconnect=False,
                 max_reconnect_attempts=1,  # counts first attempts too, 60 otherwise
-                reconnect_time_wait=0.1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]
                 connect_timeout=_CONNECT_TIMEOUT,
                 error_cb=note,
+                **options,
             )
     except (OSError, nats.errors.Error, TimeoutError) as error:
-        reason = causes[-1] if causes else str(error) or "no answer"
-        raise BrokerUnreachable(
-            f"NATS is not reachable: {reason}", hint="is nats_url (NATS_URL) right?"
-        ) from error
+        raise unreachable(causes[-1] if causes else error) from error
     try:
         yield client.jetstream(timeout=_ANSWER_TIMEOUT)
+    except (BrokerUnreachable, nats.errors.Error, TimeoutError) as error:
+        if (refusal := client.refusals.latest()) is not None:
+            raise BrokerRefused(str(refusal)) from error
+        raise
     finally:
         await client.close()
 

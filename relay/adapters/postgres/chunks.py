@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,13 +29,13 @@ class PostgresChunks:
     async def claim(
         self, ids: Sequence[UUID], lease: timedelta
     ) -> tuple[Sequence[ClaimedMessage], Sequence[UUID]]:
-        token = uuid4()
+        token, since = uuid4(), time.monotonic()
         async with connection(self._pool) as conn:
             cursor = conn.cursor(binary=True)
             parameters = {"ids": array.of_plain(ids), "token": token, "lease": lease}
             await cursor.execute(statement(self._claim), parameters)
             rows = await cursor.fetchall()
-        taken = [_claimed(token, row) for row in rows if row[1] is not None]
+        taken = [_claimed(token, row, since) for row in rows if row[1] is not None]
         return taken, [id for id, subject, *_ in rows if subject is None]
 
     async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
@@ -53,11 +54,12 @@ class PostgresChunks:
             return {id for (id,) in await cursor.fetchall()}
 
 
-def _claimed(token: UUID, values: Sequence[Any]) -> ClaimedMessage:
+def _claimed(token: UUID, values: Sequence[Any], since: float) -> ClaimedMessage:
     """The claim of a row, by the order in which claim_chunk.sql names the columns."""
     *columns, order_key, attempts, requeues, reason, kind = values
     condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(kind))
-    return ClaimedMessage(token, InboxRow._make([*columns, condemned, order_key, None]), attempts, requeues)
+    row = InboxRow._make([*columns, condemned, order_key, None])
+    return ClaimedMessage(token, row, attempts, requeues, since)
 
 
 def _ids(claims: Sequence[ClaimedMessage]) -> list[UUID]:

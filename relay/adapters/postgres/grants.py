@@ -60,13 +60,20 @@ SEQUENCES: Final[Mapping[str, Rights]] = {
     "outbox_events_seq_seq": Rights("SELECT"),
     "relay_reopened": Rights("SELECT"),
 }
-#: They run as the owner of the tables: nobody else may hang them on a table of his own.
-FUNCTIONS: Final = (
-    "relay_order_outbox_event",
-    "relay_wake_publisher",
-    "relay_wake_tasks",
-    "relay_count_reopened",
-)
+_CALLED: Final = Rights("EXECUTE", "EXECUTE")
+#: Functions of triggers are nobody's: those that run as the owner must not be hung on a table of somebody else's.
+FUNCTIONS: Final[Mapping[str, Rights]] = {
+    "relay_order_outbox_event": Rights(),
+    "relay_number_outbox_events": Rights(),
+    "relay_wake_publisher": Rights(),
+    "relay_wake_tasks": Rights(),
+    "relay_count_reopened": Rights(),
+    "relay_refuse_future_event": Rights(),
+    "relay_lock_outbox": _CALLED,
+    "relay_take_outbox_locks": _CALLED,
+    "relay_limit_wait": _CALLED,
+}
+_KINDS: Final = (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS))
 
 _SCHEMA: Final = """\
 DO $$ BEGIN
@@ -83,7 +90,7 @@ def statements(relay: Sequence[str], application: Sequence[str]) -> list[str]:
     everybody = sql.SQL(", ").join([sql.SQL("PUBLIC"), *roles])
     schema = sql.SQL(_SCHEMA).format(roles=sql.SQL(", ").join(roles))
     composed = [sql.SQL(_LOCK), schema, *_revoked(everybody)]
-    for kind, found in (("TABLE", TABLES), ("SEQUENCE", SEQUENCES)):
+    for kind, found in _KINDS:
         for name, rights in found.items():
             composed += _granted(kind, name, rights.relay, relay)
             composed += _granted(kind, name, rights.application, application)
@@ -115,7 +122,7 @@ def _refuse_the_owner(connection: psycopg.Connection, roles: set[str]) -> None:
 
 
 def _revoked(roles: sql.Composed) -> Iterator[sql.Composed]:
-    for kind, names in (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS)):
+    for kind, names in _KINDS:
         listed = sql.SQL(", ").join(map(sql.Identifier, names))
         yield sql.SQL("REVOKE ALL ON {} {} FROM {}").format(sql.SQL(kind), listed, roles)
 

@@ -77,10 +77,10 @@ class Claimed:
 
 
 class HandlerTransactions:
-    """Transactions on a context's database, at most ``size`` at once of either kind.
+    """Transactions on a context's database. Whoever asks for them bounds how many there are at once.
 
-    ``limit``: for how long a transaction may idle, and a statement take. A worker that is paused in a
-    handler holds the locks of its rows no longer than that.
+    ``size``: how many connections of either kind are kept for the next. ``limit``: for how long a transaction may
+    idle, and a statement take. A worker that is paused in a handler holds the locks of its rows no longer.
     """
 
     def __init__(self, url: str, *, limit: timedelta, size: int, application_name: str) -> None:
@@ -90,8 +90,7 @@ class HandlerTransactions:
         self._lender = Lender(url, keep=size, application_name=application_name)
         self._pool: dict[str, Any] = {
             "pool_size": size,
-            "max_overflow": 0,
-            "pool_timeout": limit.total_seconds(),
+            "max_overflow": -1,
             # What a handler writes is nobody else's to read.
             "hide_parameters": True,
         }

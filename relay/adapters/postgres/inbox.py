@@ -116,10 +116,10 @@ class PostgresInboxAdapter:
         return [claims.pop(id, None) for id in ids]
 
     async def _take(self, name: str, terms: _Terms, **which: Any) -> Sequence[ClaimedMessage]:
-        token = uuid4()
+        token, since = uuid4(), time.monotonic()
         async with connection(self._pool) as conn:
             rows = await fetch(conn, (name, {**which, **_terms(token, *terms)}))
-            return [claimed(token, row) for row in rows]
+            return [claimed(token, row, since) for row in rows]
 
     def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> tuple[UUID, Command]:
         """The statement that claims a row, and the token under which it does."""
@@ -271,10 +271,10 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text[:_ERROR_LIMIT])
 
 
-def claimed(token: UUID, row: Mapping[str, Any]) -> ClaimedMessage:
+def claimed(token: UUID, row: Mapping[str, Any], since: float) -> ClaimedMessage:
     """The claim of a row that was taken under ``token``."""
     reason = row["dead_letter_reason"]
     condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
     columns = {name: row[name] for name in _COLUMNS}
     inbox_row = InboxRow(**columns, headers=row["headers"], condemned=condemned)
-    return ClaimedMessage(token, inbox_row, row["attempts"], row["requeues"])
+    return ClaimedMessage(token, inbox_row, row["attempts"], row["requeues"], since)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from relay.adapters.postgres.unreachable import reason
 from relay.domain.disclosure import first_line
 from relay.domain.errors import DatabaseUnreachable
 
@@ -30,6 +31,7 @@ def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
     """A pool that connects on demand. Open it with ``await pool.open()`` inside the event loop."""
     return AsyncConnectionPool(
         url,
+        connection_class=_noting(),
         kwargs={**CONNECTION, "application_name": application_name},
         min_size=1,
         max_size=max_size,
@@ -42,21 +44,43 @@ def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
     )
 
 
+class _Noting(psycopg.AsyncConnection[Any]):
+    """Remembers why the last attempt to connect failed: the pool only says that it took too long."""
+
+    failure: ClassVar[str | None] = None
+
+    @classmethod
+    async def connect(cls, *arguments: Any, **options: Any) -> Any:
+        try:
+            made = await super().connect(*arguments, **options)
+        except psycopg.Error as error:
+            cls.failure = reason(error)
+            raise
+        cls.failure = None
+        return made
+
+
+def _noting() -> type[_Noting]:
+    """A class for one pool."""
+    return type("_Noting", (_Noting,), {})
+
+
 @asynccontextmanager
 async def connection(pool: Pool) -> AsyncIterator[Connection]:
     """A connection from the pool. Whatever says that the server is away becomes DatabaseUnreachable."""
-    with reached():
+    with reached(pool):
         async with pool.connection() as conn:
             yield conn
 
 
 @contextmanager
-def reached() -> Iterator[None]:
+def reached(pool: Pool | None = None) -> Iterator[None]:
     """Turn whatever says that the server is away into DatabaseUnreachable."""
     try:
         yield
     except (PoolTimeout, PoolClosed) as error:
-        raise DatabaseUnreachable(str(error)) from error
+        why = getattr(pool.connection_class, "failure", None) if pool is not None else None
+        raise DatabaseUnreachable(f"{error}: {why}" if why else str(error)) from error
     except psycopg.OperationalError as error:
         # Deadlock, lock and statement time-outs belong here too: all of them pass when tried again.
         raise DatabaseUnreachable(first_line(error)) from error

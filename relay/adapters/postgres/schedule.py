@@ -16,10 +16,8 @@ from relay.adapters.postgres.source import Source
 from relay.adapters.postgres.sql import statement
 from relay.commands.operate import Operator
 from relay.domain.policies import KEEP
-from relay.domain.schedule import ClaimedRun, Due, JobRecord, JobView, Lead, RunState, Schedule, WaitingRun
+from relay.domain.schedule import CLAIM, ClaimedRun, Due, JobRecord, JobView, Lead, RunState, Schedule, WaitingRun
 
-#: How long a worker holds a run without a sign of life.
-CLAIM: Final = timedelta(seconds=8)
 #: After this long a run that nobody took up is enqueued again: the queue may have lost it.
 _PATIENCE: Final = timedelta(seconds=10)
 _BITE: Final = 5_000
@@ -112,9 +110,9 @@ class PostgresSchedule:
         claimed = (ClaimedRun(run.job, run.scheduled_for, id, attempt, token) for id, attempt in rows)
         return next(claimed, None)
 
-    async def renew(self, run: ClaimedRun) -> None:
-        """Keep the claim."""
-        await self._do("renew_run", **_key(run), token=run.token, lease=CLAIM)
+    async def renew(self, run: ClaimedRun) -> bool:
+        """Keep the claim. False when it was lost."""
+        return await self._do("renew_run", **_key(run), token=run.token, lease=CLAIM) > 0
 
     async def settle(
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()

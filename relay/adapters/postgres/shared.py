@@ -25,7 +25,7 @@ from relay.adapters.postgres.enqueue import Row, insert_sqlalchemy, insert_sqlal
 from relay.adapters.postgres.lazy import LazyAsyncConnection, LazyConnection
 from relay.adapters.postgres.sessions import write_later
 from relay.adapters.postgres.sql import statement
-from relay.domain.errors import ClaimLost, TransactionBroken
+from relay.domain.errors import ClaimLost, TransactionBroken, WriteConflict
 from relay.failpoints import reach
 
 _BEGIN: Final = b"SAVEPOINT jetrelay"
@@ -219,6 +219,8 @@ class AsyncSharedTransaction(_Shared):
 
 def _sqlstate(error: BaseException) -> str | None:
     """The code that PostgreSQL gave, if it was PostgreSQL that refused."""
+    if isinstance(error, WriteConflict) and error.__cause__ is not None:
+        error = error.__cause__
     if isinstance(error, DBAPIError) and error.orig is not None:
         error = error.orig
     return error.sqlstate if isinstance(error, psycopg.Error) else None

@@ -6,9 +6,10 @@ decided in the transaction of the claim, so that they hold whatever becomes of R
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -98,9 +99,10 @@ class PostgresTasks:
 
         PutOff when a limit does not let it start, which is noted.
         """
+        since = time.monotonic()
         async with connection(self._pool) as conn:
             if not limits:
-                return await _claim(conn, id, lease)
+                return await _claim(conn, id, lease, since)
             async with conn.transaction():
                 cursor = await conn.execute(statement("lock_task"), {"id": id})
                 if (row := await cursor.fetchone()) is None:
@@ -110,7 +112,7 @@ class PostgresTasks:
                 if held is not None:
                     await _put_off(conn, id, held)
                     return held
-                claimed = await _claim(conn, id, lease)
+                claimed = await _claim(conn, id, lease, since)
                 if claimed is not None and limits.interval is not None:
                     # Only now: the interval is one between starts.
                     await conn.execute(statement("take_turn"), {"type": task_type, "interval": limits.interval})
@@ -192,10 +194,10 @@ def _ids_and_tokens(claims: Sequence[ClaimedTask]) -> dict[str, str]:
     }
 
 
-async def _claim(conn: Connection, id: UUID, lease: timedelta) -> ClaimedTask | None:
+async def _claim(conn: Connection, id: UUID, lease: timedelta, since: float) -> ClaimedTask | None:
     name, parameters = claim_command(id, lease)
     row = await (await conn.execute(statement(name), parameters)).fetchone()
-    return None if row is None else ClaimedTask(*row)
+    return None if row is None else replace(ClaimedTask(*row), since=since)
 
 
 async def _put_off(conn: Connection, id: UUID, reason: PutOff) -> None:

@@ -15,6 +15,18 @@ import psycopg
 from relay.domain.errors import DatabaseUnreachable
 
 _REASONS: Final = (
+    # First, as the texts of these hold signs of others.
+    ("root certificate file", "TLS: the file of sslrootcert cannot be read"),
+    ("private key file", "TLS: the file of sslkey cannot be read, or others may read it too"),
+    ("certificate file", "TLS: the file of sslcert cannot be read"),
+    ("certificate required", "TLS: the server wants a certificate of ours (sslcert and sslkey)"),
+    ("valid client certificate", "TLS: the server wants a certificate of ours (sslcert and sslkey)"),
+    ("unknown ca", "TLS: the server does not trust our certificate (sslcert)"),
+    ("certificate verify failed", "TLS: its certificate is of an authority we do not trust (sslrootcert)"),
+    ("does not match host name", "TLS: its certificate is for another host"),
+    ("does not support SSL", "TLS: the server offers none"),
+    ("certificate", "TLS: the certificates do not match"),
+    ("SSL error", "TLS: the two sides do not agree"),
     ("refused", "the connection was refused"),
     ("timeout", "no answer in time"),
     ("timed out", "no answer in time"),
@@ -27,7 +39,6 @@ _REASONS: Final = (
     ("shutting down", "the server is shutting down"),
     ("too many clients", "all its connections are taken"),
     ("remaining connection slots", "all its connections are taken"),
-    ("certificate", "the TLS certificates do not match"),
     ("does not exist", "the database or the user does not exist"),
     ("No such file", "nothing listens on its socket"),
 )

@@ -11,7 +11,7 @@ from uuid import UUID
 from nats.js import JetStreamContext
 from sqlalchemy import DateTime, Engine, Executable, Integer, Uuid, column, create_engine, func, select, table
 
-from relay.adapters.jetstream.topology import connect_once
+from relay.access import jetstream
 from relay.cli.demo.accounts import Books
 from relay.cli.demo.scenario import Production, Vibe
 from relay.devstack import sample
@@ -85,7 +85,7 @@ class Evidence:
     async def unacknowledged(self) -> int:
         """Count the messages that JetStream has not seen acknowledged, delivered or not."""
         [subscription] = self._settings.contexts[CONSUMER].subscriptions.values()
-        async with connect_once(self._settings.nats_url.get_secret_value()) as js:
+        async with jetstream(self._settings) as js:
             info = await js.consumer_info(subscription.stream, subscription.durable)
         return (info.num_ack_pending or 0) + (info.num_pending or 0)
 
@@ -94,7 +94,7 @@ class Evidence:
         outbox = self._rows(self.producer, select(_outbox.c.id, _outbox.c.published_at))
         inbox = self._rows(self._consumer, select(_inbox))
         done = select(sample.calls.c.message_id).where(sample.calls.c.status == sample.OK)
-        async with connect_once(self._settings.nats_url.get_secret_value()) as js:
+        async with jetstream(self._settings) as js:
             stream = await _message_ids(js, self._settings.contexts[PRODUCER].stream.name)
             dlq = await _message_ids(js, self._settings.contexts[CONSUMER].dlq.name)
         return Books(

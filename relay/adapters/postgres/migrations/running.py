@@ -125,5 +125,5 @@ class Runner:
 def beforehand(directory: ScriptDirectory, revision: str) -> Sequence[str]:
     """What can be done before a revision, beside writers: statements that may be repeated."""
     script = directory.get_revision(revision)
-    found: Sequence[str] = getattr(script.module, "BEFOREHAND", ()) if script else ()
+    found: Sequence[str] = getattr(script.module, "BEFOREHAND", ())
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
@@ -57,3 +58,38 @@ class Threads:
             work()
             with self._lock:
                 self._idle += 1
+
+
+class Slots:
+    """Runs at most ``size`` plain functions in threads at once, those that nobody waits for any more included."""
+
+    def __init__(self, size: int) -> None:
+        self.slots = asyncio.Semaphore(size)
+        self._threads = Threads()
+
+    async def in_thread(self, call: Callable[[], Result], failed: Callable[[BaseException], Result]) -> Result:
+        """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not."""
+        await self.slots.acquire()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Result] = loop.create_future()
+        around = contextvars.copy_context()
+
+        def finish(result: Result) -> None:
+            self.slots.release()
+            if not outcome.done():
+                outcome.set_result(result)
+
+        def run() -> None:
+            try:
+                result = around.run(call)
+            except BaseException as error:
+                result = failed(error)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(finish, result)
+
+        try:
+            self._threads.run(run)
+        except RuntimeError:
+            self.slots.release()
+            raise
+        return await outcome

@@ -1,0 +1,69 @@
+"""Under which versions and settings nats-server may lose what it has acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, PersistMode, StorageType, StreamInfo
+from nats.js.errors import NotFoundError
+
+#: Before it, recovery after a crash may drop what was acknowledged.
+SAFE: Final = (2, 14)
+_TIMEOUT: Final = 3.0
+
+
+async def risks(js: JetStreamContext, streams: Iterable[str], monitor: str | None) -> tuple[list[str], list[str]]:
+    """What endangers acknowledged messages, and what could not be found out; a sentence each.
+
+    ``monitor``: the address of the server's monitoring, which alone tells when it writes to the disk.
+    Streams that do not exist are passed over. Raises what nats-py raises.
+    """
+    found = [*_of_version(js._nc.connected_server_version)]  # noqa: SLF001 - the context hides its client
+    for name in streams:
+        try:
+            found += _of_stream(await js.stream_info(name))
+        except NotFoundError:
+            continue
+    if monitor is None:
+        return found, ["sync_interval cannot be checked: nats.monitor is not set"]
+    try:
+        found += _of_disk(await asyncio.to_thread(_read, f"{monitor.rstrip('/')}/varz"))
+    except (OSError, ValueError) as error:
+        return found, [f"sync_interval cannot be checked: nats.monitor does not answer ({type(error).__name__})"]
+    return found, []
+
+
+def _of_version(version: Any) -> Iterator[str]:
+    if (version.major, version.minor) < SAFE:
+        number = f"{version.major}.{version.minor}.{version.patch}"
+        safe = ".".join(map(str, SAFE))
+        yield f"nats-server {number} may lose acknowledged messages in a crash: run {safe} or newer"
+
+
+def _of_stream(info: StreamInfo) -> Iterator[str]:
+    config = info.config
+    if config.storage == StorageType.MEMORY:
+        yield f"stream {config.name} is in memory: a restart loses it"
+    if config.persist_mode == PersistMode.ASYNC:
+        yield f"stream {config.name} acknowledges before it writes (persist_mode async)"
+    if config.discard != DiscardPolicy.NEW:
+        yield f"stream {config.name} drops its oldest messages when full (discard old): run relay streams ensure"
+    if info.cluster is not None and info.cluster.name and (config.num_replicas or 1) == 1:
+        yield f"stream {config.name} has one replica in a cluster: it is away, or lost, with its server"
+
+
+def _of_disk(varz: Any) -> Iterator[str]:
+    config = varz.get("jetstream", {}).get("config", {})
+    if not config.get("sync_always"):
+        seconds = config.get("sync_interval", 120_000_000_000) / 1e9
+        yield f"sync_interval is {seconds:g} s: a power cut takes what was acknowledged since; set it to always"
+
+
+def _read(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:  # noqa: S310 - the settings admit http only
+        return json.load(answer)

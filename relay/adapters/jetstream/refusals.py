@@ -1,0 +1,94 @@
+"""What nats-server refuses, and what an operator has to grant.
+
+A missing permission closes nothing and fails nothing: the server says so once, and the answer to what was sent
+never comes. Without a note of it all that is seen are time-outs.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from relay.domain.errors import BrokerRefused, BrokerUnreachable
+
+_REFUSED: Final = re.compile(r'Permissions Violation for (Publish|Subscription) (?:to|with Reply of) "([^"]*)"')
+#: So long a refusal explains why an answer does not come, in seconds: longer than anybody waits for one.
+_RECENT: Final = 10.0
+#: So many are told apart on a connection.
+_MOST: Final = 200
+#: The words of the server for credentials that it does not accept.
+_CREDENTIALS: Final = ("authorization", "authentication")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A subject that this user may not publish or subscribe to. ``grant`` is what it lacks."""
+
+    verb: Literal["publish", "subscribe"]
+    subject: str
+    grant: str
+    inbox: bool = False
+    #: Whether the connection heard it for the first time.
+    first: bool = True
+
+    def __str__(self) -> str:
+        more = ", or give it an inbox_prefix of its own" if self.inbox else ""
+        return f"NATS lets this user not {self.verb} to {self.subject}; grant it: {self.verb} {self.grant}{more}"
+
+
+class Refusals:
+    """Those of one connection."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, str]] = set()
+        self._latest: tuple[float, Refusal] | None = None
+        self._inbox: Refusal | None = None
+
+    def note(self, text: str, inbox_prefix: str) -> Refusal | None:
+        """Read what the server said; None if it is no refusal of a subject."""
+        found = _REFUSED.search(text)
+        if found is None:
+            return None
+        subject = found[2]
+        inbox = subject.startswith(f"{inbox_prefix}.")
+        grant = f"{inbox_prefix}.>" if inbox else _wide(subject)
+        verb: Literal["publish", "subscribe"] = "publish" if found[1] == "Publish" else "subscribe"
+        first = (verb, grant) not in self._seen and len(self._seen) < _MOST
+        refusal = Refusal(verb, subject, grant, inbox and verb == "subscribe", first)
+        if first:
+            self._seen.add((verb, grant))
+        self._latest = (time.monotonic(), refusal)
+        if refusal.inbox:
+            self._inbox = refusal
+        return refusal
+
+    def latest(self) -> Refusal | None:
+        """The last one, if it is recent."""
+        if self._latest is None or time.monotonic() - self._latest[0] > _RECENT:
+            return None
+        return self._latest[1]
+
+    def of_inbox(self) -> Refusal | None:
+        """That of the subject below which all answers arrive."""
+        return self._inbox
+
+
+def unreachable(error: Exception) -> BrokerUnreachable:
+    """Why there is no connection: nobody answers, the certificates are not accepted, or the credentials."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLError):
+        return BrokerUnreachable(f"NATS: no TLS connection: {text}", hint="see ca, certificate and key of [nats]")
+    if any(sign in text.lower() for sign in _CREDENTIALS):
+        return BrokerRefused(
+            f"NATS refuses the credentials: {text.removeprefix('nats: ')}", hint="see [nats] and nats_url"
+        )
+    return BrokerUnreachable(f"NATS is not reachable: {text}", hint="is nats_url (NATS_URL) right?")
+
+
+def _wide(subject: str) -> str:
+    """What is granted for a subject: acknowledgements and requests for one message have a subject each."""
+    tokens = subject.split(".")
+    return ".".join([*tokens[:4], ">"]) if tokens[:2] == ["$JS", "ACK"] and len(tokens) > 5 else subject

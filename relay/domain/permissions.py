@@ -1,0 +1,69 @@
+"""What the two NATS users of a configuration may publish and hear: the fleet, and whoever makes the streams.
+
+A user who may publish to all of ``$JS.ACK`` can acknowledge, and so lose, what others have not handled; one who
+may publish to all of ``$JS.API`` can delete every stream. So each subject names its stream and consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from relay.domain.topology import ConsumerSpec, StreamSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Subjects, without repetition. What is not listed is forbidden."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def of_fleet(
+    streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec], audited: Collection[str], inbox: str
+) -> Permissions:
+    """For scheduler, workers and operators' commands: publish, pull, acknowledge, audit.
+
+    An audit reads an ``audited`` stream through a consumer of a name that nobody knows before, so the fleet may
+    make, read and remove consumers of these. ``inbox``: the prefix below which answers arrive.
+    """
+    subjects = [subject for stream in streams for subject in stream.subjects if not subject.startswith("$")]
+    subjects += ["$JS.API.INFO", *(f"$JS.API.STREAM.INFO.{stream.name}" for stream in streams)]
+    for name in audited:
+        subjects += (
+            f"$JS.API.STREAM.INFO.{name}",
+            f"$JS.API.STREAM.MSG.GET.{name}",
+            f"$JS.API.CONSUMER.CREATE.{name}.>",
+            f"$JS.API.CONSUMER.MSG.NEXT.{name}.*",
+            f"$JS.API.CONSUMER.DELETE.{name}.*",
+        )
+    for consumer in consumers:
+        place = f"{consumer.stream}.{consumer.durable}"
+        subjects += (
+            f"$JS.API.CONSUMER.INFO.{place}",
+            f"$JS.API.CONSUMER.MSG.NEXT.{place}",
+            f"$JS.ACK.{place}.>",
+            f"$JS.ACK.*.*.{place}.>",  # with domain and account in front, as newer servers write it
+        )
+    return Permissions(tuple(dict.fromkeys(subjects)), (f"{inbox}.>",))
+
+
+def of_admin(streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec], inbox: str) -> Permissions:
+    """For ``relay streams``: make, change and look at what is configured; delete nothing, read no message."""
+    subjects = ["$JS.API.INFO"]
+    for stream in streams:
+        subjects += (
+            f"$JS.API.STREAM.INFO.{stream.name}",
+            f"$JS.API.STREAM.CREATE.{stream.name}",
+            f"$JS.API.STREAM.UPDATE.{stream.name}",
+        )
+    for consumer in consumers:
+        place = f"{consumer.stream}.{consumer.durable}"
+        subjects += (
+            f"$JS.API.STREAM.INFO.{consumer.stream}",
+            f"$JS.API.CONSUMER.INFO.{place}",
+            f"$JS.API.CONSUMER.CREATE.{place}.>",
+            f"$JS.API.CONSUMER.CREATE.{place}",
+        )
+    return Permissions(tuple(dict.fromkeys(subjects)), (f"{inbox}.>",))

@@ -1,0 +1,163 @@
+"""Fair shares of a queue: however much of others hangs or waits in Redis, who comes late goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.middleware import Retries
+
+from relay.adapters import workers
+from relay.adapters.aside import Rooms
+from relay.adapters.redis import RelayBroker, delayed
+from relay.adapters.shares import SHARE
+from relay.adapters.workers import WorkerRuntime
+from relay.bootstrap import job
+from relay.devstack import ValkeyServer
+from tests.integration.queueing import fresh_broker, soon, working
+
+
+class Fleet:
+    """Workers on one queue. Messages of a share that hangs wait for ``release``. ``ran``: what is done."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.release = url, threading.Event()
+        self.begun, self.ran = Counter[str](), list[tuple[str, int]]()
+        self.workers: list[dramatiq.Worker] = []
+        self.broker = self.make()
+
+    def make(self, namespace: str | None = None) -> RelayBroker:
+        async def nothing() -> None:
+            return
+
+        runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=lambda: None, budgets={})
+        broker = fresh_broker(self.url, [Retries(min_backoff=10), runtime])
+        broker.namespace = namespace or broker.namespace
+        dramatiq.actor(self.work, broker=broker, actor_name="work", queue_name="q")
+        return broker
+
+    def work(self, share: str, number: int) -> None:
+        self.begun[share] += 1
+        if share.startswith("hang"):
+            self.release.wait(60)
+        self.ran.append((share, number))
+
+    def send(self, share: str, count: int) -> None:
+        self.broker.enqueue_many([self.message(share, number) for number in range(count)])
+
+    def message(self, share: str, number: int) -> dramatiq.Message[Any]:
+        return job("q", "work", share, number).copy(options={SHARE: share})
+
+    @contextmanager
+    def at_work(self, *, processes: int = 1, threads: int = 4) -> Iterator[None]:
+        with ExitStack() as stack:
+            brokers = [self.broker, *(self.make(self.broker.namespace) for _ in range(processes - 1))]
+            for broker in brokers:
+                self.workers.append(stack.enter_context(working(broker, threads)))
+            stack.callback(self.release.set)
+            yield
+
+    def left(self) -> int:
+        return int(self.broker.client.hlen(f"{self.broker.namespace}:q.msgs"))
+
+    def numbers(self, share: str) -> list[int]:
+        return [number for found, number in self.ran if found == share]
+
+
+@pytest.fixture
+def fleet(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    monkeypatch.setattr(workers, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
+    return Fleet(valkey.url)
+
+
+def test_a_share_goes_on_behind_thousands_of_messages_of_shares_that_hang(fleet: Fleet) -> None:
+    hanging = [f"hang {n}" for n in range(20)]
+    with fleet.at_work(processes=2):
+        for share in hanging:
+            fleet.send(share, 200)
+        soon("all places are taken", lambda: sum(fleet.begun.values()) >= 8)
+        fleet.send("quick", 50)
+        soon("the other share is done", lambda: len(fleet.numbers("quick")) == 50)
+        assert not fleet.release.is_set()
+        # And what comes now, the others put aside, goes first.
+        fleet.send("late", 50)
+        soon("the one after it is done", lambda: len(fleet.numbers("late")) == 50)
+        fleet.release.set()
+        soon("all are done", lambda: len(fleet.ran) == 20 * 200 + 100, seconds=60)
+        soon("all are acknowledged", lambda: not fleet.left())
+    assert all(sorted(fleet.numbers(share)) == [*range(200)] for share in hanging)
+
+
+def test_what_was_put_aside_is_for_every_worker_and_in_order(fleet: Fleet) -> None:
+    with fleet.at_work(threads=1):
+        fleet.send("hang", 300)
+        soon("one hangs", lambda: fleet.begun["hang"])
+        fleet.send("quick", 1)
+        soon("the other is done", lambda: fleet.ran)
+        assert fleet.broker.backlog("q", "hang") > 200
+        fleet.release.set()
+    assert fleet.broker.client.exists(f"{fleet.broker.namespace}:q.aside:hang")
+    done = len(fleet.ran)
+    other = Fleet(fleet.url)
+    other.broker.namespace = fleet.broker.namespace
+    other.release.set()
+    with other.at_work(threads=1):
+        soon("the other worker has done the rest", lambda: len(other.ran) == 301 - done)
+        soon("all are acknowledged", lambda: not other.left())
+    # What was fetched when the first worker stopped came back to the end; what had been put aside keeps its order.
+    aside = [number for number in other.numbers("hang") if number > max(fleet.numbers("hang")) + 16]
+    assert aside == sorted(aside)
+    left = [key.decode() for key in other.broker.client.scan_iter(f"{other.broker.namespace}:q*")]
+    assert left == []
+
+
+def test_a_share_that_is_alone_is_worked_off_in_order_and_never_put_aside_while_it_is_quick(fleet: Fleet) -> None:
+    fleet.send("quick", 2_000)
+    with fleet.at_work(threads=1):
+        soon("all are done", lambda: len(fleet.ran) == 2_000, seconds=60)
+        soon("all are acknowledged", lambda: not fleet.left())
+    assert fleet.numbers("quick") == [*range(2_000)]
+
+
+def test_a_message_that_comes_back_later_is_of_the_same_share(fleet: Fleet) -> None:
+    """As a retry does."""
+    with fleet.at_work(threads=1):
+        fleet.send("hang", 40)
+        soon("one hangs", lambda: fleet.begun["hang"])
+        fleet.broker.enqueue_many([delayed(fleet.message("quick", 1), timedelta(milliseconds=300))])
+        fleet.broker.enqueue(fleet.message("quick", 2), delay=300)
+        soon("both are done", lambda: sorted(fleet.numbers("quick")) == [1, 2])
+        fleet.broker.enqueue(fleet.message("hang", 41), delay=10)
+        soon("it is put aside", lambda: fleet.broker.backlog("q", "hang") >= 25)
+
+
+def test_how_long_a_share_waits_counts_what_is_put_aside_of_it(fleet: Fleet) -> None:
+    with fleet.at_work(threads=1):
+        fleet.send("hang", 100)
+        soon("one hangs", lambda: fleet.begun["hang"])
+        fleet.send("quick", 1)
+        soon("the other is done", lambda: fleet.ran)
+        soon("it waits", lambda: fleet.broker.head_waits("q", "hang") > timedelta(milliseconds=50))
+        assert fleet.broker.head_waits("q", "quick") == timedelta(0)
+
+
+# --- how much is fetched ahead ---
+
+
+def test_a_share_has_room_again_when_a_part_of_what_it_holds_is_done() -> None:
+    rooms = Rooms(least=8, most=128)
+    for number in range(8):
+        rooms.take(str(number), "a", 1.0)
+    assert (rooms.full(), rooms.free()) == ({"a"}, {"a": 0})
+    assert not rooms.leave("0")
+    assert rooms.leave("1"), "that makes a quarter"
+    assert (rooms.full(), rooms.free()) == (set(), {"a": 2})
+    assert not rooms.leave("2"), "it had room before"
+    assert not rooms.leave("2"), "it is known no longer"
+    assert len(rooms) == 5

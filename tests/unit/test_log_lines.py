@@ -1,0 +1,79 @@
+"""Log lines of what befalls one event, message or task carry its correlation and its causation."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import logging
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+import pytest
+import structlog
+
+from relay.bus import RequestContext
+from relay.domain.facts import (
+    EventDied,
+    Fact,
+    IncidentRecorded,
+    MessageDeadLettered,
+    MessageProcessed,
+    MessageRetried,
+    PublishFailed,
+    TaskCompleted,
+    TaskFailed,
+    TaskRetried,
+)
+from relay.telemetry.logs import LogFacts, configure
+
+CORRELATION, CAUSATION = uuid4(), uuid4()
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root, level, handlers = logging.getLogger(), logging.getLogger().level, logging.getLogger().handlers[:]
+    configure("DEBUG", "json")
+    handler = root.handlers[0]
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(found := io.StringIO())
+    yield found
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def told(kind: type[Fact], **ids: UUID | None) -> Fact:
+    values = dict.fromkeys((field.name for field in dataclasses.fields(kind)), 1) | {"context": "sea", **ids}
+    return kind(**values)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        PublishFailed,
+        EventDied,
+        MessageProcessed,
+        MessageRetried,
+        MessageDeadLettered,
+        IncidentRecorded,
+        TaskCompleted,
+        TaskRetried,
+        TaskFailed,
+    ],
+)
+def test_a_line_carries_both_ids(stream: io.StringIO, kind: type[Fact]) -> None:
+    LogFacts()(told(kind, correlation_id=CORRELATION, causation_id=CAUSATION))
+    [line] = map(json.loads, stream.getvalue().splitlines())
+    assert (line["event"], line["correlation_id"], line["causation_id"]) == (
+        kind.__name__,
+        str(CORRELATION),
+        str(CAUSATION),
+    )
+
+
+def test_the_ids_of_the_fact_win_over_those_of_the_code_that_states_it(stream: io.StringIO) -> None:
+    with RequestContext(correlation_id=uuid4(), causation_id=uuid4()).use():
+        LogFacts()(told(MessageRetried, correlation_id=CORRELATION, causation_id=CAUSATION))
+    [line] = map(json.loads, stream.getvalue().splitlines())
+    assert (line["correlation_id"], line["causation_id"]) == (str(CORRELATION), str(CAUSATION))
