@@ -113,13 +113,11 @@ class Application:
         self.settings = settings
         self.facts = Facts()
         self.stopping = False
-        self.nats = NatsConnection(
-            settings.nats_url.get_secret_value(), name=f"jetrelay-{role}", **nats_options(settings)
-        )
+        nats_url = settings.nats_url.get_secret_value()
+        self.nats = NatsConnection(nats_url, name=f"jetrelay-{role}", **nats_options(settings))
         self.nats.on_refused.append(_log_refusal)
-        self.gates = Gates(
-            settings.redis_url.get_secret_value(), settings.redis_namespace, **redis_options(settings)
-        )
+        redis_url, access = settings.redis_url.get_secret_value(), redis_options(settings)
+        self.gates = Gates(redis_url, settings.redis_namespace, **access)
         self._role = role
         self._contexts: dict[str, Context] = {}
         self.handler_kinds: dict[str, HandlerFactory] = {"http": self._http, "https": self._http}
@@ -273,8 +271,8 @@ class Application:
 
 def job_broker(settings: Settings, middleware: Sequence[Middleware] = ()) -> RelayBroker:
     """The broker of jobs and tasks. Raises ConfigurationError for a certificate that cannot be used."""
-    url, access = settings.redis_url.get_secret_value(), redis_options(settings)
-    return create_broker(url, namespace=settings.redis_namespace, middleware=middleware, **access)
+    options = {"namespace": settings.redis_namespace, "middleware": middleware, **redis_options(settings)}
+    return create_broker(settings.redis_url.get_secret_value(), **options)
 
 
 def _log_refusal(refusal: Refusal) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relay.settings.values import hide_url
+from relay.settings.urls import hide_url
 
 if TYPE_CHECKING:
     from relay.devstack.fleet import Fleet

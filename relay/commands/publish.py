@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from relay.domain.envelope import Outgoing, encode
-from relay.domain.errors import BrokerUnreachable, InvalidEvent, InvalidHeader, NotPublishable, PayloadTooLarge
+from relay.commands.outgoing import outgoing
+from relay.domain.errors import BrokerUnreachable, InvalidEvent, NotPublishable
 from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, PublishedEvent, PublishFailed
-from relay.domain.limits import check_headers, check_payload_text, check_size
 from relay.domain.ordering import Shard, halves
 from relay.domain.policies import (
     GiveUp,
@@ -30,12 +28,9 @@ from relay.domain.policies import (
     TryAgain,
     after_publish_failure,
 )
-from relay.domain.subject import check_subject, check_token, check_version, event_subject
 from relay.failpoints import reach
 from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
 
-#: More than all around a body but its key, of which a character may be quoted by twelve: what is smaller fits.
-_MOST_AROUND: Final = 16_384
 #: So many batches each half of a shard goes without the other: what has come into a quiet lane waits no longer,
 #: and the busy lanes are divided anew.
 _TURN: Final = 8
@@ -84,6 +79,9 @@ class PublishOutboxEvents:
         self._outbox = outbox
         self._publisher = publisher
         self._facts = facts
+        self._wire_form = partial(
+            outgoing, context=config.context, template=config.subject, envelope=config.envelope
+        )
 
     async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
         """Publish the shard's events until a claim leaves nothing behind; returns how many went out.
@@ -185,41 +183,12 @@ class PublishOutboxEvents:
                 outcomes[row.id] = NotSent()
                 continue
             try:
-                messages.append(self._message(row))
+                messages.append(self._wire_form(row, max_payload=self._publisher.max_payload))
             except InvalidEvent as error:
                 outcomes[row.id] = RowRejected(str(error))
                 if row.partition_key:
                     blocked.add(row.partition_key)
         return messages, outcomes
-
-    def _message(self, row: OutboxRow) -> Message:
-        """Check a row again, as any program may have inserted it, and give it its wire form."""
-        config = self._config
-        if row.payload is None:
-            raise PayloadTooLarge("the event takes more than 64 MiB", field="payload")
-        subject = _subject(config.subject, config.context, row.event_type, row.event_version, row.topic)
-        headers = _headers(row.headers)
-        check_payload_text(row.payload)
-        if not row.occurred_at:
-            raise InvalidEvent("is infinite", field="occurred_at")
-        # In the order of its fields: by name they cost a third of what the whole message does.
-        event = Outgoing(
-            row.id,
-            subject,
-            row.event_type,
-            row.event_version,
-            row.occurred_at,
-            row.correlation_id,
-            row.causation_id,
-            row.payload,
-            headers,
-            row.partition_key,
-        )
-        body, wire_headers = encode(config.envelope, event, row.generation)
-        if len(body) + 12 * len(row.partition_key) + _MOST_AROUND > self._publisher.max_payload:
-            around = sum(len(name) + len(value) + 4 for name, value in wire_headers.items())
-            check_size(len(subject) + len(body) + around, self._publisher.max_payload)
-        return Message(row.id, subject, body, wire_headers, row.partition_key)
 
     def _failures(
         self, rows: Sequence[OutboxRow], outcomes: Mapping[str, PublishOutcome]
@@ -272,28 +241,6 @@ class PublishOutboxEvents:
                 self._facts(EventDied(**about))
             else:
                 self._facts(PublishFailed(**about, attempts=row.publish_attempts + 1))
-
-
-@lru_cache(maxsize=4_096)
-def _subject(template: str, context: str, event_type: str, version: int, topic: str | None) -> str:
-    """Where an event goes. Remembered, as a context has few kinds of events; an error is not."""
-    check_token(event_type, "event_type")
-    check_version(version)
-    if topic is not None:
-        return check_subject(topic)
-    return event_subject(template, context, event_type, version)
-
-
-def _headers(text: str) -> Mapping[str, str]:
-    """The row's own headers, checked. Almost every row has none, so parsing is the exception."""
-    if text == "{}":
-        return {}
-    check_payload_text(text)
-    headers = json.loads(text)
-    if not isinstance(headers, dict):
-        raise InvalidHeader("must be a JSON object", field="headers")
-    check_headers(headers)
-    return headers
 
 
 async def _all_of(*coroutines: Coroutine[Any, Any, int]) -> list[int]:

@@ -35,12 +35,11 @@ _OTHERS: Final = bytes(set(range(256)) - set(_STRUCTURE))
 _NOT_OPENING: Final = bytes(set(range(256)) - set(b"{["))
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
-_DIGITS: Final = bytes(byte if 48 <= byte <= 57 else 32 for byte in range(256))
 _ALL_ZERO: Final = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
 _SEPARATORS: Final = bytes.maketrans(b"{}[],:", b"      ")
-#: Of 19 digits in a row every sixth makes three at least. The smallest integer that is too large has as many.
+#: An integer outside 64 bits has as many digits as this at least, of which every sixth makes three.
+_LONG: Final = b"0" * 19
 _EVERY: Final = 6
-_TOO_LARGE: Final = b"9223372036854775808"
 
 
 def check_key(value: object, field: str, *, limit: int = MAX_KEY_BYTES) -> str:
@@ -193,11 +192,11 @@ def _depth(data: bytes) -> int:
 
 def _has_large_integer(data: bytes) -> bool:
     """Whether JSON text holds an integer outside 64 bits, outside of its strings."""
-    runs = data.translate(_DIGITS).split()
-    if max(map(len, runs)) < 19 or not any(len(run) > 19 or run >= _TOO_LARGE for run in runs if len(run) > 18):
+    if _LONG not in data.translate(_ALL_ZERO):
         return False
+    # Strings of hexadecimal digits, say, have long runs of decimal ones.
     outside = b" ".join(_without_escapes(data).split(b'"')[::2])
-    return any(
+    return _LONG in outside.translate(_ALL_ZERO) and any(
         len(word) > 20 or not _INT64_MIN <= int(word) <= _INT64_MAX
         for word in outside.translate(_SEPARATORS).split()
         if len(word) > 18 and word.lstrip(b"-").isdigit()

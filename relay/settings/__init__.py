@@ -30,7 +30,8 @@ from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.section import Section
 from relay.settings.sources import OWN_SERVERS, names_server, read_layers
-from relay.settings.values import CONTEXT_NAME, format_duration, format_size, hide_url
+from relay.settings.urls import hide_url
+from relay.settings.values import CONTEXT_NAME, format_duration, format_size
 
 __all__ = [
     "OWN_SERVERS",

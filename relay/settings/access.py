@@ -3,13 +3,63 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, SecretStr
 
 from relay.settings.section import Section
-from relay.settings.values import AbsolutePath, HeaderName, InboxPrefix, Token, WebhookUrl
+from relay.settings.urls import WebhookUrl
+from relay.settings.values import AbsolutePath
 from relay.tls import TlsFiles
+
+_LONGEST_PREFIX: Final = 100
+_INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
+#: Headers that a call has anyway, or that steer the connection.
+_OUR_HEADERS: Final = {
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "idempotency-key",
+    "relay-attempt",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "webhook-id",
+    "webhook-signature",
+    "webhook-timestamp",
+    "x-correlation-id",
+}
+
+
+def _token(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    if not (text.isascii() and text.isprintable()) or text != text.strip():
+        raise ValueError("must be of printable ASCII characters, with no space around it")
+    return secret
+
+
+def _header_name(value: str) -> str:
+    name = value.lower()
+    if not _HEADER.fullmatch(name):
+        raise ValueError(f"{value[:80]!r} is not the name of a header")
+    if name in _OUR_HEADERS:
+        raise ValueError(f"{name} has a meaning of its own; take authorization or one like x-api-key")
+    return name
+
+
+def _inbox_prefix(value: str) -> str:
+    if not _INBOX_PREFIX.fullmatch(value) or len(value) > _LONGEST_PREFIX:
+        raise ValueError(
+            f"{value[:80]!r} is no prefix for inboxes; write tokens of A-Z a-z 0-9 _ - with dots between"
+        )
+    return value
 
 
 def _signing_secret(secret: SecretStr) -> SecretStr:
@@ -19,6 +69,11 @@ def _signing_secret(secret: SecretStr) -> SecretStr:
         except ValueError:
             raise ValueError("a key that starts with whsec_ is not base64 behind it") from None
     return secret
+
+
+Token = Annotated[SecretStr, Field(min_length=1), AfterValidator(_token)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+InboxPrefix = Annotated[str, AfterValidator(_inbox_prefix)]
 
 
 class TlsSettings(Section):

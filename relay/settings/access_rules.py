@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from relay.settings.access import HttpSettings, TlsSettings
 from relay.settings.model import Settings
 from relay.settings.problems import KeyPath, Problem
-from relay.settings.values import split_urls
+from relay.settings.urls import split_urls
 
 Problems = Iterator[Problem]
 

@@ -29,22 +29,8 @@ from relay.domain.topology import (
 from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.metrics import MetricsSettings
 from relay.settings.section import Section
-from relay.settings.values import (
-    AbsolutePath,
-    Age,
-    BrokerName,
-    Count,
-    DatabaseUrl,
-    Duration,
-    HandlerUrl,
-    Modules,
-    NatsUrl,
-    RedisUrl,
-    Size,
-    Subject,
-    Subjects,
-    WebhookUrl,
-)
+from relay.settings.urls import DatabaseUrl, HandlerUrl, NatsUrl, RedisUrl, WebhookUrl
+from relay.settings.values import AbsolutePath, Age, BrokerName, Count, Duration, Modules, Size, Subject, Subjects
 
 Envelope = Literal["handler", "message-envelope", "cloudevents", "raw"]
 #: What is kept of a failure: codes and places, or also up to 500 bytes of what the answer or exception says.

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import re
 from datetime import timedelta
-from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator
 
 from relay.domain.topology import is_pattern
 
@@ -35,36 +33,8 @@ _SIZE = re.compile(r"([0-9]+) ?(B|[KMGT]i?B)", re.IGNORECASE)
 
 #: Names of contexts and subscriptions: subject tokens, variables and parts of broker names.
 CONTEXT_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _ADDRESS = re.compile(r"(?:([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):)?([0-9]{1,5})")
-_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
-_SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
 _BROKER_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
-#: Servers of a cluster stand behind each other. A comma elsewhere may be part of a password.
-_NEXT_URL = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
-_LONGEST_PREFIX: Final = 100
-_INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
-_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
-#: Headers that a call has anyway, or that steer the connection.
-_OUR_HEADERS: Final = {
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "content-type",
-    "expect",
-    "host",
-    "idempotency-key",
-    "relay-attempt",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "user-agent",
-    "webhook-id",
-    "webhook-signature",
-    "webhook-timestamp",
-    "x-correlation-id",
-}
 
 
 def parse_duration(value: object) -> timedelta:
@@ -131,111 +101,6 @@ def parse_list(value: object) -> object:
         raise ValueError("starts with [ and is not a JSON list") from error
 
 
-def split_urls(value: str) -> list[str]:
-    """The servers of a cluster, each with its scheme, as they are written behind each other."""
-    return [url.strip() for url in _NEXT_URL.split(value)]
-
-
-def hide_url(value: str) -> str:
-    """Show where a URL points without what it proves: user, password and query are left out.
-
-    What cannot be told apart for certain is left out too. Only NATS has lists of URLs; in others a comma stands
-    between hosts, or in a password.
-    """
-    return ",".join(map(_hide_one, split_urls(value) if _NEXT_URL.match(f",{value}") else [value]))
-
-
-def _hide_one(url: str) -> str:
-    scheme, separator, rest = url.strip().partition("://")
-    if not separator or not _SCHEME.fullmatch(scheme):
-        return "***"
-    # A password may hold any of these signs, written as they are: it ends at the last @.
-    credentials, at, shown = rest.rpartition("@")
-    host, query, _ = shown.partition("?")
-    if "?" in credentials or "#" in credentials or not _SHOWN.fullmatch(host):
-        return f"{scheme}://***"
-    return f"{scheme}://{'***@' if at else ''}{host}{'?***' if query else ''}"
-
-
-def _check_url(value: str, schemes: tuple[str, ...]) -> None:
-    expected = " or ".join(f"{scheme}://" for scheme in schemes)
-    try:
-        parts = urlsplit(value)
-        usable = bool(parts.hostname) or parts.scheme in ("unix", "postgresql")
-        _ = parts.port  # out of range or not a number: ValueError
-    except ValueError:
-        raise ValueError(f"is not a URL; it must look like {schemes[0]}://host:port") from None
-    if "://" not in value or parts.scheme not in schemes:
-        raise ValueError(f"must start with {expected}")
-    if not usable:
-        raise ValueError("names no host")
-
-
-def _database_url(secret: SecretStr) -> SecretStr:
-    # psycopg knows no "+psycopg" and SQLAlchemy no "postgres://", so one spelling for both.
-    url = re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql://", secret.get_secret_value().strip())
-    # libpq allows host1:port1,host2:port2, which is no valid port to anyone else: check the first.
-    _check_url(re.sub(r",[^/?]*", "", url), ("postgresql",))
-    # Libraries disagree on where such a password ends, and one that takes it for a host tells everybody.
-    address, _, query = url.partition("?")
-    hosts, _, name = address.partition("://")[2].partition("/")
-    if hosts.count("@") > 1 or "@" in name or not all("=" in part for part in query.split("&") if part):
-        raise ValueError("must have its password percent-encoded: %40 for @, %2F for /, %3F for ?, %23 for #")
-    return SecretStr(url)
-
-
-def _nats_url(secret: SecretStr) -> SecretStr:
-    for url in split_urls(secret.get_secret_value()):
-        _check_url(url, ("nats", "tls", "ws", "wss"))
-    return secret
-
-
-def _redis_url(secret: SecretStr) -> SecretStr:
-    _check_url(secret.get_secret_value(), ("redis", "rediss", "unix"))
-    return secret
-
-
-def _handler_url(value: str) -> str:
-    scheme, _, module = value.partition(":")
-    if scheme == "python":
-        if not _MODULE.fullmatch(module) or any(map(iskeyword, module.split("."))):
-            raise ValueError(f"{module[:80]!r} is not the name of a module; write python:myapp.handlers")
-        return value
-    _check_url(value, ("http", "https"))
-    if "@" in urlsplit(value).netloc:
-        raise ValueError("must hold no user or password; see token and signing_secret")
-    return value
-
-
-def _webhook_url(secret: SecretStr) -> SecretStr:
-    _check_url(secret.get_secret_value(), ("http", "https"))
-    return secret
-
-
-def _token(secret: SecretStr) -> SecretStr:
-    text = secret.get_secret_value()
-    if not (text.isascii() and text.isprintable()) or text != text.strip():
-        raise ValueError("must be of printable ASCII characters, with no space around it")
-    return secret
-
-
-def _header_name(value: str) -> str:
-    name = value.lower()
-    if not _HEADER.fullmatch(name):
-        raise ValueError(f"{value[:80]!r} is not the name of a header")
-    if name in _OUR_HEADERS:
-        raise ValueError(f"{name} has a meaning of its own; take authorization or one like x-api-key")
-    return name
-
-
-def _inbox_prefix(value: str) -> str:
-    if not _INBOX_PREFIX.fullmatch(value) or len(value) > _LONGEST_PREFIX:
-        raise ValueError(
-            f"{value[:80]!r} is no prefix for inboxes; write tokens of A-Z a-z 0-9 _ - with dots between"
-        )
-    return value
-
-
 def _pattern(value: str) -> str:
     if not is_pattern(value):
         raise ValueError(
@@ -295,12 +160,4 @@ Subjects = Annotated[tuple[Subject, ...], BeforeValidator(parse_list)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 BrokerName = Annotated[str, AfterValidator(_broker_name)]
-DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
-NatsUrl = Annotated[SecretStr, AfterValidator(_nats_url)]
-RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
-WebhookUrl = Annotated[SecretStr, AfterValidator(_webhook_url)]
 ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
-HandlerUrl = Annotated[str, AfterValidator(_handler_url)]
-Token = Annotated[SecretStr, Field(min_length=1), AfterValidator(_token)]
-HeaderName = Annotated[str, AfterValidator(_header_name)]
-InboxPrefix = Annotated[str, AfterValidator(_inbox_prefix)]

@@ -11,7 +11,7 @@ import nats
 import psutil
 import pytest
 
-from relay.settings.values import hide_url
+from relay.settings.urls import hide_url
 from tests.acceptance.started import Started, shell_variables
 from tests.integration.devstack_support import living
 

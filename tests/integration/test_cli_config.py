@@ -13,7 +13,7 @@ import pytest
 
 from relay.cli import main
 from relay.devstack import NatsServer
-from relay.settings.values import hide_url
+from relay.settings.urls import hide_url
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -23,7 +23,7 @@ from relay.domain.ordering import Shard
 from relay.domain.policies import OutcomeUnknown, Published
 from relay.ports import Message
 from tests.integration.plans import explain
-from tests.integration.publishing import ALL, Relay, event, eventually, outbox_rows, query
+from tests.integration.publishing import ALL, DEADLINE, Relay, event, eventually, outbox_rows, query
 
 pytestmark = pytest.mark.anyio
 
@@ -60,9 +60,17 @@ async def stored_once_in_order(relay: Relay, count: int, *, copies: bool = False
 # --- claims ---
 
 
-@pytest.mark.parametrize(("size", "text"), [(700 * KB, RANDOM), (900 * KB, REPEATED), (3 * KB, RANDOM)])
+@pytest.mark.parametrize(
+    ("size", "text", "limit"),
+    [
+        (700 * KB, RANDOM, 2_000 * KB),
+        (900 * KB, REPEATED, 2_000 * KB),
+        (3 * KB, RANDOM, 2_000 * KB),
+        (KB, RANDOM, 10 * KB),
+    ],
+)
 async def test_a_claim_is_bounded_in_bytes_whatever_the_events_look_like_when_stored(
-    relay: Relay, size: int, text: str
+    relay: Relay, size: int, text: str, limit: int
 ) -> None:
     await relay.create_stream()
     insert(relay, 40, size, text=text)
@@ -71,8 +79,8 @@ async def test_a_claim_is_bounded_in_bytes_whatever_the_events_look_like_when_st
     async def note(claim: Any) -> None:
         claims.append(len(claim.rows))
 
-    assert await relay.command(batch_bytes=2_000 * KB, claimed=note).drain(ALL) == 40
-    assert max(claims) == min(40, -(-2_000 * KB // size))
+    assert await relay.command(batch_bytes=limit, claimed=note).drain(ALL) == 40
+    assert max(claims) == min(40, -(-limit // size))
     await stored_once_in_order(relay, 40)
 
 
@@ -339,8 +347,9 @@ async def test_a_row_that_cannot_be_settled_leaves_its_batch_settled_and_is_not_
     # A row that fails for a reason of its own, beside.
     failed = relay.insert(event_type="no subject")
     command = relay.command()
-    for _ in range(3):
-        await command.drain(ALL)
+    async with asyncio.timeout(DEADLINE):
+        for _ in range(3):
+            await command.drain(ALL)
     rows = {row["id"]: row for row in outbox_rows(relay.url)}
     assert all(rows[id]["published_seq"] for id in (before, behind, other))
     assert rows[failed]["dead_at"]
@@ -366,8 +375,9 @@ async def test_a_failure_that_cannot_be_recorded_leaves_the_others_recorded(rela
         claims.append([row.id for row in claim.rows])
 
     command = relay.command(claimed=note)
-    for _ in range(3):
-        await command.drain(ALL)
+    async with asyncio.timeout(DEADLINE):
+        for _ in range(3):
+            await command.drain(ALL)
     assert await relay.ids() == [str(id) for id in good]
     assert relay.row(other)["dead_at"]
     assert sum(str(bad) in claim for claim in claims) == 1

@@ -95,6 +95,7 @@ def test_gates_open_hold_and_close(valkey: LockedValkey) -> None:
         async with gates.hold("duty", forced) as held:
             assert held
         await gates.back_off("duty", forced)
+        await gates.wake(["duty"])
         await gates.close("duty", forced)
         await gates.aclose()
 

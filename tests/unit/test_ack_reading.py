@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from relay.adapters.jetstream.connection import RelayClient
+from relay.adapters.jetstream.client import RelayClient
 
 ACK = b'{"stream":"S","seq":1}'
 PLAIN = b"MSG _INBOX.a.1 7 22\r\n" + ACK + b"\r\n"

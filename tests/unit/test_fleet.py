@@ -24,7 +24,7 @@ HANDLER = "http://127.0.0.1:5/handle"
 def stack() -> Any:
     return SimpleNamespace(
         postgres=SimpleNamespace(url_of="postgresql://127.0.0.1:1/{}".format),
-        nats=SimpleNamespace(url="nats://127.0.0.1:2"),
+        nats=SimpleNamespace(url="nats://127.0.0.1:2", monitor_url="http://127.0.0.1:4"),
         valkey=SimpleNamespace(url="redis://127.0.0.1:3/0"),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import sys
 from collections.abc import Callable
 from decimal import Decimal
@@ -358,6 +359,7 @@ MB = 1_000_000
         "1" * MB,
         '"' + "1" * MB + '"',
         "[" + "123456789012345678, " * (MB // 20) + "1]",
+        '"' + random.Random(1).randbytes(MB // 2).hex() + '"',
     ],
 )
 def test_no_payload_is_looked_at_character_by_character(text: str) -> None:

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from relay.domain.errors import UnknownContext
 from relay.domain.topology import RELAY_ADVISORIES, ConsumerSpec, StreamSpec
 from relay.settings import Settings, effective, load_settings
-from relay.settings.values import hide_url
+from relay.settings.urls import hide_url
 from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, source
 
 ROOT = Path(__file__).parents[2]

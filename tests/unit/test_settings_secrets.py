@@ -11,7 +11,7 @@ from relay.domain.errors import ConfigurationError
 from relay.settings import OWN_SERVERS, Settings, effective, names_server
 from relay.settings.secrets import secret_of
 from relay.settings.section import Section
-from relay.settings.values import hide_url
+from relay.settings.urls import hide_url
 from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, refusal, source
 
 
@@ -32,6 +32,7 @@ SECRETS = {
     "NATS_URL": "nats_url",
     "NATS_PASSWORD": "nats.password",
     "NATS_TOKEN": "nats.token",
+    "RELAY_NATS__MONITOR": "nats.monitor",
     "REDIS_URL": "redis_url",
     "DATABASE_URL": "contexts.vibespro.database_url",
     "RELAY_NATS_URL": "nats_url",
@@ -52,7 +53,9 @@ URLS = {"nats": "nats://u:hunter2@h", "redi": "redis://u:hunter2@h", "data": "po
 @pytest.mark.parametrize("variable", SECRETS)
 def test_every_secret_comes_from_a_file_too(load: Load, tmp_path: Path, variable: str) -> None:
     key = SECRETS[variable]
-    text = URLS.get(key.rpartition(".")[2][:4], "https://h/hunter2" if key.endswith("webhook") else "hunter2")
+    text = URLS.get(
+        key.rpartition(".")[2][:4], "https://h/hunter2" if key.endswith(("webhook", "monitor")) else "hunter2"
+    )
     (tmp_path / "secret").write_text(f"{text}\r\n")
     given = {f"{variable}_FILE": str(tmp_path / "secret")}
     if key == "nats.password":

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.domain.errors import ConfigurationError
-from relay.settings.values import hide_url
+from relay.settings.urls import hide_url
 from tests.unit.settings_support import Load, loader
 
 quick = settings(max_examples=200, deadline=None)

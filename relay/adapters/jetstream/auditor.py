@@ -13,7 +13,8 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from relay.adapters.jetstream.connection import NatsConnection, RelayClient
+from relay.adapters.jetstream.client import RelayClient
+from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.wire import Arrived, Place, read_headers, read_place
 from relay.commands.reconcile import Stored, StreamState
 from relay.domain.envelope import MSG_ID

@@ -16,7 +16,8 @@ from typing import Final
 
 import nats.errors
 
-from relay.adapters.jetstream.connection import NatsConnection, RelayClient
+from relay.adapters.jetstream.client import RelayClient
+from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
 from relay.domain.errors import BrokerRefused, BrokerUnreachable

@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 import nats.errors
 
 from relay.adapters.jetstream import puback
-from relay.adapters.jetstream.connection import NatsConnection, RelayClient
+from relay.adapters.jetstream.client import RelayClient
+from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD

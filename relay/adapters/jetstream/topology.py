@@ -18,7 +18,8 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from relay.adapters.jetstream.connection import RelayClient, servers
+from relay.adapters.jetstream.client import RelayClient
+from relay.adapters.jetstream.connection import servers
 from relay.adapters.jetstream.refusals import unreachable
 from relay.adapters.jetstream.topology_fields import (
     Difference,

@@ -1,0 +1,104 @@
+"""Addresses as settings hold them: checked, and shown without what they prove."""
+
+from __future__ import annotations
+
+import re
+from keyword import iskeyword
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, SecretStr
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
+_SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
+#: Servers of a cluster stand behind each other. A comma elsewhere may be part of a password.
+_NEXT_URL = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
+
+
+def split_urls(value: str) -> list[str]:
+    """The servers of a cluster, each with its scheme, as they are written behind each other."""
+    return [url.strip() for url in _NEXT_URL.split(value)]
+
+
+def hide_url(value: str) -> str:
+    """Show where a URL points without what it proves: user, password and query are left out.
+
+    What cannot be told apart for certain is left out too. Only NATS has lists of URLs; in others a comma stands
+    between hosts, or in a password.
+    """
+    return ",".join(map(_hide_one, split_urls(value) if _NEXT_URL.match(f",{value}") else [value]))
+
+
+def _hide_one(url: str) -> str:
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        return "***"
+    # A password may hold any of these signs, written as they are: it ends at the last @.
+    credentials, at, shown = rest.rpartition("@")
+    host, query, _ = shown.partition("?")
+    if "?" in credentials or "#" in credentials or not _SHOWN.fullmatch(host):
+        return f"{scheme}://***"
+    return f"{scheme}://{'***@' if at else ''}{host}{'?***' if query else ''}"
+
+
+def _check_url(value: str, schemes: tuple[str, ...]) -> None:
+    expected = " or ".join(f"{scheme}://" for scheme in schemes)
+    try:
+        parts = urlsplit(value)
+        usable = bool(parts.hostname) or parts.scheme in ("unix", "postgresql")
+        _ = parts.port  # out of range or not a number: ValueError
+    except ValueError:
+        raise ValueError(f"is not a URL; it must look like {schemes[0]}://host:port") from None
+    if "://" not in value or parts.scheme not in schemes:
+        raise ValueError(f"must start with {expected}")
+    if not usable:
+        raise ValueError("names no host")
+
+
+def _database_url(secret: SecretStr) -> SecretStr:
+    # psycopg knows no "+psycopg" and SQLAlchemy no "postgres://", so one spelling for both.
+    url = re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql://", secret.get_secret_value().strip())
+    # libpq allows host1:port1,host2:port2, which is no valid port to anyone else: check the first.
+    _check_url(re.sub(r",[^/?]*", "", url), ("postgresql",))
+    # Libraries disagree on where such a password ends, and one that takes it for a host tells everybody.
+    address, _, query = url.partition("?")
+    hosts, _, name = address.partition("://")[2].partition("/")
+    if hosts.count("@") > 1 or "@" in name or not all("=" in part for part in query.split("&") if part):
+        raise ValueError("must have its password percent-encoded: %40 for @, %2F for /, %3F for ?, %23 for #")
+    return SecretStr(url)
+
+
+def _nats_url(secret: SecretStr) -> SecretStr:
+    for url in split_urls(secret.get_secret_value()):
+        _check_url(url, ("nats", "tls", "ws", "wss"))
+    return secret
+
+
+def _redis_url(secret: SecretStr) -> SecretStr:
+    _check_url(secret.get_secret_value(), ("redis", "rediss", "unix"))
+    return secret
+
+
+def _handler_url(value: str) -> str:
+    scheme, _, module = value.partition(":")
+    if scheme == "python":
+        if not _MODULE.fullmatch(module) or any(map(iskeyword, module.split("."))):
+            raise ValueError(f"{module[:80]!r} is not the name of a module; write python:myapp.handlers")
+        return value
+    _check_url(value, ("http", "https"))
+    if "@" in urlsplit(value).netloc:
+        raise ValueError("must hold no user or password; see token and signing_secret")
+    return value
+
+
+def _webhook_url(secret: SecretStr) -> SecretStr:
+    _check_url(secret.get_secret_value(), ("http", "https"))
+    return secret
+
+
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
+NatsUrl = Annotated[SecretStr, AfterValidator(_nats_url)]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+WebhookUrl = Annotated[SecretStr, AfterValidator(_webhook_url)]
+HandlerUrl = Annotated[str, AfterValidator(_handler_url)]

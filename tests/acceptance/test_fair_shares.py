@@ -1,0 +1,87 @@
+"""Subscriptions whose handlers hang, beside one that is quick: it goes on while they hang."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from relay import Event, Outbox
+from tests.acceptance.fleet import Fleet, wait_for
+
+HANGING = 10
+EACH = 20
+TIME_OUT = 60
+
+SUBSCRIPTION = """
+[contexts.vibespro.subscriptions.hanging_{number}]
+stream = "VIBESPRO_EVENTS"
+durable = "vibespro__hanging_{number}"
+filter_subject = "vibespro.event.hang_{number}.>"
+max_ack_pending = 100
+handler = "{handler}"
+handler_timeout = "{time_out}s"
+chunk = {chunk}
+"""
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """A service to which one can connect, and that never reads."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1_000) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/handle"
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunk", "quick"),
+    [
+        ("http", 1, "http"),
+        ("http", 5, "http"),
+        ("plain", 1, "plain"),
+        ("plain", 5, "http"),
+        ("coroutine", 1, "plain"),
+    ],
+)
+def test_a_subscription_goes_on_beside_ten_that_hang(
+    start_fleet: Callable[..., Fleet], deaf: str, kind: str, chunk: int, quick: str
+) -> None:
+    handler = deaf if kind == "http" else f"python:tests.acceptance.hanging_{kind}"
+    options = {"handler": handler, "time_out": TIME_OUT, "chunk": chunk}
+    more = [SUBSCRIPTION.format(number=number, **options) for number in range(HANGING)]
+    quickly = {"handler": "python:tests.acceptance.quick_plain"} if quick == "plain" else {}
+    fleet = start_fleet(more="\n".join(more), max_ack_pending=500, **quickly)
+    fleet.scheduler()
+    fleet.worker()
+    commit(fleet)
+    wait_for("each that hangs is called", lambda: called(fleet) == HANGING)
+    commit(fleet)
+    wait_for("the quick one has done all", lambda: done(fleet) == 2 * HANGING * EACH, seconds=TIME_OUT)
+    waiting = "SELECT count(*), count(processed_at), count(last_error) FROM inbox_messages"
+    [(count, processed, failed)] = fleet.query("vibespro", waiting)
+    assert (processed, failed) == (0, 0), "none that hangs has come to its time-out"
+    assert count == 2 * HANGING * EACH
+
+
+def commit(fleet: Fleet) -> None:
+    """For each subscription that hangs events, which the quick one hears too."""
+    events = [
+        Event(event_type=f"hang_{n % HANGING}", aggregate_type="vibe", aggregate_id=f"v{n}", payload={"n": n})
+        for n in range(HANGING * EACH)
+    ]
+    with psycopg.connect(fleet.urls["vibespro"]) as connection:
+        Outbox("vibespro").add_many(connection, events)
+
+
+def called(fleet: Fleet) -> int:
+    """How many subscriptions have a call under way."""
+    [[count]] = fleet.query(
+        "vibespro", "SELECT count(DISTINCT subscription) FROM inbox_messages WHERE attempts > 0"
+    )
+    return int(count)
+
+
+def done(fleet: Fleet) -> int:
+    [[count]] = fleet.query("sea", "SELECT count(processed_at) FROM inbox_messages")
+    return int(count)
