@@ -46,6 +46,7 @@ soak: $(READY) ## break everything for hours; less of it: make soak SOAK_MINUTES
 # Every kind of fault, each many times; then what never heals. 60 minutes: over 300 faults, over 60,000 events.
 	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 $(SOAK_ARGS)
 	$(BIN)/relay chaos --minutes $(SOAK_LIVENESS_MINUTES) --rate 40 --liveness $(SOAK_ARGS)
+# Modes with several servers of a kind, a cluster or a pair that fails over, get a line here each.
 
 lint: $(READY) ## check style, types and who imports whom
 	$(BIN)/ruff check .

@@ -2,8 +2,10 @@
 
 The system has several sides: publishing, handling, and fetching for each subscription. A side moves when its count
 grows from one sample to the next, or when nothing waits on it; the system has recovered when all sides have moved
-since the fault ended. Faults follow each other closely and overlap. So what counts is the time without any fault:
-a recovery that others interrupt goes on after the last of them, and none is left out.
+since the fault ended. Faults follow each other closely and overlap. So what counts is the longest time of peace
+that passed before: a recovery that other faults interrupt begins anew after the last of them, and none is left
+out. What never gets enough peace to be found slow is found as a side that stands still, through all faults, beside
+others.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from relay.chaos.evidence import Evidence
@@ -26,6 +29,9 @@ SLOWEST: Final = 30.0
 #: In liveness mode no standstill with work waiting takes longer.
 AT_MOST: Final = 60.0
 _MANY: Final = 100
+_FETCHING: Final = "fetching for"
+#: So often others move that it is no coincidence.
+_OFTEN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A fault, and the seconds without any fault from its end until all sides moved. None: nothing was sampled."""
+    """A fault, and the longest peace, in seconds, from its end until all sides moved. None: not sampled."""
 
     fault: Fault
     seconds: float | None
@@ -68,7 +74,7 @@ def _fetching(source: Source) -> Side:
     def waiting(sample: Sample) -> int | None:
         return None if sample.pending is None else sample.pending.get(source)
 
-    return Side(f"fetching for {source}", done, waiting)
+    return Side(f"{_FETCHING} {source}", done, waiting)
 
 
 # --- recovery -----------------------------------------------------------------------------------
@@ -86,7 +92,7 @@ def _recovery(fault: Fault, samples: list[Sample], windows: Windows, all_sides: 
         return None
     start = bisect_left(samples, fault.ended, key=lambda sample: sample.at)
     moved = max(_moved(side, samples, start) for side in all_sides)
-    return windows.calm(fault.ended, min(moved, samples[-1].at))
+    return windows.longest_calm(fault.ended, min(moved, samples[-1].at))
 
 
 def _moved(side: Side, samples: list[Sample], start: int) -> float:
@@ -172,6 +178,31 @@ def _halted_in_peace(evidence: Evidence) -> Iterator[str]:
             yield f"{name} stood still for {seconds:.1f} s outside of faults while work waited"
 
 
+def _left_behind(evidence: Evidence) -> Iterator[str]:
+    """Each subscription that nobody fetched for while others were fetched for: no fault can be the reason."""
+    windows = Windows(evidence.faults)
+    samples = sorted(evidence.samples, key=lambda sample: sample.at)
+    fetching = [side for side in sides(evidence) if side.name.startswith(_FETCHING)]
+    moves = {side.name: _moves(side, samples) for side in fetching}
+    for side in fetching:
+        for first, last in _whole(_gaps(side, samples)):
+            others = (sum(first < at < last for at in moves[name]) for name in moves if name != side.name)
+            seconds = windows.calm(first, last)
+            if seconds > MOSTLY and max(others, default=0) >= _OFTEN:
+                yield f"{side.name} stood still for {last - first:.1f} s, {seconds:.1f} s of it outside of faults"
+
+
+def _moves(side: Side, samples: list[Sample]) -> list[float]:
+    """When a side's count grew."""
+    counts = [(sample.at, done) for sample in samples if (done := side.done(sample)) is not None]
+    return [at for (_, before), (at, done) in pairwise(counts) if done > before]
+
+
+def _whole(gaps: Iterator[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The longest of the gaps that have one beginning."""
+    return list(dict(gaps).items())
+
+
 def _slow(evidence: Evidence, measured: list[Recovery], times: list[float]) -> Iterator[str]:
     if evidence.faults and not measured:
         yield "no recovery could be measured: there are too few samples"
@@ -181,6 +212,7 @@ def _slow(evidence: Evidence, measured: list[Recovery], times: list[float]) -> I
         yield f"the {100 * share:.0f}th percentile of the recoveries is {mostly:.1f} s, more than {MOSTLY:.0f} s"
     limit = MOSTLY if mostly > MOSTLY else SLOWEST
     yield from _halted_in_peace(evidence)
+    yield from _left_behind(evidence)
     for fault, seconds in zip((found.fault for found in measured), times, strict=True):
         if seconds > limit:
             yield f"fault {fault.number} ({fault.kind} of {fault.target}): {seconds:.1f} s to recover"

@@ -21,7 +21,8 @@ _TIMELINE_NOTE: Final = (
     " in which the database did not answer."
 )
 _RECOVERY_NOTE: Final = (
-    "Seconds without any fault, from the end of a fault until events were published, fetched and handled again."
+    "Seconds from the end of a fault until events were published, fetched and handled again. If others came in"
+    " between, the longest time without any of them."
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from relay.chaos.evidence import read
 from relay.chaos.run import RunOptions, run
+from relay.chaos.windows import Windows
 from tests.acceptance.fleet import ROOT
 from tests.chaos.bugs import VARIABLE
 
@@ -25,7 +26,9 @@ def test_a_run_under_faults_keeps_every_promise(server_root: Path) -> None:
     evidence = read(directory / "history")
     assert len(evidence.business) >= 5_000
     assert len(evidence.faults) >= 30
-    assert len({fault.kind for fault in evidence.faults}) >= 10
+    assert len({fault.kind for fault in evidence.faults}) >= 20
+    windows = Windows(evidence.faults)
+    assert max(windows.active(fault.began) for fault in evidence.faults) >= 2  # one began while another lasted
     assert not (directory / "servers").exists()  # nothing to look into
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from uuid import UUID
 
@@ -19,8 +20,9 @@ import psycopg
 import pytest
 
 from relay.chaos.evidence import read
-from relay.chaos.history import Plan
-from relay.chaos.plan import Answer, effects_of, failures_of, plan_of
+from relay.chaos.history import Plan, Source
+from relay.chaos.plan import Answer, effects_of, failures_of, plan_of, slowness_of
+from relay.chaos.service import HANGING
 from relay.chaos.tables import prepare
 from relay.devstack import PostgresServer
 from relay.devstack.configuration import base_environment
@@ -37,12 +39,12 @@ class Client:
     port: int
     process: subprocess.Popen[bytes]
 
-    def call(self, id: UUID, timeout: float = 5) -> int | str:
+    def call(self, id: UUID, timeout: float = 5, event_type: str = "http") -> int | str:
         """The status, or the name of the error."""
         body = {
             "message_id": str(id),
-            "subject": "shop.event.http.v1",
-            "event_type": "http",
+            "subject": f"shop.event.{event_type}.v1",
+            "event_type": event_type,
             "event_version": 1,
             "payload": {"key": "k"},
         }
@@ -126,6 +128,40 @@ def test_a_call_that_hangs_gives_the_message_free_when_its_caller_gives_up(servi
     assert not effects(url)
     wait_for("the next call succeeds", lambda: service.call(hanging) == 200, 5)
     assert effects(url) == {hanging: 1}
+
+
+def test_a_call_ends_when_its_caller_hangs_up(service: Client, tmp_path: Path, url: str) -> None:
+    slow = next(id for id in accepted() if slowness_of(id, SEED) > 8)
+    assert service.call(slow, 1, "slow") == "ReadTimeout"
+    [call] = wait_for("the call is recorded", lambda: read(tmp_path).calls, 5)
+    [begun] = read(tmp_path).begun
+    assert (call.message_id, call.source, call.began) == (begun.message_id, Source.SLOW, begun.began)
+    assert 0.5 < call.ended - call.began < 4
+    assert call.answer == Answer.ERROR
+    assert not effects(url)
+
+
+def test_the_slow_handler_hangs_while_it_is_told_to_and_the_other_does_not(
+    service: Client, tmp_path: Path
+) -> None:
+    first, second, other = list(islice((id for id in accepted() if not slowness_of(id, SEED)), 3))
+    assert service.call(first, event_type="slow") == 200
+    (tmp_path / HANGING).touch()
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(service.call, second, 30, "slow")
+        assert service.call(other) == 200
+        wait_for("the slow call has begun", lambda: len(read(tmp_path).begun) == 3)
+        assert not hanging.done()
+        (tmp_path / HANGING).unlink()
+        assert hanging.result(20) == 200
+
+
+def accepted() -> Iterator[UUID]:
+    chance = random.Random(4)
+    while True:
+        id = UUID(int=chance.getrandbits(128), version=4)
+        if plan_of(id, SEED) is Plan.ACCEPT:
+            yield id
 
 
 def test_calls_at_once_have_one_effect(service: Client, url: str) -> None:

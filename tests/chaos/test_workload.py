@@ -119,7 +119,7 @@ def planned(event: Produced) -> list[str]:
     again = {Answer.ERROR, Answer.HANG, Answer.DROP}
     while not answers or (answers[-1] in again and len(answers) < ATTEMPTS):
         answers.append(answer_to(event.id, SEED, len(answers) + 1).value)
-    if event.source is Source.HTTP and event.plan is Plan.DROP:
+    if event.source in {Source.HTTP, Source.SLOW} and event.plan is Plan.DROP:
         answers[-1] = "repeat"  # its effect was committed at the first call
     return answers
 
