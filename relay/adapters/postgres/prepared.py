@@ -28,7 +28,7 @@ async def fetch(connection: Connection, command: Command) -> list[dict[str, Any]
         return await _fetch(connection, command)
     except psycopg.errors.InvalidSqlStatementName:
         # Nothing has run. The driver has had the server forget every statement, as it does after a rollback, or
-        # this one was never prepared: who prepared it was cancelled. Others may be there, so they stay as they are.
+        # this one was never prepared: who prepared it was cancelled. Others may be there, and stay as they are.
         _prepared[connection].discard(as_sent(command)[0])
         return await _fetch(connection, command)
 
