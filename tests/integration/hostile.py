@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from tests.integration.consuming import Subscription
@@ -23,9 +24,11 @@ class Raw:
 
 async def publish_raw(url: str, messages: Sequence[Raw]) -> None:
     """Send messages over a socket, with nobody who checks them."""
-    host, _, port = url.removeprefix("nats://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n')
+    server = urlsplit(url)
+    reader, writer = await asyncio.open_connection(server.hostname, server.port)
+    who = {"user": server.username, "pass": server.password}
+    options = {"verbose": False, "pedantic": False, "headers": True, **who}
+    writer.write(b"CONNECT %b\r\n" % json.dumps(options).encode())
     for it in messages:
         if it.headers is None:
             writer.write(b"PUB %b %d\r\n%b\r\n" % (it.subject, len(it.body), it.body))
