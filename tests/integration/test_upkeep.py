@@ -41,11 +41,16 @@ chunk = {chunk}
 # What the worker does around an actor, in one event loop.
 RUN = """
 import asyncio, importlib, json, sys
+from relay.actors import runtime
 actors = importlib.import_module(sys.argv[1])
 async def run():
     await actors.application.start()
     arguments = [json.loads(it) if it.startswith("[") else it for it in sys.argv[3:]]
-    await actors.broker.get_actor(sys.argv[2]).fn.__wrapped__(*arguments)
+    on_loop = runtime.on_loop.get(sys.argv[2])
+    if on_loop is None:
+        await actors.broker.get_actor(sys.argv[2]).fn.__wrapped__(*arguments)
+    else:
+        await on_loop.run(lambda: None, *arguments)
     await actors.application.stop()
 asyncio.run(run())
 """
