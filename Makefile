@@ -4,6 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOAK_MINUTES ?= 60
 SOAK_LIVENESS_MINUTES ?= 20
+SOAK_TOPOLOGY_MINUTES ?= 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo dev compose-env test soak lint bench clean
@@ -43,10 +44,11 @@ else
 endif
 
 soak: $(READY) ## break everything for hours; less of it: make soak SOAK_MINUTES=10
-# Every kind of fault, each many times; then what never heals. 60 minutes: over 300 faults, over 60,000 events.
+# Every kind of fault, each many times; what never heals; nodes of a cluster; a PostgreSQL that fails over.
 	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 $(SOAK_ARGS)
 	$(BIN)/relay chaos --minutes $(SOAK_LIVENESS_MINUTES) --rate 40 --liveness $(SOAK_ARGS)
-# Modes with several servers of a kind, a cluster or a pair that fails over, get a line here each.
+	$(BIN)/relay chaos --minutes $(SOAK_TOPOLOGY_MINUTES) --rate 40 --topology cluster $(SOAK_ARGS)
+	$(BIN)/relay chaos --minutes $(SOAK_TOPOLOGY_MINUTES) --rate 40 --topology failover $(SOAK_ARGS)
 
 lint: $(READY) ## check style, types and who imports whom
 	$(BIN)/ruff check .

@@ -91,11 +91,15 @@ backoff_max = "{most:g}s"
 """
 
 
-def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS) -> None:
-    """Write the relay.toml of the run, and make the archive beside it; servers are named by the environment."""
+def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS, replicas: int = 1) -> None:
+    """Write the relay.toml of the run, and make the archive beside it; servers are named by the environment.
+
+    ``replicas``: of each stream.
+    """
     cold = path.with_name(COLD)
     cold.mkdir(exist_ok=True)
     contexts = _CONTEXTS.replace('"COLD"', json.dumps(str(cold)))
+    contexts = contexts.replace('max_age = "3h"', f'max_age = "3h"\nreplicas = {replicas}')
     path.write_text(contexts + "".join(_subscription(source, service_url, max_attempts) for source in Source))
 
 

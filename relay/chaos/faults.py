@@ -9,7 +9,18 @@ from typing import Final
 
 from relay.chaos import history
 from relay.chaos.deployment import LINKS
-from relay.chaos.injections import archive, hostile, network, operators, processes, servers, store, workers
+from relay.chaos.injections import (
+    archive,
+    cluster,
+    failover,
+    hostile,
+    network,
+    operators,
+    processes,
+    servers,
+    store,
+    workers,
+)
 from relay.chaos.rig import Rig
 from relay.chaos.stage import Injection, Stage
 
@@ -62,6 +73,14 @@ def _only(*names: str) -> Callable[[Rig], Sequence[str]]:
     return lambda _rig: names
 
 
+def _in(topology: str, *names: str) -> Callable[[Rig], Sequence[str]]:
+    return lambda rig: names if rig.topology == topology else ()
+
+
+def _but_in(topology: str, *names: str) -> Callable[[Rig], Sequence[str]]:
+    return lambda rig: names if rig.topology != topology else ()
+
+
 def _with_disk(name: str) -> Callable[[Rig], Sequence[str]]:
     return lambda rig: [name] if name in rig.disks else []
 
@@ -83,7 +102,7 @@ def _processes() -> list[Kind]:
 
 
 def _servers() -> list[Kind]:
-    postgres, nats, valkey = _only("postgres"), _only("nats"), _only("valkey")
+    postgres, nats, valkey = _only("postgres"), _but_in("cluster", "nats"), _only("valkey")
     return [
         Kind("postgres-immediate", postgres, servers.postgres_immediate),
         Kind("postgres-restart", postgres, servers.stopped),
@@ -104,10 +123,33 @@ def _servers() -> list[Kind]:
 
 
 def _store() -> list[Kind]:
-    alone = frozenset(store.LINKS)
+    alone, nats = frozenset(store.LINKS), _but_in("cluster", "nats")
     return [
-        Kind("stream-tail-loss", _only("nats"), store.tail_lost, touches=alone),
-        Kind("stream-restored", _only("nats"), store.stream_restored, touches=alone),
+        Kind("stream-tail-loss", nats, store.tail_lost, touches=alone),
+        Kind("stream-restored", nats, store.stream_restored, touches=alone),
+    ]
+
+
+def _cluster() -> list[Kind]:
+    """Of a cluster: one node at a time, as two must be there, and leaders that change."""
+    node = _in("cluster", "nats")
+    return [
+        Kind("node-kill", node, cluster.node_killed, _MOMENT),
+        Kind("node-stop", node, cluster.node_stopped, _MOMENT),
+        Kind("node-freeze", node, cluster.node_frozen, _WHOLE),
+        Kind("leader-kill", node, cluster.leader_killed, _MOMENT),
+        Kind("leader-change", node, cluster.leaders_changed),
+    ]
+
+
+def _failover() -> list[Kind]:
+    """Of a PostgreSQL with a replica."""
+    postgres = _in("failover", "postgres")
+    return [
+        Kind("failover-kill", postgres, failover.primary_killed, _MOMENT),
+        Kind("failover-freeze", postgres, failover.primary_frozen, _MOMENT),
+        Kind("failover-planned", postgres, failover.switched_over, _MOMENT),
+        Kind("replica-kill", postgres, failover.replica_killed, _MOMENT),
     ]
 
 
@@ -131,7 +173,7 @@ def _people() -> list[Kind]:
         Kind("poison-rows", producer, operators.poisoned),
         Kind("large-payloads", producer, operators.large_payloads),
         Kind("future-rows", producer, operators.from_the_future),
-        Kind("hostile-messages", _only("nats"), hostile.hostile_messages),
+        Kind("hostile-messages", _but_in("cluster", "nats"), hostile.hostile_messages),
         Kind("operator-commands", _only("operator"), operators.commanded),
         Kind("archive", _only("operator"), archive.archived),
         Kind("handler-hang", _only("service"), operators.hanging, _WHOLE, frozenset({ALONE}), _HANG_SECONDS),
@@ -145,6 +187,8 @@ FAULTS: Final[dict[str, Kind]] = {
         *_processes(),
         *_servers(),
         *_store(),
+        *_cluster(),
+        *_failover(),
         *_network(),
         *_people(),
     ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from relay.chaos.passage import Conditions, Connection, Counters, Mode
@@ -20,17 +21,24 @@ _CALL_SECONDS: Final = 10.0
 
 
 class Link:
-    """One way from a kind of client to one server. Made by `Proxy.link`."""
+    """One way from a kind of client to one server, or to each node of a cluster. Made by `Proxy.link`."""
 
-    def __init__(self, name: str, target: int, call: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self.name, self.target = name, target
-        self.port = free_port()
+    def __init__(self, name: str, targets: Sequence[int], call: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self.name = name
+        #: Where clients connect, one for each target.
+        self.ports = tuple(free_port() for _ in targets)
+        self._targets = list(targets)
         self.counters = Counters()
         self._call = call
         self._conditions = Conditions()
         self._connections: set[Connection] = set()
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        """Where clients connect, if there is one server."""
+        return self.ports[0]
 
     @property
     def mode(self) -> Mode:
@@ -73,11 +81,19 @@ class Link:
         """Reset every connection and stay in the mode: what a firewall does that lost its state."""
         self._call(self._reset())
 
+    def retarget(self, target: int) -> None:
+        """Lead to another server from now on; every connection is reset."""
+        self._targets = [target]
+        self.reset()
+
     # --- within the loop ---
 
     async def _open(self) -> None:
-        if self._listener is None:
-            self._listener = await asyncio.start_server(self._accept, LOOPBACK, self.port, backlog=512)
+        if not self._listeners:
+            self._listeners = [
+                await asyncio.start_server(partial(self._accept, number), LOOPBACK, port, backlog=512)
+                for number, port in enumerate(self.ports)
+            ]
 
     async def _change(self, conditions: Conditions) -> None:
         self._conditions = conditions
@@ -87,9 +103,9 @@ class Link:
 
     async def _cut(self) -> None:
         self._conditions = Conditions(Mode.CUT)
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
         await self._reset()
 
     async def _reset(self) -> None:
@@ -100,7 +116,7 @@ class Link:
         await self._cut()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -112,7 +128,7 @@ class Link:
             return
         self._connections.add(connection)
         try:
-            await connection.run(LOOPBACK, self.target)
+            await connection.run(LOOPBACK, self._targets[number])
         finally:
             self._connections.discard(connection)
 
@@ -146,9 +162,9 @@ class Proxy:
         if not self._loop.is_closed():
             self._loop.close()
 
-    def link(self, name: str, target: int) -> Link:
-        """Open a link to a port of this machine, whether or not somebody listens there yet."""
-        link = Link(name, target, self._call)
+    def link(self, name: str, *targets: int) -> Link:
+        """Open a link to a port of this machine, or to several, whether or not somebody listens there yet."""
+        link = Link(name, targets, self._call)
         self._links.append(link)
         link.heal()
         return link

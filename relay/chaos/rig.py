@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
@@ -22,8 +23,18 @@ import psycopg
 from relay.chaos import deployment
 from relay.chaos.disk import SmallDisks
 from relay.chaos.proxy import Link, Proxy
+from relay.chaos.sampler import Fetched, fetched
 from relay.chaos.supervisor import Supervised, Supervisor
-from relay.devstack import DevStack, NatsServer, PostgresServer, ServerFailed, ValkeyServer, configuration, prepare
+from relay.devstack import (
+    DevStack,
+    NatsServer,
+    PostgresServer,
+    Server,
+    ServerFailed,
+    ValkeyServer,
+    configuration,
+    prepare,
+)
 from relay.devstack.leftovers import end_leftovers, marked
 from relay.devstack.logs import last_lines
 from relay.devstack.monitoring import connected_clients, get, pulled_consumers
@@ -45,9 +56,6 @@ class Rig:
     ``max_attempts``: of the subscriptions. ``environment``: further variables of workers and schedulers.
     ``small_disks``: PostgreSQL and nats-server get disks that can be full, if this user may make them (``disks``).
     """
-
-    #: Makes the servers in a directory. More than one of each is for a subclass of both.
-    make_servers: ClassVar[type[DevStack]] = DevStack
 
     def __init__(
         self,
@@ -113,12 +121,12 @@ class Rig:
     @property
     def producer_url(self) -> str:
         """The database ``shop`` through the link of the producers: for whoever works under faults."""
-        return deployment.database_url(self._servers("producer")["postgres"], deployment.PRODUCING)
+        return deployment.database_url(self.addresses("producer")["postgres"], deployment.PRODUCING)
 
     @property
     def environment(self) -> dict[str, str]:
         """An environment in which commands reach the servers without a link."""
-        return self._environment(self._servers())
+        return self._environment(self.addresses())
 
     @property
     def cold(self) -> Path:
@@ -173,12 +181,12 @@ class Rig:
                 yield process.name, f"{process.name} does not run"
         if get(deployment.service_url(self._service_port).replace("/handle", "/healthz")) is None:
             yield "service", "the handler service does not answer"
-        clients = connected_clients(self.nats.monitor_url)
+        clients = self.clients()
         for role in ("worker", "scheduler"):
             wanted = [process for process in self.of_role(role) if process.wanted]
             if clients[f"jetrelay-{role}"] < len(wanted):
                 yield wanted[0].name, f"a {role} is not connected"
-        pulled = pulled_consumers(self.nats.monitor_url)
+        pulled = self.pulled()
         for subscription in self.settings.contexts[deployment.CONSUMING].subscriptions.values():
             if (subscription.stream, subscription.durable) not in pulled:
                 yield "worker-1", f"nobody pulls the subscription {subscription.name}"
@@ -192,47 +200,83 @@ class Rig:
             last.callback(end_leftovers, self.directory)
             last.callback(self._supervisor.stop)
 
+    # --- what servers that stand in for each other do otherwise: see `topologies` ---
+
+    #: Makes the servers in a directory.
+    make_servers: ClassVar[type[DevStack]] = DevStack
+    #: How the servers are arranged: some kinds of faults are for some arrangements.
+    topology: ClassVar[str] = "single"
+    #: How many nodes keep each stream.
+    replicas: ClassVar[int] = 1
+
+    def on_small_disks(self) -> Sequence[Server]:
+        """The servers that may run out of room."""
+        return (self.postgres, self.nats)
+
+    def ports_of(self, server: str) -> tuple[int, ...]:
+        """The port of a server, or of the handler service."""
+        if server == "service":
+            return (self._service_port,)
+        return (next(it.port for it in self.stack.servers if it.name == server),)
+
+    def address(self, server: str, link: Link | None) -> str:
+        """Return the address of a server, or of a link to it."""
+        url = next(it.url for it in self.stack.servers if it.name == server)
+        return url if link is None else at_port(url, link.port)
+
+    def open_link(self, name: str, server: str) -> Link:
+        """Open a link to a server, or to the handler service."""
+        return self.proxy.link(name, *self.ports_of(server))
+
+    def addresses(self, role: str | None = None) -> dict[str, str]:
+        """Return the addresses of the servers by name, or of the links of a role to them where it has some."""
+        names = [server.name for server in self.stack.servers]
+        return {name: self.address(name, self.links.get(f"{role}-{name}")) for name in names}
+
+    def clients(self) -> Counter[str]:
+        """Count the connections to nats-server by the names of clients."""
+        return connected_clients(self.nats.monitor_url)
+
+    def pulled(self) -> set[tuple[str, str]]:
+        """Return stream and name of each consumer that is pulled."""
+        return pulled_consumers(self.nats.monitor_url)
+
+    def fetched(self) -> Fetched:
+        """How far each subscription has fetched, and what waits for it."""
+        return fetched(self.nats.monitor_url)
+
     # --- how ---
 
     def _start_servers(self) -> None:
         self.history.mkdir(parents=True, exist_ok=True)
         (self.directory / "logs").mkdir(exist_ok=True)
         if self._small_disks:
-            self.disks.lay_under(self.postgres, self.nats)
+            self.disks.lay_under(*self.on_small_disks())
         self.stack.start()
         end_leftovers(self.directory)
         self._service_port = free_port()
         self.proxy.start()
-        targets = {server.name: server.port for server in self.stack.servers} | {"service": self._service_port}
         for name in deployment.LINKS:
-            self.links[name] = self.proxy.link(name, targets[name.partition("-")[2]])
+            self.links[name] = self.open_link(name, name.partition("-")[2])
         service = deployment.service_url(self.links["worker-service"].port)
-        deployment.write_config(self._config, service, self._max_attempts)
+        deployment.write_config(self._config, service, self._max_attempts, self.replicas)
         prepare.prepare(self.stack, self.settings)
         with contextlib.suppress(psycopg.errors.DuplicateDatabase):
             self.postgres.create_database(deployment.CASES)
         self._write_shell()
 
     def _write_shell(self) -> None:
-        ours = deployment.variables(self._config, self._servers())
+        ours = deployment.variables(self._config, self.addresses())
         configuration.Configuration(self.settings, self.environment, ours).write_shell(
             self.directory / "environment"
         )
-
-    def _servers(self, role: str | None = None) -> dict[str, str]:
-        """Return the addresses of the servers by name, or of the links of a role to them where it has some."""
-        links = {server.name: self.links.get(f"{role}-{server.name}") for server in self.stack.servers}
-        return {
-            server.name: at_port(server.url, link.port) if (link := links[server.name]) else server.url
-            for server in self.stack.servers
-        }
 
     def _environment(self, servers: dict[str, str]) -> dict[str, str]:
         return {**configuration.base_environment(inherit=False), **deployment.variables(self._config, servers)}
 
     def _linked(self, role: str) -> dict[str, str]:
         """Return the environment of a process that reaches every server through the links of its role."""
-        return {**self._environment(self._servers(role)), **self._extra}
+        return {**self._environment(self.addresses(role)), **self._extra}
 
     def _with_levers(self, worker: str) -> dict[str, str]:
         environment, levers = self._linked("worker"), self.levers(worker)
@@ -256,7 +300,7 @@ class Rig:
 
     def _service_command(self) -> tuple[str, ...]:
         """Return the command of the handler service; it answers ``/handle``, and ``/healthz`` with 200."""
-        database = deployment.database_url(self._servers("service")["postgres"], deployment.CASES)
+        database = deployment.database_url(self.addresses("service")["postgres"], deployment.CASES)
         # Everybody can read a command line: the password goes into the environment.
         where = (
             "--database",

@@ -21,6 +21,7 @@ from relay.chaos.nemesis import Nemesis
 from relay.chaos.report import Meta, render
 from relay.chaos.rig import Rig
 from relay.chaos.sampler import Sampler
+from relay.chaos.topologies import RIGS
 from relay.chaos.workload import Workload
 
 REPORT: Final = "report.html"
@@ -45,6 +46,7 @@ class RunOptions:
     workers: int = 2
     batch: int = 100
     liveness: bool = False
+    topology: str = "single"
     every: tuple[float, float] = (3.0, 8.0)
     hold: tuple[float, float] = (5.0, 30.0)
     kinds: Collection[str] | None = None
@@ -72,7 +74,7 @@ def run(options: RunOptions, command: str, say: Callable[[str], object] = print)
     Records, logs and report stay in the directory; the servers' data stays only if a promise was broken.
     """
     began = time.monotonic()
-    with Rig(
+    with RIGS[options.topology](
         options.directory,
         workers=options.workers,
         seed=options.seed,
@@ -85,7 +87,7 @@ def run(options: RunOptions, command: str, say: Callable[[str], object] = print)
         say(f"ready after {time.monotonic() - began:.0f} s; records and logs are in {rig.directory}")
         with closing(_Told(rig.history / "run.jsonl", say)) as history:
             workload = Workload(rig.producer_url, history, options.seed, rate=options.rate, batch=options.batch)
-            with Sampler(rig.urls, history, lambda: workload.committed, monitor=rig.nats.monitor_url):
+            with Sampler(rig.urls, history, lambda: workload.committed, fetched=rig.fetched):
                 left_out = _disturb(options, rig, history, workload, say)
                 say("the last fault is healed; waiting for rest")
                 drained = settle(rig.urls, rig.nats.url, options.rest, rig.cold)
@@ -109,7 +111,7 @@ def _disturb(
         burst=workload.burst,
     )
     if nemesis.left_out:
-        say(f"left out, as this user may not: {', '.join(nemesis.left_out)}")
+        say(f"left out, as they are for another user or other servers: {', '.join(nemesis.left_out)}")
     with workload:
         until = time.monotonic() + options.seconds
         (nemesis.run_liveness if options.liveness else nemesis.run)(until)
@@ -122,6 +124,7 @@ def _judge(options: RunOptions, command: str, left_out: Sequence[str], *, draine
     judgements = judge(evidence, drained=drained, liveness=options.liveness, max_attempts=options.max_attempts)
     facts = {
         "mode": "liveness" if options.liveness else "safety",
+        "servers": options.topology,
         "seconds of faults": f"{options.seconds:.0f}",
         "events per second at most": f"{options.rate:g}",
         "workers": str(options.workers),

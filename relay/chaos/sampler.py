@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, LiteralString, Self
+from typing import Any, Final, LiteralString, Self, TypeAlias
 
 import psycopg
 
@@ -27,6 +27,8 @@ SELECT (SELECT count(*) FROM inbox_messages) - count(*), count(*)
 FROM inbox_messages
 WHERE processed_at IS NULL AND dead_lettered_at IS NULL
 """
+#: How far each subscription has fetched, and how many messages wait for it; None for each if unknown.
+Fetched: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]
 _CONNECTION: Final[dict[str, Any]] = {
     "autocommit": True,
     "connect_timeout": 2,
@@ -39,8 +41,8 @@ _CONNECTION: Final[dict[str, Any]] = {
 class Sampler:
     """A thread that records a `Sample` every ``interval`` seconds, and one at the end. A context manager.
 
-    ``committed``: how many events the producers know to be committed. ``monitor``: where nats-server answers
-    about its consumers; without it they are not asked. It should reach databases and server directly.
+    ``committed``: how many events the producers know to be committed. ``fetched``: how far each subscription has
+    fetched. Both should reach databases and server directly.
     """
 
     def __init__(
@@ -49,10 +51,10 @@ class Sampler:
         history: History,
         committed: Callable[[], int],
         *,
-        monitor: str | None = None,
+        fetched: Callable[[], Fetched] = lambda: (None, None),
         interval: float = 1.0,
     ) -> None:
-        self._monitor = monitor
+        self._fetched = fetched
         self._shop, self._sea = _Reader(urls["shop"], _OUTBOX), _Reader(urls["sea"], _INBOX)
         self._history, self._committed, self._interval = history, committed, interval
         self._stopping = threading.Event()
@@ -87,12 +89,12 @@ class Sampler:
         at, committed = now(), self._committed()
         published, outbox = self._shop.read()
         handled, inbox = self._sea.read()
-        delivered, pending = (None, None) if self._monitor is None else fetched(self._monitor)
+        delivered, pending = self._fetched()
         self._history.write(Sample(at, committed, published, handled, outbox, inbox, delivered, pending))
 
 
-def fetched(monitor: str) -> tuple[dict[str, int] | None, dict[str, int] | None]:
-    """How far each subscription has fetched, and how many messages wait for it; None for each if unknown."""
+def fetched(monitor: str, node: str | None = None) -> Fetched:
+    """Ask a server; ``node``: its name in a cluster, where it knows of the consumers that it leads."""
     answer = get(f"{monitor}/jsz?streams=true&consumers=true")
     if answer is None:
         return None, None
@@ -102,6 +104,7 @@ def fetched(monitor: str) -> tuple[dict[str, int] | None, dict[str, int] | None]
         for stream in account.get("stream_detail", ())
         if stream["name"] == STREAM
         for consumer in stream.get("consumer_detail", ())
+        if node is None or consumer.get("cluster", {}).get("leader") == node
     ]
     named = {consumer["name"].rpartition("__")[2]: consumer for consumer in consumers}
     delivered = {name: consumer["delivered"]["consumer_seq"] for name, consumer in named.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 _SHORT_MINUTES: Final = 5.0
 
 
-def chaos(
+class Topology(StrEnum):
+    """How the servers are arranged; see `relay.chaos.topologies`."""
+
+    SINGLE = "single"
+    CLUSTER = "cluster"
+    FAILOVER = "failover"
+
+
+def chaos(  # noqa: PLR0913, PLR0917 - its options
     minutes: Annotated[float, typer.Option(min=0.2, help="For how long faults strike.")] = 2.0,
     seed: Annotated[int | None, typer.Option(help="Repeats the faults and events of a run.")] = None,
     liveness: Annotated[
@@ -35,6 +44,10 @@ def chaos(
     without: Annotated[
         list[str] | None, typer.Option("--without", help="A kind of fault to leave out; may be repeated.")
     ] = None,
+    topology: Annotated[
+        Topology,
+        typer.Option(help="One of each server, three NATS nodes, or a PostgreSQL whose replica takes over."),
+    ] = Topology.SINGLE,
     directory: Annotated[Path, typer.Option(help="Where runs leave records, logs and reports.")] = Path(
         ".relay/chaos"
     ),
@@ -53,10 +66,13 @@ def chaos(
 
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     options = replace(
-        _options(directory, minutes, seed, rate, workers, liveness=liveness), kinds=_kinds(only, without)
+        _options(directory, minutes, seed, rate, workers, liveness=liveness),
+        kinds=_kinds(only, without),
+        topology=topology.value,
     )
     command = f"relay chaos --minutes {minutes:g} --seed {seed} --rate {rate:g} --workers {workers}"
     command += " --liveness" if liveness else ""
+    command += "" if topology is Topology.SINGLE else f" --topology {topology.value}"
     command += "".join(f" --only {kind}" for kind in only or ())
     command += "".join(f" --without {kind}" for kind in without or ())
     typer.echo(command)

@@ -20,13 +20,15 @@ class NatsServer(Server):
     """A single JetStream node with file storage.
 
     ``sync`` says when stored messages reach the disk: ``always`` (before the publisher hears of success, as a
-    promise to lose nothing needs) or an interval such as ``2m``, the server's own default.
+    promise to lose nothing needs) or an interval such as ``2m``, the server's own default. ``server_name``: how it
+    calls itself to others.
     """
 
     name = "nats"
 
-    def __init__(self, directory: Path | str, *, sync: str = "always") -> None:
+    def __init__(self, directory: Path | str, *, sync: str = "always", server_name: str = "jetrelay-dev") -> None:
         super().__init__(directory)
+        self.server_name = server_name
         self._sync = sync
         self._monitor_port: int | None = None
 
@@ -69,7 +71,7 @@ listen: "{LOOPBACK}:{self.port}"
 http: "{LOOPBACK}:{self._monitor_port}"
 http_base_path: "/{self.password}"
 authorization {{ user: "{_USER}", password: "{self.password}" }}
-server_name: jetrelay-dev
+server_name: {self.server_name}
 max_payload: 1MB
 jetstream {{
   store_dir: {store}

@@ -81,14 +81,14 @@ class PostgresServer(Server):
         if not self._finished.exists():
             self._initialise()
             self._finished.touch()
-        self._shut()
+        self._protect()
         options = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
         return [self._program("postgres"), "-D", self._data, "-p", str(self.port), *options]
 
     def answers(self) -> bool:
         """Whether it takes connections, recovery done."""
         try:
-            self._connect().close()
+            self.connect().close()
         except psycopg.OperationalError:
             return False
         return True
@@ -111,19 +111,23 @@ class PostgresServer(Server):
             lock_file.unlink(missing_ok=True)
 
     def _initialise(self) -> None:
-        """Run initdb in an empty directory; remains of an interrupted run are removed first."""
-        if self._data.exists():
-            shutil.rmtree(self._data)
-        self._data.mkdir(mode=0o700)
-        if self._account:
-            shutil.chown(self._data, self._account.uid, self._account.gid)
+        """Run initdb."""
+        self._empty()
         options = ["--username=postgres", "--auth=reject", "--encoding=UTF8", "--locale=C"]
         builtin = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         initdb = self._spawn([self._program("initdb"), "-D", self._data, *options, *builtin])
         if initdb.wait(_INITDB_SECONDS) != 0:
             raise self._failure("could not be initialised")
 
-    def _shut(self) -> None:
+    def _empty(self) -> None:
+        """Have an empty directory for the data; remains of an interrupted run are removed."""
+        if self._data.exists():
+            shutil.rmtree(self._data)
+        self._data.mkdir(mode=0o700)
+        if self._account:
+            shutil.chown(self._data, self._account.uid, self._account.gid)
+
+    def _protect(self) -> None:
         """Let nobody in without our password; does nothing if that was done. Also for a cluster made by others.
 
         Nobody can connect meanwhile: the password is set by a server that listens nowhere.
@@ -147,9 +151,9 @@ class PostgresServer(Server):
         return readable / installed.relative_to(package)
 
     def _execute(self, statement: sql.Composed) -> None:
-        with self._connect() as connection:
+        with self.connect() as connection:
             connection.execute(statement)
 
-    def _connect(self) -> psycopg.Connection:
+    def connect(self) -> psycopg.Connection:
         """Connect with nothing taken from PGOPTIONS or PGSSLMODE, which may suit another server of the user's."""
         return psycopg.connect(self.url, autocommit=True, connect_timeout=2, options="", sslmode="disable")
