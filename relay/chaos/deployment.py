@@ -7,6 +7,7 @@ are short, so that a run of minutes sees many retries; attempts are plenty, so t
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,10 @@ COLD: Final = "cold"
 #: With the back-off below: more than a minute of failures, within which every fault is healed.
 MAX_ATTEMPTS: Final = 60
 
+_PYTHON: Final = (sys.executable, "-m")
+SCHEDULER_COMMAND: Final = (*_PYTHON, "scheduler")
+#: How long a worker that is asked to end may finish its work; the supervisor kills it later than that.
+_PATIENCE_MS: Final = "8000"
 #: A handler's time-out. The slow one's is longer than a lease, so that a lease can be lost during a call.
 CALL_SECONDS: Final = {Source.HTTP: 3.0, Source.PYTHON: 3.0, Source.ORDERED: 3.0, Source.SLOW: 20.0}
 #: A claim outlives its worker by so much.
@@ -145,3 +150,24 @@ def variables(config: Path, servers: Mapping[str, str]) -> dict[str, str]:
         "NATS_URL": servers["nats"],
         "REDIS_URL": servers["valkey"],
     }
+
+
+def worker_command(threads: int) -> tuple[str, ...]:
+    """Return the command of a worker."""
+    size = ("--processes", "1", "--threads", str(threads))
+    return (*_PYTHON, "dramatiq", "relay.actors", *size, "--worker-shutdown-timeout", _PATIENCE_MS)
+
+
+def service_command(postgres: str, port: int, history: Path, seed: int) -> tuple[str, ...]:
+    """Return the command of the handler service; it answers ``/handle``, and ``/healthz`` with 200.
+
+    ``postgres``: the address of the server, whose password goes into the environment: anybody can read a command.
+    """
+    parts = urlsplit(database_url(postgres, CASES))
+    database = parts._replace(netloc=f"{parts.username}@{parts.hostname}:{parts.port}").geturl()
+    options = {"database": database, "port": port, "directory": history, "seed": seed}
+    return (
+        *_PYTHON,
+        "relay.chaos.service",
+        *(str(it) for name, value in options.items() for it in (f"--{name}", value)),
+    )

@@ -11,7 +11,6 @@ Links and databases: see `deployment`. Processes: ``worker-1``…, ``scheduler-1
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,9 +43,6 @@ from relay.settings import Settings, load_settings
 from relay.settings.model import installed_actor_modules
 
 _READY_SECONDS: Final = 90.0
-_PYTHON: Final = (sys.executable, "-m")
-#: How long a worker that is asked to end may finish its work; the supervisor kills it later than that.
-_PATIENCE_MS: Final = "8000"
 
 
 class Rig:
@@ -153,12 +149,14 @@ class Rig:
 
         Raises ServerFailed after 90 s; the message ends with the log of who is missing.
         """
-        self._add("service", "service", self._service_command(), self._service_environment())
+        postgres = self.addresses("service")["postgres"]
+        command = deployment.service_command(postgres, self._service_port, self.history, self.seed)
+        self._add("service", "service", command, self._service_environment())
         for number in range(1, self._schedulers + 1):
-            self._add(f"scheduler-{number}", "scheduler", (*_PYTHON, "scheduler"), self._linked("scheduler"))
+            self._add(f"scheduler-{number}", "scheduler", deployment.SCHEDULER_COMMAND, self._linked("scheduler"))
         for number in range(1, self._workers + 1):
             name = f"worker-{number}"
-            self._add(name, "worker", self._worker_command(), self._with_levers(name))
+            self._add(name, "worker", deployment.worker_command(self._threads), self._with_levers(name))
         for process in self.processes.values():
             process.start()
         self._supervisor.start(self.processes.values())
@@ -292,30 +290,6 @@ class Rig:
         environment = {"RELAY_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1", **environment}
         self.processes[name] = Supervised(
             name, role, command, marked(environment, self.directory), self._log(name)
-        )
-
-    def _worker_command(self) -> tuple[str, ...]:
-        size = ("--processes", "1", "--threads", str(self._threads))
-        return (*_PYTHON, "dramatiq", "relay.actors", *size, "--worker-shutdown-timeout", _PATIENCE_MS)
-
-    def _service_command(self) -> tuple[str, ...]:
-        """Return the command of the handler service; it answers ``/handle``, and ``/healthz`` with 200."""
-        database = deployment.database_url(self.addresses("service")["postgres"], deployment.CASES)
-        # Everybody can read a command line: the password goes into the environment.
-        where = (
-            "--database",
-            database.replace(f":{self.postgres.password}@", "@"),
-            "--port",
-            str(self._service_port),
-        )
-        return (
-            *_PYTHON,
-            "relay.chaos.service",
-            *where,
-            "--directory",
-            str(self.history),
-            "--seed",
-            str(self.seed),
         )
 
     def _service_environment(self) -> dict[str, str]:

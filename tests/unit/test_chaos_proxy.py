@@ -159,7 +159,7 @@ def test_a_server_that_is_not_there_resets_the_client_until_it_is(proxy: Proxy, 
     with pytest.raises(ConnectionResetError):  # as early as in connect()
         first_byte()
     assert link.counters.unreachable == 1
-    link.target = echo.port  # it has come up
+    link.retarget(echo.port)  # it has come up, elsewhere
     with socket.create_connection((LOOPBACK, link.port), timeout=5) as connection:
         assert ask(connection) == b"hello"
 

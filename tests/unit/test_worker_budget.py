@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty
+from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -28,22 +29,33 @@ class Item:
         return SimpleNamespace(queue_name=self.name, options=options)
 
 
+OVER = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def busy() -> Iterator[None]:
+    """The threads of `take` stay until the test is over: another would get the identity of one that has ended."""
+    OVER.clear()
+    yield
+    OVER.set()
+
+
 def take(queue: BudgetedQueue) -> Item:
     """Take an item in a thread of its own, as a worker thread that stays busy with it."""
-    taken: list[Item] = []
+    taken = SimpleQueue[Item | None]()
 
     def work() -> None:
         try:
-            taken.append(queue.get_nowait())
+            taken.put(queue.get_nowait())
         except Empty:
-            return
+            taken.put(None)
+        else:
+            OVER.wait()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if not taken:
+    threading.Thread(target=work).start()
+    if (item := taken.get()) is None:
         raise Empty
-    return taken[0]
+    return item
 
 
 def test_a_queue_gets_no_more_threads_than_its_budget() -> None:
