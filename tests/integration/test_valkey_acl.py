@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dramatiq
+import dramatiq.brokers.redis
 import pytest
 import redis
 import yaml
@@ -180,3 +182,13 @@ def test_the_container_starts_with_these_users(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert (tmp_path / "users.acl").stat().st_mode & 0o077 == 0
+
+
+def test_every_command_of_a_script_is_granted() -> None:
+    """Of ours, and of those of the broker's script that a fleet runs; ``qsize`` is for tests."""
+    granted = set(re.findall(r"\+(\w+)", (DEPLOY / "valkey" / "users.acl").read_text()))
+    lua = (Path(dramatiq.brokers.redis.__file__).parent / "redis" / "dispatch.lua").read_text()
+    ours = [path.read_text() for path in (ROOT / "relay").rglob("*.py")]
+    called = set(re.findall(r"""redis\.p?call\(["'](\w+)""", "".join([*ours, lua.split('command == "qsize"')[0]])))
+    assert called
+    assert called - granted == set()
