@@ -71,7 +71,7 @@ async def test_what_waits_in_the_inbox_is_told_by_subscription(conn: Connection,
 async def test_a_delayed_event_waits_and_is_not_overdue(conn: Connection, database_url: str) -> None:
     put(conn, "outbox_events", {"occurred_at": 9, "available_at": -1})
     found = await backlogs(database_url)
-    assert (found.outbox.count, found.outbox.oldest_age_seconds, found.overdue.seconds) == (1, age(9), 0)
+    assert (found.outbox.waiting, found.outbox.waiting_age_seconds, found.overdue.seconds) == (1, age(9), 0)
     put(conn, "outbox_events", {"occurred_at": 8, "available_at": 2})
     put(conn, "outbox_events", {"occurred_at": 1})
     assert (await backlogs(database_url)).overdue.seconds == age(2)

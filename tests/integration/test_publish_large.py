@@ -17,6 +17,7 @@ import pytest
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres import outbox
 from relay.adapters.postgres.sql import statement
+from relay.devstack.private import at_port
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
 from relay.domain.facts import EventDied
 from relay.domain.ordering import Shard
@@ -281,7 +282,7 @@ async def narrow(nats_url: str, rate: int) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=16_384)
     try:
-        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield at_port(nats_url, server.sockets[0].getsockname()[1])
     finally:
         server.close()
         for task in list(tasks):

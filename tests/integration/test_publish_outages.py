@@ -234,8 +234,13 @@ async def test_waiting_for_the_connection_spends_the_time_of_the_claim_too(
 # --- the database ---
 
 
+def address(connection: Any) -> str:
+    """Where a connection leads; what it shows itself leaves the password out."""
+    return f"{connection.info.dsn} password={connection.info.password}"
+
+
 async def terminate(claim: Any) -> None:
-    query(claim.conn.info.dsn, "SELECT pg_terminate_backend(%s)", claim.conn.info.backend_pid)
+    query(address(claim.conn), "SELECT pg_terminate_backend(%s)", claim.conn.info.backend_pid)
 
 
 async def outlive_the_lease(claim: Any) -> None:
@@ -243,7 +248,7 @@ async def outlive_the_lease(claim: Any) -> None:
     await claim.conn.execute("SET LOCAL idle_in_transaction_session_timeout = '1ms'")
     gone = "SELECT 1 FROM pg_stat_activity WHERE pid = %s"
     await eventually(
-        "the claim is lost", lambda: not query(claim.conn.info.dsn, gone, claim.conn.info.backend_pid)
+        "the claim is lost", lambda: not query(address(claim.conn), gone, claim.conn.info.backend_pid)
     )
 
 

@@ -111,7 +111,11 @@ async def test_a_message_carries_the_event(relay: Relay) -> None:
         "causation_id": str(cause),
         "payload": {"title": "Grüße", "n": 1},
     }
-    assert (other.subject, other.headers) == (elsewhere, {"Nats-Msg-Id": str(second)})
+    # Its subject does not say what it is.
+    assert (other.subject, other.headers) == (
+        elsewhere,
+        {"Nats-Msg-Id": str(second), "Relay-Event-Type": "vibe_created", "Relay-Event-Version": "1"},
+    )
 
 
 async def test_what_was_published_is_stated_as_a_fact(relay: Relay) -> None:

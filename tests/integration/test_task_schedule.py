@@ -106,9 +106,9 @@ async def test_the_correlation_comes_from_the_request_or_begins_with_the_task(ta
     [
         ("nobody", {}, {}, UnknownTask, "UNKNOWN_TASK [task]: no task is called 'nobody' here"),
         (print, {}, {}, UnknownTask, "UNKNOWN_TASK [task]"),
-        ("mail", {"n": "many"}, {}, InvalidPayload, "payload.n: "),
-        ("mail", {}, {}, InvalidPayload, "payload.n: Field required"),
-        ("strict", {"account": "7"}, {}, InvalidPayload, "payload.account: "),
+        ("mail", {"n": "many"}, {}, InvalidPayload, "int_parsing at payload.n"),
+        ("mail", {}, {}, InvalidPayload, "missing at payload.n"),
+        ("strict", {"account": "7"}, {}, InvalidPayload, "uuid_parsing at payload.account"),
         ("mail", {"n": 1, "to": object()}, {}, InvalidPayload, "INVALID_PAYLOAD [payload]"),
         ("mail", {"n": 1, "to": "a\x00b"}, {}, InvalidPayload, "NUL"),
         ("mail", {"n": 1, "to": "x" * 201}, {}, ValueError, "concurrency_key"),

@@ -281,7 +281,7 @@ def test_a_handler_must_not_end_the_transaction(
         unit.save(Case.open("b"))
 
     def outer(_: Do, unit: Unit) -> Any:
-        return telling.do(handle).unwrap()
+        return telling.do(handle, session=unit.session).unwrap()
 
     with pytest.raises(CommitRefused, match="COMMIT_REFUSED: a handler "):
         telling.do(outer if joined else handle)

@@ -1,6 +1,8 @@
--- The heads of these keys, now that the ones before them are done with: marked as enqueued, if they may run.
-UPDATE inbox_messages AS i
-SET enqueued_at = now()
+-- The heads of these keys, now that the ones before them are done with: marked as enqueued, if they may run. Rows
+-- that somebody has locked are passed over, as in promote_messages.
+WITH heads AS MATERIALIZED (
+SELECT i.message_id
+FROM inbox_messages AS i
 WHERE i.message_id IN (
           SELECT (
               SELECT head.message_id FROM inbox_messages AS head
@@ -18,4 +20,9 @@ WHERE i.message_id IN (
   AND NOT EXISTS (
           SELECT 1 FROM parked_keys AS p
           WHERE p.subscription = i.subscription AND p.order_key = i.order_key)
-RETURNING message_id
+FOR NO KEY UPDATE SKIP LOCKED)
+UPDATE inbox_messages AS i
+SET enqueued_at = now()
+FROM heads
+WHERE i.message_id = heads.message_id
+RETURNING i.message_id

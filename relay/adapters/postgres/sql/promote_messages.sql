@@ -1,6 +1,9 @@
--- Which of these messages, behind another of their key a moment ago, may run by now. Marks them as enqueued.
-UPDATE inbox_messages AS i
-SET enqueued_at = now()
+-- Which of these messages, behind another of their key a moment ago, may run by now. Marks them as enqueued. Rows
+-- that somebody has locked are passed over: whoever claims or settles them needs no other to say so, and two
+-- statements that wait for rows of each other would be a deadlock.
+WITH heads AS MATERIALIZED (
+SELECT i.message_id
+FROM inbox_messages AS i
 WHERE i.message_id = ANY (%(ids)s::uuid[])
   AND i.enqueued_at IS NULL
   AND i.dead_lettered_at IS NULL
@@ -16,4 +19,9 @@ WHERE i.message_id = ANY (%(ids)s::uuid[])
   AND NOT EXISTS (
           SELECT 1 FROM parked_keys AS p
           WHERE p.subscription = i.subscription AND p.order_key = i.order_key)
-RETURNING message_id
+FOR NO KEY UPDATE SKIP LOCKED)
+UPDATE inbox_messages AS i
+SET enqueued_at = now()
+FROM heads
+WHERE i.message_id = heads.message_id
+RETURNING i.message_id
