@@ -90,7 +90,7 @@ def test_poison_becomes_a_dead_letter_and_its_effect_is_undone(python_fleet: Fle
     [good] = commit(fleet, {"n": 1})
     wait_for("all are finished", lambda: processed(fleet) == 1 and dead(fleet) == 2)
     assert fleet.inbox(bad)["last_error"] == "Poison: not this one"
-    assert "payload.crash: " in fleet.inbox(unfit)["last_error"]
+    assert "at payload.crash" in fleet.inbox(unfit)["last_error"]
     assert effects(fleet) == {good: 1}
 
 
