@@ -17,7 +17,7 @@ from typing import Any, Final
 import nats.errors
 
 from relay.adapters.jetstream.client import RelayClient
-from relay.adapters.jetstream.refusals import Refusal, unreachable
+from relay.adapters.jetstream.refusals import Refusal, telling, unreachable
 from relay.domain.errors import BrokerRefused, BrokerUnreachable
 
 _READY_TIMEOUT: Final = 2.0
@@ -98,7 +98,7 @@ class NatsConnection:
                 self._note_up()
                 await closed.wait()
             except (OSError, nats.errors.Error, TimeoutError) as error:
-                self._last_error = error
+                self._last_error = telling(self._last_error, error)
             self._note_down()
             await asyncio.sleep(_RESTART_DELAY)
 
@@ -118,7 +118,7 @@ class NatsConnection:
             self._note_up()
 
         async def on_error(error: Exception) -> None:
-            self._last_error = error
+            self._last_error = telling(self._last_error, error)
 
         client.on_refused = partial(self._note_refused, client)
         await client.connect(

@@ -76,6 +76,15 @@ class Refusals:
         return self._inbox
 
 
+def telling(before: Exception, error: Exception) -> Exception:
+    """Which of two errors of attempts to connect says more.
+
+    A server that accepts no credentials closes at once: where it had more to read, the reset overtakes its reason.
+    """
+    text = str(before).lower()
+    return before if isinstance(error, ConnectionResetError) and any(it in text for it in _CREDENTIALS) else error
+
+
 def unreachable(error: Exception) -> BrokerUnreachable:
     """Why there is no connection: nobody answers, the certificates are not accepted, or the credentials."""
     text = str(error) or type(error).__name__

@@ -20,7 +20,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import servers
-from relay.adapters.jetstream.refusals import unreachable
+from relay.adapters.jetstream.refusals import telling, unreachable
 from relay.adapters.jetstream.topology_fields import (
     Difference,
     Kind,
@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 _CONNECT_TIMEOUT: Final = 2
+#: The first attempt counts. A server that refuses the credentials is not always heard at once: see `telling`.
+_ATTEMPTS: Final = 4
 _ANSWER_TIMEOUT: Final = 3
 _NAME_IN_USE: Final = 10058
 _HINTS: Final = {
@@ -106,7 +108,7 @@ async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamConte
     client = RelayClient()
 
     async def note(error: Exception) -> None:
-        causes.append(error)
+        causes.append(telling(causes[-1], error) if causes else error)
 
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT * 2):
@@ -114,7 +116,7 @@ async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamConte
                 servers=servers(url),
                 name="relay-cli",
                 allow_reconnect=False,
-                max_reconnect_attempts=1,  # counts first attempts too, 60 otherwise
+                max_reconnect_attempts=_ATTEMPTS,
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]
                 connect_timeout=_CONNECT_TIMEOUT,
                 error_cb=note,
