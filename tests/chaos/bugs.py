@@ -107,10 +107,10 @@ def store_twice() -> None:
     """Every message goes to the stream once more, under another id."""
     publish_all = NatsJetStreamPublisher.publish_all
 
-    async def publish_all_twice(self: NatsJetStreamPublisher, messages: Sequence[Message], **others: Any) -> Any:
+    async def publish_all_twice(self: NatsJetStreamPublisher, messages: Sequence[Message], *begun: Any) -> Any:
         again = [message._replace(headers={**message.headers, MSG_ID: f"{message.id}.7"}) for message in messages]
-        outcomes = await publish_all(self, messages, **others)
-        await publish_all(self, again, **others)
+        outcomes = await publish_all(self, messages, *begun)
+        await publish_all(self, again, *begun)
         return outcomes
 
     _patch(NatsJetStreamPublisher, "publish_all", publish_all_twice)

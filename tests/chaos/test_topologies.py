@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from random import Random
 import nats
 import psycopg
 import pytest
+from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
 from relay.chaos import tables
@@ -27,6 +29,18 @@ from relay.chaos.workload import Workload
 from tests.acceptance.fleet import wait_for
 from tests.chaos.test_nemeses import OF_MANY_SERVERS
 from tests.integration.devstack_support import eventually
+
+
+async def stored(js: JetStreamContext, number: int) -> None:
+    """Publish until somebody has taken it: while a leader is elected, nobody answers."""
+    end, headers = time.monotonic() + 60, {"Nats-Msg-Id": f"{id(js)}-{number}"}
+    while True:
+        try:
+            await js.publish("s", b"x", headers=headers, timeout=5)
+        except (nats.errors.Error, TimeoutError):
+            assert time.monotonic() < end
+        else:
+            return
 
 
 @pytest.fixture
@@ -52,8 +66,8 @@ def test_a_stream_of_three_replicas_goes_on_when_its_leader_is_killed(cluster: N
             js = client.jetstream(timeout=10)
             if create:
                 await js.add_stream(StreamConfig(name="S", subjects=["s"], num_replicas=3))
-            for _ in range(count):
-                await js.publish("s", b"x", timeout=20)
+            for number in range(count):
+                await stored(js, number)
             return (await js.stream_info("S")).state.messages
         finally:
             await client.close()
