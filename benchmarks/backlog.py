@@ -1,6 +1,6 @@
 """Backlogs of the context that only publishes, and how long it takes to empty them.
 
-The commit of a backlog is the start, so a fleet may run all the while. The end is the settling of the last row.
+The clock starts at the commit of a backlog, so a fleet may run before it. It stops when the last row is settled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.turns import wait_until
 from benchmarks.workload import TEXT, fill
 
 STREAM: Final = "BENCH_EVENTS"
-#: By the ledger: to find out that nothing waits, all that was published under an old snapshot would be looked at.
+#: Counted by the ledger: a query for waiting rows would read every row that was published under an old snapshot.
 _SETTLED: Final = "SELECT count(*) FROM outbox_events WHERE published_stream = %s AND published_seq > %s"
 
 #: A loop that publishes everything there is, given the addresses of database and broker; returns how many.
@@ -24,7 +24,7 @@ Loop = Callable[[str, str], Awaitable[int]]
 
 
 async def clear(url: str, nats_url: str) -> None:
-    """Empty the table and then the stream: in this order nobody misses in the stream what the table names."""
+    """Empty the table, then the stream: in this order reconciliation finds no loss."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("TRUNCATE outbox_events")
     async with jetstream(nats_url) as js:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from benchmarks.figures import Curve
-from relay.chaos.chart import steps
+from chaos.chart import steps
 
 WIDTH: Final = 720
 HEIGHT: Final = 400

@@ -36,7 +36,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _number(value: float) -> str:
-    """Three digits, which is more than a repetition bears out."""
+    """Format with three digits, which is more than a repeated run confirms."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

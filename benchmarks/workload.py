@@ -11,7 +11,7 @@ import psycopg
 from uuid_utils.compat import uuid7
 
 from relay import Event
-from relay.domain.envelope import Outgoing, encode
+from relay.domain.envelopes import Outgoing, encode
 
 TEXT: Final = "x" * 320
 BATCH: Final = 300

@@ -6,8 +6,6 @@ import asyncio
 from functools import cache
 from typing import Final
 
-import dramatiq
-
 from consumer.deadletters import RecordDeadLetters, SendAlerts
 from consumer.handling import enqueue, on_receipt
 from consumer.order import WatchNumbers
@@ -15,15 +13,15 @@ from consumer.pull import PullConfig, PullMessages
 from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverConfig, RecoverDeliveries
 from consumer.rescue import RescueExhausted
+from relay import jobs
 from relay.access import http_access
-from relay.actors import OUTAGE_RETRIES, application, broker, chore, duty
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.webhook import Webhook
-from relay.bootstrap import HANDLE_QUEUE, PULL_QUEUE, UPKEEP_QUEUE, share
 from relay.domain.facts import MessagesReEnqueued
 from relay.domain.topology import advisory_consumer
+from relay.worker import OUTAGE_RETRIES, actor, application, broker, long_running, periodic
 
-#: A pull job makes room for another of its kind now and then, so that no worker keeps it for ever.
+#: How many seconds a pull job runs before it ends, so that another worker can take the next turn.
 _TURN: Final = 60.0
 _SWEEP_LIMIT: Final = 1_000
 _MAX_BATCH: Final = 300
@@ -60,63 +58,69 @@ def _watch(context: str, subscription: str) -> WatchNumbers | None:
 
 
 def _batch_size(max_ack_pending: int) -> int:
-    """No more than JetStream hands out at once; -1 is no limit."""
+    """Return at most what JetStream hands out at once; -1 means no limit."""
     return _MAX_BATCH if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH)
 
 
-@dramatiq.actor(queue_name=PULL_QUEUE, priority=0, **OUTAGE_RETRIES)
+@actor(jobs.PULL, priority=0, **OUTAGE_RETRIES)
 async def pull_messages(context: str, subscription: str, token: str) -> None:
-    """Pull one subscription into the inbox until the turn is over, then queue the next turn."""
+    """Pull one subscription into the inbox until its time is over. The scheduler then sends another job."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _TURN
-    async with duty(context, f"pull:{context}:{subscription}", token) as ours:
+    async with long_running(jobs.PULL.of(context, subscription), token) as ours:
         if ours:
             await _pull(context, subscription).run(lambda: not application.stopping and loop.time() < end)
 
 
-@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+@actor(jobs.SWEEP_INBOX, priority=5, max_retries=0)
 async def sweep_inbox(context: str, subscription: str, token: str) -> None:
     """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died.
 
-    What still waits in a long queue is not lost, and sent again it would make the queue longer for ever. So
-    only what was enqueued before the queue's head is.
+    A message that still waits in a long queue is not lost. To enqueue it again would make the queue longer
+    and longer. So the sweep takes only messages that were enqueued before the queue's head.
     """
-    async with chore(f"sweep_inbox:{context}:{subscription}", token):
-        waited = await asyncio.to_thread(broker.head_waits, HANDLE_QUEUE, share(context, subscription))
+    async with periodic(jobs.SWEEP_INBOX.of(context, subscription), token) as ours:
+        if not ours:
+            return
+        waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, jobs.share(context, subscription))
         ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_LIMIT, waited)
         if ids:
             await enqueue(context, subscription)(ids)
             application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
 
 
-@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+@actor(jobs.KEEP_IN_PROGRESS, priority=5, max_retries=0)
 async def keep_in_progress(context: str, subscription: str, token: str) -> None:
     """Send +WPI for every message that waits or runs, so that JetStream does not deliver it again."""
-    async with chore(f"keep_in_progress:{context}:{subscription}", token):
-        if not on_receipt(context, subscription):
+    async with periodic(jobs.KEEP_IN_PROGRESS.of(context, subscription), token) as ours:
+        if ours and not on_receipt(context, subscription):
             consumer = application.consumer(context, subscription)
             async for replies in application.inbox(context, subscription).waiting(subscription, _PAGE):
                 await consumer.in_progress(replies)
 
 
-@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+@actor(jobs.RESCUE_EXHAUSTED, priority=5, max_retries=0)
 async def rescue_exhausted(context: str, subscription: str, token: str) -> None:
-    """Take up messages that JetStream has stopped delivering (max_deliver)."""
-    async with chore(f"rescue_exhausted:{context}:{subscription}", token):
-        await _rescue(context, subscription).run()
+    """Take messages into the inbox that JetStream has stopped delivering (max_deliver)."""
+    async with periodic(jobs.RESCUE_EXHAUSTED.of(context, subscription), token) as ours:
+        if ours:
+            await _rescue(context, subscription).run()
 
 
-@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+@actor(jobs.RECOVER_DELIVERIES, priority=5, max_retries=0)
 async def recover_deliveries(context: str, subscription: str, token: str) -> None:
-    """Take up what was delivered to a worker that died before the message reached the inbox."""
-    async with chore(f"recover_deliveries:{context}:{subscription}", token):
-        await _recover(context, subscription).run(application.subscription(context, subscription).stream)
+    """Take messages into the inbox that were delivered to a worker which died before it stored them."""
+    async with periodic(jobs.RECOVER_DELIVERIES.of(context, subscription), token) as ours:
+        if ours:
+            await _recover(context, subscription).run(application.subscription(context, subscription).stream)
 
 
-@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+@actor(jobs.RECORD_DEAD_LETTERS, priority=5, max_retries=0)
 async def record_dead_letters(context: str, token: str) -> None:
-    """Record what came to the context's DLQ stream as incidents, and send the alert that is due."""
-    async with chore(f"record_dead_letters:{context}", token):
+    """Record new messages of the context's DLQ stream as incidents, and send an alert if one is due."""
+    async with periodic(jobs.RECORD_DEAD_LETTERS.of(context), token) as ours:
+        if not ours:
+            return
         await _record(context).run()
         if (alerts := _alerts(context)) is not None:
             await alerts.run()
@@ -130,7 +134,7 @@ def _record(context: str) -> RecordDeadLetters:
 
 
 def _check_access() -> None:
-    """Find out now what a call would find out: a worker that cannot prove itself to a handler does not start."""
+    """Build every handler now, so that a worker whose credentials cannot be used does not start."""
     for context, settings in application.settings.contexts.items():
         for name, subscription in settings.subscriptions.items():
             if subscription.python_module is None:
@@ -148,11 +152,12 @@ def _alerts(context: str) -> SendAlerts | None:
     return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
 
 
-@dramatiq.actor(queue_name=UPKEEP_QUEUE, priority=5, max_retries=0)
+@actor(jobs.RECONCILE_INBOX, priority=5, max_retries=0)
 async def reconcile_inbox(context: str, subscription: str, turn: int | None, token: str) -> None:
-    """Take up what JetStream is done with and the inbox does not hold; ``turn`` None compares everything."""
-    async with chore(f"reconcile_inbox:{context}:{subscription}", token):
-        await _reconcile(context, subscription).run(turn)
+    """Fetch what JetStream has finished but the inbox does not hold; ``turn`` None compares everything."""
+    async with periodic(jobs.RECONCILE_INBOX.of(context, subscription), token) as ours:
+        if ours:
+            await _reconcile(context, subscription).run(turn)
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Many messages taken up at once (``chunk``): one claim, one settlement, and each keeps a verdict of its own.
+"""Many messages handled at once (``chunk``): one claim, one settlement, but a verdict for each message.
 
-Only messages that were never tried share a chunk. What is to be tried again is handled alone, so that a
-message that kills its worker does so to others once at most.
+Only messages that were never tried share a chunk. A retry is handled alone. So a message that kills its
+worker can harm the other messages of a chunk only once.
 """
 
 from __future__ import annotations
@@ -20,32 +20,35 @@ from relay.failpoints import reach
 from relay.leases import kept
 from relay.ports import ClaimedMessage, EventHandler, HandlerRequest
 
-#: How many messages of a chunk a service is asked about at the same time.
+#: How many messages of a chunk a service handles at the same time.
 _AT_ONCE: Final = 8
 
-#: Hears, once for each message, how many seconds its handler took.
+#: Is called once for each message, with the seconds that its handler took.
 Heard: TypeAlias = Callable[[float], None]
-#: Asks a handler about many messages; an answer for each.
+#: Calls a handler for many messages; returns an answer for each.
 AskAll: TypeAlias = Callable[[Sequence[HandlerRequest], Heard], Awaitable[Mapping[UUID, HandlerResult]]]
 
 
 class ChunkClaims(Protocol):
-    """What a chunk asks of the inbox, beyond PORT-047-002. All raise DatabaseUnreachable."""
+    """What a chunk needs from the inbox, beyond PORT-047-002. All methods raise DatabaseUnreachable."""
 
     async def claim(
         self, ids: Sequence[UUID], lease: timedelta
     ) -> tuple[Sequence[ClaimedMessage], Sequence[UUID]]:
-        """Take what is due, free and untried, under one token; beside it the ids that were tried before."""
+        """Claim the messages that are due, free and untried, under one token.
+
+        Returns the claims, and the ids of messages that were tried before.
+        """
 
     async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
-        """Extend the claims that are left. False when none is."""
+        """Extend the claims that are left. Returns False when none is left."""
 
     async def settle(self, verdicts: Mapping[UUID, Disposition], token: UUID) -> set[UUID]:
         """Record every verdict in one statement; returns the ids whose claim was not lost."""
 
 
 def side_by_side(handler: EventHandler, room: asyncio.Semaphore | None = None) -> AskAll:
-    """Ask about a few messages at a time; ``room`` bounds the calls of all chunks, not just of each."""
+    """Call a handler for a few messages at a time; ``room`` bounds the calls of all chunks together."""
 
     async def ask_all(requests: Sequence[HandlerRequest], heard: Heard) -> dict[UUID, HandlerResult]:
         slots = room or asyncio.Semaphore(_AT_ONCE)
@@ -64,7 +67,7 @@ def side_by_side(handler: EventHandler, room: asyncio.Semaphore | None = None) -
 
 
 class ProcessChunk:
-    """Handles the messages of a chunk. Safe to run twice at once with the same ids: the claims admit one."""
+    """Handles the messages of a chunk. Two runs at once with the same ids are safe: only one gets the claims."""
 
     def __init__(self, one: ProcessInboxMessage, claims: ChunkClaims, ask_all: AskAll) -> None:
         self._one = one
@@ -72,10 +75,10 @@ class ProcessChunk:
         self._ask_all = ask_all
 
     async def process(self, ids: Sequence[UUID]) -> dict[UUID, timedelta]:
-        """Process messages; returns which are to be handled alone, and after how long.
+        """Process messages; returns those that must be handled alone, and after how long.
 
-        Raises DatabaseUnreachable, and LeaseOver as one; rows that are not settled then keep their claim until the
-        lease is over.
+        Raises DatabaseUnreachable, or LeaseOver, which is one. Rows that are not settled then keep their claim
+        until the lease is over.
         """
         claims, tried = await self._claims.claim(ids, LEASE)
         later = dict.fromkeys(tried, timedelta(0))

@@ -1,6 +1,6 @@
-"""The DLQ subscriber (building block 2.4): dead letters become incidents, and somebody is told.
+"""The DLQ subscriber (building block 2.4): it records dead letters as incidents and sends alerts.
 
-It records and reports. Nothing is requeued here: that is an operator's decision (`relay dlq`).
+It does not requeue. That is an operator's decision (`relay dlq`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relay.ports import Delivery, JetStreamConsumer
 
 _WAIT: Final = timedelta(milliseconds=200)
 _BATCH: Final = 100
-#: An alert names so many incidents and counts the rest.
+#: How many incidents an alert names; it counts the rest.
 _NAMED: Final = 20
 
 
@@ -32,7 +32,7 @@ class IncidentRecords(Protocol):
 
 
 class RecordDeadLetters:
-    """Repeatable: a letter is known by its message's id and occurrence, however often it is read."""
+    """Records dead letters. Safe to repeat: a letter is known by its message's id and occurrence."""
 
     def __init__(
         self, context: str, consumer: JetStreamConsumer, incidents: IncidentRecords, facts: FactSink
@@ -45,7 +45,7 @@ class RecordDeadLetters:
     async def run(self) -> int:
         """Record what waits in the DLQ stream; returns how many incidents were new.
 
-        Raises BrokerUnreachable and DatabaseUnreachable; a letter is acknowledged once it is recorded.
+        A letter is acknowledged after it is recorded. Raises BrokerUnreachable and DatabaseUnreachable.
         """
         new = 0
         while deliveries := await self._consumer.fetch(_BATCH, _WAIT):
@@ -79,33 +79,36 @@ class RecordDeadLetters:
 
 
 class Alerts(Protocol):
-    """Incidents locked while an alert is on its way. Leaving the block commits, an exception rolls back."""
+    """Incidents that stay locked while an alert is sent. The end of the block commits, an exception rolls back."""
 
     incidents: Sequence[RecordedIncident]
 
     async def mark(self) -> None:
-        """Note that somebody was told of all of them."""
+        """Mark all of them as alerted."""
 
 
 class AlertSource(Protocol):
-    """Where incidents wait that nobody was told of."""
+    """Where incidents wait for their alert."""
 
     def unalerted(self, spacing: timedelta) -> AbstractAsyncContextManager[Alerts]:
-        """Lock them; none, while the last alert is younger than ``spacing``. Raises DatabaseUnreachable."""
+        """Lock incidents without an alert; none while the last alert is younger than ``spacing``.
+
+        Raises DatabaseUnreachable.
+        """
 
 
 class AlertChannel(Protocol):
     """Where alerts go."""
 
     async def send(self, body: bytes) -> None:
-        """Deliver one alert. Raises AlertRefused when it was not taken, for whatever reason."""
+        """Deliver one alert. Raises AlertRefused when the channel did not accept it, for any reason."""
 
 
 class SendAlerts:
-    """Tells a channel of open incidents, ``per_minute`` times at most, over the whole fleet.
+    """Sends alerts about open incidents to a channel, at most ``per_minute`` in the whole fleet.
 
-    What is not told yet is kept in the table, so neither a crash nor the limit loses an alert: incidents that
-    come faster are told together. A crash behind the channel's answer repeats an alert.
+    The table keeps incidents until they are alerted, so neither a crash nor the limit loses an alert. Incidents
+    that come faster share one alert. A crash after the channel's answer repeats an alert.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class SendAlerts:
         self._facts = facts
 
     async def run(self) -> int:
-        """Send one alert if one is due; returns of how many incidents it told. Raises DatabaseUnreachable."""
+        """Send one alert if one is due; returns how many incidents it covers. Raises DatabaseUnreachable."""
         async with self._source.unalerted(self._spacing) as alerts:
             if not alerts.incidents:
                 return 0
@@ -132,7 +135,7 @@ class SendAlerts:
 
 
 def _alert(context: str, incidents: Sequence[RecordedIncident]) -> bytes:
-    """The alert's JSON. ``text`` is what chat services show; payloads are never part of it."""
+    """Return the alert's JSON. Chat services show ``text``; payloads are never part of it."""
     first = incidents[0]
     more = f" and {len(incidents) - 1} more" if len(incidents) > 1 else ""
     what = f"{first.event_type or 'unreadable message'} in {first.subscription or 'an unknown subscription'}"

@@ -1,10 +1,10 @@
 """CMD-051 for plain Python functions, in the thread that took the message.
 
-A message is claimed together with others that wait in this process, or by itself where none does; then claiming
-begins the function's transaction and settling ends it, each in one round trip. The event loop hears of what is
-done, many messages at a time; it marks those that no transaction of a function has, and is asked only about what
-does not go well. A function that outlives its time keeps the thread; the message is tried again all the same, and
-``relieve`` puts another thread in its place.
+A message is claimed together with others that wait in this process. If none waits, it is claimed alone. Then the
+claim also begins the function's transaction, and the settlement ends it, each in one round trip. The thread
+reports finished messages to the event loop, many at a time. The loop marks those that no function's transaction
+has marked. Otherwise the thread uses the loop only when something fails. A function that runs past its timeout
+keeps the thread. The message is tried again all the same, and ``relieve`` starts another thread.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from relay.handling.watch import Overdue
 from relay.ports import ClaimedMessage
 from relay.threads import LoopThread
 
-#: Brings a message to a queue after a while.
+#: Enqueues a message after a delay.
 Later = Callable[[UUID, timedelta], Awaitable[None]]
-#: Up to so many messages of the subscription that wait in this process, the next ones first.
+#: Returns up to so many of the subscription's messages that wait in this process, the next one first.
 Waiting = Callable[[int], Sequence[UUID]]
 
 
 class ProcessDirectly:
-    """Handles one message. Safe to run twice at once for the same id: the claim admits one."""
+    """Handles one message. Two runs at once for the same id are safe: only one gets the claim."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class ProcessDirectly:
         self._loop = loop
         self._attended = Attended(loop, relieve)
         self._later = later
-        # A message that may be tried once is not claimed until it is. Of a key only the first runs.
+        # With a single attempt, a claim ahead could use it up. With order, only the first of a key may run.
         alone = one.ordered or one.max_attempts == 1
         claims = _Claims(inbox, functions, one.max_attempts)
         self.ahead = Ahead(claims, _nothing if alone else waiting, loop.loop)
         self.finished = finished(one, inbox, loop.loop)
 
     def process(self, message_id: UUID) -> timedelta | None:
-        """Do as `ProcessInboxMessage.process` does, but that a function which has begun is not cancelled."""
+        """Process a message as `ProcessInboxMessage.process` does, but never cancel a function that has begun."""
         claim = self.ahead.take(message_id)
         found = self._claim(message_id) if claim is None else (claim, self._functions.transactions.claimed())
         if found is None:
@@ -77,7 +77,7 @@ class ProcessDirectly:
             taken.leave()
 
     def _claim(self, message_id: UUID) -> tuple[ClaimedMessage, Claimed] | None:
-        """Claim a message by itself and begin the transaction of its function."""
+        """Claim one message alone and begin its function's transaction."""
         since = time.monotonic()
         token, command = self._inbox.claim_command(message_id, process.LEASE, self._one.max_attempts)
         found = self._functions.transactions.claim(command, begin=self._functions.writes)
@@ -103,7 +103,7 @@ class ProcessDirectly:
         return self._conclude(claim, disposition, taken)
 
     def _call(self, prepared: Prepared, claim: ClaimedMessage, taken: Claimed) -> HandlerResult:
-        """Call the function. Raises Overdue when its time was up, and the message is taken care of."""
+        """Call the function. Raises Overdue when it timed out; the message is then already settled."""
         if not prepared.signature.in_transaction:
             taken.leave()
         lease, seconds = process.LEASE, self._functions.timeout
@@ -117,14 +117,14 @@ class ProcessDirectly:
         return self._attended.call(prepared.member.call, prepared.member.context, taken, attendance)
 
     async def _give_up(self, claim: ClaimedMessage, seconds: float) -> None:
-        """Settle a message whose function takes too long, and have it tried again; the sweep does if we cannot."""
+        """Settle a message whose function takes too long, and enqueue its retry (else the sweep does)."""
         disposition = self._one.decided(timed_out(seconds), claim, seconds)
         delay = await self._one.conclude(claim, disposition)
         if delay is not None:
             await self._later(claim.row.message_id, delay)
 
     def _conclude(self, claim: ClaimedMessage, disposition: Disposition, taken: Claimed) -> timedelta | None:
-        """Have a verdict that is not settled yet recorded."""
+        """Record a verdict that is not settled yet, on the event loop."""
         taken.leave()
         return self._loop.run_coroutine(self._one.conclude(claim, disposition))
 
@@ -134,7 +134,7 @@ def _nothing(_limit: int) -> Sequence[UUID]:
 
 
 class _Claims:
-    """Claims of messages that wait in this process, see `Ahead`."""
+    """Claims messages that wait in this process, see `Ahead`."""
 
     def __init__(self, inbox: PostgresInboxAdapter, functions: PythonEventHandler, max_attempts: int) -> None:
         self._inbox = inbox
@@ -142,12 +142,12 @@ class _Claims:
         self._max_attempts = max_attempts
 
     def claim(self, id: UUID, others: Sequence[UUID]) -> Mapping[UUID, ClaimedMessage]:
-        """Claim a message, and those of the others that were never tried."""
+        """Claim a message, and the others that were never tried."""
         since = time.monotonic()
         token, command = self._inbox.claim_ahead_command(id, others, process.LEASE, self._max_attempts)
         claims = [claimed(token, row, since) for row in self._run(command)]
         return {claim.row.message_id: claim for claim in claims}
 
     def give_back(self, claims: Sequence[ClaimedMessage]) -> None:
-        """Undo claims, and the attempts that they have counted."""
-        self._run(("unclaim_messages", ids_and_tokens(claims)))
+        """Undo claims and the attempts that they counted."""
+        self._run(("inbox/unclaim", ids_and_tokens(claims)))

@@ -1,4 +1,4 @@
-"""What follows a message that is done with, for many messages at a time."""
+"""Finishes processed messages, many at a time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from relay.ports import ClaimedMessage
 def finished(
     one: ProcessInboxMessage, inbox: PostgresInboxAdapter, loop: asyncio.AbstractEventLoop
 ) -> Finished[ClaimedMessage]:
-    """Mark and finish many messages of a subscription at a time."""
-    # In an ordered subscription the next message of the key waits for it.
+    """Return what marks and finishes many messages of a subscription at a time."""
+    # No pause in an ordered subscription: the next message of the key waits for this step.
     return Finished(inbox.mark_all_processed, one.finish, loop, pause=not one.ordered)

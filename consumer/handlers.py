@@ -8,13 +8,13 @@
     def add_tags(payload: dict[str, Any]) -> dict[str, Any]:
         return {**payload, "tags": []}
 
-The first parameter is the payload: a pydantic model, anything else that pydantic validates, or the
-`IncomingEvent`. Further ones are injected by their type: `IncomingEvent`, `MessageContext`, and of the
+The first parameter is the payload: a pydantic model, any other type that pydantic validates, or the
+`IncomingEvent`. Other parameters are injected by their type: `IncomingEvent`, `MessageContext`, and for the
 inbox transaction SQLAlchemy's ``Session`` or a ``psycopg.Connection`` (``AsyncSession`` or
 ``psycopg.AsyncConnection`` in an async function).
 
-A handler that returns has processed its event. `Poison` and `DomainError` make a dead letter,
-`AlreadyProcessed` undoes what it wrote and counts as processed, anything else is tried again.
+When a handler returns, its event is processed. `Poison` and `DomainError` make a dead letter.
+`AlreadyProcessed` undoes what the handler wrote and counts as processed. Any other exception causes a retry.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ Upcaster = Callable[[Any], Any]
 
 
 class Handler(Registered):
-    """A registered function and how to call it."""
+    """A registered function, and how to call it."""
 
     def argument(self, event: IncomingEvent) -> Any:
-        """The first argument. Raises Poison, naming the fields of the payload that do not fit."""
+        """Return the first argument. Raises Poison, which names the fields of the payload that do not fit."""
         if self.signature.payload is None:
             return event
         try:
@@ -72,14 +72,14 @@ class Handler(Registered):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How an event comes to its handler: which is for ``version``, reached over ``upcasters``."""
+    """How an event reaches its handler: ``upcasters`` turn it into ``version``, which the handler takes."""
 
     handler: Handler
     version: int
     upcasters: tuple[Upcaster, ...]
 
     def upcast(self, event: IncomingEvent) -> IncomingEvent:
-        """The event in the handler's version. An upcaster's errors count as the handler's."""
+        """Return the event in the handler's version. An upcaster's errors count as the handler's."""
         if not self.upcasters:
             return event
         payload = event.payload
@@ -118,14 +118,14 @@ class Registry:
         return register
 
     def include(self, other: Registry) -> None:
-        """Take over another registry's functions. Raises InvalidHandler when both have one for the same event."""
+        """Add another registry's functions. Raises InvalidHandler when both have one for the same event."""
         for key, handler in other.handlers.items():
             _put(self.handlers, key, handler, "handled by")
         for key, upcaster in other.upcasters.items():
             _put(self.upcasters, key, upcaster, "upcast by")
 
     def find(self, event_type: str, version: int) -> Route | None:
-        """The handler for just this version; without one, the newest that the upcasters lead to."""
+        """Find the handler of exactly this version; without one, the newest that the upcasters lead to."""
         if handler := self.handlers.get((event_type, version)):
             return Route(handler, version, ())
         found, passed = None, []
@@ -137,7 +137,7 @@ class Registry:
         return found
 
     def known(self) -> str:
-        """What is handled here, for a message."""
+        """List the events that have a handler here, for error messages."""
         return ", ".join(f"{event_type} v{version}" for event_type, version in sorted(self.handlers)) or "nothing"
 
 
@@ -145,10 +145,10 @@ _modules: Final[dict[str, Registry]] = {}
 
 
 def handles(event_type: str, *, version: int = 1) -> Callable[[Function], Function]:
-    """Register a function for an event type in one version; it may be stacked. See the module's docstring.
+    """Register a function for one version of an event type. A function may have several such decorators.
 
-    Raises InvalidHandler when the function cannot be called as declared, or the event has a handler in
-    the same module; InvalidSubject when no event can be called that.
+    See the module's docstring. Raises InvalidHandler when the function cannot be called as declared, when the
+    event has a handler in the same module already, or when no event can have that type and version.
     """
     return lambda function: _of(function).handles(event_type, version=version)(function)
 
@@ -156,16 +156,16 @@ def handles(event_type: str, *, version: int = 1) -> Callable[[Function], Functi
 def upcasts(event_type: str, *, from_version: int) -> Callable[[Function], Function]:
     """Register a function that turns a payload of ``from_version`` into one of the next version.
 
-    It is used where a version has no handler of its own. Raises InvalidHandler and InvalidSubject.
+    It is used when a version has no handler of its own. Raises InvalidHandler.
     """
     return lambda function: _of(function).upcasts(event_type, from_version=from_version)(function)
 
 
 def load(module: str) -> Registry:
-    """Import a module and return what it, and what it imports of its own submodules, has registered.
+    """Import a module; return what it and its imported submodules have registered.
 
     Raises InvalidHandler when the module is missing or registers nothing. An error inside the module
-    is raised as it is.
+    is raised unchanged.
     """
     try:
         importlib.import_module(module)

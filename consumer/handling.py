@@ -1,4 +1,4 @@
-"""The actors that handle messages: one message each, or a chunk where the subscription asks for it."""
+"""The actors that handle messages: one message at a time, or a chunk if the subscription has one."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from consumer.handlers import load
 from consumer.inprocess import CALLS, PythonEventHandler, has_plain
 from consumer.order import GoOn
 from consumer.process import ProcessConfig, ProcessInboxMessage
-from relay.actors import application, broker, runtime
+from relay import jobs
 from relay.adapters.onloop import ended, outcome
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.redis import delayed
 from relay.adapters.workers import event_loop
-from relay.bootstrap import HANDLE_QUEUE, job, retry_policy, share
 from relay.domain.errors import ConfigurationError, Outage
+from relay.domain.retry import RetryPolicy
 from relay.handling.finished import Finished
 from relay.ports import ClaimedMessage
+from relay.worker import application, broker, runtime
 
 
 def on_receipt(context: str, subscription: str) -> bool:
-    """Whether JetStream is done with a message once the inbox row is committed."""
+    """Tell whether a message is acknowledged as soon as its inbox row is committed."""
     return application.subscription(context, subscription).settle == "inbox"
 
 
@@ -51,7 +52,7 @@ def _process(context: str, subscription: str) -> ProcessInboxMessage:
         context=context,
         subscription=subscription,
         envelope=settings.envelope,
-        policy=retry_policy(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
+        policy=RetryPolicy.of(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
         acked=on_receipt(context, subscription),
         error_text=settings.error_detail == "text",
     )
@@ -67,41 +68,39 @@ def _process(context: str, subscription: str) -> ProcessInboxMessage:
 
 
 def enqueue(context: str, subscription: str) -> Callable[[Sequence[UUID]], Awaitable[None]]:
-    """Bring messages of a subscription to the workers, in chunks of its size."""
+    """Return a function that enqueues messages of a subscription for the workers, in chunks of its size."""
     size = application.subscription(context, subscription).chunk
 
     async def put(ids: Sequence[UUID]) -> None:
         texts = [str(id) for id in ids]
         chunks = [texts[first : first + size] for first in range(0, len(texts), size)]
-        await asyncio.to_thread(broker.enqueue_many, [_handling(context, subscription, chunk) for chunk in chunks])
+        messages = [jobs.handle(context, subscription, chunk) for chunk in chunks]
+        await asyncio.to_thread(broker.enqueue_many, messages)
 
     return put
 
 
-def _handling(context: str, subscription: str, ids: list[str]) -> dramatiq.Message[Any]:
-    if len(ids) == 1:
-        return job(HANDLE_QUEUE, "handle_message", context, subscription, ids[0])
-    return job(HANDLE_QUEUE, "handle_chunk", context, subscription, ids)
-
-
 @cache
 def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | None]:
-    """What processes a message from a worker thread: a plain function there, everything else on the event loop."""
+    """Return what processes a message for a worker thread.
+
+    A plain function runs in that thread, everything else on the event loop.
+    """
     loop = event_loop()
 
     async def later(id: UUID, delay: timedelta) -> None:
-        message = delayed(_handling(context, subscription, [str(id)]), delay)
+        message = delayed(jobs.handle(context, subscription, [str(id)]), delay)
         await asyncio.to_thread(broker.enqueue_many, [message])
 
     def ours(message: dramatiq.Message[Any]) -> bool:
-        return message.actor_name == handle_message.actor_name
+        return message.actor_name == jobs.HANDLE_MESSAGE
 
     def waiting(limit: int) -> list[UUID]:
-        found = runtime.ahead(HANDLE_QUEUE, share(context, subscription), ours, limit)
-        return [UUID(message.args[2]) for message in found]
+        found = runtime.ahead(jobs.HANDLE_QUEUE, jobs.share(context, subscription), ours, limit)
+        return [jobs.handled_id(message) for message in found]
 
     async def make() -> ProcessDirectly | None:
-        # On the loop, like all that others share.
+        # On the loop, because everything that threads share is built there.
         handler, one = application.handler(context, subscription), _process(context, subscription)
         if not isinstance(handler, PythonEventHandler) or not handler.plain:
             return None
@@ -118,7 +117,7 @@ def _attempt(context: str, subscription: str) -> Callable[[UUID], timedelta | No
 
 
 class _Message:
-    """Messages that a service or a coroutine handles: the loop asks it, and no thread waits."""
+    """Messages for a service or a coroutine: the event loop calls it, and no thread waits."""
 
     def takes(self, context: str, subscription: str, *_: str) -> bool:
         known = application.settings.contexts.get(context)
@@ -135,9 +134,9 @@ class _Message:
 
 
 class _Chunk:
-    """Many messages at a time, whoever handles them: plain functions have threads of their own there.
+    """Chunks of messages, for every kind of handler: plain functions get threads of their own.
 
-    What is to be tried again comes back one by one, each in its own time.
+    Each message to retry is enqueued alone, after its own delay.
     """
 
     def takes(self, *_: Any) -> bool:
@@ -149,9 +148,9 @@ class _Chunk:
         with suppress(Outage):
             later = await _process_chunk(context, subscription).process([UUID(id) for id in message_ids])
             if later:
-                jobs = [(_handling(context, subscription, [str(id)]), delay) for id, delay in later.items()]
+                again = [(jobs.handle(context, subscription, [str(id)]), delay) for id, delay in later.items()]
                 await asyncio.to_thread(
-                    broker.enqueue_many, [delayed(it, delay) if delay else it for it, delay in jobs]
+                    broker.enqueue_many, [delayed(it, delay) if delay else it for it, delay in again]
                 )
 
 
@@ -175,11 +174,11 @@ def _process_chunk(context: str, subscription: str) -> ProcessChunk:
     )
 
 
-@dramatiq.actor(queue_name=HANDLE_QUEUE, priority=10, max_retries=None)
+@dramatiq.actor(actor_name=jobs.HANDLE_MESSAGE, queue_name=jobs.HANDLE_QUEUE, priority=10, max_retries=None)
 def handle_message(context: str, subscription: str, message_id: str) -> None:
-    """Process one inbox message (CMD-051). The row owns the retry, Dramatiq's Retries middleware times it."""
+    """Process one inbox message (CMD-051). The row owns the retry; Dramatiq's Retries middleware times it."""
     try:
-        # The messages of a service the loop has processed before they come here.
+        # For a service, the event loop has processed the message before this actor runs.
         found = outcome()
         delay = found() if found else _attempt(context, subscription)(UUID(message_id))
     except Outage:
@@ -190,7 +189,10 @@ def handle_message(context: str, subscription: str, message_id: str) -> None:
 
 
 def _python_handler(context: str, name: str) -> PythonEventHandler:
-    """The functions of a subscription's module, on its context's database. Raises InvalidHandler."""
+    """Return the handler for a subscription's module, on its context's database.
+
+    Raises InvalidHandler and ConfigurationError.
+    """
     parts, settings = application.context(context), application.subscription(context, name)
     if settings.python_module is None:
         raise ConfigurationError(f"{settings.handler} names no module", field="handler")
@@ -205,11 +207,11 @@ def _python_handler(context: str, name: str) -> PythonEventHandler:
     )
 
 
-dramatiq.actor(actor_name="handle_chunk", queue_name=HANDLE_QUEUE, priority=10, max_retries=None)(ended)
-runtime.on_loop |= {"handle_message": _Message(), "handle_chunk": _Chunk()}
+dramatiq.actor(actor_name=jobs.HANDLE_CHUNK, queue_name=jobs.HANDLE_QUEUE, priority=10, max_retries=None)(ended)
+runtime.on_loop |= {jobs.HANDLE_MESSAGE: _Message(), jobs.HANDLE_CHUNK: _Chunk()}
 application.handler_kinds["python"] = _python_handler
 for _context in application.settings.contexts.values():
     for _subscription in _context.subscriptions.values():
-        # Now, so that a worker with a handler that cannot be used does not start.
+        # Load now, so that a worker with an unusable handler does not start.
         if _subscription.python_module is not None:
             load(_subscription.python_module)

@@ -1,8 +1,8 @@
 """PythonEventHandler: PORT-047-005 in this process, for ``handler = "python:myapp.handlers"`` (DESIGN §6).
 
-What a handler writes in the inbox transaction commits together with ``processed_at``, fenced by the
-claim's token: exactly once in effect. A handler that takes neither session nor connection has no such
-transaction, and is then, like a service, called at least once.
+What a handler writes in the inbox transaction commits together with ``processed_at``. The claim's token
+fences the commit, so the effect happens exactly once. A handler that takes neither session nor connection
+has no such transaction. Like a service, it is called at least once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from consumer.handlers import Registry
 from consumer.signatures import IncomingEvent, Inject, MessageContext, Signature
 from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.bus import RequestContext
-from relay.domain.envelope import MSG_ID, read_request
+from relay.domain.envelopes import MSG_ID, read_request
 from relay.domain.model import HandlerResult, Verdict
 from relay.handling.calls import DETAIL, Call, Calls, answer, answered
 from relay.handling.together import Answers, Member, Together
 from relay.ports import HandlerRequest
 
-#: How many calls of one subscription may run at once in a process, those that outlived their time-out included.
+#: How many calls of one subscription may run at once in a process. Calls past their timeout count too.
 CALLS: Final = 16
 
 Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
@@ -33,7 +33,7 @@ Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request, the key of its event and the call that it asks for."""
+    """A request, its event's key and the call to make."""
 
     request: HandlerRequest
     key: str
@@ -41,16 +41,16 @@ class Prepared:
 
     @property
     def signature(self) -> Signature:
-        """What the function asks for."""
+        """The signature of the function to call."""
         return self.member.call.function.signature
 
 
 class PythonEventHandler:
-    """Calls the functions of a registry: coroutines on the loop, plain functions in a thread each.
+    """Calls the functions of a registry: coroutines on the event loop, each plain function in a thread.
 
-    ``plain``: whether any is a plain function, and ``writes``: whether one of those writes in its transaction.
-    ``unknown``: what becomes of an event that no function is for. ``timeout`` bounds a call as a whole;
-    a plain function cannot be stopped, but the retry that follows takes its claim away, and so its commit.
+    ``plain`` tells whether any function is plain; ``writes``, whether a plain one writes in its transaction.
+    ``unknown`` says what happens to an event without a function. ``timeout`` (seconds) bounds a whole call.
+    A plain function cannot be stopped. But the retry takes its claim away, so it can no longer commit.
     """
 
     def __init__(
@@ -70,15 +70,18 @@ class PythonEventHandler:
         self._unknown = unknown
         self._calls = Calls(CALLS)
         self._together = Together(transactions, self._calls, self.timeout)
-        # Half of the calls: those of the other half wait in no chunk.
+        # Chunks may use half of the calls, so that the other half never waits for a chunk.
         self._side_by_side = side_by_side(self, asyncio.Semaphore(max(1, CALLS // 2)))
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """See the port. Whatever the function raises becomes an answer."""
+        """Handle one request, see the port. Every exception of the function becomes an answer."""
         return await answered(self._handle(request), self.timeout)
 
     async def handle_all(self, requests: Sequence[HandlerRequest], heard: Heard) -> Answers:
-        """See `consumer.chunk.AskAll`. Functions that write in the inbox transaction share it, and its time."""
+        """Handle many requests, see `consumer.chunk.AskAll`.
+
+        Functions that write in the inbox transaction share one transaction and its time.
+        """
         answers: Answers = {}
         sharing: dict[bool, list[Prepared]] = {False: [], True: []}
         others: list[HandlerRequest] = []
@@ -97,7 +100,7 @@ class PythonEventHandler:
         return answers
 
     def prepared(self, request: HandlerRequest) -> Prepared | HandlerResult:
-        """The call that a request asks for, or its answer without one."""
+        """Return the call for a request, or an answer when no call is needed."""
         try:
             return self._prepare(request)
         except Exception as error:
@@ -107,7 +110,7 @@ class PythonEventHandler:
         if not members:
             return {}
         begun = time.perf_counter()
-        # By key, so that two transactions take the locks of what their events are about in one order.
+        # Sorted by key, so that two transactions take their row locks in the same order.
         members.sort(key=lambda it: it.key)
         answers, rest = await self._together.run([it.member for it in members], members[0].request.token)
         left = set(rest)
@@ -131,7 +134,7 @@ class PythonEventHandler:
             return await self._calls.run(prepared.member.call)
 
     def _prepare(self, request: HandlerRequest) -> Prepared | HandlerResult:
-        """The call that a request asks for. Raises what an upcaster raises, and Poison."""
+        """Return the call for a request, or an answer. Raises Poison, and what an upcaster raises."""
         event = _read(request)
         route = self._registry.find(event.event_type, event.event_version)
         if route is None:
@@ -169,12 +172,12 @@ class PythonEventHandler:
 
 
 def has_plain(registry: Registry) -> bool:
-    """Whether any function is a plain one, which needs a thread."""
+    """Tell whether any function is a plain one, which needs a thread."""
     return not all(it.signature.is_async for it in registry.handlers.values())
 
 
 def _read(request: HandlerRequest) -> IncomingEvent:
-    """The event in the request, which has the form of the handler contract whatever the envelope was."""
+    """Read the event of a request. A request has the handler contract's form, whatever the envelope was."""
     read = read_request(request.subject, {**request.headers, MSG_ID: str(request.message_id)}, request.body)
     return IncomingEvent(
         message_id=request.message_id,

@@ -12,11 +12,12 @@ from uuid import UUID
 
 from consumer.order import GoOn
 from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
-from relay.domain.envelope import handler_request
+from relay.domain.envelopes import handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
 from relay.domain.model import HandlerResult
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, RetryPolicy, decide
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide
+from relay.domain.retry import RetryPolicy
 from relay.domain.timings import HandlerAnswered
 from relay.failpoints import reach
 from relay.leases import kept
@@ -28,10 +29,10 @@ from relay.ports import (
     JetStreamConsumer,
 )
 
-#: A claim outlives its worker by this much at most; a live worker renews it while a call is under way.
+#: A claim outlives a dead worker by at most this time; a live worker renews it during a call.
 LEASE: Final = timedelta(seconds=8)
 _DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
-#: Takes a processed message, and whether its row says so.
+#: Takes a processed message, and whether its row is already marked so.
 Finish: TypeAlias = Callable[[ClaimedMessage, bool], None]
 
 
@@ -39,8 +40,8 @@ Finish: TypeAlias = Callable[[ClaimedMessage, bool], None]
 class ProcessConfig:
     """How one subscription treats its messages.
 
-    ``acked``: the pull job has acknowledged every message by the time it gets here (``settle = "inbox"``).
-    ``error_text``: whether to keep what answers and exceptions say themselves, payload or not.
+    ``acked``: the pull job has already acknowledged every message (``settle = "inbox"``).
+    ``error_text``: whether to keep the full text of answers and exceptions, which may show payload.
     """
 
     context: str
@@ -52,7 +53,7 @@ class ProcessConfig:
 
 
 class ProcessInboxMessage:
-    """Handles one message. Safe to run twice at once for the same id: the claim admits one."""
+    """Handles one message. Two runs at once for the same id are safe: only one gets the claim."""
 
     def __init__(
         self,
@@ -78,11 +79,11 @@ class ProcessInboxMessage:
         answered: Callable[[], None] = lambda: None,
         finish: Finish | None = None,
     ) -> timedelta | None:
-        """Process a message; returns after how long to try again, or None when there is nothing to do.
+        """Process a message; returns after how long to try again, or None when nothing is left to do.
 
-        ``answered`` hears that the handler has. ``finish``, if given, does what is left when the message is
-        processed. Raises DatabaseUnreachable, also when the call was cancelled as its claim could not be kept
-        (LeaseOver); the row then keeps its claim until the lease is over.
+        ``answered`` is called when the handler has answered. ``finish``, if given, does what is left after the
+        message is processed. Raises DatabaseUnreachable; as LeaseOver, when the call was cancelled because its
+        claim could not be renewed. The row then keeps its claim until the lease is over.
         """
         claim = await self._inbox.claim(message_id, LEASE, self.max_attempts)
         if claim is None:
@@ -97,7 +98,7 @@ class ProcessInboxMessage:
 
     @property
     def ordered(self) -> bool:
-        """Whether a message may wait for the one before it."""
+        """Whether a message may have to wait for the one before it."""
         return self._go_on is not None
 
     async def handle(
@@ -106,7 +107,7 @@ class ProcessInboxMessage:
         answered: Callable[[], None] = lambda: None,
         finish: Finish | None = None,
     ) -> timedelta | None:
-        """Process a message that is claimed, as `process` does."""
+        """Process a claimed message, as `process` does."""
         disposition = claim.row.condemned or await self._ask(claim)
         answered()
         return await self.conclude(claim, disposition, finish)
@@ -140,23 +141,23 @@ class ProcessInboxMessage:
         return self.decided(result, claim, time.perf_counter() - begun)
 
     def decided(self, result: HandlerResult, claim: ClaimedMessage, seconds: float) -> Disposition:
-        """What follows from the answer that a handler took so many seconds to give."""
+        """Decide what follows from an answer; the handler took ``seconds`` to give it."""
         self.tell_answered(seconds)
         reach("after_handler_before_mark")
         return self.decide(result, claim)
 
     def tell_answered(self, seconds: float) -> None:
-        """State the fact that the handler has answered for a message."""
+        """Report the fact that the handler has answered."""
         config = self._config
         self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
 
     def request(self, claim: ClaimedMessage) -> HandlerRequest | DeadLetter:
-        """What the handler is asked, or why it cannot be."""
+        """Return the request for the handler, or a dead letter when the message cannot be read."""
         row = claim.row
         try:
             body = handler_request(self._config.envelope, row.subject, row.headers, row.body, row.occurred_at)
         except MalformedMessage as error:
-            # It was read when it came: the subscription's envelope has been changed since.
+            # The pull job could read it, so the subscription's envelope has changed since.
             return DeadLetter(str(error), DeadLetterClass.POISON)
         return HandlerRequest(
             message_id=row.message_id,
@@ -171,12 +172,12 @@ class ProcessInboxMessage:
         )
 
     def decide(self, result: HandlerResult, claim: ClaimedMessage) -> Disposition:
-        """What the subscription's policy makes of an answer."""
+        """Apply the subscription's policy to an answer."""
         shown = result.in_full() if self._config.error_text else result
         return decide(shown, claim.attempts, self._config.policy, random.random())  # noqa: S311
 
     async def finish(self, claims: Sequence[ClaimedMessage]) -> None:
-        """Messages are processed, and now acknowledged: in this order, so that a crash between loses nothing."""
+        """Acknowledge processed messages. Their rows are committed first, so a crash in between loses nothing."""
         if not claims:
             return
         reach("after_commit_before_ack")
@@ -197,19 +198,19 @@ class ProcessInboxMessage:
         }
 
     async def _put_off(self, claim: ClaimedMessage, disposition: Retry, delay: timedelta) -> timedelta | None:
-        """No ack (POL-047-007): the row owns the next attempt."""
+        """Record the error without an ack (POL-047-007): the row owns the next attempt."""
         if not await self._inbox.record_error(claim, disposition):
             return None
         self.tell_retried(claim, disposition)
         return delay
 
     def tell_retried(self, claim: ClaimedMessage, disposition: Retry) -> None:
-        """State the fact that a message is put off."""
+        """Report the fact that a message will be retried."""
         seconds, error = disposition.delay.total_seconds(), disposition.error
         self._facts(MessageRetried(**self._about(claim), delay_seconds=seconds, error=error))
 
     async def _dead_letter(self, claim: ClaimedMessage, disposition: DeadLetter) -> timedelta | None:
-        """POL-047-006. The verdict is recorded first, so that an outage now does not ask the handler again."""
+        """Apply POL-047-006. The verdict is recorded first, so after an outage the handler is not called again."""
         if claim.row.condemned is None and not await self._inbox.condemn(claim, disposition):
             return None
         return await self.route(claim, disposition)
@@ -231,7 +232,7 @@ class ProcessInboxMessage:
         return None
 
     async def _ack(self, claims: Sequence[ClaimedMessage], poison: str | None = None) -> None:
-        """Acknowledge, or terminate what no handler was ever asked about."""
+        """Acknowledge messages, or terminate one that is poison."""
         if self._config.acked:
             return
         replies = [claim.row.ack_subject for claim in claims]
@@ -241,7 +242,7 @@ class ProcessInboxMessage:
             else:
                 await self._consumer.terminate(replies, poison)
         except BrokerUnreachable:
-            # The rows are finished: the next look at what JetStream holds open acknowledges them.
+            # The rows are finished, so the next run of recovery acknowledges them.
             return
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from consumer.order import KeyOrder, WatchNumbers, fetch_in_order
-from relay.domain.envelope import Incoming, decode
+from relay.domain.envelopes import Incoming, decode
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen
 from relay.domain.model import stand_in_id
@@ -21,10 +21,10 @@ from relay.ports import Delivery, InboxRepository, InboxRow, Inserted, JetStream
 
 _WAIT: Final = timedelta(seconds=2)
 _NAK_DELAY: Final = timedelta(seconds=2)
-#: How often a batch that the database could not take is offered again before it goes back to the stream.
+#: How often the insert of a batch is tried before the batch goes back to the stream.
 _INSERT_ATTEMPTS: Final = 20
 _INSERT_PAUSE: Final = 0.5
-#: How long to wait while the inbox holds enough, in seconds.
+#: How long to wait while the inbox is full, in seconds.
 _FULL_PAUSE: Final = 0.1
 
 
@@ -33,7 +33,7 @@ class PullConfig:
     """What one subscription fetches and how its messages are read.
 
     ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). JetStream then
-    sets no bound to what waits, so this job stops fetching while ``max_due`` rows could be handled now.
+    does not bound what waits. So the job does not fetch while ``max_due`` rows are ready to be handled.
     """
 
     context: str
@@ -47,8 +47,8 @@ class PullConfig:
 class PullMessages:
     """Moves messages from a durable consumer into the inbox and hands their ids to ``enqueue``.
 
-    The inbox row is committed before anything else happens to a message. Losing what was enqueued is
-    harmless, as the sweep finds the rows.
+    The inbox row is committed before anything else happens to a message. A lost queue entry is harmless,
+    because the sweep finds the row.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class PullMessages:
         self._watch = watch
 
     async def run(self, go_on: Callable[[], bool]) -> int:
-        """Pull until ``go_on`` says no; returns how many messages were new.
+        """Pull until ``go_on`` returns False; returns how many messages were new.
 
-        Raises BrokerUnreachable and DatabaseUnreachable. Nothing is fetched while the database is away:
-        every delivery that cannot be kept counts against the consumer's ``max_deliver``.
+        Raises BrokerUnreachable and DatabaseUnreachable. Nothing is fetched while the database is down,
+        because every delivery that cannot be stored counts against the consumer's ``max_deliver``.
         """
         total = 0
         await self._inbox.ping()
@@ -96,7 +96,7 @@ class PullMessages:
         return total
 
     async def _is_full(self) -> bool:
-        """Whether the workers have enough to do. Messages that wait for their next attempt do not count."""
+        """Tell whether the workers have enough to do. Messages that wait for a retry do not count."""
         if not self._config.ack_on_receipt:
             return False
         limit = self._config.max_due
@@ -124,7 +124,7 @@ class PullMessages:
         return len(new)
 
     def _settled(self, rows: Sequence[InboxRow], inserted: Sequence[Inserted]) -> list[str]:
-        """Reply subjects of what JetStream may forget, now that the rows are committed."""
+        """Return the reply subjects to acknowledge, now that the rows are committed."""
         if self._config.ack_on_receipt:
             return [row.ack_subject for row in rows]
         done = {known.message_id for known in inserted if known.done or known.parked}
@@ -138,11 +138,14 @@ class PullMessages:
                 await self._enqueue(ids)
             reach("after_enqueue")
         except Outage as error:
-            # The rows are committed: the sweep enqueues them once the server is back.
+            # The rows are committed, so the sweep enqueues them once the server is back.
             self._facts(OutageSeen(context=self._config.context, server=error.server, error=error.message))
 
     async def _runnable(self, inserted: Sequence[Inserted]) -> list[UUID]:
-        """The new messages that may run. What they waited for may have ended while they were on their way in."""
+        """Return the new messages that may run.
+
+        An earlier message of a key may have finished during the insert, so waiting messages are checked again.
+        """
         runnable = [known.message_id for known in inserted if known.new and known.runnable and not known.parked]
         behind = [known.message_id for known in inserted if known.new and not known.runnable]
         if behind and self._order is not None:
@@ -150,7 +153,7 @@ class PullMessages:
         return runnable
 
     async def _insert(self, rows: Sequence[InboxRow]) -> list[Inserted]:
-        """Insert a batch, patient with an outage; a batch that cannot be kept goes back to the stream."""
+        """Insert a batch, and retry in an outage; a batch that cannot be inserted goes back to the stream."""
         replies = [row.ack_subject for row in rows]
         for _ in range(_INSERT_ATTEMPTS):
             try:
@@ -168,7 +171,7 @@ class PullMessages:
         raise DatabaseUnreachable("the inbox did not take a batch; it was given back to the stream")
 
     async def _insert_apart(self, rows: Sequence[InboxRow], error: MalformedMessage) -> list[Inserted]:
-        """One row that PostgreSQL refuses must not take the batch down with it."""
+        """Insert rows one by one, so that a row which PostgreSQL refuses does not fail the whole batch."""
         if len(rows) == 1:
             return await self._insert([_condemned(rows[0], error)])
         inserted = []
@@ -177,7 +180,7 @@ class PullMessages:
         return inserted
 
     def _row(self, delivery: Delivery) -> InboxRow:
-        """Read a delivery. One that cannot be read never will be: it is dead on arrival."""
+        """Turn a delivery into a row. One that cannot be read now never can be: its row is a dead letter."""
         try:
             event = self._read(delivery)
         except MalformedMessage as error:
@@ -223,7 +226,7 @@ class PullMessages:
         )
 
     def _order_key(self, delivery: Delivery) -> str | None:
-        """The key of a message whether it can be read or not: a dead head holds its key too."""
+        """Return the key of a message, even of an unreadable one: as a dead letter it still blocks its key."""
         if self._order is None:
             return None
         try:
@@ -233,12 +236,12 @@ class PullMessages:
 
 
 def _ids(row: InboxRow) -> tuple[UUID, UUID]:
-    """The ids under which the inbox may know a message: its own, or that of its place if it was refused."""
+    """Return both ids that the inbox may know a message by: its own, or the stand-in of a refused message."""
     return row.message_id, stand_in_id(row.stream, row.stream_seq)
 
 
 def _condemned(row: InboxRow, error: MalformedMessage) -> InboxRow:
-    """A row that PostgreSQL refused, without the parts it may have refused."""
+    """Return a refused row as a dead letter, without the parts that PostgreSQL may have refused."""
     if row.condemned is not None and not row.headers:
         raise error
     return InboxRow(

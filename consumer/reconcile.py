@@ -1,4 +1,4 @@
-"""The consumer's side of reconciliation: take up what the inbox should hold and does not (DESIGN §9)."""
+"""The consumer's side of reconciliation: fetch what the inbox should hold and does not (DESIGN §9)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relay.domain.facts import FactSink, InboxGapFilled
 
 
 class ReconcileInbox:
-    """Repeatable, and harmless beside a live pull job: the inbox takes a message once."""
+    """Fills gaps of the inbox. Safe to repeat and beside a live pull job: the inbox takes a message once."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class ReconcileInbox:
         self._find, self._reader, self._pull, self._facts = find, reader, pull, facts
 
     async def run(self, turn: int | None = None) -> int:
-        """Compare one turn's share, or everything; returns how many messages were taken up.
+        """Compare one turn's share, or everything; returns how many messages were inserted.
 
         Raises BrokerUnreachable and DatabaseUnreachable.
         """

@@ -1,9 +1,9 @@
-"""Deliveries that went down with their worker (promise 8: recovery within ten seconds).
+"""Recovers deliveries that were lost with their worker (promise 8: recovery within ten seconds).
 
-JetStream would deliver them again only after the ack wait, two minutes by the specification, and with a
-small ``max_ack_pending`` a handful of them stalls the whole subscription until then. So the range that
-the consumer holds open is compared with the inbox: what never arrived is read from the stream, what is
-finished is acknowledged again. Of an ordered subscription the watermark moves to where it was compared.
+JetStream redelivers them only after the ack wait, two minutes by the specification. With a small
+``max_ack_pending`` a few of them stall the whole subscription until then. So this job compares the range
+that the consumer holds open with the inbox. Messages that never arrived are read from the stream.
+Finished messages are acknowledged again. In an ordered subscription the watermark then moves forward.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from relay.ports import ConsumerState, InboxRepository, JetStreamConsumer
 
 #: How long a delivery may take from JetStream to the inbox before it counts as lost.
 PATIENCE: Final = timedelta(seconds=2)
-#: How much of an ordered subscription is compared at a time; the watermark follows.
+#: How many sequences of an ordered subscription are compared at a time; the watermark follows.
 _STRETCH: Final = 50_000
 
 
@@ -41,7 +41,7 @@ class RecoverConfig:
 
 
 class RecoverDeliveries:
-    """Repeatable, and harmless beside a live pull job: the inbox takes a message once."""
+    """Recovers deliveries. Safe to repeat and beside a live pull job: the inbox takes a message once."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class RecoverDeliveries:
     async def run(self, stream: str) -> int:
         """Compare once; returns how many messages were recovered.
 
-        Raises BrokerUnreachable and DatabaseUnreachable. A message on its way at the first look is given
-        two seconds to arrive.
+        A message that is missing at first gets two seconds to arrive.
+        Raises BrokerUnreachable and DatabaseUnreachable.
         """
         before = await (self._consumer.state() if self._watch is None else self._watch.look())
         if _all_acknowledged(before):
@@ -98,11 +98,14 @@ class RecoverDeliveries:
         return recovered
 
     def _is_done(self, state: ConsumerState) -> bool:
-        """Whether nothing is left to compare. Where order is kept, what was delivered too often is."""
+        """Tell whether nothing is left to compare.
+
+        With order, messages past ``max_deliver`` are compared too, though they are not pending.
+        """
         return state.pending == 0 and (self._watch is None or _all_acknowledged(state))
 
     async def _range(self, state: ConsumerState) -> tuple[int, int]:
-        """What to compare. Where order is kept, from the watermark on and a stretch at a time, none left out."""
+        """Return the range to compare. With order it starts at the watermark and is at most one stretch long."""
         if self._watch is None:
             return state.floor, state.delivered
         after = max(state.floor, (await self._watch.mark()).stream_seq)
@@ -113,9 +116,9 @@ class RecoverDeliveries:
             await self._watch.compared(state, upto)
 
     async def _acknowledge(self, stream: str, finished: Sequence[Finished]) -> int:
-        """Acknowledge what is still at its place; returns how many new messages were found there instead.
+        """Acknowledge finished messages; returns how many new messages were found at their sequences instead.
 
-        A stream that lost its end gives the same sequences out again.
+        A stream that lost its end assigns the same sequences again.
         """
         if not finished:
             return 0
@@ -125,7 +128,7 @@ class RecoverDeliveries:
         return await self._take_up([it.stream_seq for it in gone])
 
     async def _take_up(self, lost: Sequence[int]) -> int:
-        """Read the consumer's own messages among the ``lost`` sequences; others belong to other filters."""
+        """Insert the consumer's own messages among the ``lost`` sequences; the rest belong to other filters."""
         recovered, wanted, cursor = 0, set(lost), 0
         for seq in lost:
             if seq < cursor:
@@ -140,12 +143,15 @@ class RecoverDeliveries:
 
 
 def _all_acknowledged(state: ConsumerState) -> bool:
-    """Not merely that none is pending: what was delivered too often is not, and may not have arrived."""
+    """Tell whether every delivery is acknowledged.
+
+    ``pending`` 0 is not enough: a message past ``max_deliver`` is not pending and may not be in the inbox.
+    """
     return state.pending == 0 and state.floor >= state.delivered
 
 
 def _is_replaced(message: Finished, stream: str, there: Mapping[int, UUID | None]) -> bool:
-    """Whether another message has taken its place. One known by its place alone cannot be told apart."""
+    """Tell whether another message has its sequence now. Unknown for a message with only a stand-in id."""
     known = (message.message_id, stand_in_id(stream, message.stream_seq))
     return (
         message.stream_seq in there and there[message.stream_seq] not in known and message.message_id != known[1]

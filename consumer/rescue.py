@@ -1,8 +1,8 @@
-"""Messages past JetStream's ``max_deliver``: without this they would be lost without a trace (DESIGN §6).
+"""Rescues messages past JetStream's ``max_deliver``; without this they are silently lost (DESIGN §6).
 
-The server publishes an advisory once and then forgets the message, while every lag figure reads zero.
-A stream keeps the advisories; this job takes the messages they name into the inbox, where the row's
-own attempts decide.
+The server publishes one advisory and then forgets the message, while every lag figure reads zero.
+A stream keeps the advisories. This job inserts the messages that they name into the inbox. There the
+row's own attempts decide.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from relay.ports import Delivery, JetStreamConsumer
 
 _WAIT: Final = timedelta(seconds=1)
 _BATCH: Final = 100
-#: No stream is so long, and no column takes a larger number.
+#: No stream has so many messages, and no column holds a larger number.
 _MANY: Final = 2**63
 
 
@@ -27,14 +27,14 @@ class MessageReader(Protocol):
     """Reads the messages of a consumer's stream by sequence."""
 
     async def next(self, seq: int) -> Delivery | None:
-        """The consumer's first message at ``seq`` or after it."""
+        """Return the consumer's first message at ``seq`` or after it."""
 
     async def ids(self, first: int, last: int) -> Mapping[int, UUID | None]:
-        """The event that the consumer's messages carry, by their places; None where the id is not one of ours."""
+        """Return the message ids of the consumer's messages by sequence; None if an id is not one of ours."""
 
 
 class RescueExhausted:
-    """Repeatable: a message that the inbox knows already is not inserted again."""
+    """Rescues messages. Safe to repeat: a message that the inbox knows already is not inserted again."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class RescueExhausted:
         self._facts = facts
 
     async def run(self) -> int:
-        """Take up what the waiting advisories name; returns how many were new to the inbox.
+        """Insert the messages that waiting advisories name; returns how many were new to the inbox.
 
-        Raises BrokerUnreachable and DatabaseUnreachable; an advisory is acknowledged only after its
-        message is in the inbox.
+        An advisory is acknowledged only after its message is in the inbox.
+        Raises BrokerUnreachable and DatabaseUnreachable.
         """
         new = 0
         advisories = [*await self._advisories.fetch(_BATCH, _WAIT), *await self._advisories.finish()]
@@ -75,7 +75,7 @@ class RescueExhausted:
 
 
 def _named(advisory: Delivery) -> int | None:
-    """The message that an advisory is about. None if it was not the server that wrote it."""
+    """Return the sequence that an advisory names; None if the server did not write the advisory."""
     try:
         seq = json.loads(advisory.body)["stream_seq"]
     except (ValueError, LookupError, TypeError, RecursionError):

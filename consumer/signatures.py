@@ -1,4 +1,4 @@
-"""What a handler of events wants to be called with."""
+"""The parameters that an event handler may declare."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["IncomingEvent", "Inject", "MessageContext", "Signature", "read", "re
 class IncomingEvent:
     """A received event as its handler sees it. ``payload`` is parsed JSON.
 
-    After an upcast, ``payload`` and ``event_version`` are those the handler is for.
+    After an upcast, ``payload`` and ``event_version`` are in the handler's version.
     """
 
     message_id: UUID
@@ -37,10 +37,10 @@ class IncomingEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageContext:
-    """Where a call of a handler stands. ``attempt`` counts from 1.
+    """The context of a handler's call. ``attempt`` counts from 1.
 
-    ``correlation_id`` is the event's, or its id when it begins the chain; ``causation_id`` is what caused
-    the event, None when that is unknown.
+    ``correlation_id`` is the event's own; an event without one uses its message id. ``causation_id`` is the
+    id of what caused the event, None when unknown.
     """
 
     message_id: UUID
@@ -53,12 +53,12 @@ _INJECTABLE: Final = Injectable({IncomingEvent: Inject.EVENT, MessageContext: In
 
 
 def read(function: Callable[..., Any]) -> Signature:
-    """Read a handler's signature. Raises InvalidHandler, naming the function and the parameter at fault."""
+    """Read a handler's signature. Raises InvalidHandler, which names the function and the wrong parameter."""
     return signatures.read(function, _INJECTABLE)
 
 
 def read_upcaster(function: Callable[..., Any]) -> None:
-    """Check an upcaster: a plain function from one payload to the next. Raises InvalidHandler."""
+    """Check an upcaster: a plain function from one payload to the next version. Raises InvalidHandler."""
     if not inspect.isfunction(function):
         raise InvalidHandler(f"{function!r} is not a function")
     if inspect.iscoroutinefunction(function) or len(parameters(function)) != 1:

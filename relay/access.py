@@ -1,4 +1,4 @@
-"""How settings become the credentials and certificates of a connection, the same for every process and command."""
+"""Turns settings into the credentials and certificates of connections, the same for all processes and commands."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def jetstream(settings: Settings) -> AbstractAsyncContextManager[JetStreamContex
 
 
 def nats_options(settings: Settings) -> dict[str, Any]:
-    """What ``nats.connect`` takes beside the addresses.
+    """The arguments of ``nats.connect`` other than the addresses.
 
-    Raises ConfigurationError for a file that cannot be used, MissingExtraError where a package is needed.
+    Raises ConfigurationError for a file that cannot be used, and MissingExtraError if a package is missing.
     """
     nats = settings.nats
     options: dict[str, Any] = {"inbox_prefix": nats.inbox_prefix, "tls_handshake_first": nats.tls_first}
@@ -47,7 +47,7 @@ def nats_options(settings: Settings) -> dict[str, Any]:
 
 
 def redis_options(settings: Settings) -> dict[str, Any]:
-    """What ``Redis.from_url`` takes beside the URL. Raises ConfigurationError for a file that cannot be used."""
+    """The arguments of ``Redis.from_url`` other than the URL. Raises ConfigurationError for an unusable file."""
     redis, options = settings.redis, dict[str, Any]()
     if redis.password is not None:
         options |= {"username": redis.user, "password": _plain(redis.password)}
@@ -59,9 +59,9 @@ def redis_options(settings: Settings) -> dict[str, Any]:
 
 
 def http_access(section: HttpSettings, where: str) -> HttpAccess:
-    """What a call to a service proves itself with. Raises ConfigurationError for a file that cannot be used.
+    """How calls to a service authenticate. Raises ConfigurationError for a file that cannot be used.
 
-    ``where`` is the table of relay.toml, for the error.
+    ``where``: the table of relay.toml, for the error message.
     """
     files: TlsFiles = section.tls_files
     return HttpAccess(
@@ -73,7 +73,7 @@ def http_access(section: HttpSettings, where: str) -> HttpAccess:
 
 
 def _of_url(url: str) -> dict[str, str]:
-    """User and password, or token, of the URL. nats-py takes them as they stand there: with %40 for an @."""
+    """The user and password, or the token, of the URL, decoded. nats-py would not decode %40 to an @."""
     parts = [urlsplit(server) for server in servers(url)]
     if len({(part.username, part.password) for part in parts}) > 1 or parts[0].username is None:
         return {}
@@ -86,7 +86,7 @@ def _plain(secret: SecretStr | None) -> str | None:
 
 
 def _in(table: str, make: Callable[[], Any]) -> Any:
-    """Have an error name the key with its table."""
+    """Put the table before the key that an error names."""
     try:
         return make()
     except ConfigurationError as error:

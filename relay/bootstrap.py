@@ -1,14 +1,12 @@
-"""The one place where adapters meet commands (SDS-047 §13). Only this module knows both."""
+"""Connects the adapters to the commands (SDS-047 §13). Only this module knows both."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from dramatiq import Message
 from dramatiq.middleware import Middleware
 
 from relay.access import http_access, nats_options, redis_options
@@ -31,33 +29,24 @@ from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.adapters.redis import RelayBroker, create_broker
-from relay.adapters.shares import SHARE
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import ReconcileStream
-from relay.domain.backoff import Backoff
 from relay.domain.errors import ConfigurationError, UnknownContext
 from relay.domain.facts import Fact, FactSink
-from relay.domain.policies import RetryPolicy
+from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
 from relay.ports import EventHandler
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
-
-PUBLISH_QUEUE: Final = "relay-publish"
-PULL_QUEUE: Final = "relay-pull"
-HANDLE_QUEUE: Final = "relay-handle"
-UPKEEP_QUEUE: Final = "relay-upkeep"
-ARCHIVE_QUEUE: Final = "relay-archive"
-CRON_QUEUE: Final = "relay-cron"
 
 _log = logging.getLogger("relay")
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Everything one bounded context needs at run time."""
+    """Everything that one bounded context needs at run time."""
 
     name: str
     settings: ContextSettings
@@ -76,15 +65,15 @@ class ServingHandler(EventHandler, Protocol):
     """A handler that holds connections."""
 
     async def close(self) -> None:
-        """Let go of them. No call may be under way."""
+        """Close the connections. No call may be in progress."""
 
 
-#: Makes the handler of a subscription, given the names of its context and its own.
+#: Makes the handler of a subscription from the name of the context and the name of the subscription.
 HandlerFactory: TypeAlias = Callable[[str, str], ServingHandler]
 
 
 class Facts:
-    """Passes facts on to the listeners; a listener that fails never harms delivery."""
+    """Passes facts to the listeners. A listener that fails never harms delivery."""
 
     def __init__(self, listeners: Sequence[FactSink] = ()) -> None:
         self._listeners = list(listeners)
@@ -103,10 +92,10 @@ class Facts:
 
 
 class Application:
-    """The adapters of one process, made from settings. Connects when started, inside the event loop.
+    """The adapters of one process, made from settings. It connects when it is started, inside the event loop.
 
-    ``handler_kinds``: who makes a handler, by the scheme of its address; ``on_stop``: what else is to be closed;
-    ``on_quiesce``: who else is to be told, in any thread, that the end is near. Actor modules add theirs.
+    ``handler_kinds``: makes a handler, by the scheme of its address. ``on_stop``: closes other things.
+    ``on_quiesce``: called, in any thread, before the process stops. Actor modules add their own functions.
     """
 
     def __init__(self, settings: Settings, *, role: str = "relay") -> None:
@@ -128,13 +117,13 @@ class Application:
         self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
 
     async def start(self) -> None:
-        """Begin to connect. Returns at once, whether the servers are there or not."""
+        """Begin to connect. Returns at once, even if the servers do not answer."""
         for name in self.settings.contexts:
             await self.context(name).pool.open(wait=False)
         self.nats.start()
 
     def quiesce(self) -> None:
-        """Ask long-running jobs to end, and all to give back what they have not begun."""
+        """Ask long-running jobs to end, and all jobs to give back work that they have not begun."""
         self.stopping = True
         for tell in self.on_quiesce:
             tell()
@@ -169,7 +158,7 @@ class Application:
         return subscriptions[name]
 
     def handler(self, context: str, name: str) -> ServingHandler:
-        """The handler of a subscription, one for the process, so that connections are reused.
+        """The handler of a subscription. A process has only one of each, so that connections are reused.
 
         Raises UnknownContext, and ConfigurationError when no actor module serves handlers of its kind.
         """
@@ -192,22 +181,22 @@ class Application:
         )
 
     def consumer(self, context: str, name: str) -> NatsJetStreamConsumer:
-        """The JetStream consumer of a subscription, one for the process."""
+        """The JetStream consumer of a subscription. A process has only one of each."""
         if (context, name) not in self._consumers:
             self._consumers[context, name] = self.fetching(self.subscription(context, name).consumer_spec())
         return self._consumers[context, name]
 
     def fetching(self, spec: ConsumerSpec) -> NatsJetStreamConsumer:
-        """A JetStream consumer that asks for no more than its share of what the process may hold."""
+        """A JetStream consumer that fetches at most its share of the bytes that the process may hold."""
         share = self.settings.pull_share
         return NatsJetStreamConsumer(self.nats, stream=spec.stream, durable=spec.durable, max_bytes=share)
 
     def inbox(self, context: str, name: str) -> PostgresInboxAdapter:
-        """The inbox as a subscription uses it. Raises UnknownContext."""
+        """The inbox of a subscription: ordered or not, as configured. Raises UnknownContext."""
         return self.order(context, name) or self.context(context).inbox
 
     def order(self, context: str, name: str) -> OrderedInboxAdapter | None:
-        """The inbox of a subscription that asks for order; None for others. Raises UnknownContext."""
+        """The ordered inbox of a subscription; None if it does not ask for order. Raises UnknownContext."""
         settings = self.subscription(context, name)
         if settings.order == "none":
             return None
@@ -230,7 +219,7 @@ class Application:
         )
 
     def archive(self, context: str) -> ArchiveRows | None:
-        """The archive of a context, None where it is off. Raises UnknownContext."""
+        """The archive of a context; None if it is off. Raises UnknownContext."""
         parts = self.context(context)
         after, directory = parts.settings.archive.after, parts.settings.archive.directory
         if after is None or directory is None:
@@ -250,7 +239,7 @@ class Application:
             envelope=settings.envelope,
             batch_size=settings.publish.batch_size,
             batch_bytes=settings.publish.batch_bytes,
-            policy=retry_policy(
+            policy=RetryPolicy.of(
                 settings.publish.max_attempts, settings.publish.backoff_initial, settings.publish.backoff_max
             ),
         )
@@ -276,25 +265,6 @@ def job_broker(settings: Settings, middleware: Sequence[Middleware] = ()) -> Rel
 
 
 def _log_refusal(refusal: Refusal) -> None:
-    """Say once for a connection what an operator has to grant."""
+    """Log, once for each connection, the permission that an operator must grant."""
     if refusal.first:
         _log.error("%s", refusal)
-
-
-def retry_policy(max_attempts: int, initial: timedelta, maximum: timedelta) -> RetryPolicy:
-    """A retry policy from settings."""
-    return RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=initial, maximum=maximum))
-
-
-def job(queue: str, actor: str, *args: str | int | list[str] | None) -> Message[Any]:
-    """A message for an actor, by name: names and ids only, never content.
-
-    What subscriptions and cron jobs have called is of their own share: the first two arguments name them.
-    """
-    options = {SHARE: share(*args[:2])} if queue in {HANDLE_QUEUE, CRON_QUEUE} else {}
-    return Message(queue_name=queue, actor_name=actor, args=args, kwargs={}, options=options)
-
-
-def share(context: object, name: object) -> str:
-    """The share of a subscription or a cron job."""
-    return f"{context}/{name}"

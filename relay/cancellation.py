@@ -1,4 +1,4 @@
-"""Whether a task has been cancelled, for loops that must not outlive it."""
+"""Whether a task is cancelled, for loops that must end then."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has cancelled the task that asks.
+    """Whether the current task has been cancelled.
 
-    Its CancelledError may never have come: on Python 3.11 `asyncio.wait_for`, in which the clients of servers
-    wait, loses a cancellation that meets the answer. And one that came may be that of another task.
+    The CancelledError alone does not tell. On Python 3.11, `asyncio.wait_for` loses a cancellation that arrives
+    together with the result, and the servers' clients use it. Also, a CancelledError may be that of another task.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""What application authors hand to the outbox: plain events, or pydantic models registered as events."""
+"""The events that application code gives to the outbox: plain events, or registered pydantic models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Aggregate(Enum):
         return "AGGREGATE"
 
 
-#: Order an event after the earlier ones of its aggregate.
+#: Publish an event after the earlier events of its aggregate.
 AGGREGATE: Final = _Aggregate.AGGREGATE
 
 
@@ -36,12 +36,13 @@ AGGREGATE: Final = _Aggregate.AGGREGATE
 class Event:
     """An event to record (SDS-047 §2.1).
 
-    ``event_type`` and ``event_version`` make the subject; ``aggregate_type`` and ``aggregate_id`` say
-    what it is about. ``payload`` is anything JSON can hold, or a pydantic model.
-    ``partition_key``: events of one key keep their commit order; the aggregate by default, None opts out.
-    ``topic``: an explicit subject instead of the context's. ``available_at``: not published before.
-    ``id`` and the correlation are filled in when not given; ``occurred_at`` by the database, whose clock decides
-    what lies in the future.
+    ``event_type`` and ``event_version`` make the subject. ``aggregate_type`` and ``aggregate_id`` say what the
+    event is about. ``payload`` is any value that JSON can hold, or a pydantic model.
+    ``partition_key``: events with the same key keep their commit order. The default is the aggregate; None means
+    no order. ``topic``: an explicit subject instead of the context's. ``available_at``: the event is not
+    published before this time.
+    Missing ids and correlation are filled in. The database fills in a missing ``occurred_at``; its clock also
+    decides what lies in the future.
     """
 
     event_type: str
@@ -73,7 +74,7 @@ def event(
     """Register a pydantic class as an event.
 
     ``aggregate_id`` names the field that holds the aggregate's id. Raises InvalidEvent when the class
-    has no such field, InvalidSubject when name or version cannot make a subject.
+    has no such field, and InvalidSubject when the name or version is not allowed in a subject.
     """
     check_token(event_type, "event_type")
     check_version(version)
@@ -88,7 +89,7 @@ def event(
 
 
 def as_event(value: object) -> Event:
-    """The plain form of an event. Raises InvalidEvent for a class that was never registered."""
+    """Return the plain form of an event. Raises InvalidEvent for a class that is not registered."""
     if isinstance(value, Event):
         return value
     registration = getattr(type(value), _ATTRIBUTE, None)
@@ -103,7 +104,7 @@ def as_event(value: object) -> Event:
         event_type=registration.event_type,
         event_version=registration.event_version,
         aggregate_type=registration.aggregate_type,
-        # None is refused further on: the id of a row not flushed yet would become the text "None".
+        # A row that is not flushed has the id None. It becomes "", which is refused later, not the text "None".
         aggregate_id="" if aggregate_id is None else str(aggregate_id),
         payload=value,
     )

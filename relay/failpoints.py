@@ -1,8 +1,9 @@
-"""Named points of the delivery paths at which a test may kill, pause or cut the process (DESIGN §9, promise 7).
+"""Named points of the delivery paths where a test may kill or pause the process, or lose a reply.
 
-Off unless ``RELAY_FAILPOINTS`` names a directory; passing a point then costs one comparison. A test arms a
-point by a file of its name there that holds an action. The first process to pass the point takes the file
-away and acts, so an action happens once however many processes pass, and the file's new name tells the test.
+See DESIGN §9, promise 7. Failpoints are off unless ``RELAY_FAILPOINTS`` names a directory. While they are off, a
+point costs one comparison. To arm a point, a test writes a file with the point's name there; the file holds an
+action. The first process that passes the point renames the file and acts. So an action happens only once, and
+the file's new name tells the test.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, Outage, QueueUnreachable
 
-#: Every point on the way of an event, and the outage that a reply lost there looks like.
+#: Every point on the path of an event, and the outage that stands for a reply lost there.
 EVENT_POINTS: Final[dict[str, type[Outage]]] = {
     "after_claim": DatabaseUnreachable,
     "after_publish_before_mark": BrokerUnreachable,
@@ -32,7 +33,7 @@ EVENT_POINTS: Final[dict[str, type[Outage]]] = {
     "before_dlq_commit": DatabaseUnreachable,
     "after_incident_commit": DatabaseUnreachable,
 }
-#: The same of background tasks, which share the points in a handler's transaction.
+#: The same for background tasks. They share the points in a handler's transaction.
 TASK_POINTS: Final[dict[str, type[Outage]]] = {
     "after_task_enqueue": QueueUnreachable,
     "after_task_claim": DatabaseUnreachable,
@@ -43,7 +44,7 @@ _TAKEN: Final = ".reached"
 
 
 class Action(Enum):
-    """What happens at a point: SIGKILL, SIGSTOP until a SIGCONT, or an outage although all went well."""
+    """What happens at a point: SIGKILL, SIGSTOP until a SIGCONT, or an outage although the work succeeded."""
 
     KILL = "kill"
     PAUSE = "pause"
@@ -65,7 +66,7 @@ def enabled() -> bool:
 
 
 def arm(directory: Path, point: str, action: Action) -> None:
-    """Have the next process that passes ``point`` do ``action``; who passed before is forgotten.
+    """Make the next process that passes ``point`` do ``action``. Earlier passes are forgotten.
 
     Raises ValueError for an unknown point.
     """
@@ -79,13 +80,13 @@ def arm(directory: Path, point: str, action: Action) -> None:
 
 
 def reached(directory: Path, point: str) -> int | None:
-    """The process that passed an armed point, None while nobody has."""
+    """The id of the process that passed an armed point; None if no process has passed it."""
     taken = next(directory.glob(f"{point}{_TAKEN}.*"), None)
     return None if taken is None else int(taken.suffix[1:])
 
 
 def reach(point: str) -> None:
-    """Pass a point. Raises the point's outage when a test has armed it with a lost reply."""
+    """Pass a point. Raises the point's outage if a test has armed it with a lost reply."""
     if _directory is None:
         return
     mine = _directory / f"{point}{_TAKEN}.{os.getpid()}"

@@ -1,8 +1,8 @@
-"""Keeping a claim while its call is under way, and ending the call in time where the claim cannot be kept.
+"""Keeping a claim while its call is under way, and ending the call in time when the claim cannot be kept.
 
-A claim is a lease on the database's clock. Who cannot renew it does not see it end; so each renewal counts from
-before it was asked for, by the clock of this process, and a call ends a little before the lease can. A function in
-a thread cannot be ended: of what it does, the token only keeps from happening what it writes in its transaction.
+A claim is a lease on the database's clock. A process that cannot renew it does not see it end. So each lease
+counts from the moment before it was asked for, by the clock of this process, and a call ends a little before the
+lease. A function in a thread cannot be ended. The token fences only what it writes in its transaction.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Final
 from relay.cancellation import is_cancelled
 from relay.domain.errors import LeaseOver, Outage
 
-#: So often is a claim renewed while its lease lasts.
+#: How many times a claim is renewed within one lease.
 OFTEN: Final = 4
-#: The part of a lease that is left when a call ends: the loop, and a service that is hung up on, take a moment.
+#: A call ends when this part of its lease is left, one eighth: cancelling it takes a moment.
 _MARGIN: Final = 8
 
 
 def left(lease: timedelta, since: float) -> float:
     """For how many seconds a call may go on.
 
-    ``since``: what `time.monotonic` said before the claim was asked for.
+    ``since``: the value of `time.monotonic` before the claim was asked for.
     """
     return since + lease.total_seconds() * (1 - 1 / _MARGIN) - time.monotonic()
 
@@ -35,8 +35,8 @@ def left(lease: timedelta, since: float) -> float:
 async def kept(lease: timedelta, since: float, renew: Callable[[], Awaitable[bool]]) -> AsyncIterator[None]:
     """Renew a claim while the block runs; ``renew`` says whether it is still ours.
 
-    Raises LeaseOver: the block is cancelled when the claim is lost, or may be another's in a moment, and does not
-    even begin when that is so. Nothing may be recorded then.
+    The block is cancelled when the claim is lost, or when its lease is about to end. It does not begin when the
+    lease is over already. Raises LeaseOver in all these cases; then nothing may be recorded.
     """
     loop, every = asyncio.get_running_loop(), lease.total_seconds() / OFTEN
     clock, keeper = asyncio.timeout(None), list[asyncio.Task[None]]()
@@ -60,7 +60,7 @@ async def kept(lease: timedelta, since: float, renew: Callable[[], Awaitable[boo
     remaining = left(lease, since)
     if remaining <= 0:
         raise LeaseOver("the claim was over before the call began")
-    # Most blocks end long before; for those a timer is all it takes.
+    # Most blocks end before the first renewal. They cost only this timer.
     timer = loop.call_later(min(every, remaining), begin)
     try:
         async with clock:

@@ -1,7 +1,7 @@
-"""Which process counts what, and where Prometheus reads it. Nothing of this runs unless an address is configured.
+"""Which process counts what, and where Prometheus reads it. All of this is off unless an address is configured.
 
-The processes of one ``dramatiq`` command count in files of one directory. Dramatiq forks one more process, which
-adds them up and answers for all: what a worker has counted outlives it, so that no sum ever falls.
+The processes of one ``dramatiq`` command count in files of one directory. Dramatiq forks one more process. It adds
+up the files and answers for all workers. The counts of a worker remain after it ends, so that no sum decreases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from relay.settings import Settings, load_settings, share_counts
 if TYPE_CHECKING:
     from relay.telemetry.metrics import Known, MetricFacts
 
-#: How often it is looked whether the command still runs, in seconds.
+#: How often to check whether the command still runs, in seconds.
 _LOOK: Final = 1.0
 
 #: Names that the application's code gives: cron jobs, types of tasks.
@@ -31,7 +31,7 @@ Names = Mapping[str, Sequence[str]]
 
 
 def known_labels(settings: Settings, *, jobs: Names | None = None, types: Sequence[str] = ()) -> Known:
-    """The labels that are known beforehand. ``jobs``: the cron jobs of each context."""
+    """The labels that are known at the start. ``jobs``: the cron jobs of each context."""
     return {
         name: {
             "subscription": list(context.subscriptions),
@@ -44,7 +44,7 @@ def known_labels(settings: Settings, *, jobs: Names | None = None, types: Sequen
 
 
 def scheduler_metrics(settings: Settings, jobs: Names) -> Sequence[FactSink]:
-    """The listeners of a scheduler: counters, and gauges of the backlogs it samples. Raises MissingExtraError."""
+    """The listeners of a scheduler: counters, and gauges of the sampled backlogs. Raises MissingExtraError."""
     if settings.metrics.scheduler is None:
         return []
     with _client():
@@ -63,10 +63,10 @@ def tasks_metrics(settings: Settings, types: Sequence[str]) -> Sequence[FactSink
 
 
 def worker_metrics(settings: Settings) -> MetricFacts | None:
-    """The listener of a worker process; None if nobody reads it.
+    """The listener of a worker process; None if no address is configured.
 
-    Call it before the application's modules are loaded: their own counters, if they have any, are then added up
-    with ours. Raises MissingExtraError, and ConfigurationError when the directory cannot be written.
+    Call it before the application's modules are loaded. Then their own counters are added up with ours.
+    Raises MissingExtraError, and ConfigurationError when the directory cannot be written.
     """
     if (directory := _directory(settings)) is None:
         return None
@@ -84,19 +84,19 @@ def worker_metrics(settings: Settings) -> MetricFacts | None:
 
 
 class Exposition(Middleware):
-    """Has Dramatiq fork the process that answers for the workers."""
+    """Makes Dramatiq fork the process that answers for the workers."""
 
     def __init__(self, settings: Settings) -> None:
         self._forks = [] if settings.metrics.worker is None else [answer_for_workers]
 
     @property
     def forks(self) -> list[Callable[[], int]]:
-        """What Dramatiq runs beside the workers, each in a process of its own."""
+        """The functions that Dramatiq runs beside the workers, each in its own process."""
         return self._forks
 
 
 def answer_for_workers() -> int:
-    """Answer for the workers of the command that forked this process, until that ends."""
+    """Answer for the workers of the command that forked this process, until the command ends."""
     settings, parent = load_settings(), multiprocessing.parent_process()
     directory = _directory(settings)
     if settings.metrics.worker is not None and settings.metrics.directory is not None and directory is not None:
@@ -104,14 +104,14 @@ def answer_for_workers() -> int:
 
         forget_ended(settings.metrics.directory)
         answer_for(directory, settings.metrics.worker)
-    # Killed, the command could tell nobody; who comes after it needs the address.
+    # A killed command cannot stop this process. The next command needs the address, so end when the parent ends.
     while parent is not None and parent.is_alive():
         time.sleep(_LOOK)
     return 0
 
 
 def _directory(settings: Settings) -> Path | None:
-    """Where the workers of this command count: the command is their parent, whatever the way they were started."""
+    """The directory where the workers of this command count. The command is always their parent process."""
     if settings.metrics.worker is None or settings.metrics.directory is None:
         return None
     command = multiprocessing.parent_process()

@@ -1,4 +1,4 @@
-"""What application authors call: record events in the transaction of the change they report.
+"""The outbox for application code: record events in the transaction of the change that they report.
 
 outbox = Outbox("vibespro")
 with Session(engine) as session, session.begin():
@@ -28,9 +28,9 @@ from relay.events import AGGREGATE, Event, as_event
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
 
-#: Twice the longest subject, and the longest key with three bytes for each of its own.
+#: Twice the longest subject, and the longest key with three bytes for each of its bytes.
 _LONGEST_AROUND: Final = 2 * MAX_SUBJECT + 3 * (2 * MAX_KEY_BYTES + 1)
-#: The six characters "1e-999" count for 6 + 999 bytes; a character of any other text for four at most.
+#: The six characters "1e-999" count as 6 + 999 bytes. A character of any other text counts as four at most.
 _LONGEST_CHARACTER: Final = 999 // len("1e-999") + 2
 
 
@@ -39,14 +39,14 @@ class Outbox:
 
     ``max_payload``: the broker's limit in bytes for a whole message; nats-server's default is 1 MiB.
 
-    Nothing here commits, and nothing leaves before the caller's transaction has committed. Events added
-    to a SQLAlchemy session are written when it commits; on a connection they are written at once.
+    The outbox never commits. No event is published before the caller's transaction commits. Events added
+    to a SQLAlchemy session are written when it commits. Events added to a connection are written at once.
     """
 
     def __init__(self, context: str, *, max_payload: int = DEFAULT_MAX_PAYLOAD) -> None:
         self.context = check_token(context, "context")
         self._max_payload = max_payload
-        # So short a payload needs no look: none of its characters can take more bytes than _LONGEST_CHARACTER.
+        # A payload shorter than this always fits: no character takes more bytes than _LONGEST_CHARACTER.
         self._surely_fits = (max_payload - 2 * WIRE_RESERVE - _LONGEST_AROUND) // _LONGEST_CHARACTER
 
     @overload
@@ -54,12 +54,12 @@ class Outbox:
     @overload
     def add(self, target: AsyncTarget, event: Event | BaseModel) -> Awaitable[UUID]: ...
     def add(self, target: SyncTarget | AsyncTarget, event: Event | BaseModel) -> UUID | Awaitable[UUID]:
-        """Record ``event`` in the open transaction of ``target``; returns its id.
+        """Record ``event`` in the open transaction of ``target`` and return its id.
 
-        With an asynchronous target the result is to be awaited. Raises InvalidEvent and its kin, each
-        with a code and the field at fault, UnsupportedTarget and NoTransaction. What only the database can
-        tell is raised when the row is written, which for a session is at its commit: DuplicateMessage,
-        FutureEvent by its clock, WriteConflict and SchemaMissing.
+        With an asynchronous target, await the result. Raises InvalidEvent or a subclass, with a code and the
+        field at fault, UnsupportedTarget and NoTransaction. Errors that only the database finds are raised when
+        the row is written; for a session, that is at its commit: DuplicateMessage, FutureEvent by the database's
+        clock, WriteConflict and SchemaMissing.
         """
         return then(self.add_many(target, [event]), _only)
 
@@ -70,13 +70,13 @@ class Outbox:
     def add_many(
         self, target: SyncTarget | AsyncTarget, events: Iterable[Event | BaseModel]
     ) -> Sequence[UUID] | Awaitable[Sequence[UUID]]:
-        """Record ``events``, in their order, in one statement. All are checked before any is written."""
+        """Record ``events`` in their order, in one statement. All events are checked before one is written."""
         rows = [self._row(as_event(event)) for event in events]
         ids: Sequence[UUID] = [row.id for row in rows]
         return write(target, rows, ids)
 
     def _row(self, event: Event) -> OutboxEvent:
-        """Fill in what was not given and check everything."""
+        """Fill in the missing values and check everything."""
         request = RequestContext.current()
         payload = encode_payload(_plain(event.payload))
         key = event.partition_key
@@ -108,10 +108,10 @@ class Outbox:
             return
         subject = row.topic or EventSubject(self.context, row.event_type, row.event_version).value
         headers = sum(len(name) + len(value) + 4 for name, value in row.headers.items())
-        # Another reserve stands for the envelope around the payload. The envelope names the subject again, and
-        # a header the key, in which a byte may take three.
+        # The second reserve is for the envelope around the payload. The envelope repeats the subject. A header
+        # repeats the key, and there a byte of the key may take three.
         around = 2 * len(subject) + 3 * len(row.partition_key.encode()) + headers + WIRE_RESERVE
-        # PostgreSQL writes small numbers out: 1e-300 takes three hundred digits.
+        # PostgreSQL writes small numbers in full: 1e-300 takes three hundred digits.
         zeros = sum(map(int, _SMALL_NUMBER.findall(row.payload)))
         check_size(len(row.payload.encode()) + zeros + around, self._max_payload)
 

@@ -1,7 +1,7 @@
-"""Ports (SDS-047 §7): what the core needs from the world. Each docstring is the contract.
+"""Ports (SDS-047 §7): the interfaces that the core needs. Each docstring is the contract.
 
-The spec's single-row methods are batch methods here, because one statement for a batch is what makes
-the relay fast; the names and meanings are the spec's.
+The spec's single-row methods are batch methods here, because one statement for a batch makes the relay fast.
+The names and meanings are the spec's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from relay.domain.policies import MANY, Ack, DeadLetter, Published, PublishOutco
 
 
 class OutboxRow(NamedTuple):
-    """A claimed event, as text wherever the publisher only passes it on.
+    """A claimed event. Values that the publisher only passes on are text.
 
-    ``payload`` is None where it is larger than any broker takes.
+    ``payload`` is None if it is larger than any broker accepts.
     """
 
     id: str
@@ -40,7 +40,7 @@ class OutboxRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PublishFailure:
-    """What to record of an event that could not be published. ``delay`` None means dead."""
+    """What to record when an event cannot be published. ``delay`` None means that the event is dead."""
 
     id: str
     error: str
@@ -52,60 +52,61 @@ class ClaimedBatch(Protocol):
 
     @property
     def rows(self) -> Sequence[OutboxRow]:
-        """The claimed events, in the order they are to leave."""
+        """The claimed events, in the order in which they must be published."""
 
     @property
     def lanes(self) -> Sequence[int]:
-        """The lanes this claim holds; empty when another publisher has them all."""
+        """The lanes that this claim holds. Empty when other publishers hold all of them."""
 
     @property
     def busy(self) -> Collection[int]:
-        """The lanes in which something was due; -1 stands for the events without order."""
+        """The lanes that had due events; -1 stands for the events without order."""
 
     @property
     def more(self) -> bool:
-        """Whether more may be due than was claimed: a lane has given its whole share, or the batch its bytes."""
+        """Whether more events may be due: a lane has used its whole share, or the batch has reached its bytes."""
 
     @property
     def begun(self) -> float:
-        """When the time of the claim began, on the monotonic clock."""
+        """When the claim began, on the monotonic clock."""
 
-    async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, str]:
-        """Record the PubAck of each id in one statement; returns the ids whose rows refuse that, and why.
+    async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, datetime | str]:
+        """Record the PubAck of each id in one statement.
 
-        One such row leaves the others settled.
+        Returns for each id its ``published_at``, or why the row cannot be updated. Such a row does not stop the
+        others.
         """
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
-        """Spend an attempt on each id, note the error, set back-off or death.
+        """Count an attempt for each id, record the error, and set the back-off or mark the event dead.
 
-        A row that refuses that, too, is not claimed again for an hour.
+        A row that cannot be updated here either is not claimed again for an hour.
         """
 
 
 class OutboxRepository(Protocol):
     """PORT-047-001. The claim transaction is the lease.
 
-    Rows are locked until the claim ends; a killed process frees them at once, a paused one loses them
-    after ``idle_in_transaction_session_timeout`` (5 s) and then fails to commit.
+    Rows are locked until the claim ends. A killed process frees them at once. A paused process loses them
+    after ``idle_in_transaction_session_timeout`` (5 s), and then its commit fails.
     """
 
     def find_unpublished(
         self, lanes: Sequence[int], limit: int, max_bytes: int
     ) -> AbstractAsyncContextManager[ClaimedBatch]:
-        """Claim up to ``limit`` due rows of the lanes, in the order of each key, the same share from every lane.
+        """Claim up to ``limit`` due rows of the lanes. Each key keeps its order; each lane has the same share.
 
-        The batch ends with the row that brings it to ``max_bytes`` of text; no more is read from the database.
-        Takes the locks of those lanes that are free, so no other claim holds rows of the same keys.
+        The batch ends with the row that brings it to ``max_bytes`` of text. No more is read from the database.
+        The claim locks the lanes that are free, so no other claim holds rows of the same keys.
         Raises DatabaseUnreachable.
         """
 
     def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[ClaimedBatch]:
-        """Claim one event whatever its back-off, waiting for its lane; empty when there is none unpublished."""
+        """Claim one event, even during its back-off. Waits for its lane. Empty if no such event is unpublished."""
 
 
 class Message(NamedTuple):
-    """A message ready for the wire. Messages of one non-empty ``key`` are sent one after the other."""
+    """A message ready to send. Messages with the same non-empty ``key`` are sent one after the other."""
 
     id: str
     subject: str
@@ -120,22 +121,24 @@ class JetStreamPublisher(Protocol):
     max_payload: int
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
-        """Publish one message and wait for its PubAck. Repeatable with the same Nats-Msg-Id."""
+        """Publish one message and wait for its PubAck. It is safe to repeat with the same Nats-Msg-Id."""
 
     async def publish_all(
         self, messages: Sequence[Message], begun: float | None = None
     ) -> Mapping[str, PublishOutcome]:
-        """Publish a batch, pipelined; within a key each message waits for the PubAck before it.
+        """Publish a batch as a pipeline. Within a key, each message waits for the PubAck of the one before it.
 
-        ``begun``: when the claim behind it began, on the monotonic clock; None: now. Nothing leaves once its time
-        is up. Returns an outcome for every message. Raises BrokerUnreachable only when nothing was sent.
+        ``begun``: when the claim of the batch began, on the monotonic clock; None means now. After the claim's
+        time is over nothing more is sent. Returns an outcome for every message. Raises BrokerUnreachable only
+        when nothing was sent.
         """
 
 
 class Delivery(NamedTuple):
-    """A message as JetStream handed it out; ``reply`` is where its acknowledgement goes.
+    """A message as JetStream delivered it. Its acknowledgement goes to the subject ``reply``.
 
-    ``legible``: whether the subject is what was sent. One that is no text is escaped and for no handler.
+    ``legible``: whether ``subject`` is the subject that was sent. A subject that is not text is escaped, and no
+    handler gets the message.
     """
 
     subject: str
@@ -144,19 +147,19 @@ class Delivery(NamedTuple):
     body: bytes
     stream: str
     stream_seq: int
-    #: The number of the delivery, None for a message read from the stream.
+    #: The number of the delivery. None for a message that was read from the stream.
     consumer_seq: int | None = None
     legible: bool = True
-    #: When the stream has stored it.
+    #: When the stream stored it.
     stored_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """How far a durable consumer has come, in sequences of its stream.
+    """The position of a durable consumer, in sequences of its stream.
 
-    Everything up to ``floor`` is acknowledged, everything up to ``delivered`` was delivered at least once,
-    and ``pending`` messages in between await their acknowledgement. ``consumer_seq`` counts deliveries.
+    Everything up to ``floor`` is acknowledged. Everything up to ``delivered`` was delivered at least once.
+    ``pending`` messages between the two wait for their acknowledgement. ``consumer_seq`` counts deliveries.
     """
 
     floor: int
@@ -166,22 +169,22 @@ class ConsumerState:
 
 
 class JetStreamConsumer(Protocol):
-    """PORT-047-004. Any process may acknowledge: the reply subject is all it takes."""
+    """PORT-047-004. Any process may acknowledge: it needs only the reply subject."""
 
-    #: How often the connection was lost; what is fetched after a loss may be numbered anew.
+    #: How often the connection was lost. After a loss, the numbers of what is fetched may start again.
     losses: int
 
     async def state(self) -> ConsumerState:
-        """Raises BrokerUnreachable."""
+        """Ask the server for the position. Raises BrokerUnreachable."""
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
-        """Wait up to ``wait`` for messages, return at most ``batch``. Raises BrokerUnreachable."""
+        """Wait up to ``wait`` for messages and return at most ``batch``. Raises BrokerUnreachable."""
 
     async def finish(self) -> Sequence[Delivery]:
-        """End fetching: what an open request still delivers. Call it when no further fetch follows."""
+        """End fetching, and return what an open request still delivers. Call it after the last fetch."""
 
     async def ack(self, replies: Sequence[str]) -> None:
-        """Acknowledge. Fire and forget: a lost ack means a redelivery, which the inbox recognises."""
+        """Acknowledge, without an answer. A lost ack means a redelivery, which the inbox recognises."""
 
     async def nak(self, replies: Sequence[str], delay: timedelta) -> None:
         """Ask for redelivery after ``delay``."""
@@ -194,7 +197,7 @@ class JetStreamConsumer(Protocol):
 
 
 class InboxRow(NamedTuple):
-    """A received message on its way into the inbox, or out of it. An unreadable one has no event type."""
+    """A received message, before or after it is stored in the inbox. An unreadable message has no event type."""
 
     message_id: UUID
     subject: str
@@ -210,17 +213,19 @@ class InboxRow(NamedTuple):
     partition_key: str | None = None
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
-    #: Why it is dead on arrival: it could not be read.
+    #: Set if the message is dead on arrival: why it could not be read.
     condemned: DeadLetter | None = None
-    #: The key in whose order it runs, None where no order is kept, and the number of its delivery.
+    #: The key that orders this message; None where no order is kept.
     order_key: str | None = None
+    #: The number of the delivery.
     consumer_seq: int | None = None
 
 
 class Inserted(NamedTuple):
-    """What the inbox knew of a message: ``new``, or ``done`` (processed or dead-lettered) earlier.
+    """What the inbox knows of a message: it is ``new``, or it was ``done`` (processed or dead-lettered) earlier.
 
-    ``parked`` with its key, or not ``runnable`` before another of its key: both only where order is kept.
+    Where order is kept, a message may be ``parked`` with its key, or not ``runnable`` because an earlier message
+    of its key comes first.
     """
 
     message_id: UUID
@@ -231,17 +236,17 @@ class Inserted(NamedTuple):
 
 
 class ClaimedMessage(NamedTuple):
-    """An inbox row held under a claim token; ``attempts`` includes the one about to be made.
+    """An inbox row held under a claim token. ``attempts`` includes the attempt that follows.
 
-    A condemned row is claimed only to store its dead letter, and that is no attempt.
+    A condemned row is claimed only to store its dead letter. That is not an attempt.
     """
 
     token: UUID
     row: InboxRow
     attempts: int
-    #: How often an operator has put the message back; tells its dead letters apart.
+    #: How often an operator has requeued the message. It distinguishes the message's dead letters.
     requeues: int = 0
-    #: What `time.monotonic` said before the claim was asked for: the lease is no shorter than from then.
+    #: `time.monotonic` before the claim was requested. The lease does not end earlier than its length after this.
     since: float = math.inf
 
 
@@ -249,58 +254,61 @@ class InboxRepository(Protocol):
     """PORT-047-002. Claims are leases on the database's clock, fenced by a token."""
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
-        """Insert a batch in one statement; a known id is reported, never inserted twice (POL-047-003)."""
+        """Insert a batch in one statement. A known id is reported and never inserted twice (POL-047-003)."""
 
     async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
-        """Take a due, unclaimed, unfinished row for ``lease`` and count the attempt; None if it is not.
+        """Claim a row for ``lease`` and count the attempt. None if the row is not due, claimed or finished.
 
-        A row whose attempts are spent comes back condemned: none of its workers lived to say so.
+        If no attempts are left, the row is returned condemned: its last worker died before it could record that.
         """
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         """Extend the claim to ``lease`` from now. False when it was lost."""
 
     async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
-        """Set processed_at. False when the claim was lost: somebody else owns the row now."""
+        """Set processed_at. False when the claim was lost: another worker owns the row now."""
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
-        """Note the error, set next_attempt_at, release the claim. False when the claim was lost."""
+        """Record the error, set next_attempt_at and release the claim. False when the claim was lost."""
 
     async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
-        """Record the verdict before the dead letter is published, so that the handler is not asked again."""
+        """Record the verdict before the dead letter is published, so that the handler is not called again."""
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
-        """Set dead_lettered_at once the dead letter is stored. False when the claim was lost."""
+        """Set dead_lettered_at after the dead letter is stored. False when the claim was lost."""
 
     async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
-        """Give a condemned row back, to be routed again after ``delay``."""
+        """Release a condemned row. Its dead letter is tried again after ``delay``."""
 
     async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
-        """Ids that should be in a queue whose head has ``waited``, and are not; marks them as enqueued now."""
+        """Ids that should be in the queue and are not. Marks them as enqueued now.
+
+        ``waited``: how long the head of the queue has waited.
+        """
 
     def waiting(self, subscription: str, page: int) -> AsyncIterator[Sequence[str]]:
-        """Reply subjects of all unfinished rows, a page at a time, for +WPI."""
+        """Reply subjects of all unfinished rows, one page at a time, for +WPI."""
 
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
-        """The sequences of ``stream`` after ``after`` up to ``upto`` that are not in the inbox, in order."""
+        """The sequences of ``stream`` that the inbox does not hold, in order: after ``after``, up to ``upto``."""
 
     async def finished(
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
     ) -> Sequence[Finished]:
-        """The finished and parked rows in that range, with ``on_receipt`` all: their ack may be lost."""
+        """The finished and parked rows in that range, whose ack may be lost. With ``on_receipt``: all rows."""
 
     async def due(self, subscription: str, limit: int) -> int:
-        """How many rows could be handled now, or are; counts up to ``limit``. Back-off is no part of it."""
+        """Count the rows that are handled or can be handled now, up to ``limit``, without rows in back-off."""
 
     async def ping(self) -> None:
-        """Raises DatabaseUnreachable."""
+        """Check that the database answers. Raises DatabaseUnreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerRequest:
     """One call of a handler (SDS-047 §12). ``body`` is the JSON request, ready to send.
 
-    ``token`` is that of the claim: with it a handler in this process may settle the row itself, in the
+    ``token`` is the token of the claim. A handler in this process may use it to settle the row itself, in the
     transaction of its own writes.
     """
 
@@ -316,10 +324,10 @@ class HandlerRequest:
 
 
 class EventHandler(Protocol):
-    """PORT-047-005. May be called again with the same message id; must answer within its time-out."""
+    """PORT-047-005. It may be called again with the same message id. It must answer within its time-out."""
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """Never raises for an answer of the handler, whatever it is.
+        """Call the handler. Never raises because of an answer of the handler.
 
-        An answer that is ``settled`` has committed ``processed_at``, fenced by the request's token.
+        For a ``settled`` answer, ``processed_at`` is already committed, fenced by the request's token.
         """

@@ -1,4 +1,4 @@
-"""Reads that the API, the command line, the console and the metrics share (SDS-047 §5)."""
+"""Queries that the API, the command line, the console and the metrics share (SDS-047 §5)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Item = TypeVar("Item")
 
 
 class SchemaMissing(RelayError):
-    """The database does not have our tables, or not all of them: it has not been migrated."""
+    """The database lacks some or all of our tables: it has not been migrated."""
 
     code = "SCHEMA_MISSING"
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxBacklog:
-    """What is not published (QRY-050).
+    """The events that are not published (QRY-050).
 
-    ``count`` events are not published, the oldest of which happened at ``oldest_at``. Of them, ``dead`` are
-    unrecoverable and wait for an operator, and ``waiting`` are on their way, the oldest since
-    ``waiting_age_seconds`` by the database's clock (0 when none is).
+    ``count`` events are not published; the oldest of them occurred at ``oldest_at``. ``dead`` of them cannot be
+    published and wait for an operator. ``waiting`` of them will be published; the oldest has waited for
+    ``waiting_age_seconds`` by the database's clock (0 when there is none).
     """
 
     count: int
@@ -38,11 +38,12 @@ class OutboxBacklog:
 
 @dataclass(frozen=True, slots=True)
 class InboxBacklog:
-    """What is not processed (QRY-051).
+    """The messages that are not processed (QRY-051).
 
-    ``count`` messages are not processed, the oldest of which came at ``oldest_at``. Of them, ``dead`` have ended
-    as dead letters, and ``waiting`` are to be handled, the oldest since ``waiting_age_seconds`` by the database's
-    clock (0 when none is). Of those that wait, ``failed_attempts`` were tried more than three times.
+    ``count`` messages are not processed; the oldest of them was received at ``oldest_at``. ``dead`` of them are
+    dead letters. ``waiting`` of them will be handled; the oldest has waited for ``waiting_age_seconds`` by the
+    database's clock (0 when there is none). ``failed_attempts`` of those that wait were tried more than three
+    times.
     """
 
     count: int
@@ -55,17 +56,17 @@ class InboxBacklog:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """For how many ``seconds`` the first event that should have left by now has waited since; 0 if none has."""
+    """How late publishing is: the ``seconds`` since the earliest overdue event was due; 0 if none is overdue."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskBacklog:
-    """What waits to be run.
+    """The tasks that wait to be run.
 
-    ``count`` tasks are due and not finished, the oldest for ``oldest_age_seconds`` (0 when none is). ``delayed``
-    ones have their time to come, ``failed`` ones wait for an operator.
+    ``count`` tasks are due and not finished, the oldest for ``oldest_age_seconds`` (0 when there is none).
+    ``delayed`` tasks are due later. ``failed`` tasks wait for an operator.
     """
 
     count: int
@@ -76,9 +77,9 @@ class TaskBacklog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """``count`` things of a subscription that wait for an operator, the oldest for ``oldest_age_seconds``.
+    """What of a subscription waits for an operator: ``count`` items, the oldest for ``oldest_age_seconds``.
 
-    ``kind``: the class of incidents.
+    ``kind``: the class of the incidents.
     """
 
     subscription: str | None
@@ -89,9 +90,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionBacklog:
-    """What of a subscription waits to be handled: ``count`` messages neither processed nor dead-lettered.
+    """What of a subscription waits to be handled: ``count`` messages, neither processed nor dead-lettered.
 
-    The oldest came ``oldest_age_seconds`` ago; ``failed_attempts`` of them were tried more than three times.
+    The oldest was received ``oldest_age_seconds`` ago. ``failed_attempts`` messages were tried more than three
+    times.
     """
 
     subscription: str | None
@@ -114,15 +116,16 @@ class Backlogs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogsSampled(Fact):
-    """The backlogs of a context, as its leading scheduler counts them now and then for the metrics."""
+    """The backlogs of a context. The leading scheduler counts them at intervals for the metrics."""
 
     backlogs: Backlogs
 
 
 class BacklogReader(Protocol):
-    """The read model of one context. Takes no locks; each call is one snapshot, `backlogs` one for each part.
+    """The read model of one context. It takes no locks.
 
-    All raise DatabaseUnreachable, and SchemaMissing when the database is not migrated.
+    Each call reads one snapshot; `backlogs` reads one snapshot for each part.
+    All methods raise DatabaseUnreachable, and SchemaMissing when the database is not migrated.
     """
 
     async def outbox_backlog(self) -> OutboxBacklog:
@@ -132,12 +135,12 @@ class BacklogReader(Protocol):
         """Read inbox_messages WHERE processed_at IS NULL."""
 
     async def backlogs(self) -> Backlogs:
-        """Read all that waits, by subscription where it has one."""
+        """Read all backlogs, per subscription where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetOutboxBacklog:
-    """QRY-050. ``readers`` by the name of their context."""
+    """QRY-050. ``readers``: one for each context, by its name."""
 
     readers: Mapping[str, BacklogReader]
 
@@ -169,15 +172,15 @@ def _reader(readers: Mapping[str, BacklogReader], context: str) -> BacklogReader
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """The newest items that match, and how many match in all."""
+    """The newest matching items, and the number of all matches."""
 
     items: Sequence[Item]
     total: int
 
     def all_of(self, limit: int) -> Sequence[Item]:
-        """Return the items, oldest first, if they are all that match. Raises TooMany when they are not.
+        """Return the items, oldest first, if they are all the matches. Raises TooMany if they are not.
 
-        Acting on a part of what was asked for would leave the rest behind unnoticed.
+        An action on only a part of the selection would silently leave out the rest.
         """
         if self.total > len(self.items):
             raise TooMany(
@@ -188,10 +191,10 @@ class Page(Generic[Item]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Which outbox events are meant; what is None excludes nothing.
+    """Selects outbox events. A field that is None excludes nothing.
 
-    ``statuses``: waiting, failing, dead, published. ``since`` and ``until`` bound occurred_at, the latter
-    excluded. ``error`` is a part of the text.
+    ``statuses``: waiting, failing, dead, published. ``since`` (included) and ``until`` (excluded) bound
+    occurred_at. ``error`` is a part of the text.
     """
 
     statuses: tuple[str, ...]
@@ -233,7 +236,7 @@ class OutboxEventView:
 
 @dataclass(frozen=True, slots=True)
 class OutboxEventDetail:
-    """All that is known of one event. ``history``: what operators did to it, oldest first."""
+    """All details of one event. ``history``: what operators did to it, oldest first."""
 
     event: OutboxEventView
     headers: Mapping[str, Any]

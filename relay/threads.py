@@ -1,4 +1,4 @@
-"""Threads for plain functions: used again, left behind when a function hangs, and never awaited by the process."""
+"""Threads for plain functions. They are reused, and the process never waits for them, so a function may hang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 Result = TypeVar("Result")
 
-#: After how long without work a thread ends, in seconds.
+#: A thread ends after this time without work, in seconds.
 _IDLE: Final = 10.0
 
 
@@ -25,9 +25,9 @@ class LoopThread(Protocol):
 
 
 class Threads:
-    """Daemon threads that are used again: beginning one for each call would hold up the event loop.
+    """Daemon threads that are reused: starting one for each call would hold up the event loop.
 
-    One that hangs does not keep the process from stopping.
+    A thread that hangs does not keep the process from stopping.
     """
 
     def __init__(self) -> None:
@@ -61,14 +61,14 @@ class Threads:
 
 
 class Slots:
-    """Runs at most ``size`` plain functions in threads at once, those that nobody waits for any more included."""
+    """Runs at most ``size`` plain functions in threads at once. Functions past their time-out count too."""
 
     def __init__(self, size: int) -> None:
         self.slots = asyncio.Semaphore(size)
         self._threads = Threads()
 
     async def in_thread(self, call: Callable[[], Result], failed: Callable[[BaseException], Result]) -> Result:
-        """Run ``call`` in a thread of its own, which gives its slot back when it ends, in time or not."""
+        """Run ``call`` in a thread. Its slot is free again when the call ends, even after its time-out."""
         await self.slots.acquire()
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Result] = loop.create_future()

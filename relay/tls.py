@@ -1,4 +1,4 @@
-"""Certificates from files: whom a connection trusts, and by what it proves itself."""
+"""Certificates from files: which authorities a connection trusts, and how the client proves its identity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relay.domain.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. ``ca`` replaces the authorities that the system trusts; ``key`` may stand in ``certificate``."""
+    """PEM files. ``ca`` replaces the system's authorities. The ``certificate`` file may also contain the key."""
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -22,7 +22,7 @@ class TlsFiles:
         return bool(self.ca or self.certificate or self.key)
 
     def context(self) -> ssl.SSLContext:
-        """The context of a client that checks certificate and host name.
+        """The TLS context of a client that checks the server's certificate and host name.
 
         Raises ConfigurationError for a file that cannot be used; ``field`` is ``ca``, ``certificate`` or ``key``.
         """
@@ -41,7 +41,7 @@ class TlsFiles:
         if self.key is not None:
             _readable("key", self.key)
         try:
-            # Without a password OpenSSL would ask for one at the terminal, and wait.
+            # Without a password argument, OpenSSL would ask at the terminal and wait.
             context.load_cert_chain(certificate, self.key, password="")
         except ssl.SSLError as error:
             key = self.key or certificate

@@ -1,1 +1,1 @@
-"""The clock of a fleet: ticks that enqueue jobs. A leaf package: it imports only ``relay``."""
+"""The clock of a fleet: its ticks enqueue jobs. A leaf package: it imports only ``relay``."""

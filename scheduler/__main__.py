@@ -28,13 +28,13 @@ from relay.metering import scheduler_metrics
 from relay.settings import Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from scheduler.crons import EVERY, CronTick
-from scheduler.jobs import Job, Sender, jobs
 from scheduler.leader import Leader
 from scheduler.lease import Lease
+from scheduler.ticks import Sender, Tick, ticks
 
 _log = logging.getLogger("relay.scheduler")
 
-#: Who holds a lease: this process, and no other that ever had its number.
+#: The holder of a lease: unique to this process, unlike a process number, which is used again.
 _HOLDER: Final = uuid4()
 _WHO: Final = f"{socket.gethostname()}:{os.getpid()}"
 
@@ -66,14 +66,14 @@ def main() -> int:
 async def _list(settings: Settings, crons: dict[str, list[Cron]]) -> None:
     application, broker = _parts(settings)
     for context in settings.contexts:
-        for entry in jobs(application, broker, context):
+        for entry in ticks(application, broker, context):
             sys.stdout.write(f"{entry.name:<50} every {entry.every.total_seconds():g} s\n")
         for job in crons[context]:
             sys.stdout.write(f"{job.name:<50} {job.expression}\n")
 
 
 async def run(settings: Settings, crons: dict[str, list[Cron]], listeners: Sequence[FactSink]) -> None:
-    """Start the application, and lead whatever context can be had; stop cleanly on a signal."""
+    """Start the application, and lead every context whose lease is free; stop cleanly on a signal."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -90,7 +90,7 @@ async def run(settings: Settings, crons: dict[str, list[Cron]], listeners: Seque
     for keeper in keepers:
         keeper.cancel()
     await asyncio.gather(*keepers, return_exceptions=True)
-    # Ticks under way come to their end; a shutdown by itself would cancel them in the middle of a query.
+    # Let running ticks finish. A plain shutdown would cancel them in the middle of a query.
     await asyncio.gather(*(leader.stop() for leader in leaders))
     clock.shutdown(wait=False)
     await application.stop()
@@ -108,9 +108,9 @@ def _leaders(
         parts = application.context(name)
         store = PostgresLease(pooled(parts.pool), _HOLDER, _WHO)
         tick = CronTick(name, crons[name], store, parts.schedule, partial(send.runs, name), application.facts)
-        table = [*jobs(application, broker, name)]
+        table = [*ticks(application, broker, name)]
         if tick.jobs:
-            table.append(Job(f"crons:{name}", EVERY, tick.tick))
+            table.append(Tick(f"crons:{name}", EVERY, tick.tick))
         lease = Lease(store, application.settings.scheduler_lease)
         yield Leader(name, table, tick, lease, parts.schedule, clock, application.facts, rest=parts.wakeup.close)
 

@@ -1,4 +1,4 @@
-"""A tick by the event loop's own timer: a clock that keeps books of its jobs costs more than most ticks do."""
+"""A tick by the event loop's own timer. The scheduler library's bookkeeping costs more than most ticks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Beat:
-    """Runs ``tick`` now and then every so often, until stopped; a tick under way comes to its end then.
+    """Runs ``tick`` at once and then at an interval, until stopped. A running tick is not cut short by the stop.
 
-    A late tick runs at once and stands for all that were missed; one that hangs is not joined by others.
-    ``tick`` raises nothing.
+    A late tick runs at once and replaces all missed ones. No second tick starts while one hangs.
+    ``tick`` must raise nothing.
     """
 
     def __init__(self, every: timedelta, tick: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -28,7 +28,7 @@ class Beat:
         return datetime.now(UTC) + timedelta(seconds=self._due - self._loop.time())
 
     def stop(self) -> None:
-        """Begin no tick any more."""
+        """Begin no more ticks."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

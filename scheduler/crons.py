@@ -1,7 +1,7 @@
-"""Application cron jobs: which run is due, and who in the fleet is told.
+"""Application cron jobs: opens the runs that are due and enqueues them for the fleet.
 
-A run is a row before it is a message, so neither a lost queue nor a dead scheduler loses it, and its unique key
-keeps it from being opened twice.
+A run is a row before it is a message. So neither a lost queue nor a dead scheduler loses it. Its unique key
+prevents that it is opened twice.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from relay.cron import Cron
 from relay.domain.facts import FactSink, ScheduledRunMissed
 from relay.domain.schedule import Due, RunState, WaitingRun, due
 
-#: How often it is looked whether a job is due: a comparison, nothing more, while none is.
+#: How often to check whether a job is due. While none is due, the check is only a comparison.
 EVERY: Final = timedelta(milliseconds=500)
-#: How often the table is read although nothing is due, in seconds: for repeated attempts, lost runs, a set clock.
+#: How often to read the table although nothing is due, in seconds: for retries, lost runs and a changed clock.
 _SWEEP: Final = 2.0
 
 
@@ -28,21 +28,21 @@ class RunOpener(Protocol):
     """Opens runs as the leader. Raises DatabaseUnreachable."""
 
     async def open(self, job: str, due: Due, correlation_id: UUID) -> RunState | None:
-        """Open a run; None when it is open already, or the lead is another's."""
+        """Open a run; returns None when it is open already, or when another process leads."""
 
 
 class RunTable(Protocol):
-    """The runs of a context. Both raise DatabaseUnreachable."""
+    """The runs of a context. Both methods raise DatabaseUnreachable."""
 
     async def last_fired(self, jobs: Iterable[str]) -> Mapping[str, datetime]:
-        """Since when each job may be due."""
+        """Return when each job last fired: since then it may be due."""
 
     async def waiting(self) -> Sequence[WaitingRun]:
-        """The runs that a worker should be told of."""
+        """Return the runs to enqueue for a worker."""
 
 
 class CronTick:
-    """Opens the runs that are due and enqueues those that wait. Harmless when it runs twice or not at all."""
+    """Opens the runs that are due and enqueues those that wait. It may run twice or be missed without harm."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class CronTick:
         self._swept = 0.0
 
     def forget(self) -> None:
-        """Look into the table at the next tick: another scheduler may have led meanwhile."""
+        """Read the table at the next tick, because another scheduler may have led meanwhile."""
         self._next, self._swept = None, 0.0
 
     async def tick(self) -> None:
-        """Look whether something is due. Raises DatabaseUnreachable."""
+        """Open and enqueue what is due. Raises DatabaseUnreachable."""
         now = datetime.now(UTC)
         if self._next is not None and now < self._next and time.monotonic() < self._swept + _SWEEP:
             return
         opened = [await self._open(name, found) for name, found in await self._due(now)]
         await self._send(await self._runs.waiting())
         following = min(filter(None, (self.next_run(name, now) for name in self.jobs)), default=None)
-        # What could not be opened is another's to open, or ours still: look again at once.
+        # If a run was not opened, either another leader opens it or it is still ours: look again at the next tick.
         self._next = following if all(opened) else None
         self._swept = time.monotonic()
 
@@ -87,7 +87,7 @@ class CronTick:
         await self._send(await self._runs.waiting())
 
     def next_run(self, name: str, now: datetime) -> datetime | None:
-        """When a job fires next."""
+        """Return when a job fires next."""
         return self.jobs[name].expression.after(now)
 
     async def _open(self, name: str, found: Due) -> bool:

@@ -1,4 +1,4 @@
-"""Hints: something was committed that is due now, so a tick does not wait for its time."""
+"""Hints: a producer has committed something that is due now, so it is polled for before the next tick."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 
 from relay.domain.facts import FactSink, OutageSeen
 
-#: A tick that takes longer is given up, in seconds.
+#: The time limit of a tick, in seconds.
 TICK_LIMIT: Final = 5.0
-#: How often and how soon to look again while a job is outstanding, in seconds.
+#: How many times to look again while a job is outstanding, and the seconds in between.
 _LOOKS: Final = 10
 _LOOK_AGAIN: Final = 0.01
 
 
 class Hints:
-    """Polls for each hint; those that come while one is answered are answered together.
+    """Polls after each hint. Hints that arrive during a poll share the next poll.
 
-    ``poll`` returns whether something is due and left to a job that is outstanding. That job may be just ending
-    and have looked too early for what is new, so it is looked again, until a tick would come anyway.
+    ``poll`` returns whether something is due but left to an outstanding job. That job may be about to end and may
+    have looked before the new rows came. So the poll is repeated, until about the time of the next tick.
     """
 
     def __init__(self, context: str, poll: Callable[[], Awaitable[bool]], facts: FactSink) -> None:
@@ -28,7 +28,7 @@ class Hints:
         self._hearing: asyncio.Task[None] | None = None
 
     def __call__(self) -> None:
-        """Take a hint, in the event loop."""
+        """Take a hint; call it in the event loop."""
         self._hinted = True
         if self._hearing is None or self._hearing.done():
             self._hearing = asyncio.get_running_loop().create_task(self._answer())
@@ -42,7 +42,7 @@ class Hints:
                 await asyncio.sleep(_LOOK_AGAIN)
 
     async def _poll_in_time(self) -> bool:
-        """Poll under the limit of a tick: one that hangs would keep the ticks themselves from polling."""
+        """Poll within the time limit of a tick. Otherwise a poll that hangs would block the ticks' own polls."""
         try:
             async with asyncio.timeout(TICK_LIMIT):
                 return await self._poll()

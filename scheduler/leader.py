@@ -1,4 +1,4 @@
-"""Runs the jobs of one context while this process leads it, and tells the database what it does."""
+"""Runs the jobs of one context while this process leads it, and records them in the database."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from relay.domain.schedule import JobRecord
 from scheduler.beat import Beat
 from scheduler.crons import CronTick
 from scheduler.hints import TICK_LIMIT
-from scheduler.jobs import Job
 from scheduler.lease import Lease
+from scheduler.ticks import Tick
 
-#: How often the runs of jobs are told, in turns of the lease.
+#: How often the runs of jobs are recorded, in turns of the lease.
 _TELL: Final = 4
-#: Jobs more frequent than this are spared the clock's bookkeeping.
+#: Jobs more frequent than this use a `Beat`, without the bookkeeping of the scheduler library.
 _FREQUENT: Final = timedelta(seconds=1)
 
 _log = logging.getLogger("relay.scheduler")
 
 
 class JobTable(Protocol):
-    """What is scheduled, for operators. Both raise DatabaseUnreachable."""
+    """What is scheduled, for operators. Both methods raise DatabaseUnreachable."""
 
     async def record(self, jobs: Sequence[JobRecord], *, all_of_them: bool = False) -> None:
-        """Tell of jobs."""
+        """Record jobs."""
 
     async def answer(self, job: str, requested_at: datetime) -> None:
-        """An operator's request is dealt with."""
+        """Mark an operator's request as done."""
 
 
 class Leader:
-    """Takes the lead of a context when it can be had, runs its jobs, and stops them when the lead is lost.
+    """Takes the lead of a context when it is free, runs its jobs, and stops them when the lead is lost.
 
-    Every job is harmless when it runs twice, and so is a leader that does not know yet that it is none.
-    ``rest`` lets go of what only a leader needs.
+    Every job may run twice without harm. So a leader that has not noticed yet that it lost the lead does no harm.
+    ``rest`` releases what only a leader needs.
     """
 
     def __init__(
         self,
         context: str,
-        jobs: Sequence[Job],
+        ticks: Sequence[Tick],
         crons: CronTick,
         lease: Lease,
         table: JobTable,
@@ -59,7 +59,7 @@ class Leader:
         facts: FactSink,
         rest: Callable[[], Awaitable[None]],
     ) -> None:
-        self._context, self._jobs, self._crons = context, {job.name: job for job in jobs}, crons
+        self._context, self._ticks, self._crons = context, {tick.name: tick for tick in ticks}, crons
         self._lease, self._table, self._clock, self._facts, self._rest = lease, table, clock, facts, rest
         self._leads = False
         self._turns = 0
@@ -69,13 +69,13 @@ class Leader:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         while not is_cancelled():
             await self._turn()
             await asyncio.sleep(self._lease.pause)
 
     async def stop(self) -> None:
-        """Let ticks come to their end, then give the lead up."""
+        """Wait for running ticks, then give up the lead."""
         self._unschedule()
         while self._running:
             await asyncio.wait(self._running)
@@ -99,7 +99,7 @@ class Leader:
             if self._leads and not self._lease.held:
                 await self._lose()
         except Exception:
-            # Whatever it is, without the next turn the context would have no leader at all.
+            # Survive any error: without the next turn the context would have no leader at all.
             _log.exception("the lease of %s could not be looked after", self._context)
 
     async def _lead(self, term: int, requested: Mapping[str, datetime]) -> None:
@@ -107,9 +107,9 @@ class Leader:
             await self._table.record(self._records(), all_of_them=True)
             self._last.clear()
             self._crons.forget()
-            for job in self._jobs.values():
-                if job.on_lead:
-                    job.on_lead()
+            for tick in self._ticks.values():
+                if tick.on_lead:
+                    tick.on_lead()
             self._leads = True
             self._schedule()
             self._facts(LeadTaken(context=self._context, term=term))
@@ -128,22 +128,22 @@ class Leader:
     async def _answer(self, name: str, requested_at: datetime) -> None:
         if name in self._crons.jobs:
             await self._crons.run_now(name, requested_at)
-        elif name in self._jobs:
-            await self._tick(self._jobs[name])
+        elif name in self._ticks:
+            await self._tick(self._ticks[name])
         await self._table.answer(name, requested_at)
 
     # --- the clock ---
 
     def _schedule(self) -> None:
-        # A late tick runs at once and stands for all that were missed; a tick that hangs is not joined by others.
-        for job in self._jobs.values():
-            if job.every < _FREQUENT and not job.clocked:
-                self._beats[job.name] = Beat(job.every, partial(self._scheduled, job))
+        # A late tick runs at once and replaces all missed ones. No second tick starts while one hangs.
+        for tick in self._ticks.values():
+            if tick.every < _FREQUENT and not tick.clocked:
+                self._beats[tick.name] = Beat(tick.every, partial(self._scheduled, tick))
                 continue
             self._clock.add_job(
-                partial(self._scheduled, job),
-                IntervalTrigger(seconds=job.every.total_seconds()),
-                id=job.name,
+                partial(self._scheduled, tick),
+                IntervalTrigger(seconds=tick.every.total_seconds()),
+                id=tick.name,
                 next_run_time=datetime.now(UTC),
                 misfire_grace_time=None,
                 coalesce=True,
@@ -155,39 +155,39 @@ class Leader:
         for beat in self._beats.values():
             beat.stop()
         self._beats.clear()
-        for name in self._jobs:
+        for name in self._ticks:
             if self._clock.get_job(name):
                 self._clock.remove_job(name)
 
-    async def _scheduled(self, job: Job) -> None:
+    async def _scheduled(self, tick: Tick) -> None:
         if task := asyncio.current_task():
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        # After a pause the clock is first: its ticks are late, and another leads by now.
+        # After a pause of the process, late ticks run before the lease is checked; another may lead by now.
         if self._lease.held:
-            await self._tick(job)
+            await self._tick(tick)
 
-    async def _tick(self, job: Job) -> None:
-        # A tick that hangs on a silent server would keep every later one from running.
+    async def _tick(self, tick: Tick) -> None:
+        # Without a limit, a tick that hangs on a silent server would block every later one.
         error = None
         try:
             async with asyncio.timeout(TICK_LIMIT):
-                await job.tick()
+                await tick.tick()
         except TimeoutError:
             error = f"gave up after {TICK_LIMIT:g} s"
-            _log.warning("tick %s %s", job.name, error)
+            _log.warning("tick %s %s", tick.name, error)
         except DatabaseUnreachable as outage:
             error = str(outage)
             self._say(outage)
         except Exception as fault:
             error = f"{type(fault).__name__}: {fault}"
-            _log.exception("tick %s failed", job.name)
-        self._last[job.name] = datetime.now(UTC), error
+            _log.exception("tick %s failed", tick.name)
+        self._last[tick.name] = datetime.now(UTC), error
 
-    # --- telling ---
+    # --- records ---
 
     def _say(self, error: RelayError | TimeoutError) -> None:
-        """State an outage each time; anything else, a database without our tables say, once."""
+        """Report an outage every time; report any other error once, for example a database without our tables."""
         if isinstance(error, DatabaseUnreachable | TimeoutError):
             text = f"no answer within {TICK_LIMIT:g} s" if isinstance(error, TimeoutError) else error.message
             self._facts(OutageSeen(context=self._context, server="postgresql", error=text))
@@ -204,10 +204,10 @@ class Leader:
             JobRecord(name, str(job.expression), next_run_at=self._crons.next_run(name, now))
             for name, job in self._crons.jobs.items()
         ]
-        return [*map(self._record, self._jobs.values()), *crons]
+        return [*map(self._record, self._ticks.values()), *crons]
 
-    def _record(self, job: Job) -> JobRecord:
-        last, error = self._last.get(job.name, (None, None))
-        scheduled, beat = self._clock.get_job(job.name), self._beats.get(job.name)
+    def _record(self, tick: Tick) -> JobRecord:
+        last, error = self._last.get(tick.name, (None, None))
+        scheduled, beat = self._clock.get_job(tick.name), self._beats.get(tick.name)
         following = beat.next_at if beat else scheduled.next_run_time if scheduled else None
-        return JobRecord(job.name, f"every {job.every.total_seconds():g} s", last, following, error)
+        return JobRecord(tick.name, f"every {tick.every.total_seconds():g} s", last, following, error)

@@ -1,7 +1,7 @@
 """The lead of one context, held by a lease in that context's own database.
 
-So an outage of one database stops the jobs of its context and of no other, and each scheduler leads the
-contexts whose lease it holds. Time is the database's; a process only measures how long ago it last heard.
+So an outage of one database stops the jobs of its own context only. Each scheduler leads the contexts whose
+lease it holds. The database's clock decides. A process only measures the time since its last renewal.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Final, Protocol
 
 from relay.domain.schedule import Lead
 
-#: A lease is renewed so many times in its life: two attempts may fail, and it is still kept.
+#: How many renewals fit into a lease. Two attempts may fail, and the lease is still kept.
 _RENEWALS: Final = 3.4
-#: However long the lease, it is looked at so often, in seconds: it may be given up, and operators ask for jobs.
+#: The longest pause between two looks at a lease, in seconds. A holder may give it up; operators request jobs.
 _LOOK: Final = 1.5
-#: How soon after the end of another's lease it is tried, in seconds.
+#: How soon after the end of another process's lease to try to take it, in seconds.
 _AFTER: Final = 0.05
 
 
 class LeaseStore(Protocol):
-    """The lease's row. Both raise DatabaseUnreachable and SchemaMissing."""
+    """The lease's row. Both methods raise DatabaseUnreachable and SchemaMissing."""
 
     async def take(self, ttl: timedelta) -> Lead:
-        """Take the lead or keep it for ``ttl``; says whose it is."""
+        """Take the lead or keep it for ``ttl``; returns who has it."""
 
     async def release(self) -> None:
-        """Give it up at once, if it is ours."""
+        """Give up the lead at once, if it is ours."""
 
 
 class Lease:
-    """Whether this process leads. ``held`` ends no later than the lease in the database does.
+    """Knows whether this process leads. ``held`` ends no later than the lease in the database.
 
-    A process that was paused finds ``held`` false when it goes on, before it has asked anybody.
+    After a long pause of the process ``held`` is false at once, without a query.
     """
 
     def __init__(self, store: LeaseStore, ttl: timedelta) -> None:
@@ -49,7 +49,7 @@ class Lease:
         return time.monotonic() < self._until
 
     async def take(self) -> Lead:
-        """Take or renew the lease. Raises DatabaseUnreachable and SchemaMissing; it runs out by itself then."""
+        """Take or renew the lease. Raises DatabaseUnreachable and SchemaMissing; the lease can then expire."""
         self.pause = min(_LOOK, self._ttl.total_seconds() / _RENEWALS)
         asked = time.monotonic()
         lead = await self._store.take(self._ttl)

@@ -1,4 +1,4 @@
-"""Background tasks, written in the transaction that wants them done. A leaf package: it imports only ``relay``.
+"""Background tasks, scheduled in the caller's transaction. A leaf package: it imports only ``relay``.
 
 @task("send_welcome_email", queue="mail")
 def send_welcome_email(email: WelcomeEmail, session: Session) -> None: ...

@@ -24,7 +24,7 @@ from tasks.registry import registry
 from tasks.run import RunTask
 from tasks.worker import TaskWorker
 
-#: Connections beside those of the handlers: claims, renewals, the poll.
+#: Connections beyond those of the handlers: for claims, renewals and the poll.
 _SPARE: Final = 4
 
 _log = logging.getLogger("relay.tasks")

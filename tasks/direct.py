@@ -1,10 +1,11 @@
 """One attempt at a task by a plain function, in the thread that took the task.
 
-A task is claimed together with others of its queue that wait in this process, or by itself where none does; then
-claiming begins the function's transaction and settling ends it, each in one round trip. The event loop hears of
-what is done, many tasks at a time; it completes those that no transaction of a function has, and is asked only
-about what does not go well, and about types with limits. A function that outlives its time limit keeps the thread;
-the task is tried again all the same, and ``relieve`` puts another thread in its place.
+A task is claimed together with others of its queue that wait in this process. If none waits, it is claimed alone.
+Then the claim also begins the function's transaction, and the settlement ends it, each in one round trip. The
+thread reports finished tasks to the event loop, many at a time. The loop completes those that no function's
+transaction has completed. Otherwise the thread uses the loop only for failures and for types with limits. A
+function that runs past its time limit keeps the thread. The task is tried again all the same, and ``relieve``
+starts another thread.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from tasks import run
 from tasks.registry import Registry, TaskHandler
 from tasks.run import Prepared, RunTask
 
-#: Brings a task to a queue after a while.
+#: Enqueues a task after a delay.
 Later = Callable[[TaskRef, timedelta], Awaitable[None]]
-#: Up to so many tasks of a queue that wait in this process, the next ones first: those of which the type will do.
+#: Returns up to so many tasks of a queue that wait in this process, the next one first, if their type is accepted.
 Waiting = Callable[[str, Callable[[str], bool], int], Sequence[UUID]]
 
 
 class RunDirectly:
-    """Runs the tasks of one context for threads. Safe to run twice at once for the same id."""
+    """Runs the tasks of one context in worker threads. Two runs at once for the same id are safe."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class RunDirectly:
         self.finished = Finished(tasks.complete_all, self._tell, loop.loop, pause=True)
 
     def _serve(self, queue: str) -> None:
-        """Claim tasks of a queue ahead; each has a pace of its own."""
+        """Begin to claim tasks of a queue ahead; each queue has its own pace."""
 
         def waiting(limit: int) -> Sequence[UUID]:
             return self._waiting(queue, lambda task_type: _taken_ahead(self._registry.find(task_type)), limit)
@@ -71,12 +72,12 @@ class RunDirectly:
             self._ahead[queue] = Ahead(_Claims(self._one.transactions), waiting, self._loop.loop)
 
     def give_back(self) -> None:
-        """Claim nothing ahead any more, and give back what was."""
+        """Stop claims ahead, and give back those that are left."""
         for ahead in list(self._ahead.values()):
             ahead.close()
 
     def run(self, id: UUID, task_type: str) -> timedelta | None:
-        """Do as `RunTask.run` does."""
+        """Make one attempt, as `RunTask.run` does."""
         handler = self._registry.find(task_type)
         if handler is None or not in_thread(handler):
             return self._loop.run_coroutine(self._one.run(id, task_type))
@@ -91,7 +92,7 @@ class RunDirectly:
             taken.leave()
 
     def _claim(self, id: UUID, handler: TaskHandler) -> tuple[ClaimedTask, Claimed] | None:
-        """Take the claim of a task, or claim it by itself and begin the transaction of its function."""
+        """Take a task's claim if it was made ahead; else claim it alone and begin its function's transaction."""
         transactions, limit = self._one.transactions, handler.time_limit
         if _taken_ahead(handler) and (claim := self._ahead[handler.queue].take(id)) is not None:
             return claim, transactions.claimed(limit)
@@ -124,7 +125,7 @@ class RunDirectly:
             self._one.completed(claim)
 
     def _call(self, prepared: Prepared, claim: ClaimedTask, handler: TaskHandler, taken: Claimed) -> HandlerResult:
-        """Call the function. Raises Overdue when its time was up, and the case is settled."""
+        """Call the function. Raises Overdue when it timed out; the task is then already settled."""
         seconds = handler.time_limit.total_seconds()
         attendance = Attendance(
             run.LEASE,
@@ -139,7 +140,7 @@ class RunDirectly:
         return result
 
     async def _give_up(self, claim: ClaimedTask, handler: TaskHandler, seconds: float) -> None:
-        """Settle a task whose function takes too long, and have it tried again; the sweep does if we cannot."""
+        """Settle a task whose function takes too long, and enqueue its retry (else the sweep does)."""
         self._one.answered(claim, seconds)
         delay = await self._one.conclude(claim, self._one.decided(timed_out(seconds), claim, handler))
         if delay is not None:
@@ -147,28 +148,28 @@ class RunDirectly:
 
 
 def in_thread(handler: TaskHandler | None) -> bool:
-    """Whether tasks of a type are run in the thread that took them."""
+    """Tell whether tasks of a type run in the thread that took them."""
     return handler is not None and not handler.limits and not handler.function.signature.is_async
 
 
 def _taken_ahead(handler: TaskHandler | None) -> bool:
-    """Whether they may be claimed before their turn. One that may be tried once is not until it is."""
+    """Tell whether a type's tasks may be claimed ahead. With a single attempt, a claim ahead could use it up."""
     return handler is not None and in_thread(handler) and handler.policy.max_attempts > 1
 
 
 class _Claims:
-    """Claims of tasks that wait in this process, see `Ahead`."""
+    """Claims tasks that wait in this process, see `Ahead`."""
 
     def __init__(self, transactions: HandlerTransactions) -> None:
         self._run = transactions.run
 
     def claim(self, id: UUID, others: Sequence[UUID]) -> Mapping[UUID, ClaimedTask]:
-        """Claim a task, and those of the others that never began."""
+        """Claim a task, and the others that never began."""
         since = time.monotonic()
         found = self._run(claim_ahead_command(id, others, run.LEASE))
         claims = [ClaimedTask(**row, since=since) for row in found]
         return {claim.id: claim for claim in claims}
 
     def give_back(self, claims: Sequence[ClaimedTask]) -> None:
-        """Undo claims, and the attempts that they have counted."""
+        """Undo claims and the attempts that they counted."""
         self._run(give_back_command(claims))

@@ -1,7 +1,7 @@
-"""Delivery of due tasks to whoever runs them: Redis in Strategy B, this process in Strategy A (§2.7).
+"""Delivery of due tasks: to Redis in Strategy B, to this process in Strategy A (§2.7).
 
-A queue gets no more than it has room for. The rest waits in the table, in the order of its priorities, where
-an urgent task still overtakes it.
+A queue gets no more than it has room for. The rest waits in the table, ordered by priority. There an urgent
+task can still overtake it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from relay.domain.tasks import TaskRef
 from relay.failpoints import reach
 
 _BATCH: Final = 300
-#: How soon to look again while the queues are full, in seconds: it doubles up to the longest.
+#: How soon to look again while the queues are full, in seconds. The pause doubles up to the longest one.
 _PAUSE: Final = 0.02
 _LONG_PAUSE: Final = 0.5
 
-#: How many tasks a queue takes now.
+#: Returns how many tasks a queue can take now.
 Room = Callable[[str], Awaitable[int]]
-#: Puts tasks into their queues, and returns when they are there. Raises QueueUnreachable.
+#: Puts tasks into their queues; returns when they are stored. Raises QueueUnreachable.
 Put = Callable[[Sequence[TaskRef]], Awaitable[None]]
 
 
 class DeliverTasks:
-    """Repeatable, and harmless beside others of its kind: the tables' locks decide."""
+    """Delivers tasks. Safe to repeat and to run several times at once: the table's locks decide."""
 
     def __init__(self, context: str, tasks: PostgresTasks, room: Room, put: Put, facts: FactSink) -> None:
         self._context = context
@@ -47,7 +47,7 @@ class DeliverTasks:
                 pause = min(2 * pause, _LONG_PAUSE)
 
     async def once(self, queues: Sequence[str]) -> int:
-        """Fill up ``queues`` with one batch each; returns how many tasks went."""
+        """Deliver one batch to each of ``queues``; returns how many tasks were delivered."""
         count = 0
         for queue in queues:
             room = await self._room(queue)
@@ -56,7 +56,7 @@ class DeliverTasks:
         return count
 
     async def _fill(self, queue: str, limit: int) -> int:
-        """Delivered once the queue has confirmed (§2.7): a crash before the commit delivers them twice."""
+        """Commit tasks as delivered after the queue confirms (§2.7); a crash in between delivers them twice."""
         async with self._tasks.deliver(queue, limit) as tasks:
             if not tasks:
                 return 0
@@ -66,9 +66,9 @@ class DeliverTasks:
         return len(tasks)
 
     async def sweep(self) -> int:
-        """Deliver again what should have begun by now and has not; returns how many tasks went.
+        """Deliver tasks again that should have begun by now; returns how many tasks were delivered.
 
-        As much as a queue has room for: what waits in a long queue looks lost as well.
+        It delivers only what a queue has room for, because a task that waits in a long queue looks lost too.
         """
         count = 0
         for queue in await self._tasks.overdue_queues():

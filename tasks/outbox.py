@@ -1,7 +1,7 @@
-"""Scheduling: a task is a row of the transaction that wants it done (building blocks §3.1).
+"""Scheduling: a task is a row that the caller's transaction writes (building blocks §3.1).
 
-Nothing here commits, and no task runs before the caller's transaction has committed. A task scheduled on a
-SQLAlchemy session is written when it commits; on a connection it is written at once.
+Nothing here commits, and no task runs before the caller's transaction commits. With a SQLAlchemy session the
+row is written at the commit; with a connection it is written at once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def schedule(
 ) -> UUID | Awaitable[UUID]:
     """Record a task in the open transaction of ``target``; returns its id, awaitable with an async target.
 
-    ``task``: a decorated function or its type. Options are those of `background_task`, which also says what is
-    raised; on top come UnsupportedTarget and NoTransaction.
+    ``task``: a decorated function or its type. Options and errors are those of `background_task`. It also raises
+    UnsupportedTarget and NoTransaction.
     """
     row = background_task(task, payload, **options)
     return write(target, [row], row.id)
@@ -58,10 +58,10 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
     registered: bool = True,
     within: Registry = registry,
 ) -> BackgroundTask:
-    """Check a task and fill in what was not given, the correlation from the `RequestContext`.
+    """Check a task and fill in the defaults; the correlation comes from the `RequestContext`.
 
-    ``delay`` or ``available_at``: not before. ``registered=False``: the handler lives in another process, so that
-    its name and payload cannot be checked here, and concurrency limits do not hold. Raises UnknownTask,
+    ``delay`` or ``available_at``: the earliest start. ``registered=False``: the handler lives in another process.
+    Then its name and payload cannot be checked here, and concurrency limits do not hold. Raises UnknownTask,
     InvalidPayload, PayloadTooLarge and InvalidTask.
     """
     key = None
@@ -86,7 +86,7 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
         available_at=available_at,
         delay=delay,
         concurrency_key=key,
-        # A task without a request begins a chain of its own.
+        # A task outside a request begins its own chain.
         correlation_id=correlation_id or request.correlation_id or id,
         causation_id=request.causation_id if causation_id is None else causation_id,
         metadata=_metadata(metadata or {}),

@@ -1,7 +1,7 @@
-"""Which function handles which type of task, and under what conditions (building blocks §2.7).
+"""Which function handles which type of task, and with which options (building blocks §2.7).
 
-The first parameter is the payload: a pydantic model, or anything else that pydantic validates. Further ones
-are injected by their type: `TaskContext`, and of the transaction that completes the task SQLAlchemy's
+The first parameter is the payload: a pydantic model, or any other type that pydantic validates. Other parameters
+are injected by their type: `TaskContext`, and for the transaction that completes the task SQLAlchemy's
 ``Session`` or a ``psycopg.Connection`` (``AsyncSession`` or ``psycopg.AsyncConnection`` in an async function).
 """
 
@@ -17,11 +17,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from relay.adapters.postgres.tasks import Limits
-from relay.domain.backoff import Backoff
 from relay.domain.disclosure import validation
 from relay.domain.errors import InvalidHandler, InvalidPayload
 from relay.domain.limits import check_key, encode_payload
-from relay.domain.policies import RetryPolicy
+from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.tasks import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
@@ -44,7 +43,7 @@ _KEY_LIMIT: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext:
-    """Where a call of a handler stands. ``attempt`` counts from 1; ``causation_id`` is what caused the task."""
+    """The context of a handler's call. ``attempt`` counts from 1; ``causation_id`` names what caused the task."""
 
     task_id: UUID
     task_type: str
@@ -72,18 +71,18 @@ class TaskHandler:
 
     @property
     def adapter(self) -> TypeAdapter[Any]:
-        """What validates the payload."""
+        """The validator of the payload."""
         assert self.function.signature.payload is not None  # nothing may stand in its place
         return self.function.signature.payload
 
     def encode(self, payload: object) -> tuple[str, str | None]:
         """Check a payload; returns it as JSON text, and the key of the concurrency limit.
 
-        Raises InvalidPayload, naming the fields that do not fit.
+        Raises InvalidPayload, which names the fields that do not fit.
         """
         text = encode_payload(plain(payload))
         try:
-            # As the worker will read it.
+            # Validate the JSON, as the worker will do.
             value = self.adapter.validate_json(text)
         except ValidationError as error:
             raise InvalidPayload(f"{self.type}: {validation(error, 'payload')}", field="payload") from None
@@ -99,7 +98,7 @@ class TaskHandler:
 
 
 def plain(payload: object) -> object:
-    """A payload as JSON values. Raises InvalidPayload."""
+    """Return a payload as JSON values. Raises InvalidPayload."""
     try:
         return payload.model_dump(mode="json") if isinstance(payload, BaseModel) else to_jsonable_python(payload)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
@@ -122,13 +121,13 @@ class Registry:
     _watchers: list[Callable[[str], None]] = field(default_factory=list)
 
     def add(self, handler: TaskHandler) -> None:
-        """Register a handler. Raises InvalidHandler when its type has one already, or the function a type."""
+        """Register a handler. Raises InvalidHandler when its type or its function is already registered."""
         if handler.type in self.handlers:
             taken = self.handlers[handler.type].function.function
             raise InvalidHandler(f"{handler.type} is handled by {taken.__module__}.{taken.__qualname__} already")
         function = handler.function.function
         if function in self._types:
-            # To schedule it by the function would be ambiguous.
+            # With two types, a schedule call with the function would be ambiguous.
             where = f"{function.__module__}.{function.__qualname__}"
             raise InvalidHandler(f"handles {self._types[function]} already", field=where)
         self.handlers[handler.type] = handler
@@ -137,17 +136,17 @@ class Registry:
             watcher(handler.queue)
 
     def watch(self, watcher: Callable[[str], None]) -> None:
-        """Have ``watcher`` told the queue of each handler, past and future."""
+        """Call ``watcher`` with the queue of every handler, present and future."""
         self._watchers.append(watcher)
         for handler in self.handlers.values():
             watcher(handler.queue)
 
     def find(self, task_type: str) -> TaskHandler | None:
-        """The handler of a type."""
+        """Return the handler of a type, or None."""
         return self.handlers.get(task_type)
 
     def named(self, wanted: str | Callable[..., Any]) -> TaskHandler:
-        """The handler of a type or a decorated function. Raises UnknownTask."""
+        """Return the handler of a type or of a decorated function. Raises UnknownTask."""
         name = wanted if isinstance(wanted, str) else self._types.get(wanted)
         if name not in self.handlers:
             known = ", ".join(sorted(self.handlers)) or "none"

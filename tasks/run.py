@@ -1,4 +1,4 @@
-"""One attempt at one task: claim → handler → policy → settle. Safe to run twice at once for the same id."""
+"""One attempt at one task: claim → handler → policy → settle. Two runs at once for the same id are safe."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from relay.handling.signatures import Inject
 from relay.leases import kept
 from tasks.registry import Registry, TaskContext, TaskHandler
 
-#: A claim outlives its worker by this much at most; a live worker renews it while a call is under way.
+#: A claim outlives a dead worker by at most this time; a live worker renews it during a call.
 LEASE: Final = timedelta(seconds=8)
-#: A turn that comes this soon is waited for on the spot: a queue's delays are too coarse for fast rates.
+#: A turn of the rate limit within this time is waited for here: a queue's delays are too coarse for fast rates.
 _SOON: Final = timedelta(milliseconds=500)
-#: How long a type waits that no loaded module registers: for a deployment, as a rule.
+#: How long a task waits when no loaded module registers its type, usually for a deployment.
 _UNHANDLED: Final = PutOff(timedelta(seconds=10), "handler")
 
-#: Brings tasks that are due now to whoever runs them.
+#: Delivers tasks that are due now.
 Wake = Callable[[Sequence[TaskRef]], Awaitable[None]]
 
 
@@ -52,7 +52,7 @@ class Prepared:
 class RunTask:
     """Runs the tasks of one context, ``size`` of each queue at once.
 
-    ``error_text``: whether to keep what exceptions say themselves, payload or not.
+    ``error_text``: whether to keep the full text of exceptions, which may show payload.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class RunTask:
         self._error_text = error_text
 
     async def run(self, id: UUID, task_type: str) -> timedelta | None:
-        """Make one attempt; returns after how long to try again, or None when there is nothing to do.
+        """Make one attempt; returns after how long to try again, or None when nothing is left to do.
 
-        Raises DatabaseUnreachable, also when the call was cancelled as its claim could not be kept (LeaseOver);
-        the row then keeps its claim until the lease is over.
+        Raises DatabaseUnreachable; as LeaseOver, when the call was cancelled because its claim could not be
+        renewed. The row then keeps its claim until the lease is over.
         """
         handler = self._registry.find(task_type)
         if handler is None:
@@ -107,7 +107,7 @@ class RunTask:
         return None
 
     async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
-        """Claim the task, waiting for a turn of the rate limit that is near."""
+        """Claim the task; wait here if its turn of the rate limit is near."""
         while True:
             found = await self._tasks.claim(id, handler.type, LEASE, handler.limits)
             if not isinstance(found, PutOff) or found.waits_for != "turn" or found.delay > _SOON:
@@ -115,7 +115,7 @@ class RunTask:
             await asyncio.sleep(found.delay.total_seconds())
 
     async def attempt(self, claim: ClaimedTask, handler: TaskHandler) -> timedelta | None:
-        """Do the rest of `run` for a task that is claimed."""
+        """Do the rest of `run` for a claimed task."""
         try:
             result = await self._ask(claim, handler)
             if result.verdict is Verdict.TRANSIENT and claim.attempts > handler.policy.max_attempts:
@@ -130,12 +130,12 @@ class RunTask:
             await self._next(claim)
 
     def decided(self, result: HandlerResult, claim: ClaimedTask, handler: TaskHandler) -> Disposition:
-        """What follows from an answer."""
+        """Decide what follows from an answer."""
         shown = result.in_full() if self._error_text else result
         return decide(shown, claim.attempts, handler.policy, random.random())  # noqa: S311
 
     async def conclude(self, claim: ClaimedTask, disposition: Disposition) -> timedelta | None:
-        """Record a verdict other than that it went well."""
+        """Record a verdict that is not a success."""
         match disposition:
             case DeadLetter(reason):
                 await self._fail(claim, reason)
@@ -147,7 +147,7 @@ class RunTask:
         if claim.processed:
             return HandlerResult(Verdict.ALREADY_PROCESSED)
         if claim.attempts > handler.policy.max_attempts:
-            # Every attempt was spent and the last one gave no answer: it took its worker along.
+            # All attempts are used, and the last one gave no answer: its worker died.
             return HandlerResult.failed(f"exhausted: {claim.attempts - 1} attempts, the last one was cut short")
         prepared = self.prepared(claim, handler)
         if isinstance(prepared, HandlerResult):
@@ -166,7 +166,7 @@ class RunTask:
         return self._calls[queue]
 
     def prepared(self, claim: ClaimedTask, handler: TaskHandler) -> Prepared | HandlerResult:
-        """The call that a task asks for, or the answer when its payload does not fit."""
+        """Return the call for a task, or an answer when its payload does not fit."""
         try:
             argument = handler.adapter.validate_json(claim.payload)
         except ValidationError as error:
@@ -189,15 +189,15 @@ class RunTask:
         return Prepared(call, RequestContext(correlation_id=context.correlation_id, causation_id=claim.id))
 
     def answered(self, claim: ClaimedTask, seconds: float) -> None:
-        """Tell how long a function has taken."""
+        """Report how long the function has taken."""
         self._facts(TaskAnswered(context=self._context, task_type=claim.type, seconds=seconds))
 
     def completed(self, claim: ClaimedTask) -> None:
-        """Tell that a task is done."""
+        """Report that a task is completed."""
         self._facts(TaskCompleted(**self._about(claim)))
 
     async def renew(self, claim: ClaimedTask) -> bool:
-        """Extend a claim. False when it was lost."""
+        """Extend a claim. Returns False when it was lost."""
         return await self._tasks.renew(claim, LEASE)
 
     async def _put_off(self, claim: ClaimedTask, delay: timedelta, error: str) -> timedelta | None:
@@ -211,7 +211,7 @@ class RunTask:
             self._facts(TaskFailed(**self._about(claim), error=error))
 
     async def _next(self, claim: ClaimedTask) -> None:
-        """Let the next task of the key begin. If that fails, it looks again by itself."""
+        """Deliver the next task of the key. If this fails, that task tries again by itself."""
         if claim.concurrency_key is not None:
             with contextlib.suppress(Outage):
                 await self._wake(await self._tasks.next_of_key(claim.concurrency_key))

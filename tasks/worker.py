@@ -1,6 +1,6 @@
-"""Strategy A: tasks polled and run in this process, for a service without Redis (building blocks §2.7).
+"""Strategy A: this process polls and runs tasks, for a service without Redis (building blocks §2.7).
 
-The same registry, claims and limits as with Dramatiq, so both may work on one table.
+Registry, claims and limits are the same as with Dramatiq, so both may work on one table.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _log = logging.getLogger("relay.tasks")
 
 
 class TaskWorker:
-    """Runs the tasks of one context, ``threads`` of a queue at once. ``queues``: those it serves, all if None.
+    """Runs the tasks of one context, at most ``threads`` of a queue at once.
 
-    ``poll``: how long to wait when nothing is due, in seconds.
+    ``queues``: the queues to serve, None for all. ``poll``: how long to wait when nothing is due, in seconds.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TaskWorker:
         self._freed = asyncio.Event()
 
     async def run(self, run: RunTask) -> None:
-        """Poll until `stop`. An outage is waited out."""
+        """Poll until `stop`. In an outage, wait and go on."""
         self._run = run
         turn, swept, loop = 0, 0.0, asyncio.get_running_loop()
         while not self._stop.is_set():
@@ -81,7 +81,7 @@ class TaskWorker:
             timer.cancel()
 
     async def drain(self, grace: timedelta) -> int:
-        """Wait for the tasks under way; returns how many were not done in time. Their claims run out."""
+        """Wait for the running tasks; returns how many did not end in time. Their claims expire."""
         _, left = await asyncio.wait(self._running, timeout=grace.total_seconds()) if self._running else ((), ())
         for task in left:
             task.cancel()
@@ -93,7 +93,7 @@ class TaskWorker:
             self._begin(task)
 
     async def _look(self, turn: int) -> int:
-        """Take due tasks, from another queue first each time, so that none starves the others."""
+        """Take due tasks. Each time another queue comes first, so that no queue starves the others."""
         queues = await self._tasks.pending_queues()
         first = turn % len(queues) if queues else 0
         return await self._deliver.once([*queues[first:], *queues[:first]])
@@ -104,7 +104,7 @@ class TaskWorker:
         return self._threads - self._begun[queue]
 
     async def _wait(self) -> None:
-        """Until a task ends, or until the next poll."""
+        """Wait until a task ends, or until the next poll."""
         self._freed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), self._poll)
@@ -124,7 +124,7 @@ class TaskWorker:
 
     async def _attempt(self, task: TaskRef) -> None:
         try:
-            # Retries come in their own time, whether there is a thread for them or not.
+            # A retry comes when its delay is over, even if no slot is free.
             async with self._slots.setdefault(task.queue, asyncio.Semaphore(self._threads)):
                 delay = await self._run.run(task.id, task.type)
         except Outage as error:
@@ -138,7 +138,7 @@ class TaskWorker:
             self._later(delay, task)
 
     def _later(self, delay: timedelta, task: TaskRef) -> None:
-        """Try again in time. If this process is gone by then, the sweep of another does."""
+        """Try again after a delay. If this process ends before, another worker's sweep does it."""
 
         def begin() -> None:
             self._timers.discard(timer)

@@ -58,7 +58,7 @@ def run(stage: Stage) -> Iterator[Row]:
 def _consume(stage: Stage, service: str, name: str) -> float:
     """Messages per second from the first delivery until the consumer has every acknowledgement."""
     url, count = stage.fleet(consuming(service)).url("sink"), stage.sizes.messages
-    # In this order nobody misses in the inbox what the stream holds, and brings it back.
+    # Stream first: otherwise reconciliation would restore messages that the inbox lacks.
     asyncio.run(_purge(stage.nats_url))
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(EFFECTS)
@@ -84,7 +84,7 @@ async def _timed(nats_url: str, name: str, count: int) -> float:
             await wire.publish(batch)
         await wire.close()
         await js.resume_consumer(_STREAM, durable)
-        # A pull request that waits does not hear of the end of the pause, so the next one begins.
+        # A waiting pull request does not notice the end of the pause; only the next one gets messages.
         await until_delivering(js, _STREAM, durable)
         start = time.perf_counter()
         await until_acknowledged(js, _STREAM, durable)

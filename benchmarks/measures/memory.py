@@ -16,7 +16,7 @@ _DRAINS = 20
 
 
 def run(stage: Stage) -> Iterator[Row | Curve]:
-    """Watch a fresh worker while it publishes: what it gains by a tenth is warmth, what it gains later a leak."""
+    """Watch a fresh worker while it publishes: growth in the first tenth is warm-up, later growth is a leak."""
     stage.rest()
     fleet = stage.fleet(PUBLISHING, workers=1)
     url, step = fleet.url("bench"), max(1, stage.sizes.growth // _DRAINS)

@@ -11,7 +11,7 @@ import psycopg
 
 from benchmarks.reference.wire import Wire
 
-# In the order of the table's index of what is ready: of no use to anybody here, and the cheapest there is.
+# Ordered as the table's index of ready rows: nobody needs this order here, but it is the cheapest.
 _CLAIM = """
 SELECT id::text, event_type, event_version::text, payload::text FROM outbox_events
 WHERE published_at IS NULL AND dead_at IS NULL AND available_at IS NULL

@@ -63,7 +63,7 @@ class Wire:
                     raise SystemExit(f"refused: {answer!r}")
                 self._count(line.split(b" ", 2)[1].rpartition(b".")[2])
             elif line.startswith((b"-ERR", b"HMSG")):
-                # Headers come only with the news that nobody listens to the subject.
+                # A message with headers says that nobody listens to the subject.
                 raise SystemExit(f"nats-server says {line!r}")
         raise SystemExit("nats-server closed the connection")
 

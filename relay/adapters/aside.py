@@ -1,8 +1,8 @@
-"""Fetching from a queue in Redis so that a share with all it can hold does not keep the others waiting behind it.
+"""Fetching from a queue in Redis: a share without room does not block the other shares of the queue.
 
-What a worker has no room for it puts aside, into a list for each share, and so sees what is behind. Whoever has
-room for the share takes from that list first. It is one queue still: all that waits in it comes in order within
-its share, and what was put aside by a worker that is gone is there for the others.
+A worker puts a message it has no room for into a list aside, one list for each share. So it sees the messages
+behind it. A worker with room for the share takes from its list first. The lists belong to the queue, not to a
+worker: messages stay in order within their share, and when a worker dies, the others take what it put aside.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-#: Fetches messages: first of those put aside, as far as their shares have room, then up to so many from the queue.
-#: What it finds there of a share without room it puts aside. Returns whether the queue may have more, whether
-#: anything is aside, and the messages. KEYS: the queue, the worker's unacknowledged messages, the heartbeats of
-#: workers. ARGV: the time and the worker's id, how many, the room of a share that is not named; then each share
-#: and its room.
+#: Fetches messages: first those put aside, as far as their shares have room, then a limited number from the queue.
+#: A message from the queue whose share has no room goes aside. Returns three values: whether the queue may have
+#: more, whether anything is aside, and the messages. KEYS: the queue, the worker's unacknowledged messages, the
+#: heartbeats of workers. ARGV: the time, the worker's id, the limit, the room of a share that is not named; then
+#: each share and its room.
 FETCH: Final = """
 redis.call("zadd", KEYS[3], ARGV[1], ARGV[2])
 local queue, most, default, room, aside = KEYS[1], tonumber(ARGV[3]), tonumber(ARGV[4]), {}, {}
@@ -63,17 +63,17 @@ while more == 1 and taken < most and seen < 1000 do
 end
 return {more, next(aside) and 1 or 0, found}
 """
-#: Of a share no more are fetched in one go: Lua takes so many arguments.
+#: The most messages of a share in one fetch. Lua limits the number of arguments of a call.
 MOST_AT_ONCE: Final = 1_000
-#: A share of which is fetched more often than this, in seconds, is fetched more of at a time.
+#: When a share is fetched again within this time, in seconds, its prefetch doubles.
 OFTEN: Final = 0.04
-#: One of which less often is no more ahead than dramatiq has told it to.
+#: When a share is not fetched for longer than this, in seconds, its prefetch is dramatiq's own again.
 SELDOM: Final = 0.2
 
 
 @dataclass(slots=True)
 class _Pace:
-    """What a worker holds of a share and how much it may: more where messages are quick."""
+    """How many messages of a share a worker holds, and how many it may hold: more where messages are quick."""
 
     prefetch: int
     held: int = 0
@@ -85,7 +85,7 @@ class _Pace:
 
     @property
     def part(self) -> int:
-        """How many are fetched at once when there is as much to do as can be."""
+        """How many messages are fetched at once under full load."""
         return max(1, self.prefetch // 4)
 
     @property
@@ -94,9 +94,9 @@ class _Pace:
 
 
 class Rooms:
-    """How many more messages of each share a worker has room for. For any thread.
+    """How many more messages of each share a worker has room for. Safe in any thread.
 
-    ``least`` and ``most``: how many it holds of a share at most, where messages are slow and where they are quick.
+    A worker holds at most ``least`` messages of a share where messages are slow, ``most`` where they are quick.
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -109,11 +109,11 @@ class Rooms:
         return len(self._held)
 
     def pace(self, share: str) -> _Pace:
-        """What is held of a share."""
+        """The pace of a share: what is held of it, and its prefetch."""
         return self._paces.setdefault(share, _Pace(self.least))
 
     def take(self, id: str, share: str, now: float) -> None:
-        """Note a message that was fetched now. Of what is fetched often more is fetched ahead, a moment's work."""
+        """Note a message that was fetched at ``now``. A share that is fetched often gets a larger prefetch."""
         with self._lock:
             pace = self.pace(share)
             if now > pace.fetched_at:
@@ -126,7 +126,7 @@ class Rooms:
             self._held[id] = share
 
     def leave(self, id: str) -> bool:
-        """Note that a message is done with. True when that has made room for others of its share."""
+        """Note that a message is finished. True when that makes room for others of its share."""
         with self._lock:
             share = self._held.pop(id, None)
             if share is None:
@@ -141,7 +141,7 @@ class Rooms:
             return {share for share, pace in self._paces.items() if pace.full}
 
     def free(self) -> dict[str, int]:
-        """The room of each share that holds some, or may hold more than others."""
+        """The room of each share that holds messages or has a prefetch of its own."""
         with self._lock:
             return {
                 share: 0 if pace.full else min(pace.free, MOST_AT_ONCE)

@@ -1,4 +1,4 @@
-"""A worker's queue of fetched messages, which keeps to a thread budget per queue and shares it out fairly."""
+"""A worker's queue of fetched messages. It keeps a thread budget per queue and divides it fairly among shares."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ from relay.adapters.shares import share_of
 
 #: The budget of queues that have none of their own.
 DEFAULT: Final = ""
-#: The part of a budget that a share may have though the budget is spent: a quarter of it, or one thread.
+#: A share may have this part of a budget even when the budget is spent: a quarter, but at least one thread.
 _LEAST: Final = 4
-#: With so many functions that outlived their time a share begins nothing. They have a fault to be mended.
+#: A share with this many functions past their time-out begins nothing more. Their fault must be mended first.
 MOST_HANGING: Final = 16
-#: How long an idle thread waits for a message, in seconds: dramatiq's own second wakes all of them every second.
+#: How long an idle thread waits for a message, in seconds. With dramatiq's own value all wake every second.
 _PATIENCE: Final = 15.0
-#: The same once the worker shuts down, when its threads should look whether they are still wanted.
+#: The same while the worker shuts down: its threads must soon see that they are told to stop.
 _HASTE: Final = 0.05
 
-#: A budget, and of its messages whose they are.
+#: The budget of a message, and its share.
 _Share: TypeAlias = tuple[str, str]
 
 
 class BudgetedQueue(PriorityQueue[Any]):
     """A worker's queue of fetched messages that hands out at most ``budgets[queue]`` of a queue at once.
 
-    Of a queue's shares (`relay.adapters.shares`) whoever has fewest threads is next, then order is the stock
-    worker's: priority, then age. A message may carry a priority of its own. A share that has come too late for the
-    budget gets a quarter of it all the same: however many others hang, it goes on. A thread is woken only for what
-    it may have: of the many that serve all queues each would otherwise look, and find the budget spent, for every
-    message.
+    The share (`relay.adapters.shares`) with the fewest threads is next. Then order is the stock worker's:
+    priority, then age. A message may carry a priority of its own. When the budget is spent, a share may still have
+    a quarter of it: so a share goes on even when many others hang. A thread is woken only when a message may
+    begin. Otherwise every message would wake threads that only find the budget spent.
 
-    ``loop`` takes some of the messages to the event loop. ``more`` adds a thread; it is called, without any lock,
-    when all of ``threads`` are busy though a message may begin.
+    ``loop`` takes some of the messages to the event loop. ``more`` adds a thread. It is called, without any lock,
+    when all of ``threads`` are busy and a message may begin.
     """
 
     def __init__(self, budgets: Mapping[str, int]) -> None:
@@ -49,7 +48,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         self._running = Counter[_Share]()
         self._hanging = Counter[_Share]()
         self._spent = Counter[str]()
-        #: What each thread is at, and each that has outlived its time.
+        #: The share that each thread works for, and the same for threads past their time-out.
         self._taken: dict[int, _Share] = {}
         self._late: dict[int, _Share] = {}
         self._patience = _PATIENCE
@@ -59,7 +58,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         super().__init__()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Wait for a message, longer than a dramatiq worker asks for. Raises Empty, at once on `hurry`."""
+        """Wait for a message, longer than a dramatiq worker asks for. Raises Empty; after `hurry` at once."""
         with self.not_empty:
             if block and not self._qsize():
                 self.not_empty.wait(self._patience)
@@ -76,20 +75,20 @@ class BudgetedQueue(PriorityQueue[Any]):
     def ahead(
         self, queue: str, share: str, fits: Callable[[Message[Any]], bool], limit: int
     ) -> list[Message[Any]]:
-        """Up to so many messages of a queue and share that wait for a thread, roughly in that order."""
+        """Up to ``limit`` messages of a queue and share that wait for a thread, roughly in their order."""
         with self.mutex:
             nearest = self._heaps.get((self._budget(queue), share), [])[: 2 * limit]
         return [item.message for item in nearest if fits(item.message)][:limit]
 
     def _end(self) -> NoReturn:
-        """End the thread. One that is added in this moment says that it runs after it was told to stop."""
+        """End this thread. Needed because a thread that starts just now overwrites the order to stop."""
         thread = threading.current_thread()
         if isinstance(thread, WorkerThread):
             thread.stop()
         raise Empty
 
     def _rest(self) -> Any:
-        """What nobody has taken. The worker gives it back to the broker, whatever the budgets."""
+        """A message that no thread has taken. The worker gives it back to the broker; budgets do not count."""
         for heap in self._heaps.values():
             if heap:
                 return heapq.heappop(heap)
@@ -98,7 +97,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         raise Empty
 
     def hurry(self) -> None:
-        """Hand out nothing any more, and wake the threads that wait: they are about to be stopped."""
+        """Hand out nothing more, and wake the waiting threads: they are about to be stopped."""
         with self.mutex:
             self._patience = _HASTE
             self.not_empty.notify_all()
@@ -107,7 +106,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         self._heaps: dict[_Share, list[Any]] = {}
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add a message. It is never too many: each consumer fetches so many ahead."""
+        """Add a message. The queue needs no size limit: each consumer's prefetch is limited."""
         priority, loop = item.message.options.get("task_priority"), self.loop
         if priority is not None:
             item = dataclasses.replace(item, priority=priority)
@@ -129,7 +128,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         return queue if queue in self._budgets else DEFAULT
 
     def _short(self) -> bool:
-        """Whether a message may begin and no thread is free for it. Then one more is counted, to be added."""
+        """Whether a message may begin and no thread is free for it. If so, counts a thread that is to be added."""
         short = self.more is not None and len(self._taken) >= self.threads and bool(self._qsize())
         self.threads += short
         return short
@@ -147,8 +146,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         if self._hanging[share] >= MOST_HANGING:
             return False
         budget = self._budgets[share[0]]
-        least = max(1, budget // _LEAST) if share[1] else 0
-        return self._spent[share[0]] < budget or self._running[share] < least
+        return self._spent[share[0]] < budget or self._running[share] < max(1, budget // _LEAST)
 
     def _get(self) -> Any:
         share = min(filter(self._is_open, self._heaps), key=lambda it: (self._running[it], self._heaps[it][0]))
@@ -160,12 +158,12 @@ class BudgetedQueue(PriorityQueue[Any]):
         self._spent[share[0]] += 1
         self._taken[threading.get_ident()] = share
         if self._qsize():
-            # Whoever was woken wakes the next one, who may have been held up by a budget before.
+            # Each woken thread wakes the next: a budget may have held back a message that may begin now.
             self.not_empty.notify()
         return item
 
     def task_done(self) -> None:
-        # Nobody is woken: this thread is about to ask for the next one itself.
+        # No thread is woken: this one asks for the next message itself.
         with self.mutex:
             self._leave(threading.get_ident())
             if (share := self._late.pop(threading.get_ident(), None)) is not None:
@@ -174,7 +172,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         super().task_done()
 
     def pass_over(self, thread: int) -> None:
-        """Count what a thread is at as hanging: it has no place of the budget any longer."""
+        """Count a thread's message as hanging. It no longer uses the budget."""
         with self.mutex:
             if (share := self._leave(thread)) is not None:
                 self._late[thread] = share

@@ -1,4 +1,4 @@
-"""ColdStore in a folder: a local disk, or whatever is mounted there."""
+"""ColdStore in a folder, on a local or a mounted disk."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _UNFINISHED: Final = ".part"
 
 
 class FolderStore:
-    """Files appear by a rename, after they and before their folder are on disk. Readable by their owner only.
+    """Stores files in a folder. Only their owner can read them.
 
-    The folder itself is never made: where a disk is not mounted, nothing must be written in its place.
+    A file is synced, then renamed to its name, then its folder is synced. The root folder is never made: when a
+    disk is not mounted, nothing must be written in its place.
     """
 
     def __init__(self, root: Path) -> None:
@@ -63,7 +64,7 @@ class FolderStore:
         _sync(target.parent)
 
     def _make(self, folder: Path) -> None:
-        """Make a folder and have its name on disk, too."""
+        """Make a folder, and sync its name to disk."""
         if folder != self._root and not folder.is_dir():
             self._make(folder.parent)
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -77,7 +78,7 @@ class FolderStore:
 
 @contextmanager
 def _part_of(target: Path) -> Iterator[IO[bytes]]:
-    """A file beside its target that nobody else writes, removed if it was not renamed."""
+    """A file beside its target that nobody else writes. It is removed if it was not renamed."""
     with tempfile.NamedTemporaryFile(
         prefix=f"{target.name}.", suffix=_UNFINISHED, dir=target.parent, delete=False
     ) as part:

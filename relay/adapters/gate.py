@@ -1,7 +1,10 @@
 """Gates: at most one job outstanding per duty, so that ticks never pile up (DESIGN §5).
 
-A gate is a Redis key that expires. Losing it is harmless: two jobs of one duty never do the same work
-twice, as the tables' locks decide; the gate only saves the second one the trouble.
+A gate is a Redis key that expires. Losing it is harmless: the locks of the tables keep two jobs of one duty from
+doing the same work twice. The gate only avoids the cost of a second job.
+
+A duty with an interval rests when it is done: its gate says so until the next run is due. So when such a duty has
+no gate, its job is lost.
 """
 
 from __future__ import annotations
@@ -21,17 +24,20 @@ from redis.backoff import NoBackoff
 from relay.cancellation import is_cancelled
 from relay.domain.errors import QueueUnreachable
 
-#: A job that died frees its gate within this time, whatever it was at; one that runs renews it in time.
+#: How long a gate lives. A running job renews it in time; the gate of a dead job expires.
 TTL: Final = timedelta(seconds=6)
-#: The longest back-off of a job that waits for a server. Nothing renews its gate meanwhile, as whoever holds the
-#: job may die and Redis may lose it: so it is back before the gate opens by itself.
+#: The longest back-off of a job that waits for a server. Nothing renews its gate meanwhile: its worker may die, or
+#: Redis may lose the job. So the job is back before the gate expires.
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
-#: What stands behind the token of a job in back-off.
+#: The suffix of the token of a job in back-off.
 _WAITS: Final = ":waits"
-#: What a gate does it does in one step: nothing comes in between, and an idle fleet does little else.
+#: Each script is one atomic step and one round trip, as an idle fleet does little else. The gate of a duty that
+#: rests holds "done" in place of a token.
 _OPEN: Final = """
-if ARGV[3] == "force" then redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
-elseif not redis.call("set", KEYS[1], ARGV[1], "NX", "PX", ARGV[2]) then return 0 end
+if not redis.call("set", KEYS[1], ARGV[1], "NX", "PX", ARGV[2]) then
+    if ARGV[3] ~= "force" and redis.call("get", KEYS[1]) ~= "done" then return 0 end
+    redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
+end
 if KEYS[2] then
     redis.call("hset", KEYS[2] .. ".msgs", ARGV[4], ARGV[5])
     redis.call("rpush", KEYS[2], ARGV[4])
@@ -45,7 +51,9 @@ redis.call("set", KEYS[1], ARGV[4], "PX", ARGV[2])
 return 1
 """
 _CLOSE: Final = """
-if redis.call("get", KEYS[1]) == ARGV[1] then redis.call("del", KEYS[1]) end
+if redis.call("get", KEYS[1]) ~= ARGV[1] then return end
+if ARGV[2] == "0" then redis.call("del", KEYS[1])
+else redis.call("set", KEYS[1], "done", "PX", ARGV[2]) end
 """
 _WAKE: Final = """
 for _, key in ipairs(KEYS) do
@@ -56,7 +64,7 @@ end
 
 
 class Entry(NamedTuple):
-    """A message as it lies in its queue: the key of the queue, and under which id what the message is."""
+    """A message as it lies in its queue: the key of the queue, the id, and the encoded message."""
 
     queue: str
     id: str
@@ -64,7 +72,7 @@ class Entry(NamedTuple):
 
 
 def queue_error(error: redis.exceptions.RedisError) -> QueueUnreachable:
-    """Say whether Redis is away, or answers and refuses. What it says holds no secret."""
+    """Say whether Redis is away, or answers and refuses. The text of its error holds no secret."""
     match error:
         case redis.exceptions.NoPermissionError():
             return QueueUnreachable(f"Redis refuses this user: {error}", hint="grant it: see ACL LOG")
@@ -92,14 +100,20 @@ class Gates:
         self._open, self._extend, self._close, self._wake = scripts
 
     async def open(
-        self, duty: str, *, force: bool = False, send: Callable[[str], Entry] | None = None
+        self,
+        duty: str,
+        *,
+        force: bool = False,
+        rest: timedelta = timedelta(),
+        send: Callable[[str], Entry] | None = None,
     ) -> str | None:
         """Open the gate for a new job; returns its token, or None when a job is outstanding.
 
-        ``force`` takes the gate over: the job that had it finds its token gone and ends. ``send`` makes the job's
-        message of the token; it is in its queue when the gate is open. Raises QueueUnreachable.
+        ``force`` takes the gate over: the job that had it finds another token and ends. ``rest``: how long the
+        duty counts as done afterwards (`lost`). ``send`` makes the job's message from the token; the same step
+        puts it into its queue. Raises QueueUnreachable.
         """
-        token = uuid4().hex
+        token = f"{uuid4().hex}:{_ms(rest)}"
         keys: list[str] = [self._key(duty)]
         args: list[str | int | bytes] = [token, _ms(TTL), "force" if force else ""]
         if send is not None:
@@ -114,9 +128,9 @@ class Gates:
 
     @asynccontextmanager
     async def hold(self, duty: str, token: str) -> AsyncIterator[bool]:
-        """Hold the gate while a job runs; yields False when another job has taken it over.
+        """Hold the gate while a job runs; yields False when another job has taken it over, or has done the duty.
 
-        An outage of Redis lets the job run: it is the tables that keep two jobs apart.
+        During an outage of Redis the job runs: the tables keep two jobs apart.
         """
         if not await self._renew(duty, token):
             yield False
@@ -126,19 +140,30 @@ class Gates:
             yield True
         finally:
             keeper.cancel()
-            # What is on its way to Redis must not shut the gate again behind us.
+            # A renewal that is under way must not take the gate again after we have closed it.
             await asyncio.gather(keeper, return_exceptions=True)
 
-    async def close(self, duty: str, token: str) -> None:
-        """The job is done: the next tick may start another."""
-        await self._quietly(self._close(keys=[self._key(duty)], args=[token]))
+    async def close(self, duty: str, token: str, *, well: bool = True) -> None:
+        """The job has ended: the next tick may start another. A job that did not end well rests only briefly."""
+        rest = int(token.partition(":")[2] or 0)
+        if not well:
+            rest = min(rest, _ms(LONGEST_BACKOFF))
+        await self._quietly(self._close(keys=[self._key(duty)], args=[token, rest]))
+
+    async def lost(self, duties: Sequence[str]) -> list[str]:
+        """Return the duties that are not done and have no job outstanding; none if Redis does not answer."""
+        pipeline = self._client.pipeline(transaction=False)
+        for duty in duties:
+            pipeline.exists(self._key(duty))
+        known = await self._quietly(pipeline.execute())
+        return [duty for duty, is_known in zip(duties, known or duties, strict=True) if not is_known]
 
     async def back_off(self, duty: str, token: str) -> None:
         """The job waits for a server and comes back within LONGEST_BACKOFF: keep ticks from starting others."""
         await self._renew(duty, token, _WAITS)
 
     async def wake(self, duties: Sequence[str]) -> None:
-        """A server is back: open the gates of jobs in back-off, so that the next tick starts others instead."""
+        """A server is back: open the gates of jobs in back-off, so that the next tick starts new jobs."""
         if duties:
             await self._quietly(self._wake(keys=[self._key(duty) for duty in duties], args=[_WAITS]))
 
@@ -152,7 +177,7 @@ class Gates:
             await self._renew(duty, token)
 
     async def _renew(self, duty: str, token: str, state: str = "") -> bool:
-        """Extend the gate, or take it when nobody has it. False only when another job has it."""
+        """Extend the gate, or take it when no job has it. False only when another job has it."""
         args: list[str | int] = [token, _ms(TTL), _WAITS, token + state]
         kept = await self._quietly(self._extend(keys=[self._key(duty)], args=args))
         return kept is None or bool(kept)

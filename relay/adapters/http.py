@@ -1,8 +1,7 @@
 """HttpEventHandler: PORT-047-005 over HTTP (SDS-047 §12).
 
-The URL comes from configuration only, redirects are not followed, the answer is read up to a bound,
-and the whole call ends within the time-out. Requests are signed as in Standard Webhooks when a secret
-is set.
+The URL comes from configuration only. Redirects are not followed. The answer is read up to a bound. The whole
+call ends within the time-out. When a secret is set, requests are signed as in Standard Webhooks.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from relay.domain.model import DONE, HandlerResult
 from relay.ports import HandlerRequest
 
 _MAX_ANSWER: Final = 65_536
-#: The header in which a service says for operators, percent-encoded if need be, why it refuses a message.
+#: The header in which a service tells operators why it refuses a message. It may be percent-encoded.
 REASON: Final = "Relay-Reason"
-#: An idle connection is given up before usual servers do so (gunicorn 2 s, uvicorn 5 s), in seconds: a request
-#: that meets their farewell on its way counts as a failed attempt.
+#: How long an idle connection is kept, in seconds. Usual servers close theirs later (gunicorn 2 s, uvicorn 5 s): a
+#: request sent while the server closes the connection counts as a failed attempt.
 _IDLE: Final = 1.5
 #: How long the rest of a successful answer may take, in seconds.
 _SKIP: Final = 0.2
-#: No answer of a handler is worth decoding, and what is not decoded cannot swell.
+#: Asks for answers that are not compressed, so that a small answer cannot unpack to a huge one.
 _HEADERS: Final = {"user-agent": "jetrelay", "accept-encoding": "identity"}
 AUTHORIZATION: Final = "authorization"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAccess:
-    """What a call proves itself with, and whom it trusts; see the settings of the same names."""
+    """The credentials of a call, and the certificates it trusts; see the settings of the same names."""
 
     signing_secret: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
@@ -49,14 +48,14 @@ class HttpAccess:
     tls: ssl.SSLContext | None = None
 
     def headers(self, message_id: str, body: bytes) -> dict[str, str]:
-        """The headers that prove where a call comes from."""
+        """The headers that prove who sends a call."""
         headers = self.authorization()
         if self.signing_secret is not None:
             headers |= sign(self.signing_secret, message_id, int(time.time()), body)
         return headers
 
     def authorization(self) -> dict[str, str]:
-        """The header that is the same for every call; none without a token."""
+        """The authorization header, the same for every call. Empty without a token."""
         if self.token is None:
             return {}
         bearer = self.token_header == AUTHORIZATION and " " not in self.token
@@ -126,7 +125,7 @@ class HttpEventHandler:
 
 
 def _reason(response: aiohttp.ClientResponse) -> str:
-    """What the service says for operators, on purpose."""
+    """What the service tells operators in its header `REASON`."""
     return printable(unquote(response.headers.get(REASON, "")))
 
 
@@ -140,11 +139,10 @@ def _refused(status: int, reason: str, body: bytes) -> HandlerResult:
 def open_session(
     *, connect_timeout: float | None = None, limit: int = 100, tls: ssl.SSLContext | None = None
 ) -> aiohttp.ClientSession:
-    """A client for calls between services, with at most ``limit`` connections at once, to be closed at the end.
+    """A client for calls between services, with at most ``limit`` connections at once. The caller closes it.
 
-    Without ``tls`` it trusts whom the system trusts.
-
-    It knows no proxies, credentials or cookies, and has no other time-out than that of a connection.
+    Without ``tls`` it trusts the certificates that the system trusts. It uses no proxies, no stored credentials
+    and no cookies. Its only time-out is ``connect_timeout``, in seconds.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=limit, keepalive_timeout=_IDLE, ssl=True if tls is None else tls),
@@ -159,7 +157,7 @@ def open_session(
 
 
 def why(error: aiohttp.ClientError | OSError) -> str:
-    """Why a call has no answer. It names neither the URL, which may hold a secret, nor what came instead."""
+    """Why a call has no answer. The text leaves out the URL, which may hold a secret, and any data received."""
     match error:
         case aiohttp.ClientConnectorError():
             return f"ConnectError: {printable(str(error))}"
@@ -176,9 +174,9 @@ def why(error: aiohttp.ClientError | OSError) -> str:
 
 
 async def _skip(response: aiohttp.ClientResponse) -> None:
-    """Read past a body that nobody needs, or the connection could not be used again.
+    """Read a body that nobody needs, so that the connection can be used again.
 
-    The handler has said that it is done, so what comes of the rest changes nothing.
+    The status has said already that the handler is done. An error here changes nothing.
     """
     if response.content.is_eof():
         return
@@ -195,15 +193,15 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def read_detail(response: aiohttp.ClientResponse) -> str:
-    """All that an answer says, up to a bound: its header ``Relay-Reason`` or its body."""
+    """The text of an answer, up to a bound: its header ``Relay-Reason``, else its body."""
     return _reason(response) or printable((await _body(response)).decode("utf-8", "replace"))
 
 
 def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
     """The Standard Webhooks headers: HMAC-SHA256 over ``id.timestamp.body``.
 
-    ``secret`` may hold several keys separated by spaces, for rotation; each signs. A key with the
-    prefix ``whsec_`` is base64, any other is taken as it is.
+    ``secret`` may hold several keys separated by spaces, for rotation; each signs. A key with the prefix
+    ``whsec_`` is base64. Any other key is used as it is.
     """
     content = f"{message_id}.{timestamp}.".encode() + body
     signatures = [

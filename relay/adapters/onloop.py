@@ -1,9 +1,9 @@
 """Messages that the event loop takes itself, so that none keeps a thread waiting.
 
-To cross over to the loop and back costs a message more than much of what it does there. So the loop takes what is
-for it, and one thread brings to an end what is done: it runs the message's actor, as any worker thread would, and
-the actor finds the outcome here. A place costs next to nothing here, so each share has places of its own, and one
-whose calls hang takes none of the others'.
+A hop from a thread to the loop and back often costs more than the work of the message. So the loop takes its
+messages directly, and one thread finishes those that are done: it runs the message's actor, as any worker thread
+does, and the actor finds the outcome here. A place on the loop costs almost nothing. So each share has places of
+its own, and a share whose calls hang takes none from the others.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dramatiq.worker import Worker, WorkerThread
 
 from relay.adapters.shares import share_of
 
-#: Returns what the loop has returned for a message, or raises what it has raised.
+#: Returns the loop's result for a message, or raises the loop's error.
 Outcome: TypeAlias = Callable[[], Any]
-#: How many messages may be under way for each place: who has given up its place may take a while to end.
+#: How many messages may be under way for each place. A message that has left its place may take a while to end.
 _UNSETTLED: Final = 4
 
 _outcome: ContextVar[Outcome | None] = ContextVar("outcome", default=None)
 
 
 class LoopActor(Protocol):
-    """What the messages of an actor are on the loop."""
+    """Processes the messages of an actor on the loop."""
 
     def takes(self, *args: Any, **kwargs: Any) -> bool:
         """Whether a message with these arguments is for the loop. Called in any thread."""
@@ -40,15 +40,15 @@ class LoopActor(Protocol):
         """Process a message. It gives up its place at the end, or earlier by ``leave``."""
 
 
-#: A queue, and of its messages whose they are.
+#: The queue of a message, and its share.
 _Share: TypeAlias = tuple[str, str]
 
 
 class OnLoop(WorkerThread):
-    """Takes messages on the loop; the thread itself ends them. It is stopped as any worker thread is.
+    """Takes messages on the loop; the thread itself finishes them. It is stopped as any worker thread is.
 
-    ``places``: how many of a share may be taken at once. Of those that wait, whoever has fewest is next, then
-    order is the stock worker's.
+    ``places``: how many messages of a share may run at once. The share with the fewest running is next. Then order
+    is the stock worker's.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class OnLoop(WorkerThread):
             self._wake()
 
     def rest(self) -> Any:
-        """What was never taken. Raises Empty."""
+        """A message that was never taken. Raises Empty when there is none."""
         with self._lock:
             for share in self._waiting:
                 return self._pop(share)
@@ -118,7 +118,7 @@ class OnLoop(WorkerThread):
             self._loop.call_soon_threadsafe(self._look)
 
     def stop(self) -> None:
-        """Take no more. The thread ends once it has ended what was taken."""
+        """Take no more. The thread ends once it has finished all that was taken."""
         super().stop()
         self._loop.call_soon_threadsafe(self._end)
 
@@ -135,7 +135,7 @@ class OnLoop(WorkerThread):
     # --- the thread ---
 
     def run(self) -> None:
-        """End what the loop is done with."""
+        """Finish the messages that the loop is done with."""
         self.running = True
         self.broker.emit_after("worker_thread_boot", self)
         while (ended := self._ended.get()) is not None:
@@ -147,7 +147,7 @@ class OnLoop(WorkerThread):
     # --- the loop ---
 
     def _look(self) -> None:
-        # First: who comes from now on calls again.
+        # Reset first: a message that is added from now on calls again.
         self._called = False
         self._take()
 
@@ -156,7 +156,7 @@ class OnLoop(WorkerThread):
             share, message = found
             self._running[share] += 1
             self._unsettled[share] += 1
-            # Not in the context of the message whose end has led here.
+            # A context of its own: this may run in the context of another message that has just ended.
             task = self._loop.create_task(self._process(share, message), context=self._context.copy())
             self._tasks.add(task)
 
@@ -192,7 +192,7 @@ class OnLoop(WorkerThread):
                 self._take()
 
     def _gather(self, message: MessageProxy, outcome: Outcome) -> None:
-        """Hand over together what ends together: to wake the thread costs as much as what it does."""
+        """Hand over messages that end together in one go: waking the thread costs as much as its work."""
         if not self._gathered:
             self._loop.call_soon(self._hand_over)
         self._gathered.append((message, outcome))
@@ -208,14 +208,14 @@ class OnLoop(WorkerThread):
 
 
 def outcome() -> Outcome | None:
-    """What the loop has found for the message that this thread is at; None if it has not been there."""
+    """The loop's outcome for the message of this thread; None if the message was not on the loop."""
     found = _outcome.get()
     _outcome.set(None)
     return found
 
 
 def ended(*_: Any) -> Any:
-    """Be the actor of messages that nothing but the loop processes."""
+    """Be the actor of messages that only the loop processes."""
     found = outcome()
     return None if found is None else found()
 

@@ -1,4 +1,4 @@
-"""HttpProbe: speaks to a handler as `HttpEventHandler` does, and worse, to see what it answers."""
+"""HttpProbe: calls a handler as `HttpEventHandler` does, and also wrongly on purpose, to see what it answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relay.adapters.http import HttpAccess, open_session, read_detail, sign, why
 from relay.commands.check_handler import Answer, Signature
 
 _OLD: Final = timedelta(hours=1)
-#: When a handler has begun with a request, in seconds.
+#: After this time a handler has begun with a request, in seconds.
 _BEGUN: Final = 0.1
 
 
@@ -53,7 +53,7 @@ class HttpProbe:
             return Answer(None, why(error))
 
     async def give_up(self, message_id: UUID, body: bytes) -> None:
-        """See HandlerProbe. By hand: a client library would tell us, and not the handler, that time is up."""
+        """See HandlerProbe. Speaks HTTP by hand, to close the connection while the handler works."""
         url = urlsplit(self._url)
         headers = self._headers(message_id, body, Signature.GOOD) | {
             "host": url.netloc,
@@ -70,7 +70,7 @@ class HttpProbe:
                 target = urlunsplit(("", "", url.path or "/", url.query, ""))
                 writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode() + body)
                 await writer.drain()
-                # Closed at once, the request might not even reach the handler.
+                # If we closed at once, the request might not reach the handler.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(reader.read(1), _BEGUN)
                 writer.close()

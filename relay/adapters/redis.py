@@ -1,8 +1,8 @@
 """Dramatiq on Redis, tuned for a relay: a wake-up and a thread pool, nothing more.
 
-Redis holds ids and may lose all of them at any moment; the tables are the truth. Against the stock
-broker this one waits blockingly instead of polling, enqueues a batch in one round trip, and shares a queue out
-fairly (`relay.adapters.aside`).
+Redis holds ids and may lose all of them at any moment; the tables are the truth. Unlike the stock broker,
+this one blocks instead of polling, enqueues a batch in one round trip, and divides a queue fairly among its shares
+(`relay.adapters.aside`).
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from relay.adapters.gate import Entry, queue_error
 from relay.adapters.redis_clock import RedisClock
 from relay.adapters.shares import MARK, share_of
 
-#: A blocking wait ends after this long, so that a stopping worker is not held up, in seconds.
+#: A blocking wait ends after this time, in seconds, so that a worker can stop soon.
 _WAIT: Final = 2.0
-#: The same while a delay queue has given out messages, as the wait then bounds how late they start, and while a
-#: share has no room.
+#: The same while a share has no room, and while messages of a delay queue are held: the wait then bounds how late
+#: they start.
 _DELAY_WAIT: Final = 0.2
-#: So many acknowledgements are sent together at most.
+#: This many acknowledgements are sent together, or a part of the prefetch if that is more.
 _ACKS: Final = 16
-#: So many messages of a share are fetched ahead at most.
+#: The largest prefetch of a share, unless dramatiq's own is larger.
 _MOST: Final = 128
-#: How soon to look at what is behind a share that has no room, in seconds: for others nothing waits longer.
+#: How often to look behind a share that has no room, in seconds. Messages of other shares wait no longer.
 _BEHIND: Final = 0.05
-#: While a worker is busy they wait for each other this long at most, in seconds.
+#: How long a consumer without any room waits before it looks again, in seconds.
 _ROOM_WAIT: Final = 0.005
-#: As the broker's own: what was given back to the queue meanwhile keeps its content.
+#: As the broker's own script: a message that was given back to the queue meanwhile keeps its content.
 _ACK: Final = """
 for _, id in ipairs(ARGV) do
     if redis.call("srem", KEYS[1], id) > 0 then redis.call("hdel", KEYS[2], id) end
 end
 """
-#: Every so many idle waits the broker's own fetch runs, which does the upkeep of its keys.
+#: After this many idle waits the broker's own fetch runs once. It maintains the broker's keys.
 _UPKEEP: Final = 15
 #: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
 _ENQUEUED: Final = "relay_enqueued"
@@ -97,17 +97,20 @@ class RelayBroker(RedisBroker):
             raise queue_error(error) from error
 
     def entry(self, message: dramatiq.Message[Any], **options: Any) -> Entry:
-        """A message as it goes into its queue, under a fresh id that begins with its share."""
+        """A message as it goes into its queue, under a new id that begins with its share."""
         identity = f"{share_of(message)}{MARK}{uuid4()}"
         copy = message.copy(options={"redis_message_id": identity, **options})
         return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
     def fetch(self, queue_name: str, rooms: Rooms) -> tuple[bool, bool | None, list[bytes]]:
-        """Fetch what there is room for; whether there may be more, and whether anything is put aside, if known."""
+        """Fetch what there is room for.
+
+        Returns whether there may be more, whether anything is put aside (None if not known), and the messages.
+        """
         free = rooms.free()
         most = max(free.values(), default=0) or min(rooms.least, MOST_AT_ONCE)
         if self._should_do_maintenance("fetch"):
-            # The broker's own does the upkeep of its keys.
+            # The broker's own fetch maintains its keys.
             found = self.do_fetch(queue_name, most)
             return len(found) >= most, None, found
         space = self.namespace
@@ -118,12 +121,12 @@ class RelayBroker(RedisBroker):
         return bool(more), bool(aside), found
 
     def ack_many(self, queue_name: str, ids: Sequence[str]) -> None:
-        """Acknowledge messages in one round trip, as the broker's own script does it with one."""
+        """Acknowledge messages in one round trip, as the broker's own script does for a single one."""
         acks = f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
         self._ack_script(keys=[acks, f"{self.namespace}:{queue_name}.msgs"], args=ids)
 
     def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
-        """Enqueue as the stock broker does, the share in the id: retries come this way."""
+        """Enqueue as the stock broker does, with the share in the id. Retries come this way."""
         if delay is not None:
             message = delayed(message, timedelta(milliseconds=delay))
         self.emit_before("enqueue", message, delay)
@@ -135,8 +138,8 @@ class RelayBroker(RedisBroker):
     def head_waits(self, queue_name: str, share: str = "") -> timedelta:
         """How long the oldest message of a share may have waited; zero when none waits. Raises QueueUnreachable.
 
-        A queue is first in, first out, and so is what is put aside of a share: what was put into it before the
-        heads of both is not in it any more. One that does not say since when it waits does not count.
+        The queue and the share's list aside are first in, first out. So the heads of both are the oldest. A
+        message that does not say since when it waits does not count.
         """
         key = f"{self.namespace}:{queue_name}"
         try:
@@ -150,7 +153,7 @@ class RelayBroker(RedisBroker):
         return timedelta(milliseconds=max(0, now - min(since, default=now)))
 
     def backlog(self, queue_name: str, share: str = "") -> int:
-        """How many messages of a queue, and of what is put aside of a share, wait. Raises QueueUnreachable."""
+        """How many messages wait in a queue and in a share's list aside. Raises QueueUnreachable."""
         key = f"{self.namespace}:{queue_name}"
         try:
             return sum(int(self.client.llen(name)) for name in (key, f"{key}.aside:{share}"))
@@ -168,8 +171,8 @@ class _BlockingConsumer(_RedisConsumer):
     """Waits on the queue's list instead of sleeping: an idle worker starts a job within milliseconds.
 
     ``BLMOVE`` of the head onto itself returns as soon as there is a head, and changes nothing. A busy worker
-    fetches when a part of its prefetch is free, not for each message, and acknowledges several at once: what
-    a crash leaves unacknowledged comes again, and finds its row finished.
+    fetches when a part of its prefetch is free, not for each message, and acknowledges several at once. A message
+    that a crash leaves unacknowledged is redelivered, and finds its row finished.
     """
 
     def __init__(self, broker: RelayBroker, queue_name: str, prefetch: int, timeout: int) -> None:
@@ -180,9 +183,9 @@ class _BlockingConsumer(_RedisConsumer):
         self._fetched_at = 0.0
         self._idle = 0
         self._more = self._aside = self._waiting = False
-        #: The shares of what came last.
+        #: The shares of the messages fetched last.
         self._came: set[str] = set()
-        # Kept by the broker: a consumer that lost its connection is followed by another.
+        # Kept by the broker: after a lost connection another consumer takes over.
         self._done = broker.unacknowledged.setdefault(queue_name, [])
         self._lock = threading.Lock()
         self._room = threading.Event()
@@ -194,7 +197,7 @@ class _BlockingConsumer(_RedisConsumer):
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
             raise ConnectionClosed(error) from None
         except redis.exceptions.NoPermissionError as error:
-            # As an outage: it is told in one line, and tried again, as an operator may grant it meanwhile.
+            # Handled as an outage: logged in one line and retried, as an operator may grant the permission.
             raise ConnectionClosed(queue_error(error)) from None
         message = super().__next__()
         if message is not None:
@@ -207,14 +210,14 @@ class _BlockingConsumer(_RedisConsumer):
         return "" if self._delays else share_of(message)
 
     def _fill(self) -> bool:
-        """Fetch what there is room for; False when there is none, or nothing to fetch."""
+        """Fetch what there is room for. False when there is no room or nothing to fetch."""
         self._flush()
         full = self.rooms.full()
         if "" in full:
             self._room.wait(_ROOM_WAIT)
             self._room.clear()
             return False
-        # Where all that came last has no room left, more of it would be put aside.
+        # When no share of the last fetch has room left, a further fetch would only put more messages aside.
         stuck = bool(self._came) and self._came <= full
         if (stuck or not self._more) and not self._wait(full):
             return False
@@ -224,7 +227,7 @@ class _BlockingConsumer(_RedisConsumer):
         if self._delays:
             room = self.rooms.pace("").free
             self.message_cache = self.broker.do_fetch(self.queue_name, room)
-            # Fewer than there was room for were all: to ask for more at once would be in vain.
+            # Fewer than the room means that the queue is empty: there is no need to ask again at once.
             self._more = len(self.message_cache) >= room
         else:
             self._more, aside, self.message_cache = self.broker.fetch(self.queue_name, self.rooms)
@@ -234,7 +237,7 @@ class _BlockingConsumer(_RedisConsumer):
     def _wait(self, full: set[str]) -> bool:
         """Wait until there may be something to fetch."""
         if self._more or self._aside:
-            # For all that is known to wait there is no room, but there may be for what is behind it.
+            # The messages known to wait have no room. Messages behind them may have some.
             self._room.wait(max(0.0, self._fetched_at + _BEHIND - time.monotonic()))
             return True
         if self._head(_DELAY_WAIT if full else _WAIT) or self._room.is_set():
@@ -243,7 +246,7 @@ class _BlockingConsumer(_RedisConsumer):
         return self._idle % _UPKEEP == 0
 
     def _head(self, wait: float) -> bool:
-        """Wait for a head. Acknowledgements do not wait meanwhile."""
+        """Wait for a head. Acknowledgements are sent at once meanwhile."""
         self._waiting = True
         try:
             self._flush()
@@ -253,7 +256,7 @@ class _BlockingConsumer(_RedisConsumer):
             self._waiting = False
 
     def ack(self, message: Any) -> None:
-        """Note that a message is done with."""
+        """Note that a message is finished."""
         self._leave(message)
         with self._lock:
             self._done.append(message.options["redis_message_id"])
@@ -265,7 +268,7 @@ class _BlockingConsumer(_RedisConsumer):
                 raise ConnectionClosed(error) from None
 
     def nack(self, message: Any) -> None:
-        """Move a message to those that are dead."""
+        """Move a message to the dead ones."""
         self._leave(message)
         super().nack(message)
 
@@ -275,7 +278,7 @@ class _BlockingConsumer(_RedisConsumer):
             self._room.set()
 
     def close(self) -> None:
-        """Acknowledge what is done with."""
+        """Acknowledge the finished messages."""
         with suppress(redis.exceptions.RedisError):
             self._flush()
         super().close()

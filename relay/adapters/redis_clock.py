@@ -1,16 +1,16 @@
-"""The clock by which ages in Redis are measured."""
+"""The clock that measures ages in Redis."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, Final
 
-#: How long the clock of this process runs on after Redis' own before that is asked again, in seconds.
+#: How often Redis' clock is asked, in seconds. In between, this process's clock counts on.
 _ASK: Final = 60.0
 
 
 class RedisClock:
-    """Redis' clock: an age is a difference of this one clock, whatever the clocks of two hosts show."""
+    """Redis' clock. An age is a difference of this one clock, so the clocks of hosts need not agree."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -18,7 +18,7 @@ class RedisClock:
         self._asked = -_ASK
 
     def now(self) -> int:
-        """Milliseconds, right to within a round trip. Raises RedisError, once a minute at most."""
+        """The time in milliseconds, exact to a round trip. May raise RedisError when it asks Redis."""
         if time.monotonic() - self._asked >= _ASK:
             seconds, micros = self._client.time()
             self._asked = time.monotonic()

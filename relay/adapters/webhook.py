@@ -13,9 +13,9 @@ from relay.domain.errors import AlertRefused
 
 
 class Webhook:
-    """Follows no redirect and reads no answer but its status. Errors never name the URL: it may be a secret.
+    """Follows no redirect and reads only the status of an answer. Errors never name the URL: it may be a secret.
 
-    An alert that is sent again has the same ``webhook-id``, unless there is more to tell by then.
+    An alert that is sent again has the same ``webhook-id``, unless its body has changed.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """How a Dramatiq worker process runs our actors: one event loop, and a thread budget per queue.
 
-Actors are coroutines on the process's event loop; the worker thread that took a message only waits for
-its coroutine. Long-polling jobs and slow handlers would therefore use up the threads, and a handler
-service that hangs would stop publishing. So the threads of ``--threads`` serve the handlers, and every
-long-running duty brings threads of its own. What comes by the thousand, or may hang, the loop takes without a
-thread: see `relay.adapters.onloop`. Functions that need one share the threads: see `relay.adapters.budgets`.
+Actors are coroutines on the process's event loop. The worker thread that took a message only waits for its
+coroutine. Long-polling jobs and slow handlers would use up the threads, and a handler service that hangs would
+stop publishing. So the threads of ``--threads`` serve the handlers, and every long-running duty brings threads of
+its own. Messages that are many, or may hang, run on the loop without a thread: see `relay.adapters.onloop`.
+Functions that need a thread share the threads: see `relay.adapters.budgets`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from dramatiq.worker import Worker, WorkerThread
 from relay.adapters.budgets import DEFAULT, BudgetedQueue
 from relay.adapters.onloop import LoopActor, OnLoop
 
-#: For how long SIGTERM is the one that was heard already, in seconds.
+#: A second SIGTERM within this time, in seconds, counts as the same one.
 _ECHO: Final = 5.0
-#: So many objects come to be before Python looks for cycles among them. A batch of messages is thousands, none
-#: in a cycle; Python's own 700 have it look at a batch several times while that is in use.
+#: Python looks for cycles after this many new objects. A batch of messages has thousands of objects, none in a
+#: cycle; with Python's own 700 it would search each batch several times.
 _YOUNG: Final = 10_000
 
 
 class WorkerRuntime(AsyncIO):
     """Runs ``start`` on the event loop when a worker boots and ``stop`` when it shuts down.
 
-    ``budgets``: threads per queue name, None for as many as ``--threads``, on top of those, which serve all
-    other queues. Read at boot; a worker with ``-Q`` takes on no threads for queues that it does not serve.
-    ``quiesce`` is called, from another thread, when the shutdown begins: long jobs should end.
+    ``budgets``: threads per queue name; None means as many as ``--threads``. They are added to ``--threads``,
+    which serve all other queues. Read at boot. A worker with ``-Q`` adds no threads for queues that it does not
+    serve. ``quiesce`` is called, from another thread, when the shutdown begins: long jobs should end.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class WorkerRuntime(AsyncIO):
         look_less_for_cycles()
 
     def relieve(self, thread: threading.Thread) -> bool:
-        """Put another thread in the place of one that hangs, which ends with what it is at."""
+        """Replace a thread that hangs by a new one. The old thread ends when its message ends."""
         with self._relieving:
             worker = self._worker
             if worker is None or thread not in worker.workers:
@@ -92,7 +92,7 @@ class WorkerRuntime(AsyncIO):
             return True
 
     def _add_thread(self) -> None:
-        """Every thread is busy, and a share that has none of them has something to do."""
+        """Add a thread: all are busy, and a message may begin."""
         with self._relieving:
             if self._worker is not None:
                 self._worker._add_worker()  # noqa: SLF001 - as above
@@ -100,12 +100,12 @@ class WorkerRuntime(AsyncIO):
     def ahead(
         self, queue: str, share: str, fits: Callable[[Message[Any]], bool], limit: int
     ) -> list[Message[Any]]:
-        """Messages of a queue that this process has fetched and not begun; see `BudgetedQueue.ahead`."""
+        """Messages of a queue that this process has fetched but not begun; see `BudgetedQueue.ahead`."""
         return [] if self._worker is None else self._worker.work_queue.ahead(queue, share, fits, limit)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         with self._relieving:
-            # A thread that is added from now on would never be told to end.
+            # Nothing would stop a thread that is added from now on.
             self._worker = None
         self._quiesce()
         if isinstance(worker.work_queue, BudgetedQueue):
@@ -117,10 +117,10 @@ class WorkerRuntime(AsyncIO):
 
 
 def heed_termination_once() -> None:
-    """Hear SIGTERM once where it comes twice: a service manager tells all processes, dramatiq its workers.
+    """Treat two SIGTERMs in short succession as one: the service manager and dramatiq both send it to a worker.
 
-    The second would end the main thread of a worker and leave the others running for ever. One that comes later is
-    meant: it ends all of them.
+    The second would end the main thread of a worker and leave its other threads running for ever. A SIGTERM that
+    comes later is meant: it ends the whole process.
     """
     heed, heard = signal.getsignal(signal.SIGTERM), -_ECHO
     if threading.current_thread() is not threading.main_thread() or not callable(heed):
@@ -147,14 +147,14 @@ def event_loop() -> EventLoopThread:
 
 
 def look_less_for_cycles() -> None:
-    """Spare what is loaded now, as it stays, and let more objects come to be before the next look for cycles."""
+    """Exclude the objects loaded now from the search for cycles, as they stay, and search less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
 
 
 def use_uvloop() -> None:
-    """Uvloop is an optional speed-up (``jetrelay[fast]``)."""
+    """Use uvloop if it is installed, an optional speed-up (``jetrelay[fast]``)."""
     try:
         import uvloop  # noqa: PLC0415 - optional
     except ImportError:

@@ -1,7 +1,7 @@
 """The application kernel (building blocks): commands, queries, domain events, one transaction for each command.
 
-Entry points (HTTP, subscribers, cron jobs, tasks) construct a `Command` or `Query` and hand it to a bus; handlers
-work on aggregates through a `UnitOfWork`. See docs/how-to/commands.md.
+Entry points (HTTP, subscribers, cron jobs, tasks) construct a `Command` or `Query` and give it to a bus. Handlers
+change aggregates through a `UnitOfWork`. See docs/how-to/commands.md.
 """
 
 from relay.bus.aggregate import AggregateRoot

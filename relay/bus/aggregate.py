@@ -1,4 +1,4 @@
-"""AggregateRoot: records what happens to it, until the unit of work asks."""
+"""AggregateRoot: records domain events until the unit of work takes them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _KEY: Final = "_recorded_events"
 
 
 class AggregateRoot:
-    """To be mixed into an entity, one mapped by SQLAlchemy too: a loaded entity never ran ``__init__``.
+    """A mix-in for entities. It needs no ``__init__``, which SQLAlchemy does not run for a loaded entity.
 
-    Saved aggregates are asked for their events when the command's handler has returned.
+    The bus takes the events of saved aggregates after the command's handler has returned.
     """
 
     def record(self, event: DomainEvent) -> None:
-        """Note that ``event`` has happened."""
+        """Record that ``event`` has happened."""
         vars(self).setdefault(_KEY, []).append(event)
 
     def pull_events(self) -> Sequence[DomainEvent]:
-        """Return what was recorded since the last call, and forget it."""
+        """Return the events recorded since the last call, and forget them."""
         events: Sequence[DomainEvent] = vars(self).pop(_KEY, ())
         return events

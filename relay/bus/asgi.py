@@ -1,4 +1,4 @@
-"""The request context of an HTTP request: ``X-Correlation-ID`` in, and out again."""
+"""The request context of an HTTP request: reads ``X-Correlation-ID`` and adds it to the response."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HEADER: Final = b"x-correlation-id"
-# Only the canonical form: UUID() would also take braces, URNs and missing hyphens.
+# Only the canonical form. UUID() would also accept braces, URNs and missing hyphens.
 _UUID = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class RequestContextMiddleware:
-    """An ASGI application around another, FastAPI or any: ``app = RequestContextMiddleware(FastAPI())``.
+    """An ASGI application around another, such as FastAPI: ``app = RequestContextMiddleware(FastAPI())``.
 
     Each request runs in a context with the correlation id of its header, and the response names the id. An
-    id that is missing, given twice or not a UUID is replaced, so that no text of a caller gets into logs and
-    events. Around the whole application, not in its list of middleware, it covers its error handlers too.
+    id that is missing, given twice or not a UUID is replaced, so that no text from a caller gets into logs and
+    events. Put it around the whole application, not in its list of middleware: so it covers error handlers too.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; other scopes pass."""
+        """Serve a request. Other scopes pass unchanged."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return

@@ -11,8 +11,8 @@
     bus = TransactionalCommandBus(commands, SqlAlchemyUnits(engine, outbox=Outbox("cases")), events)
     bus.dispatch(OpenCase(title="no light"))          # Ok(UUID(...))
 
-A handler returns a value or a Result; a `DomainError` that it raises is a Failed. Anything else it raises is
-raised by ``dispatch``: a fault of the infrastructure, or of the program.
+A handler returns a value or a Result. A `DomainError` that it raises becomes a Failed. ``dispatch`` raises every
+other exception: it is a fault of the infrastructure or of the program.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from relay.domain.errors import DomainError, InvalidHandler
 Answer = TypeVar("Answer")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: So many times in a row domain events may lead to further ones.
+#: How many times in a row domain events may lead to further domain events.
 _ROUNDS: Final = 100
 
 
 class CommandDispatcher(Protocol):
-    """What entry points know of a command bus."""
+    """The part of a command bus that entry points need."""
 
     def dispatch(self, command: Command[Answer]) -> Result[Answer]:
-        """Carry out a command from plain code."""
+        """Execute a command from plain code."""
 
     async def dispatch_async(self, command: Command[Answer]) -> Result[Answer]:
-        """Carry out a command from async code."""
+        """Execute a command from async code."""
 
 
 class CommandBus:
-    """Finds the handler of a command and calls it. By itself it opens no transaction."""
+    """Finds the handler of a command and calls it. It does not open a transaction."""
 
     def __init__(self) -> None:
         self._handlers: Registry[Command[Any]] = Registry("command", units=True)
@@ -55,7 +55,8 @@ class CommandBus:
     def handles(self, command: type[Command[Any]]) -> Callable[[Function], Function]:
         """Register a function for a command: ``(command)`` or ``(command, unit)``, plain or async.
 
-        Raises DuplicateHandler when it has a handler, InvalidHandler when the function cannot be called so.
+        Raises DuplicateHandler if the command already has a handler, and InvalidHandler if the function cannot be
+        called in this way.
         """
 
         def register(function: Function) -> Function:
@@ -65,11 +66,11 @@ class CommandBus:
         return register
 
     def dispatch(self, command: Command[Answer]) -> Result[Answer]:
-        """Carry out a command. Raises NoHandler."""
+        """Execute a command. Raises NoHandler."""
         return complete(self.execute(command))
 
     async def dispatch_async(self, command: Command[Answer]) -> Result[Answer]:
-        """Carry out a command whose handler may wait. Raises NoHandler."""
+        """Execute a command whose handler may wait. Raises NoHandler."""
         return await self.execute(command)
 
     async def execute(self, command: Command[Answer], unit: UnitOfWork[Any] | None = None) -> Result[Answer]:
@@ -85,10 +86,10 @@ class CommandBus:
 class TransactionalCommandBus:
     """A command bus in which each command is one unit of work (building blocks §3.2).
 
-    In its transaction are: what the handler saves, the handlers of domain events, and the integration events and
-    tasks of both. A Failed undoes all of it. A command dispatched by a handler is refused, unless it says that it
-    belongs to this transaction, by ``session=unit.session``: it then commits with the outer command, and its
-    failure undoes its own part only.
+    Its transaction includes what the handler saves, the handlers of domain events, and the integration events and
+    tasks of both. A Failed rolls back all of it. A command that a handler dispatches is refused, unless it joins
+    this transaction by ``session=unit.session``. Then it commits with the outer command, and its failure rolls
+    back only its own part.
     """
 
     def __init__(
@@ -99,18 +100,18 @@ class TransactionalCommandBus:
         self._events = events or DomainEventBus()
 
     def dispatch(self, command: Command[Answer], *, session: Any = None) -> Result[Answer]:
-        """Carry out a command from plain code.
+        """Execute a command from plain code.
 
-        ``session``: take part in the transaction of a session that somebody else commits: an event handler's, or
-        that of the unit of work around. Raises NoHandler, NestedCommand, CommitRefused, and whatever the handlers
-        raise besides DomainError.
+        ``session``: join the transaction of a session that other code commits, such as an event handler's session
+        or that of the surrounding unit of work. Raises NoHandler, NestedCommand, CommitRefused, InvalidHandler for
+        async sessions, and everything that the handlers raise except DomainError.
         """
         if self._units.is_async:
             raise InvalidHandler("the sessions of this bus are async", hint="await dispatch_async() instead")
         return complete(self._dispatch(command, session))
 
     async def dispatch_async(self, command: Command[Answer], *, session: Any = None) -> Result[Answer]:
-        """Carry out a command from async code. With a session that is not async, this blocks the loop."""
+        """Execute a command from async code. With a session that is not async, this blocks the event loop."""
         return await self._dispatch(command, session)
 
     async def _dispatch(self, command: Command[Answer], session: Any) -> Result[Answer]:
@@ -126,7 +127,7 @@ class TransactionalCommandBus:
                 return Failed(error)
 
     async def _tell(self, unit: UnitOfWork[Any]) -> None:
-        """Handle the domain events of saved aggregates, and those that come of it, until there are no more."""
+        """Handle the domain events of saved aggregates and the events that follow, until there are no more."""
         for _ in range(_ROUNDS):
             events = await unit.pull_events()
             if not events:

@@ -1,7 +1,7 @@
-"""The request context: which correlation a piece of work belongs to, and what caused it (building blocks §4).
+"""The request context: the correlation that a piece of work belongs to, and its cause (building blocks §4).
 
-It lives in a context variable, so it follows the code through awaits and asyncio tasks. Threads start with an
-empty one: hand them functions wrapped by `carry`.
+It is a context variable, so it follows the code through awaits and asyncio tasks. Threads start with an empty
+context: give them functions wrapped by `carry`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """What is known of the request being served.
+    """The ids of the current request.
 
-    ``correlation_id`` names the operation at the beginning of the chain and stays the same all along it;
-    ``causation_id`` names the event or task that led here directly, None at the beginning.
+    ``correlation_id`` names the operation at the start of the chain and stays the same in the whole chain.
+    ``causation_id`` names the event or task that is the direct cause; None at the start.
     """
 
     correlation_id: UUID | None = None
@@ -35,22 +35,22 @@ class RequestContext:
 
     @classmethod
     def current(cls) -> RequestContext:
-        """The context of the running code; empty outside of any request."""
+        """The context of the running code. It is empty outside of a request."""
         return _current.get()
 
     @classmethod
     def begin(cls) -> RequestContext:
-        """The context at the beginning of a chain, with a new correlation id."""
+        """The context for the start of a chain, with a new correlation id."""
         return cls(correlation_id=uuid7())
 
     @classmethod
     def current_or_new(cls) -> RequestContext:
-        """The current context where it has a correlation; a chain never gets a second one."""
+        """The current context if it has a correlation, else a new one. A chain never gets a second correlation."""
         current = cls.current()
         return cls.begin() if current.correlation_id is None else current
 
     def caused_by(self, causation_id: UUID) -> RequestContext:
-        """The same chain, one step on."""
+        """The context of the next step in the same chain."""
         return replace(self, causation_id=causation_id)
 
     @contextmanager
@@ -72,10 +72,10 @@ _current: ContextVar[RequestContext] = ContextVar("relay_request_context", defau
 
 
 def carry(function: Callable[Parameters, Value]) -> Callable[Parameters, Value]:
-    """Wrap a function for another thread: it runs in the request context that is current now.
+    """Wrap a function for another thread, so that it runs in the request context that is current now.
 
-    ``executor.submit(carry(render), case)``. Of the context it takes along nothing else, so a thread never
-    writes in the transaction of the one that started it.
+    ``executor.submit(carry(render), case)``. It carries no other context variables, so a thread never writes in
+    the transaction of the thread that started it.
     """
     context = RequestContext.current()
 

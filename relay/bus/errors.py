@@ -1,4 +1,4 @@
-"""What the buses and units of work refuse. Part of the tree in `relay.domain.errors`."""
+"""The errors of the buses and units of work. They are part of the tree in `relay.domain.errors`."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ class NoHandler(RelayError, LookupError):
 
 
 class DuplicateHandler(RelayError):
-    """A command or query has exactly one handler, and this would be the second."""
+    """A command or query must have exactly one handler; this would be the second."""
 
     code = "DUPLICATE_HANDLER"
 
 
 class CommitRefused(RelayError):
-    """A handler ended the transaction, which is the unit of work's to end; everything is rolled back."""
+    """A handler ended the transaction. Only the unit of work may end it. Everything is rolled back."""
 
     code = "COMMIT_REFUSED"
 
 
 class NestedCommand(RelayError):
-    """A command was dispatched inside of another's transaction, and nobody said that it belongs there."""
+    """A command was dispatched inside the transaction of another command without joining it explicitly."""
 
     code = "NESTED_COMMAND"
 
 
 class EndlessEvents(RelayError):
-    """Domain events lead to further ones without end; everything is rolled back."""
+    """Domain events lead to further domain events without end. Everything is rolled back."""
 
     code = "ENDLESS_EVENTS"
 
 
 class NothingFound(RelayError, LookupError):
-    """A query's answer was taken for granted, and there is none."""
+    """The answer of a query was unwrapped, but the query found nothing."""
 
     code = "NOTHING_FOUND"

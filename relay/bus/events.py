@@ -1,4 +1,4 @@
-"""DomainEventBus: what happened to an aggregate, told to its own service in the same transaction."""
+"""DomainEventBus: gives domain events to handlers of the same service, in the same transaction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class DomainEventBus:
-    """Any number of handlers for each type of event, called in the order they were registered in.
+    """Any number of handlers for each type of event, called in the order of their registration.
 
-    A handler of a base class is called for every class below it, so one of `DomainEvent` hears everything.
+    A handler for a base class is called for every subclass, so a handler for `DomainEvent` gets every event.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class DomainEventBus:
     def on(self, event: type[DomainEvent]) -> Callable[[Function], Function]:
         """Register a function for an event: ``(event)`` or ``(event, unit)``, plain or async.
 
-        Raises InvalidHandler when the function cannot be called so.
+        Raises InvalidHandler if the function cannot be called in this way.
         """
 
         def register(function: Function) -> Function:
@@ -35,9 +35,9 @@ class DomainEventBus:
         return register
 
     async def dispatch(self, event: DomainEvent, unit: UnitOfWork[Any]) -> None:
-        """Call the handlers. What they publish and schedule has the event's id as its causation.
+        """Call the handlers. The events and tasks that they record have the event's id as their causation.
 
-        Whatever a handler raises is raised here, and undoes the command.
+        An exception of a handler is raised here and rolls back the command.
         """
         with RequestContext.current_or_new().caused_by(event.id).use():
             for kind, handler in self._handlers:

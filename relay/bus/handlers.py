@@ -1,4 +1,4 @@
-"""What the buses share: one handler for each type, and calling plain and async functions alike."""
+"""The common parts of the buses: one handler for each type, and one way to call plain and async functions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Handler:
     takes_unit: bool
 
     async def call(self, message: object, unit: object = None) -> Any:
-        """Call it and await what it returns, if that is to be awaited."""
+        """Call the function, and await the result if it is awaitable."""
         return await resolve(self.function(message, unit) if self.takes_unit else self.function(message))
 
 
 class Registry(Generic[Message]):
-    """Handlers by the type of the message they are for, exactly one for each."""
+    """Handlers by type of message, exactly one for each type."""
 
     def __init__(self, what: str, *, units: bool) -> None:
         self._what = what
@@ -35,14 +35,14 @@ class Registry(Generic[Message]):
         self._handlers: dict[type[Message], Handler] = {}
 
     def put(self, message: type[Message], function: Callable[..., Any]) -> None:
-        """Raises DuplicateHandler, and InvalidHandler for what cannot be called with a message."""
+        """Register a handler. Raises DuplicateHandler, and InvalidHandler if a message cannot be its argument."""
         if message in self._handlers:
             taken = describe(self._handlers[message].function)
             raise DuplicateHandler(f"{message.__name__} is handled by {taken} already", field=describe(function))
         self._handlers[message] = read(function, units=self._units)
 
     def find(self, message: Message) -> Handler:
-        """Raises NoHandler."""
+        """Find the handler of a message. Raises NoHandler."""
         handler = self._handlers.get(type(message))
         if handler is None:
             raise NoHandler(
@@ -53,13 +53,13 @@ class Registry(Generic[Message]):
 
 
 def read(function: Callable[..., Any], *, units: bool) -> Handler:
-    """See how a function wants to be called. Raises InvalidHandler."""
+    """Find out how to call a function. Raises InvalidHandler."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise InvalidHandler(f"{function!r} cannot be called", hint="register a function") from None
     plain = [p for p in parameters if "VAR" not in p.kind.name]
-    # What has a default is left to it, but for a first parameter that gets the message all the same.
+    # Parameters with a default keep it. If all have one, the first parameter gets the message.
     needed = [p for p in plain if p.default is p.empty] or plain[:1]
     positional = all(p.kind is not p.KEYWORD_ONLY for p in needed)
     if not positional or not 1 <= len(needed) <= 1 + units:
@@ -75,14 +75,14 @@ def describe(function: Callable[..., Any]) -> str:
 
 
 async def resolve(value: Any) -> Any:
-    """Await what is to be awaited, return what is not."""
+    """Await a value if it is awaitable, else return it."""
     return await value if inspect.isawaitable(value) else value
 
 
 def complete(work: Coroutine[Any, Any, Value]) -> Value:
-    """Run a coroutine in which nothing waits, so that plain code and async code share one implementation.
+    """Run a coroutine that never waits. So plain code and async code share one implementation.
 
-    Raises InvalidHandler when something does wait: it needs an event loop.
+    Raises InvalidHandler if the coroutine waits, because that needs an event loop.
     """
     try:
         work.send(None)

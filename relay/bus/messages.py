@@ -1,9 +1,9 @@
-"""Commands, queries and domain events: frozen pydantic models, so what was constructed is valid.
+"""Commands, queries and domain events: frozen pydantic models, so every instance is valid.
 
     class OpenCase(Command[UUID]):          # its handler returns a UUID
         title: Annotated[str, Field(min_length=1, max_length=200)]
 
-Rules beyond one field are pydantic's too: ``@model_validator(mode="after")``.
+For rules over several fields use pydantic's ``@model_validator(mode="after")``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIELDS_SHOWN = 3
 
 
 class Command(BaseModel, Generic[Answer]):
-    """The wish to change something; ``Answer`` is what its handler returns. Raises InvalidCommand."""
+    """A request to change something. ``Answer`` is what its handler returns. Raises InvalidCommand."""
 
     model_config = _MODEL
 
@@ -36,7 +36,7 @@ class Command(BaseModel, Generic[Answer]):
 
 
 class Query(BaseModel, Generic[Answer]):
-    """A question that changes nothing; ``Answer`` is what is found. Raises InvalidQuery."""
+    """A question that changes nothing. ``Answer`` is what it finds. Raises InvalidQuery."""
 
     model_config = _MODEL
 
@@ -48,10 +48,10 @@ class Query(BaseModel, Generic[Answer]):
 
 
 class DomainEvent(BaseModel):
-    """Something that happened to an aggregate, told inside of the service, in the same transaction.
+    """Something that happened to an aggregate. It is handled inside the service, in the same transaction.
 
-    It carries no correlation: events that leave the service get it from the request context, and this
-    event's ``id`` as their causation (building blocks §4.2).
+    It carries no correlation. Events that leave the service get their correlation from the request context, and
+    this event's ``id`` as their causation (building blocks §4.2).
     """
 
     model_config = _MODEL
@@ -61,7 +61,7 @@ class DomainEvent(BaseModel):
 
 
 def _describe(model: type[BaseModel], error: ValidationError) -> str:
-    """Which fields are wrong and why, without what they hold."""
+    """Which fields are wrong and why, without their values."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     fields = [": ".join(filter(None, (_path(item["loc"]), item["msg"]))) for item in found[:_FIELDS_SHOWN]]
     more = f" (and {len(found) - _FIELDS_SHOWN} more)" if len(found) > _FIELDS_SHOWN else ""

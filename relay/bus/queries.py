@@ -1,4 +1,4 @@
-"""QueryBus: questions, answered without a transaction.
+"""QueryBus: answers queries without a transaction.
 
 queries = QueryBus()
 
@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class QueryBus:
-    """Finds the handler of a query and calls it. A handler that returns None has found nothing."""
+    """Finds the handler of a query and calls it. None from a handler means that it found nothing."""
 
     def __init__(self) -> None:
         self._handlers: Registry[Query[Any]] = Registry("query", units=False)
@@ -31,7 +31,8 @@ class QueryBus:
     def handles(self, query: type[Query[Any]]) -> Callable[[Function], Function]:
         """Register a function of one parameter for a query, plain or async.
 
-        Raises DuplicateHandler when it has a handler, InvalidHandler when the function cannot be called so.
+        Raises DuplicateHandler if the query already has a handler, and InvalidHandler if the function cannot be
+        called in this way.
         """
 
         def register(function: Function) -> Function:
@@ -41,7 +42,7 @@ class QueryBus:
         return register
 
     def ask(self, query: Query[Answer]) -> Maybe[Answer]:
-        """Answer a query. Raises NoHandler, and whatever the handler raises."""
+        """Answer a query. Raises NoHandler and everything that the handler raises."""
         return complete(self.ask_async(query))
 
     async def ask_async(self, query: Query[Answer]) -> Maybe[Answer]:

@@ -1,4 +1,4 @@
-"""What a command or a query comes to, as values to match on.
+"""The results of commands and queries, as values to match on.
 
 match bus.dispatch(OpenCase(title="no light")):
     case Ok(case_id): ...
@@ -19,7 +19,7 @@ Value_co = TypeVar("Value_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Ok(Generic[Value_co]):
-    """The command was carried out."""
+    """The command succeeded."""
 
     value: Value_co
 
@@ -30,7 +30,7 @@ class Ok(Generic[Value_co]):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A rule of the business refused the command; nothing was written. The error's ``code`` says which."""
+    """A business rule refused the command; nothing was written. The error's ``code`` names the rule."""
 
     error: DomainError
 
@@ -40,7 +40,7 @@ class Failed:
         return self.error.code
 
     def unwrap(self) -> NoReturn:
-        """Raise the error: a subscriber's message then becomes a dead letter."""
+        """Raise the error. In a subscriber, the message then becomes a dead letter."""
         raise self.error
 
 
@@ -71,12 +71,12 @@ NOTHING: Final = Nothing()
 
 
 def as_result(value: Any) -> Ok[Any] | Failed:
-    """What a handler returned, as a Result: any other value counts as success."""
+    """Turn what a handler returned into a Result. A value that is not a Result counts as success."""
     return value if isinstance(value, Ok | Failed) else Ok(value)
 
 
 def as_maybe(value: Any) -> Some[Any] | Nothing:
-    """What a handler returned, as a Maybe: None counts as nothing."""
+    """Turn what a handler returned into a Maybe. None counts as Nothing."""
     if isinstance(value, Some | Nothing):
         return value
     return NOTHING if value is None else Some(value)

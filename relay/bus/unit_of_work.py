@@ -19,50 +19,50 @@ Aggregate = TypeVar("Aggregate", bound=AggregateRoot)
 
 
 class EventOutbox(Protocol):
-    """What records integration events: `relay.Outbox`."""
+    """Records integration events; see `relay.Outbox`."""
 
     def add(self, target: Any, event: Event | BaseModel) -> Any:
-        """Record ``event`` in the open transaction of ``target``; returns its id."""
+        """Record ``event`` in the open transaction of ``target``; return its id."""
 
 
 class TaskSchedule(Protocol):
-    """What records background tasks: `tasks.schedule`."""
+    """Records background tasks; see `tasks.schedule`."""
 
     def __call__(self, target: Any, task: Any, payload: Any, **options: Any) -> Any:
-        """Record a task in the open transaction of ``target``; returns its id."""
+        """Record a task in the open transaction of ``target``; return its id."""
 
 
 class UnitOfWork(ABC, Generic[Session]):
-    """What a handler may write through. Nobody but the bus ends its transaction.
+    """The interface through which a handler writes. Only the bus ends its transaction.
 
-    ``session``: for repositories. Whatever is saved, published and scheduled commits together, or not at all.
+    ``session``: for repositories. All that is saved, published and scheduled commits together or not at all.
     """
 
     session: Session
 
     @abstractmethod
     def save(self, aggregate: AggregateRoot) -> None:
-        """Write the aggregate with the transaction, and see to its domain events."""
+        """Write the aggregate with the transaction, and handle its domain events."""
 
     @abstractmethod
     def track(self, aggregate: Aggregate) -> Aggregate:
-        """See to the domain events of an aggregate that the repository writes by itself."""
+        """Handle the domain events of an aggregate that the repository writes itself."""
 
     @abstractmethod
     def publish(self, event: Event | BaseModel) -> UUID:
-        """Record an integration event; correlation and causation come from the request context."""
+        """Record an integration event. Correlation and causation come from the request context."""
 
     @abstractmethod
     def schedule(self, task: Any, payload: Any, **options: Any) -> UUID:
-        """Record a background task; options as of the task scheduler."""
+        """Record a background task. ``options``: those of the task scheduler."""
 
     @abstractmethod
     async def pull_events(self) -> Sequence[DomainEvent]:
-        """Flush the session and take the events that saved aggregates have recorded since the last call."""
+        """Flush the session, and take the events that saved aggregates recorded since the last call."""
 
 
 class UnitsOfWork(Protocol[Session]):
-    """Where units of work come from.
+    """Makes units of work.
 
     ``is_async``: whether their sessions need an event loop.
     """
@@ -71,9 +71,9 @@ class UnitsOfWork(Protocol[Session]):
     def is_async(self) -> bool: ...  # noqa: D102 - see above
 
     def begin(self, session: Session | None = None) -> AbstractAsyncContextManager[UnitOfWork[Session]]:
-        """Commits when the block ends, rolls back when it raises.
+        """Begin a unit of work. It commits when the block ends and rolls back when the block raises.
 
-        With ``session``, that of a surrounding unit say, it joins that session's transaction by a savepoint, and
-        leaves the commit to whoever began. Raises NestedCommand inside of another unit's block if none was given,
-        CommitRefused when the block has ended the transaction itself.
+        With ``session``, for example that of a surrounding unit, it joins the session's transaction by a savepoint
+        and does not commit. Raises NestedCommand inside another unit's block without a ``session``, and
+        CommitRefused if the block has ended the transaction itself.
         """

@@ -6,20 +6,23 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 import typer
 
-from relay.domain.errors import RelayError
+from relay.domain.errors import MissingExtraError, RelayError
 
-#: Modules of this package with a command of their name in them, and those with a group of commands, in the order
-#: in which the help lists them.
-_COMMANDS: Final = ("demo", "dev", "chaos", "health", "config", "backlog", "reconcile")
+#: Modules of this package that hold one command of their name, and modules that hold a group of commands, in the
+#: order of the help. The chaos commands are in another package, which only a checkout has.
+_CHAOS: Final = "chaos"
+_COMMANDS: Final = ("demo", "dev", _CHAOS, "health", "config", "backlog", "reconcile")
 _GROUPS: Final = ("db", "streams", "handler", "dlq", "outbox", "parked", "schedule", "tasks", "archive")
 
 
 def create_app(names: Iterable[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
-    """Build the command with its parts, or some of them: only those are loaded."""
+    """Build the command with the given parts. Only these are loaded."""
     app = typer.Typer(
         name="relay",
         help="Transactional messaging on PostgreSQL, NATS JetStream and Dramatiq.",
@@ -28,7 +31,9 @@ def create_app(names: Iterable[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     for name in names:
-        module = import_module(f"relay.cli.{name}")
+        if name == _CHAOS and not _has_chaos():
+            continue
+        module = import_module("chaos.command" if name == _CHAOS else f"relay.cli.{name}")
         if name in _GROUPS:
             app.add_typer(module.app, name=name)
         else:
@@ -46,7 +51,7 @@ def print_version() -> None:
 
 
 def main() -> None:
-    """Run the command; no traceback for errors that have a code."""
+    """Run the command. Errors that have a code print no traceback."""
     try:
         create_app(_asked_for(sys.argv[1:]))()
     except RelayError as error:
@@ -55,13 +60,21 @@ def main() -> None:
 
 
 def _asked_for(arguments: Sequence[str]) -> Iterable[str]:
-    """The part that the first argument names; all parts if it names none: they are listed then."""
+    """The part that the first argument names. All parts if it names none, as the help then lists them."""
     named = arguments[:1]
+    if named == [_CHAOS] and not _has_chaos():
+        raise MissingExtraError("the package has no chaos runs", hint="in a checkout: pip install -e '.[chaos]'")
     return named if named and named[0] in (*_COMMANDS, *_GROUPS) else (*_COMMANDS, *_GROUPS)
 
 
+def _has_chaos() -> bool:
+    """Whether our package of faults is there, beside this one, and not a stranger's module of that name."""
+    found, ours = find_spec(_CHAOS), Path(__file__).parents[2] / _CHAOS / "__init__.py"
+    return found is not None and found.origin == str(ours)
+
+
 def error_line(error: RelayError) -> str:
-    """Write an error as people and scripts read it."""
+    """The line for an error, readable for people and scripts."""
     named = error.field and error.field not in error.message
     field = f"{error.field}: " if named else ""
     hint = f" ({error.hint})" if error.hint else ""

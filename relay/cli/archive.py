@@ -1,4 +1,4 @@
-"""`relay archive`: move rows that have had their time to cold storage, list what is there, read it again."""
+"""`relay archive`: move rows past their time to cold storage, list its batches, verify its files."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _print_findings(answers: dict[str, list[Finding]]) -> None:
 
 
 def _each(context: str | None, work: Callable[[ArchiveRows], Awaitable[Answer]]) -> tuple[dict[str, Answer], bool]:
-    """Have each context that has an archive do something."""
+    """Run an action for each context that has an archive."""
 
     async def one(application: Application, name: str) -> Answer:
         rows = application.archive(name)
@@ -141,7 +141,7 @@ def _each(context: str | None, work: Callable[[ArchiveRows], Awaitable[Answer]])
 def _visit(
     context: str | None, ask: Callable[[Application, str], Awaitable[Answer]], *, archived: bool = False
 ) -> tuple[dict[str, Answer], bool]:
-    """Ask each context, or the one that is named; one that fails gets its line on stderr."""
+    """Ask each context, or the named one. A context that fails gets a line on stderr."""
     settings = load_settings()
     chosen = [name for name, own in settings.contexts.items() if own.archive.after is not None or not archived]
     return asyncio.run(_ask(Application(settings, role="cli"), [context] if context else chosen, ask))

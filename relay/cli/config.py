@@ -1,4 +1,4 @@
-"""`relay config`: what holds, and where it comes from."""
+"""`relay config`: the values in force, and their sources."""
 
 from __future__ import annotations
 

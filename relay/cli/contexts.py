@@ -1,4 +1,4 @@
-"""What the commands share that visit the database of one context or of all."""
+"""Shared by the commands that visit the database of one context or of all."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 
 
 def visit(context: str | None, ask: Callable[[str], Answer]) -> tuple[dict[str, Answer], bool]:
-    """Call ``ask`` with the database address of each context; return the answers and whether all did answer.
+    """Call ``ask`` with the database address of each context. Return the answers, and whether all did answer.
 
-    A context that fails gets its line on stderr, and the others are asked all the same. Raises
-    UnknownContext and ConfigurationError.
+    A context that fails gets a line on stderr, and the others are still asked. Raises UnknownContext and
+    ConfigurationError.
     """
     answers = {}
     urls = _urls(context)

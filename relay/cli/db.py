@@ -54,10 +54,10 @@ def grant(
     context: ContextOption = None,
     as_sql: Annotated[bool, typer.Option("--sql", help="Print the SQL and do nothing.")] = False,
 ) -> None:
-    """Give roles the rights they need on the tables, and take all others. Repeat it after each upgrade.
+    """Give roles the rights they need on the tables, and revoke all others. Repeat it after each upgrade.
 
-    Run it as the owner of the tables. The options may be repeated. Who may connect, and who is a superuser, is
-    decided where roles are made: see deploy/postgres/roles.sql.
+    Run it as the owner of the tables. The options may be repeated. Rights to connect and superuser rights are set
+    where roles are made: see deploy/postgres/roles.sql.
     """
     if not (relay or application):
         raise typer.BadParameter("name a role: --relay ROLE, --application ROLE")

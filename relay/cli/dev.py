@@ -63,7 +63,7 @@ def _run(fleet: Fleet, console: LogConsole) -> bool:
 
 
 def watch(fleet: Fleet, console: LogConsole) -> bool:
-    """Wait until a process ends by itself, and say so; False when only our reader went away."""
+    """Wait until a process ends by itself, and say so. False when only the output was closed."""
     while not console.closed.wait(0.2):
         if failure := fleet.ended():
             console.say(failure)
@@ -72,7 +72,7 @@ def watch(fleet: Fleet, console: LogConsole) -> bool:
 
 
 def close(fleet: Fleet, say: Callable[[str], object]) -> None:
-    """Stop the fleet; another signal meanwhile kills it."""
+    """Stop the fleet. Another signal meanwhile kills it."""
     from relay.devstack.interrupts import ignore_interrupts
 
     try:
@@ -84,7 +84,7 @@ def close(fleet: Fleet, say: Callable[[str], object]) -> None:
 
 
 def describe(fleet: Fleet) -> str:
-    """List what runs where, without passwords: those are in the file for other shells."""
+    """List what runs where. Passwords are left out: they are in the file for other shells."""
     settings = fleet.configuration.settings
     rows = [
         (f"database {name}", hide_url(found.database_url.get_secret_value()))

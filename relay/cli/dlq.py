@@ -1,4 +1,4 @@
-"""`relay dlq`: look at dead letters, and decide over them. Nothing is requeued by itself (DESIGN §7)."""
+"""`relay dlq`: look at dead letters, and decide about them. Nothing is requeued by itself (DESIGN §7)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def show(
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one incident: ids, reason, what became of it, who did what."""
+    """Show one incident: ids, reason, outcome, and who did what."""
     _, url = _context(context)
     detail = ask(url, lambda source: PostgresIncidents(source).get(id))
     if detail is None:
@@ -128,7 +128,7 @@ def resolve(*, options: dict[str, Any]) -> None:
 
 
 def _act(done: str, action: Action, options: dict[str, Any]) -> None:
-    """Find what is meant, ask, act in one transaction, answer id by id."""
+    """Find the chosen incidents, ask, act in one transaction, answer id by id."""
     where = _context(options["context"])
     found = find_chosen(options, _FILTER, lambda: _select(where[1], _filter(options, _OPEN), options["limit"]))
     act_on(

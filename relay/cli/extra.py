@@ -12,7 +12,7 @@ _HANDLER: Final = ("fastapi", "uvicorn")
 
 
 def require_extra(*, handler: bool = True) -> None:
-    """Raise MissingExtraError, which tells the line to install, unless all of it is there."""
+    """Raise MissingExtraError, with the command to install, if a part of the extra is missing."""
     missing = [name for name in (*_SERVERS, *(_HANDLER if handler else ())) if not _installed(name)]
     if missing:
         raise MissingExtraError(f"not installed: {', '.join(missing)}", hint="pip install 'jetrelay[demo]'")

@@ -1,4 +1,4 @@
-"""What `relay dlq`, `relay outbox` and `relay tasks` have in common: a list, one thing, an action on many."""
+"""What `relay dlq`, `relay outbox` and `relay tasks` have in common: list things, show one, act on many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relay.commands.operate import Operator, Outcome
 from relay.queries import Page
 
 Id = TypeVar("Id")
-#: Columns by heading: the fields that they show.
+#: The field of each column, by its heading.
 Columns = Mapping[str, str]
 Find = Callable[[Source], Awaitable[Page[Any]]]
 
@@ -75,9 +75,10 @@ def act_on(
     *,
     reported: str = "",
 ) -> None:
-    """Ask whether 3 ``things`` of a context may be ``done`` with, act in one transaction, answer id by id.
+    """Ask whether the things found may be ``done`` (such as "discarded"), act in one transaction, answer by id.
 
-    ``where``: the context and its database. ``reported``: how the answer says ``done``, if in other words.
+    ``things``: what they are called. ``where``: the context and its database. ``reported``: the word for ``done``
+    in the answer, if it is another.
     """
     name, url = where
     by = operator(options["actor"], options["note"])

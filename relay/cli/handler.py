@@ -54,7 +54,7 @@ def check(
 ) -> None:
     """Send a handler every case of the contract and report what it answered. Status 1 if one case fails.
 
-    Good messages are among them and take effect: try a test deployment, not the one that customers use.
+    Some messages are good and take effect: check a test deployment, not the one that customers use.
     """
     sample = _sample(event_type, payload, bad_payload)
     access = HttpAccess(secret) if subscription is None else _access(subscription)

@@ -1,4 +1,4 @@
-"""`relay health`: whether everything that our processes need is there."""
+"""`relay health`: whether all servers that our processes need are well."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TIMEOUT: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one server said, and how long it took, in milliseconds.
+    """The answer of one server, and how long it took, in milliseconds.
 
-    ``warnings``: it is well, and may lose what it has confirmed.
+    ``warnings``: the server is well, but may lose what it has confirmed.
     """
 
     server: str

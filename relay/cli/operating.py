@@ -1,4 +1,4 @@
-"""What the operators' commands share: one context, who acts, confirmation, the answer."""
+"""Shared by the operators' commands: one context, who acts, confirmation, the answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Id = TypeVar("Id")
 Options = dict[str, tuple[Any, Any]]
 
 OneContextOption = Annotated[str | None, typer.Option("--context", help="Needed where several are configured.")]
-#: What commands take that act; each option as (type, default).
+#: The options of commands that act; each as (type, default).
 ACTING: Final[Options] = {
     "limit": (Annotated[int, typer.Option(min=1, max=100_000, help="Refuse to act on more.")], 1_000),
     "note": (Annotated[str | None, typer.Option("--note", help="Why; kept with the action.")], None),
@@ -46,9 +46,9 @@ NOTE_REQUIRED: Final[Options] = {
 
 
 def one_context(name: str | None, fits: Callable[[ContextSettings], bool]) -> tuple[str, str]:
-    """Return the context to act in and its database: ids mean something in one context only.
+    """Return the context to act in and its database. Ids are valid in one context only.
 
-    Raises UnknownContext, and InvalidRequest when it is not given and several fit.
+    Raises UnknownContext. Raises InvalidRequest when no context is given and several fit.
     """
     contexts = load_settings().contexts
     if name is None:
@@ -82,7 +82,7 @@ def operator(actor: str | None, note: str | None) -> Operator:
 
 
 def confirm(question: str, count: int, *, yes: bool) -> None:
-    """Ask before acting on more than one; no answer means no. Status 1 then."""
+    """Ask before acting on more than one thing. No answer means no, with status 1."""
     if count > 1 and not yes:
         typer.confirm(question, abort=True, err=True)
 
@@ -111,7 +111,7 @@ def chosen(options: dict[str, Any], filters: Iterable[str]) -> None:
 
 
 def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command options that it takes together, as the dict ``options``; each is (type, default)."""
+    """Give a command several options, which it gets as the dict ``options``. Each is (type, default)."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -179,13 +179,13 @@ def plain(value: object) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows for reading; the last column takes what room is left."""
+    """Print rows as a table. The last column takes the room that is left."""
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, no_wrap=heading != headings[-1])
     for row in rows:
         table.add_row(*map(plain, row))
-    # What others wrote is text, never markup.
+    # Values come from other programs: they are text, never markup.
     Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
 
 

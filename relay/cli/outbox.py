@@ -101,7 +101,7 @@ def show(
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one event: where it stands, its copy in the stream, who did what."""
+    """Show one event: its status, its copy in the stream, and who did what."""
     _, url = _context(context)
     detail = ask(url, lambda source: PostgresOutboxOperations(source).get(id))
     if detail is None:
@@ -115,21 +115,21 @@ def show(
 @app.command()
 @with_options(_ACTING | _EVERY)
 def retry(*, options: dict[str, Any]) -> None:
-    """Publish failed events after all: attempts and back-off start again, the business rows are not touched."""
+    """Retry failed events: attempts and back-off start anew, the business rows do not change."""
     _act("published", OperateOutbox.retry, _FAILED, options)
 
 
 @app.command()
 @with_options(_ACTING)
 def replay(*, options: dict[str, Any]) -> None:
-    """Publish events once more, to every consumer of the stream; one that has processed it knows its id."""
+    """Publish events once more, to every consumer of the stream. Consumers deduplicate events by id."""
     if options["error"] is not None:
         raise InvalidRequest("a published event has no error", field="--error")
     _act("published once more", OperateOutbox.replay, (Status.PUBLISHED,), options)
 
 
 def _act(done: str, action: Action, statuses: tuple[Status, ...], options: dict[str, Any]) -> None:
-    """Find what is meant, ask, act in one transaction, answer id by id."""
+    """Find the chosen events, ask, act in one transaction, answer id by id."""
     where = _context(options["context"])
     found = find_chosen(options, _FILTER, lambda: _select(where[1], _filter(options, statuses), options["limit"]))
     if options["dry_run"]:

@@ -54,7 +54,7 @@ def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 @with_options(_RELEASE)
 def release(*, options: dict[str, Any]) -> None:
-    """Let keys go on in their order: the message that died first, with new attempts, then those behind it."""
+    """Let keys go on in order: first the message that died, with new attempts, then those behind it."""
     chosen(options, ["everything"])
     name, url = one_context(options["context"], lambda found: bool(found.subscriptions))
     by = operator(options["actor"], options["note"])

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from relay.bootstrap import UPKEEP_QUEUE, Application, job, job_broker
+from relay import jobs
+from relay.bootstrap import Application, job_broker
 from relay.cli.contexts import ContextOption, JsonOption
 from relay.commands.missing import InboxReport
 from relay.commands.reconcile import StreamReport
@@ -84,10 +85,9 @@ async def _one(
 
 
 async def _send(application: Application, context: str, subscription: str) -> None:
-    """Have the fleet take the messages up: it knows how they are read and handled."""
-    token = await application.gates.open(f"reconcile_inbox:{context}:{subscription}", force=True)
-    message = job(UPKEEP_QUEUE, "reconcile_inbox", context, subscription, None, token)
-    await asyncio.to_thread(job_broker(application.settings).enqueue_many, [message])
+    """Start the fleet's job that repairs this subscription: it knows how to read and handle messages."""
+    work, broker = jobs.RECONCILE_INBOX.of(context, subscription), job_broker(application.settings)
+    await application.gates.open(work.key, force=True, send=lambda token: broker.entry(work.message(token, None)))
 
 
 def _plain(report: StreamReport | InboxReport) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def run(
     actor: Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")] = None,
     context: OneContextOption = None,
 ) -> None:
-    """Have the leader run a job now, whatever its schedule. Status 1 if it failed, or has not ended in time."""
+    """Have the leader run a job now, outside its schedule. Status 1 if it failed, or has not ended in time."""
     chosen, url = one_context(context, lambda _: True)
     by = operator(actor, note)
     ended, line = ask(url, lambda source: _run(source, name, by, wait))
@@ -81,7 +81,7 @@ async def _run(source: Source, name: str, by: Operator, wait: float) -> tuple[bo
 
 
 async def _ended(schedule: PostgresSchedule, name: str, requested_at: datetime) -> tuple[bool, str] | None:
-    """Whether it went well and how; None while it has not ended."""
+    """Whether the run went well, and its outcome. None while it has not ended."""
     outcome = await schedule.outcome(name, requested_at)
     if outcome is not None:
         state, error = outcome

@@ -118,7 +118,7 @@ def cancel(*, options: dict[str, Any]) -> None:
 
 
 def _act(done: str, action: Action, statuses: tuple[Status, ...], options: dict[str, Any]) -> None:
-    """Find what is meant, ask, act in one transaction, answer id by id."""
+    """Find the chosen tasks, ask, act in one transaction, answer id by id."""
     where = _context(options["context"])
     found = find_chosen(options, _FILTER, lambda: _select(where[1], _filter(options, statuses), options["limit"]))
     act_on(

@@ -1,9 +1,9 @@
-"""Archive: rows that have had their time leave their table for cold storage (MicroDAO §17).
+"""Archive: moves old rows from their tables to cold storage (MicroDAO §17).
 
-The order is what makes it safe. Rows are locked, written to a file whose name follows from its content, read
-back, and only then deleted, by the ids that were read back, in the transaction that locked them and that records
-the batch. The manifest follows the commit. So a crash leaves the rows where they are, or the rows in a file that
-the record names; a file that no manifest names was left by a crash and is no part of the archive.
+The order of the steps makes it safe. Rows are locked, written to a file whose name follows from its content, and
+read back. Only then the rows that were read back are deleted, in the transaction that locked them, which also
+records the batch. The manifest is written after the commit. So after a crash the rows are still in their table, or
+in a file that the record names. A file that no manifest names is left from a crash and is not part of the archive.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from relay.domain.archive import (
 )
 from relay.domain.facts import FactSink
 
-#: A batch holds its rows locked until it is stored, so it ends at this many rows or bytes, uncompressed.
+#: A batch keeps its rows locked until it is stored, so it ends at this many rows or uncompressed bytes.
 ROWS: Final = 5_000
 BYTES: Final = 64 * 1024**2
-#: How long one scheduled run goes on, in seconds; the next one continues.
+#: How long one scheduled run lasts, in seconds. The next run continues.
 TICK: Final = 300.0
 SCHEDULER: Final = Operator("scheduler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """How many rows of a kind could be archived now, and the times of the oldest and the youngest."""
+    """How many rows of a kind can be archived now, and the times of the oldest and the newest."""
 
     context: str
     kind: ArchiveKind
@@ -58,7 +58,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A stream whose rows stay, and why."""
+    """A stream whose rows are not archived, and why."""
 
     kind: ArchiveKind
     stream: str
@@ -67,7 +67,7 @@ class Held:
 
 @dataclass(slots=True)
 class ArchiveReport:
-    """What came of a run, or of a look at what it would do."""
+    """The result of a run, or of a look at what a run would do."""
 
     context: str
     batches: list[Manifest] = field(default_factory=list)
@@ -77,7 +77,7 @@ class ArchiveReport:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One file looked at. ``error`` None: it holds what its manifest says. ``left_over``: no batch names it."""
+    """One checked file. ``error`` None: it holds what its manifest says. ``left_over``: no batch names it."""
 
     file: str
     error: str | None = None
@@ -85,7 +85,7 @@ class Finding:
 
 
 class ArchiveRows:
-    """The archive of one context. Repeatable; of two at once one is refused."""
+    """The archive of one context. A run may be repeated. Of two runs at the same time, one is refused."""
 
     def __init__(
         self,
@@ -105,20 +105,21 @@ class ArchiveRows:
         self._rows, self._size = rows, size
 
     async def tick(self, go_on: Callable[[], bool]) -> None:
-        """The scheduled run, bounded in time. Raises outages only: what else goes wrong is a fact."""
+        """The scheduled run, with a time limit. Raises outages and ArchiveBusy; other errors become facts."""
         end = time.monotonic() + TICK
         try:
             await self.run(SCHEDULER, lambda: go_on() and time.monotonic() < end)
         except ArchiveBusy:
-            return
+            # The other process may be dead, and the database may not know that yet.
+            raise
         except ArchiveError as error:
             self._facts(ArchiveFailed(context=self._context, error=str(error)))
 
     async def run(self, by: Operator, go_on: Callable[[], bool] = lambda: True) -> ArchiveReport:
-        """Archive what has had its time, a batch of each kind in turn, while ``go_on``.
+        """Archive old rows, a batch of each kind in turn, while ``go_on`` returns True.
 
-        Raises ArchiveBusy, ArchiveConflict, ArchiveDamaged, and BrokerUnreachable, DatabaseUnreachable,
-        StoreUnreachable. Batches that were committed before stay so.
+        Raises ArchiveBusy, ArchiveConflict, ArchiveDamaged, BrokerUnreachable, DatabaseUnreachable and
+        StoreUnreachable. Batches that are already committed stay committed.
         """
         report = ArchiveReport(self._context)
         for manifest in await self._tables.batches(unannounced=True):
@@ -143,19 +144,19 @@ class ArchiveRows:
         return report
 
     async def verify(self) -> AsyncIterator[Finding]:
-        """Read every file again and compare it with its manifest, and that with the record."""
+        """Read every file again. Compare it with its manifest, and the manifest with the record."""
         for manifest in await self._tables.batches():
             yield Finding(manifest.file, await self._doubt(manifest))
         folders = [folder(self._context, kind) for kind in ArchiveKind]
         names = [name for prefix in folders for name in await self._store.names(prefix)]
-        # The record is read after the names: what was committed meanwhile is in it.
+        # Read the record after the names, so that it includes batches that were committed meanwhile.
         known = {name for batch in await self._tables.batches() for name in (batch.file, batch.name)}
         for name in names:
             if name not in known:
                 yield Finding(name, left_over=True)
 
     async def _past(self, kind: ArchiveKind, report: ArchiveReport) -> list[str]:
-        """The streams that can have no message left of any row that is old enough; the others are told of."""
+        """The streams that no longer hold messages of rows that are old enough. Report the other streams."""
         past = []
         for stream in await self._tables.streams(kind):
             reason = held_back(await self._auditor.state(stream), self._after)
@@ -167,7 +168,7 @@ class ArchiveRows:
         return past
 
     async def _batch(self, kind: ArchiveKind, streams: Sequence[str], by: Operator) -> Manifest | None:
-        """Archive one batch; None when nothing has had its time."""
+        """Archive one batch; None if no row is old enough."""
         async with self._tables.open(kind, streams, self._after, self._rows) as batch:
             if batch is None:
                 raise ArchiveBusy(
@@ -180,7 +181,7 @@ class ArchiveRows:
                 manifest = await asyncio.to_thread(draft.finish, self._context, kind, batch.number)
                 await self._refuse_taken(manifest)
                 await self._store.put(manifest.file, file)
-            # What is deleted is what was read back, and nothing else.
+            # Delete only the rows that were read back.
             ids = await self._read_back(manifest)
             if ids != draft.ids or await batch.remove(ids, manifest, by) != len(ids):
                 raise ArchiveDamaged(f"{manifest.file} does not hold the rows that are locked")
@@ -196,7 +197,7 @@ class ArchiveRows:
         return draft
 
     async def _refuse_taken(self, manifest: Manifest) -> None:
-        """A batch that is not committed yet cannot have a manifest, unless of another database."""
+        """Refuse a name that has a manifest: the batch is not committed, so the manifest is another database's."""
         if await self._store.get(manifest.name, io.BytesIO()):
             raise ArchiveConflict(
                 f"{manifest.name} is there already, and not of this database",
@@ -212,7 +213,7 @@ class ArchiveRows:
         return contents.ids
 
     async def _announce(self, manifest: Manifest) -> None:
-        """Store the manifest of a committed batch. Repeatable."""
+        """Store the manifest of a committed batch. It may be repeated."""
         await self._store.put(manifest.name, io.BytesIO(manifest.text()))
         await self._tables.announced(manifest)
         self._facts(
@@ -238,10 +239,10 @@ class ArchiveRows:
 
 
 def held_back(state: StreamState | None, after: timedelta) -> str | None:
-    """Why rows of a stream must stay, None if they may go.
+    """Why rows of a stream must stay; None if they may be archived.
 
-    A message can come again, and must be known, while its stream keeps it; and what the stream loses
-    meanwhile, only the outbox can bring back.
+    While a stream keeps a message, the message can be redelivered, and then the inbox must know it. If the stream
+    loses the message, only the outbox can publish it again.
     """
     if state is None:
         return "the stream does not exist, so nobody knows for how long it keeps messages"

@@ -1,4 +1,4 @@
-"""A batch of the archive as a file: one row a line as JSON, compressed. The same rows make the same bytes."""
+"""A batch of the archive as a compressed file with one JSON row per line. The same rows make the same bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest
 
 
 class ArchivedRow(NamedTuple):
-    """A row on its way out of its table: its id, the time of its end, and all its columns as a JSON object."""
+    """A row to archive: its id, the time when it ended, and all its columns as a JSON object."""
 
     id: UUID
     at: datetime
@@ -27,7 +27,7 @@ class ArchivedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file was found to hold: its own measures, and the rows by id."""
+    """What a file holds: its size, its digest and the ids of its rows."""
 
     size: int
     sha256: str
@@ -35,7 +35,7 @@ class Contents:
 
 
 class BatchFile:
-    """A batch as it is written: to a temporary file, so that its size never matters to memory. Blocks."""
+    """A batch that is being written, to a temporary file, so that its size needs no memory. Blocks."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -43,7 +43,7 @@ class BatchFile:
         self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
         self.ids: list[UUID] = []
         self._times: list[datetime] = []
-        #: Before compression.
+        #: In bytes, before compression.
         self.size = 0
 
     def write(self, rows: Iterable[ArchivedRow]) -> None:
@@ -56,7 +56,7 @@ class BatchFile:
             self._times = [*self._times[:1], row.at]
 
     def finish(self, context: str, kind: ArchiveKind, number: int) -> Manifest:
-        """Write what is left and describe the batch, which has at least one row."""
+        """Write the rest and describe the batch, which must have at least one row."""
         self._gzip.close()
         size, sha256 = _measure(self.file)
         return Manifest(
@@ -75,13 +75,13 @@ class BatchFile:
 
 @contextmanager
 def spool() -> Iterator[IO[bytes]]:
-    """A file that is gone afterwards."""
+    """A temporary file that is deleted afterwards."""
     with tempfile.TemporaryFile(prefix="jetrelay-archive-") as file:
         yield file
 
 
 def read(file: IO[bytes], kind: ArchiveKind) -> Contents:
-    """Read a batch from its beginning to its end. Raises ArchiveDamaged. Blocks."""
+    """Read a whole batch. Raises ArchiveDamaged. Blocks."""
     size, sha256 = _measure(file)
     try:
         with gzip.open(file, "rb") as lines:
@@ -92,7 +92,7 @@ def read(file: IO[bytes], kind: ArchiveKind) -> Contents:
 
 
 def check(contents: Contents, manifest: Manifest) -> None:
-    """Compare a file with what its manifest says. Raises ArchiveDamaged."""
+    """Compare a file with its manifest. Raises ArchiveDamaged."""
     ids = contents.ids
     found = (contents.size, contents.sha256, len(ids), ids[0] if ids else None, ids[-1] if ids else None)
     said = (manifest.size, manifest.sha256, manifest.rows, manifest.first_id, manifest.last_id)
@@ -102,7 +102,7 @@ def check(contents: Contents, manifest: Manifest) -> None:
 
 
 def _measure(file: IO[bytes]) -> tuple[int, str]:
-    """The size of a file and the digest of its content; leaves it at its beginning."""
+    """The size of a file and the digest of its content. Afterwards the file is at its start."""
     size = file.seek(0, 2)
     file.seek(0)
     digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

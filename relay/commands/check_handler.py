@@ -1,6 +1,6 @@
-"""The cases of the handler contract (SDS-047 §12), put to a handler that runs, in whatever language.
+"""The cases of the handler contract (SDS-047 §12), for a running handler in any language.
 
-Each case sends one or a few requests and judges the statuses. The good ones take effect: point this at a
+Each case sends one or a few requests and checks the statuses. Good requests take effect, so use this with a
 test deployment.
 """
 
@@ -17,13 +17,13 @@ from uuid import UUID, uuid4
 
 from relay.domain.model import DONE
 
-#: How often, and how far apart in seconds, a call that was given up is repeated before it counts as failed.
+#: How often an abandoned call is repeated before it counts as failed, and the pause between in seconds.
 _REPEATS: Final = 20
 _PAUSE: Final = 0.25
 
 
 class Signature(Enum):
-    """How a request is signed, when a secret is known."""
+    """How a request is signed, if a secret is known."""
 
     GOOD = "good"
     WRONG = "wrong"
@@ -33,14 +33,14 @@ class Signature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: a status, or None and why there is none."""
+    """The answer: a status, or None with the reason in ``detail``."""
 
     status: int | None
     detail: str = ""
 
     @property
     def done(self) -> bool:
-        """Whether it says that the handler has done it, as the relay reads it."""
+        """Whether the relay would read the answer as "done"."""
         return self.status in DONE
 
     def __str__(self) -> str:
@@ -51,20 +51,20 @@ class Answer:
 
 
 class HandlerProbe(Protocol):
-    """Speaks to one handler as the relay does."""
+    """Calls one handler as the relay does."""
 
     async def send(self, message_id: UUID, body: bytes, signature: Signature = Signature.GOOD) -> Answer:
-        """Send a request and wait for the answer, as long as the relay would. Never raises."""
+        """Send a request and wait for the answer as long as the relay would. Never raises."""
 
     async def give_up(self, message_id: UUID, body: bytes) -> None:
-        """Send a whole request and close the connection without waiting for the answer."""
+        """Send a complete request and close the connection without waiting for the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A message that the handler takes: its type and a payload that is valid for it.
+    """A message that the handler accepts: its type and a valid payload.
 
-    ``bad_payload`` is one that is not; the default is a JSON value of another type.
+    ``bad_payload`` is an invalid payload. The default is a JSON value of another type.
     """
 
     event_type: str = "relay_check"
@@ -73,7 +73,7 @@ class Sample:
     bad_payload: Any = None
 
     def body(self, message_id: UUID, /, **fields: Any) -> bytes:
-        """The request; ``fields`` replace its own, those that are ... are left out."""
+        """The request. ``fields`` replace its fields; a field with the value ``...`` is left out."""
         subject = f"check.event.{self.event_type}.v{self.event_version}"
         request = {
             "message_id": str(message_id),
@@ -97,7 +97,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One case: whether the handler passed it, what was expected and what came."""
+    """The result of one case: whether the handler passed, the expected answer and the actual one."""
 
     case: str
     passed: bool
@@ -110,7 +110,7 @@ Run = Callable[[HandlerProbe, Sample], Awaitable[tuple[bool, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One rule of the contract. ``signed``: only where a secret is known."""
+    """One rule of the contract. ``signed``: only if a secret is known."""
 
     name: str
     expected: str
@@ -119,7 +119,7 @@ class Case:
 
 
 async def check_handler(probe: HandlerProbe, sample: Sample, *, signed: bool) -> Sequence[Outcome]:
-    """Put every case to the handler, one after the other; those of signatures only if it has a secret."""
+    """Run every case against the handler, one after the other. Signature cases run only if ``signed``."""
     outcomes = []
     for case in CASES:
         if signed or not case.signed:
@@ -168,7 +168,7 @@ async def _at_once(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
 
 
 async def _given_up(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
-    """A caller whose time is up repeats: until then the handler may be at it, say 5xx, but never 4xx."""
+    """A caller repeats after its time-out. While the handler still works it may answer 5xx, but never 4xx."""
     message_id = uuid4()
     body = sample.body(message_id)
     await probe.give_up(message_id, body)
@@ -210,7 +210,7 @@ async def _unknown_type(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]
 
 def _signature(signature: Signature) -> Run:
     async def run(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
-        """Refused, and not noted as done either: well signed it must still take effect."""
+        """Check that the request is refused and not recorded as done: with a good signature it takes effect."""
         message_id = uuid4()
         body = sample.body(message_id)
         refused, good = await probe.send(message_id, body, signature), await probe.send(message_id, body)
@@ -241,7 +241,7 @@ CASES: Final[Sequence[Case]] = (
 
 
 def plain(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
-    """The report as JSON holds it."""
+    """The report as values for JSON."""
     return {
         "passed": all(outcome.passed for outcome in outcomes),
         "cases": [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from relay.domain.envelope import MSG_ID
+from relay.domain.envelopes import MSG_ID
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import FactSink, MessageDeadLettered
 from relay.domain.incidents import encode_original
@@ -20,9 +20,9 @@ from relay.ports import JetStreamPublisher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMessage:
-    """What a dead letter tells of the original.
+    """What a dead letter tells about the original.
 
-    ``requeues``: how often an operator has put the message back before it died this time.
+    ``requeues``: how often an operator had requeued the message before it died this time.
     """
 
     message_id: UUID
@@ -40,10 +40,10 @@ class FailedMessage:
 
 
 class RouteToDeadLetter:
-    """Repeatable: the dead letter carries the message's id, so the stream keeps one of them.
+    """Publishes dead letters. It may be repeated: the letter carries the message's id, so the stream keeps one.
 
-    A message that was requeued and died again has another dead letter: its id has the number of requeues
-    as generation, or the duplicate window would swallow it.
+    A message that was requeued and died again has another dead letter. The number of requeues is the generation
+    in its id; otherwise the duplicate window would drop the letter.
     """
 
     def __init__(self, context: str, publisher: JetStreamPublisher, facts: FactSink) -> None:
@@ -52,10 +52,10 @@ class RouteToDeadLetter:
         self._facts = facts
 
     async def route(self, message: FailedMessage, verdict: DeadLetter) -> None:
-        """Returns once the dead-letter stream holds the message.
+        """Publish a dead letter, and return when its stream holds it.
 
-        Raises BrokerUnreachable when that is not known, a missing or full stream included: the verdict
-        stays recorded and the routing is tried again.
+        Raises BrokerUnreachable if that is not certain, also for a missing or full stream. The verdict
+        stays recorded, and the routing is tried again.
         """
         body = self._body(message, verdict)
         headers = {MSG_ID: NatsMsgId(message.message_id, message.requeues).value}
@@ -81,10 +81,10 @@ class RouteToDeadLetter:
         )
 
     def _body(self, message: FailedMessage, verdict: DeadLetter) -> bytes:
-        """EVT-047-002's fields, and the original so that an operator can mend and requeue it.
+        """The fields of EVT-047-002 and the original, so that an operator can repair and requeue it.
 
-        The original is left out when both together would exceed the broker's limit, and then its headers; the
-        inbox row and the stream still hold them.
+        If the letter exceeds the broker's limit, the original is left out, and then its headers if necessary.
+        The inbox row and the stream still hold both.
         """
         fields: dict[str, Any] = {
             "message_id": str(message.message_id),

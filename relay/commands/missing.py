@@ -1,4 +1,4 @@
-"""FindMissing: messages that JetStream is done with and the inbox does not hold (DESIGN §9)."""
+"""FindMissing: finds messages that are acknowledged in JetStream but missing from the inbox (DESIGN §9)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relay.commands.reconcile import PAGE, Stored, StreamAuditor, windows
 from relay.domain.model import stand_in_id
 from relay.ports import JetStreamConsumer
 
-#: Older messages are not asked after: the inbox need not keep its rows for longer.
+#: Older messages are not checked: the inbox need not keep its rows for longer.
 HORIZON: Final = timedelta(hours=24)
 
 
@@ -20,12 +20,12 @@ class ReceivedMessages(Protocol):
     """The inbox by id. Raises DatabaseUnreachable."""
 
     async def known(self, ids: Collection[UUID]) -> set[UUID]:
-        """Those of ``ids`` that the inbox holds."""
+        """Return those of ``ids`` that the inbox holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxReport:
-    """What came of comparing a subscription: the sequences of messages that its inbox does not hold."""
+    """The result of comparing a subscription: the sequences of messages that its inbox does not hold."""
 
     context: str
     subscription: str
@@ -35,10 +35,10 @@ class InboxReport:
 
 
 class FindMissing:
-    """The consumer's side: messages that JetStream is done with and the inbox does not hold.
+    """The consumer's side: messages that are acknowledged in JetStream but missing from the inbox.
 
-    A PostgreSQL failover may take inbox rows with it whose acknowledgement had left. Everything up to the
-    acknowledgement floor is looked for by its id; what is above is still JetStream's to deliver.
+    A PostgreSQL failover may lose inbox rows that were already acknowledged. So every message up to the
+    acknowledgement floor is looked up by its id. JetStream still delivers the messages above the floor.
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class FindMissing:
         self._horizon = horizon
 
     async def run(self, turn: int | None = None) -> InboxReport:
-        """Compare page ``turn`` and the latest, or everything. Raises BrokerUnreachable, DatabaseUnreachable."""
+        """Compare page ``turn`` and the latest page, or everything if ``turn`` is None.
+
+        Raises BrokerUnreachable and DatabaseUnreachable.
+        """
         floor = (await self._consumer.state()).floor
         state = await self._auditor.state(self._stream)
         checked, missing = 0, set[int]()
@@ -83,13 +86,13 @@ class FindMissing:
         return [message for message in stored if message.at > oldest]
 
     async def _absent(self, stored: Sequence[Stored]) -> set[int]:
-        """Those under neither id that the inbox may know a message by: its own, or that of its place."""
+        """The messages that the inbox knows neither by their own id nor by the id of their place."""
         ids = {message.seq: {stand_in_id(self._stream, message.seq), message.event_id} for message in stored}
         known = await self._inbox.known({id for pair in ids.values() for id in pair if id is not None})
         return {seq for seq, pair in ids.items() if known.isdisjoint(pair)}
 
 
 def _pages(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The range cut into pages, both ends included."""
+    """The range in pages, both ends included."""
     for begin in range(first, last + 1, PAGE):
         yield begin, min(begin + PAGE - 1, last)

@@ -1,7 +1,7 @@
-"""What operators do: put dead letters back or close them, retry failed events, replay published ones.
+"""Operators' actions: requeue or close dead letters, retry failed events, replay published events.
 
-Nothing here happens by itself (building blocks §3.4). Every action is one transaction with its row in the
-audit log, and answers for each id whether it was done or why not.
+Nothing here happens automatically (building blocks §3.4). Every action is one transaction with its row in the
+audit log. For each id it answers whether the action was done, or why not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ACTOR_LIMIT: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Who acts, and why. Raises InvalidRequest when nobody does."""
+    """Who acts, and why. Raises InvalidRequest if ``actor`` is empty or too long."""
 
     actor: str
     note: str | None = None
@@ -39,17 +39,17 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of each id: done, or refused with an error that says why."""
+    """The result for each id: done, or refused with an error that says why."""
 
     done: tuple[str, ...]
     refused: tuple[tuple[str, RelayError], ...]
 
 
 class Audited(Protocol):
-    """A transaction of an operator. Leaving it commits, an exception rolls it back."""
+    """A transaction of an operator. Leaving it commits; an exception rolls it back."""
 
     async def audit(self, action: str, ids: Sequence[str], by: Operator) -> None:
-        """Write who did what to which, in this transaction."""
+        """Record who did what to which ids, in this transaction."""
 
 
 class IncidentChange(Audited, Protocol):
@@ -57,13 +57,13 @@ class IncidentChange(Audited, Protocol):
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """The incidents found, in the order of their ids."""
+        """The incidents that were found, in the order of their ids."""
 
     async def requeue(self, ids: Sequence[int]) -> Sequence[int]:
-        """Reset the inbox rows, due at once; returns the incidents for which there was one to reset."""
+        """Reset the inbox rows and make them due at once; return the incidents that had a row to reset."""
 
     async def close(self, ids: Sequence[int], status: IncidentStatus, by: Operator) -> None:
-        """Note the decision."""
+        """Record the decision."""
 
 
 class IncidentStore(Protocol):
@@ -74,16 +74,16 @@ class IncidentStore(Protocol):
 
 
 class OperateIncidents:
-    """Decisions over dead letters (building block 2.4)."""
+    """Decisions about dead letters (building block 2.4)."""
 
     def __init__(self, store: IncidentStore) -> None:
         self._store = store
 
     async def requeue(self, ids: Sequence[int], by: Operator) -> Outcome:
-        """Put messages back into the failing consumer's inbox, with new attempts.
+        """Requeue messages in the failing consumer's inbox, with new attempts.
 
-        Never into the stream, so no other consumer sees them again. Refused with UNKNOWN_INCIDENT,
-        INCIDENT_CLOSED, UNREADABLE_MESSAGE or NOT_REQUEUEABLE. Raises DatabaseUnreachable.
+        They do not return to the stream, so no other consumer sees them again. An incident is refused with
+        UNKNOWN_INCIDENT, INCIDENT_CLOSED, UNREADABLE_MESSAGE or NOT_REQUEUEABLE. Raises DatabaseUnreachable.
         """
         async with self._store.change(ids) as change:
             wanted, refused = _judge(ids, change.candidates, requeue_refusal)
@@ -93,11 +93,14 @@ class OperateIncidents:
             return await _finish(change, kept, refused, IncidentStatus.REQUEUED, "dlq.requeue", by)
 
     async def discard(self, ids: Sequence[int], by: Operator) -> Outcome:
-        """Give messages up for good. Needs a note; refused with UNKNOWN_INCIDENT or INCIDENT_CLOSED."""
+        """Give up messages permanently. Raises InvalidRequest without a note.
+
+        An incident is refused with UNKNOWN_INCIDENT or INCIDENT_CLOSED. Raises DatabaseUnreachable.
+        """
         return await self._close(ids, IncidentStatus.DISCARDED, "dlq.discard", by)
 
     async def resolve(self, ids: Sequence[int], by: Operator) -> Outcome:
-        """Close incidents that were dealt with by other means. As `discard`."""
+        """Close incidents that were solved by other means. Otherwise like `discard`."""
         return await self._close(ids, IncidentStatus.RESOLVED, "dlq.resolve", by)
 
     async def _close(self, ids: Sequence[int], status: IncidentStatus, action: str, by: Operator) -> Outcome:
@@ -126,7 +129,7 @@ async def _finish(
 def _judge(
     ids: Sequence[int], candidates: Sequence[Candidate], refusal: Callable[[Candidate], RelayError | None]
 ) -> tuple[list[int], list[tuple[str, RelayError]]]:
-    """Split ids into those a rule admits and those it refuses, unknown ones included."""
+    """Split ids into those that a rule allows and those that are refused. Unknown ids are refused."""
     found = {candidate.id: candidate for candidate in candidates}
     wanted: list[int] = []
     refused: list[tuple[str, RelayError]] = []
@@ -144,7 +147,7 @@ def _judge(
 
 @dataclass(frozen=True, slots=True)
 class EventState:
-    """What decides over an action on one outbox event. ``failed``: dead, or it has failed at least once."""
+    """The facts that decide about an action on an event. ``failed``: dead, or failed at least once."""
 
     id: str
     published: bool
@@ -156,32 +159,33 @@ class OutboxChange(Audited, Protocol):
 
     @property
     def events(self) -> Sequence[EventState]:
-        """The events found, in the order of their commits."""
+        """The events that were found, in the order of their commits."""
 
     async def retry(self, ids: Sequence[str]) -> None:
-        """Start attempts and back-off again, dead events included."""
+        """Start attempts and back-off again, also for dead events."""
 
     async def replay(self, ids: Sequence[str]) -> None:
-        """Mark published events for another publication under the next generation, in their order."""
+        """Mark published events to be published again in their order, under the next generation."""
 
 
 class OutboxStore(Protocol):
-    """The outbox of one context, as an operator changes it."""
+    """The outbox of one context, for changes by an operator."""
 
     def change(self, ids: Sequence[UUID]) -> AbstractAsyncContextManager[OutboxChange]:
-        """Lock events in one transaction, waiting for publishers that hold them. Raises DatabaseUnreachable."""
+        """Lock events in one transaction. Waits for publishers that hold them. Raises DatabaseUnreachable."""
 
 
 class OperateOutbox:
-    """Decisions over events (building block 2.5). The relay publishes what they let go; nothing is sent here."""
+    """Decisions about events (building block 2.5). Nothing is sent here: the relay publishes released events."""
 
     def __init__(self, store: OutboxStore) -> None:
         self._store = store
 
     async def retry(self, ids: Sequence[UUID], by: Operator) -> Outcome:
-        """Let failed events be published again, without touching the operation that wrote them.
+        """Let failed events be tried again. The operation that wrote them is not repeated.
 
-        Refused with NOT_PUBLISHABLE: unknown, published, or never failed. Raises DatabaseUnreachable.
+        An event is refused with NOT_PUBLISHABLE if it is unknown, published, or never failed. Raises
+        DatabaseUnreachable.
         """
         async with self._store.change(ids) as change:
             wanted, refused = _sort(ids, change.events, _retry_refusal)
@@ -193,8 +197,8 @@ class OperateOutbox:
     async def replay(self, ids: Sequence[UUID], by: Operator) -> Outcome:
         """Let published events be published again, under a new generation and in their order.
 
-        Consumers that have processed an event recognise its id and skip it. Refused with NOT_REPLAYABLE:
-        unknown, or not published. Raises DatabaseUnreachable.
+        Consumers that have processed an event recognise its id and skip it. An event is refused with
+        NOT_REPLAYABLE if it is unknown or not published. Raises DatabaseUnreachable.
         """
         async with self._store.change(ids) as change:
             wanted, refused = _sort(ids, change.events, _replay_refusal)
@@ -209,7 +213,7 @@ def _sort(
     events: Sequence[EventState],
     refusal: Callable[[EventState | None], RelayError | None],
 ) -> tuple[list[str], list[tuple[str, RelayError]]]:
-    """Split ids into those a rule admits, in the order of the events, and those it refuses."""
+    """Split ids into those that a rule allows, in the order of the events, and those that it refuses."""
     found = {event.id: event for event in events}
     missing = [str(id) for id in dict.fromkeys(ids) if str(id) not in found]
     judged = [(id, refusal(found.get(id))) for id in [*found, *missing]]

@@ -1,6 +1,6 @@
-"""What operators do with tasks: cancel those that have not begun, run failed ones again (building blocks §2.7).
+"""Operators' actions on tasks: cancel tasks that do not run, run failed tasks again (building blocks §2.7).
 
-As in `relay.commands.operate`: one transaction with its row in the audit log, and an answer for each id.
+As in `relay.commands.operate`, an action is one transaction with its row in the audit log. It answers for each id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ENDED_BADLY: Final = ("failed", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """What decides over an action on one task."""
+    """The facts that decide whether an action on a task is allowed."""
 
     id: str
     status: str
@@ -33,30 +33,33 @@ class TaskChange(Audited, Protocol):
 
     @property
     def tasks(self) -> Sequence[TaskState]:
-        """The tasks found, in the order they were scheduled."""
+        """The tasks that were found, in the order in which they were scheduled."""
 
     async def retry(self, ids: Sequence[str]) -> None:
-        """Start attempts again."""
+        """Make the tasks due again, with new attempts."""
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        """End tasks before they begin."""
+        """Cancel tasks that do not run."""
 
 
 class TaskStore(Protocol):
-    """The tasks of one context, as an operator changes them."""
+    """The tasks of one context, for changes by an operator."""
 
     def change(self, ids: Sequence[UUID]) -> AbstractAsyncContextManager[TaskChange]:
         """Lock tasks in one transaction. Raises DatabaseUnreachable."""
 
 
 class OperateTasks:
-    """Decisions over tasks. Whoever runs tasks picks up what they let go; nothing is run here."""
+    """Decisions about tasks. Nothing runs here: workers run the tasks that a decision releases."""
 
     def __init__(self, store: TaskStore) -> None:
         self._store = store
 
     async def retry(self, ids: Sequence[UUID], by: Operator) -> Outcome:
-        """Run failed or cancelled tasks again, with new attempts. Refused with NOT_RETRYABLE or UNKNOWN_TASK."""
+        """Run failed or cancelled tasks again, with new attempts.
+
+        A task is refused with NOT_RETRYABLE or UNKNOWN_TASK. Raises DatabaseUnreachable.
+        """
         async with self._store.change(ids) as change:
             wanted, refused = _sort(ids, change.tasks, _retry_refusal)
             if wanted:
@@ -65,7 +68,10 @@ class OperateTasks:
             return Outcome(tuple(wanted), tuple(refused))
 
     async def cancel(self, ids: Sequence[UUID], by: Operator) -> Outcome:
-        """Give up tasks that do not run now. Refused with NOT_CANCELLABLE or UNKNOWN_TASK."""
+        """Cancel tasks that do not run now.
+
+        A task is refused with NOT_CANCELLABLE or UNKNOWN_TASK. Raises DatabaseUnreachable.
+        """
         async with self._store.change(ids) as change:
             wanted, refused = _sort(ids, change.tasks, _cancel_refusal)
             if wanted:
@@ -77,7 +83,7 @@ class OperateTasks:
 def _sort(
     ids: Sequence[UUID], tasks: Sequence[TaskState], refusal: Callable[[TaskState], RelayError | None]
 ) -> tuple[list[str], list[tuple[str, RelayError]]]:
-    """Split ids into those a rule admits, in the order of the tasks, and those it refuses."""
+    """Split ids into those that a rule allows, in the order of the tasks, and those that it refuses."""
     found = {task.id for task in tasks}
     unknown = UnknownTask("there is no such task", hint="relay tasks list --all")
     refused = [(str(id), unknown) for id in dict.fromkeys(ids) if str(id) not in found]

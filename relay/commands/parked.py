@@ -1,4 +1,4 @@
-"""Keys that are set aside behind a dead letter, and how an operator lets them go on (DESIGN §6)."""
+"""Keys that are parked behind a dead letter, and how an operator releases them (DESIGN §6)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relay.domain.incidents import IncidentStatus, gone
 
 @dataclass(frozen=True, slots=True)
 class ParkedKey:
-    """A key set aside: ``since`` when, by the death of which ``head`` and why, and how many wait behind it."""
+    """A parked key: ``since`` when, the dead ``head`` and its reason, and how many messages wait behind it."""
 
     subscription: str
     key: str
@@ -28,7 +28,7 @@ class ParkedKey:
 
 @dataclass(frozen=True, slots=True)
 class ParkedCandidate:
-    """What decides over the release of one key. ``incident``: that of its head, once it is recorded."""
+    """The facts that decide whether a key may be released. ``incident``: the head's, after it is recorded."""
 
     subscription: str
     key: str
@@ -38,7 +38,7 @@ class ParkedCandidate:
 
     @property
     def name(self) -> str:
-        """How the audit log and answers name it."""
+        """The name of the key in the audit log and in answers."""
         return f"{self.subscription}/{self.key}"
 
 
@@ -47,41 +47,41 @@ class ParkedChange(Audited, Protocol):
 
     @property
     def candidates(self) -> Sequence[ParkedCandidate]:
-        """The keys found, the longest parked first."""
+        """The keys that were found, the longest parked first."""
 
     async def requeue(self, incidents: Sequence[int]) -> Sequence[int]:
-        """Put dead heads back to the head of their keys; returns the incidents for which there was one."""
+        """Requeue dead messages at the head of their keys; return the incidents that had such a message."""
 
     async def close(self, ids: Sequence[int], status: IncidentStatus, by: Operator) -> None:
-        """Note the decision over the heads' incidents."""
+        """Record the decision about the heads' incidents."""
 
     async def release(self, keys: Sequence[ParkedCandidate]) -> None:
-        """Let the keys go on."""
+        """Let the messages of the keys run again."""
 
 
 class ParkedStore(Protocol):
-    """The parked keys of one context. Both raise DatabaseUnreachable."""
+    """The parked keys of one context. Both methods raise DatabaseUnreachable."""
 
     async def list(self) -> Sequence[ParkedKey]:
-        """All of them, the longest parked first."""
+        """All parked keys, the longest parked first."""
 
     def change(
         self, keys: Sequence[str] | None, subscription: str | None
     ) -> AbstractAsyncContextManager[ParkedChange]:
-        """Lock keys by name, or all, in one transaction."""
+        """Lock keys by name, or all keys (None), in one transaction."""
 
 
 class ReleaseParked:
-    """Lets parked keys go on in their order: the dead head first, with new attempts, then what waits behind it."""
+    """Releases parked keys in order: first the dead head, with new attempts, then the messages behind it."""
 
     def __init__(self, store: ParkedStore) -> None:
         self._store = store
 
     async def __call__(self, keys: Sequence[str] | None, subscription: str | None, by: Operator) -> Outcome:
-        """Release keys by name, or all (None), of one subscription or of every one that parked them.
+        """Release keys by name, or all keys (None), of one subscription or of all subscriptions (None).
 
-        Refused with NOT_PARKED, UNREADABLE_MESSAGE, or NOT_REQUEUEABLE while the head's dead letter is not
-        recorded yet. Raises DatabaseUnreachable.
+        A key is refused with NOT_PARKED, UNREADABLE_MESSAGE, or NOT_REQUEUEABLE while the head's dead letter is
+        not recorded yet. Raises DatabaseUnreachable.
         """
         async with self._store.change(keys, subscription) as change:
             found = {candidate.key for candidate in change.candidates}
@@ -111,7 +111,7 @@ def _unknown() -> RelayError:
 
 
 def _refusal(candidate: ParkedCandidate) -> RelayError | None:
-    """Why a key must stay parked. One whose head is no longer dead just goes on."""
+    """Why a key must stay parked; None if it may be released, as when its head is no longer dead."""
     if not candidate.dead:
         return None
     if not candidate.readable:

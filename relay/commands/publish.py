@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -23,18 +23,18 @@ from relay.domain.policies import (
     OutcomeUnknown,
     Published,
     PublishOutcome,
-    RetryPolicy,
     RowRejected,
     TryAgain,
     after_publish_failure,
 )
+from relay.domain.retry import RetryPolicy
 from relay.failpoints import reach
 from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
 
-#: So many batches each half of a shard goes without the other: what has come into a quiet lane waits no longer,
-#: and the busy lanes are divided anew.
+#: After this many batches, the halves of a shard meet and divide the busy lanes again. An event in a quiet lane
+#: waits no longer than that.
 _TURN: Final = 8
-#: After so many characters of payloads everybody else on the event loop has a turn.
+#: After this many characters of payloads, the other tasks on the event loop get a turn.
 _PORTION: Final = 1_000_000
 
 
@@ -42,7 +42,7 @@ _PORTION: Final = 1_000_000
 class PublishConfig:
     """How one context publishes. ``subject`` and ``envelope`` are the context's wire conventions.
 
-    A batch has at most ``batch_size`` events, and no further one once it has ``batch_bytes`` of text.
+    A batch has at most ``batch_size`` events. It ends with the event that brings it to ``batch_bytes`` of text.
     """
 
     context: str
@@ -55,22 +55,23 @@ class PublishConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """What became of one claimed batch."""
+    """The result of one claimed batch. ``times``: when each event was published, by the database's clock."""
 
     rows: Sequence[OutboxRow]
     subjects: Mapping[str, str]
+    times: Mapping[str, datetime]
     outcomes: Mapping[str, PublishOutcome]
     failures: Sequence[PublishFailure]
     seconds: float
 
     @property
     def freed(self) -> bool:
-        """Whether an event has died, so that later ones of its key may go."""
+        """Whether an event has died, so that later events of its key may be published."""
         return any(failure.delay is None for failure in self.failures)
 
 
 class PublishOutboxEvents:
-    """Moves events from the outbox to the stream. Safe to run any number of times, anywhere."""
+    """Moves events from the outbox to the stream. It is safe to run in many processes and to repeat."""
 
     def __init__(
         self, config: PublishConfig, outbox: OutboxRepository, publisher: JetStreamPublisher, facts: FactSink
@@ -84,10 +85,10 @@ class PublishOutboxEvents:
         )
 
     async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
-        """Publish the shard's events until a claim leaves nothing behind; returns how many went out.
+        """Publish the shard's events until no more are due; return how many were published.
 
-        ``go_on`` is asked between batches. Raises DatabaseUnreachable, and BrokerUnreachable when a batch got
-        nothing through; what was acknowledged before is settled, and no attempt of anything else is spent.
+        Calls ``go_on`` between batches. Raises DatabaseUnreachable. Raises BrokerUnreachable when nothing of a
+        batch was acknowledged. Events acknowledged earlier are settled, and no attempt is counted for the others.
         """
         total, more = 0, True
         while more:
@@ -95,14 +96,14 @@ class PublishOutboxEvents:
             total += published
             more = more and go_on()
             if more:
-                # While one half is at the broker, the other is at the database.
+                # While one half waits for the broker, the other uses the database.
                 turns = (self._turn(lanes, go_on) for lanes in halves(shard.lanes, busy))
                 total += sum(await _all_of(*turns))
                 more = go_on()
         return total
 
     async def _turn(self, lanes: Sequence[int], go_on: Callable[[], bool]) -> int:
-        """Publish some batches of these lanes, fewer when nothing is left; returns how many events went out."""
+        """Publish a few batches of these lanes, or fewer if nothing is left; return how many were published."""
         total = 0
         for _ in range(_TURN):
             _, more, published = await self._batch(lanes)
@@ -112,7 +113,7 @@ class PublishOutboxEvents:
         return total
 
     async def _batch(self, lanes: Sequence[int]) -> tuple[Collection[int], bool, int]:
-        """Publish a claim of these lanes; returns the busy ones, whether more is due, how many events went out."""
+        """Publish a claim of these lanes; return the busy lanes, whether more is due, how many it published."""
         limits = self._config.batch_size, self._config.batch_bytes
         async with self._outbox.find_unpublished(lanes, *limits) as claim:
             settled = await self._publish(claim)
@@ -123,15 +124,15 @@ class PublishOutboxEvents:
         published = sum(isinstance(outcome, Published) for outcome in outcomes)
         if not published:
             _raise_on_outage(outcomes)
-        # Some went and some were lost: the link is slow, or the broker has just gone, as the next batch finds out.
+        # Only a part was acknowledged: the link is slow or the broker just stopped. The next batch shows which.
         cut = any(isinstance(outcome, OutcomeUnknown) for outcome in outcomes)
         return claim.busy, claim.more or settled.freed or cut, published
 
     async def publish(self, outbox_event_id: UUID) -> Published:
-        """CMD-050 for one event, dead or waiting ones included.
+        """CMD-050 for one event, which may also be dead or in back-off.
 
-        Raises NotPublishable when it is unknown, already published, refused by the broker, or behind an
-        unpublished event of its key; BrokerUnreachable and DatabaseUnreachable.
+        Raises NotPublishable if the event is unknown, already published, refused by the broker, or behind an
+        unpublished event of its key. Raises BrokerUnreachable and DatabaseUnreachable.
         """
         async with self._outbox.find_one(outbox_event_id) as claim:
             settled = await self._publish(claim)
@@ -158,18 +159,22 @@ class PublishOutboxEvents:
             seconds = time.perf_counter() - begun
             reach("after_publish_before_mark")
         acks = {id: out for id, out in outcomes.items() if isinstance(out, Published)}
-        for id, why in (await claim.mark_published(acks)).items():
-            stored = f"{acks[id].stream} has it as {acks[id].seq}"
-            outcomes[id] = RowRejected(f"{stored}, but its row cannot be settled: {why}")
+        times: dict[str, datetime] = {}
+        for id, marked in (await claim.mark_published(acks)).items():
+            if isinstance(marked, datetime):
+                times[id] = marked
+            else:
+                stored = f"{acks[id].stream} has it as {acks[id].seq}"
+                outcomes[id] = RowRejected(f"{stored}, but its row cannot be settled: {marked}")
         failures = self._failures(claim.rows, outcomes)
         await claim.increment_attempts(failures)
         if messages:
             reach("after_mark_before_commit")
         subjects = {message.id: message.subject for message in messages}
-        return _Settled(claim.rows, subjects, outcomes, failures, seconds)
+        return _Settled(claim.rows, subjects, times, outcomes, failures, seconds)
 
     async def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:
-        """The messages to send, and the outcome of the rows that must not be: bad ones and their followers."""
+        """The messages to send, and the outcomes of rows that must not be sent: bad rows and those behind them."""
         messages: list[Message] = []
         outcomes: dict[str, PublishOutcome] = {}
         blocked: set[str] = set()
@@ -208,13 +213,13 @@ class PublishOutboxEvents:
         return failures
 
     def _report(self, settled: _Settled) -> None:
-        """State the facts, once the claim is committed. EVT-047-001 for what was published."""
-        context, now = self._config.context, datetime.now(UTC)
+        """State the facts after the claim is committed: EVT-047-001 for the published events."""
+        context = self._config.context
         acks = {id: out for id, out in settled.outcomes.items() if isinstance(out, Published)}
         if acks:
             subjects = settled.subjects
             events = [
-                PublishedEvent(row.id, row.event_type, subjects[row.id], now)
+                PublishedEvent(row.id, row.event_type, subjects[row.id], settled.times[row.id])
                 for row in settled.rows
                 if row.id in acks
             ]
@@ -244,7 +249,7 @@ class PublishOutboxEvents:
 
 
 async def _all_of(*coroutines: Coroutine[Any, Any, int]) -> list[int]:
-    """Wait for all of them; then raise what one has raised."""
+    """Wait for all coroutines, then raise the first error, if there is one."""
     results = await asyncio.gather(*coroutines, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

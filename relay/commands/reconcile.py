@@ -1,8 +1,8 @@
-"""Reconcile: compare what PubAcks promised with what streams hold (DESIGN §9, reliability §1).
+"""Reconcile: compare the PubAcks with what the streams hold (DESIGN §9, reliability §1).
 
-JetStream can lose messages it has acknowledged: a store restored from a backup, a disk that lied, a
-stream deleted and made anew. The outbox still has them. After a loss the stream gives the same
-sequences out again, so an event is recognised by the id at its place, never by the place.
+JetStream can lose acknowledged messages: the store was restored from a backup, the disk lost writes, or the
+stream was deleted and made again. The outbox still has these events. After a loss the stream assigns the same
+sequences again. So an event is recognised by the id at its place, never by the place alone.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from relay.domain.errors import MalformedMessage
 from relay.domain.facts import FactSink, StreamLossFound
 from relay.domain.model import NatsMsgId
 
+#: How often a page of each stream is compared, with the ledger and with the inbox.
+EVERY: Final = timedelta(seconds=30)
 PAGE: Final = 1_000
-#: How many of the latest ledger entries are searched for sequences that were given out twice.
+#: How many of the latest ledger entries are searched for sequences that were assigned twice.
 RECENT: Final = 100_000
-#: A cluster may answer from a leader that is behind: a loss is believed when it is seen twice.
+#: A cluster may answer from a leader that is behind, so a loss is checked again after this time.
 CONFIRM: Final = timedelta(seconds=1)
 _IDS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """A stream as it is now. ``max_age`` None: messages stay for ever."""
+    """The current state of a stream. ``max_age`` None: messages stay for ever."""
 
     first_seq: int
     last_seq: int
@@ -39,7 +41,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message in the stream: its place, its Nats-Msg-Id, when it was stored, and its subject's bytes."""
+    """A message in the stream: its place, its Nats-Msg-Id, its time of storage, and the bytes of its subject."""
 
     seq: int
     msg_id: str | None
@@ -48,7 +50,7 @@ class Stored:
 
     @property
     def event_id(self) -> UUID | None:
-        """The event it carries, whatever its generation; None if the id is not one of ours."""
+        """The id of the event that it carries, without the generation; None if the id is not one of ours."""
         try:
             return None if self.msg_id is None else NatsMsgId.parse(self.msg_id).event_id
         except MalformedMessage:
@@ -57,7 +59,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """An event and the sequence its PubAck named."""
+    """An event and the sequence in its PubAck."""
 
     id: UUID
     seq: int
@@ -65,43 +67,43 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """How many events are lost, and the first of them."""
+    """How many events are lost, and the ids of the first ones."""
 
     count: int = 0
     ids: Sequence[UUID] = ()
 
     def __add__(self, other: Losses) -> Losses:
-        """Both together."""
+        """Add two results."""
         return Losses(self.count + other.count, (*self.ids, *other.ids)[:_IDS])
 
 
 class StreamAuditor(Protocol):
-    """What a stream holds. Both raise BrokerUnreachable."""
+    """Reads what a stream holds. Both methods raise BrokerUnreachable."""
 
     async def state(self, stream: str) -> StreamState | None:
-        """None when there is no such stream."""
+        """The state of a stream; None if it does not exist."""
 
     async def stored(
         self, stream: str, first: int, last: int, filter_subject: str | None = None
     ) -> Sequence[Stored]:
-        """The messages from ``first`` to ``last``, both included, in order, payloads left out."""
+        """The messages from ``first`` to ``last``, both included, in order, without payloads."""
 
 
 class PublishLedger(Protocol):
-    """The PubAcks of one context. All raise DatabaseUnreachable.
+    """The PubAcks of one context. All methods raise DatabaseUnreachable.
 
-    ``before`` leaves out what was published after the stream was looked at; events older than the
-    stream's ``max_age`` are left out as well.
+    ``before`` excludes events that were published after the ledger was read. Events older than the stream's
+    ``max_age`` are also excluded.
     """
 
     async def streams(self) -> Sequence[str]:
         """The streams that events were published to."""
 
     async def highest(self, stream: str) -> tuple[int, datetime]:
-        """The highest sequence noted, 0 if none, and the database's time at which it was read."""
+        """The highest recorded sequence, 0 if there is none, and the database's time of this read."""
 
     async def beyond(self, stream: str, state: StreamState, before: datetime, *, republish: bool) -> Losses:
-        """The events noted beyond the stream's last message; ``republish`` sets them back, in one step."""
+        """The events recorded beyond the stream's last message. ``republish`` also marks them unpublished."""
 
     async def page(
         self, stream: str, state: StreamState, first: int, last: int, before: datetime, limit: int
@@ -109,15 +111,15 @@ class PublishLedger(Protocol):
         """Up to ``limit`` entries from ``first`` to ``last``, both included, in order of their sequence."""
 
     async def reused(self, stream: str, state: StreamState, limit: int) -> tuple[int, int] | None:
-        """First and last sequence that two events claim, among the ``limit`` highest."""
+        """The first and last sequence that two events share, among the ``limit`` highest; None if none do."""
 
     async def republish(self, stream: str, state: StreamState, lost: Sequence[LedgerEntry]) -> Losses:
-        """Set events back to unpublished, unless their entry has changed meanwhile; returns those it did."""
+        """Mark events unpublished, unless their entry has changed meanwhile; return the marked events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReport:
-    """What came of comparing one stream. ``repaired``: the lost events are unpublished again and will leave."""
+    """The result of comparing one stream. ``repaired``: lost events are marked unpublished, to be published."""
 
     context: str
     stream: str
@@ -134,7 +136,7 @@ class StreamReport:
 
 
 class ReconcileStream:
-    """The publisher's side: the ledger against the streams. Repeatable; two at once do no harm."""
+    """The publisher's side: compares the ledger with the streams. It may be repeated and run in parallel."""
 
     def __init__(self, context: str, ledger: PublishLedger, auditor: StreamAuditor, facts: FactSink) -> None:
         self._context = context
@@ -144,15 +146,15 @@ class ReconcileStream:
         self._created: dict[str, datetime | None] = {}
 
     async def tick(self, turn: int) -> Sequence[StreamReport]:
-        """The scheduled look, with repair: the tail, what is suspect, the latest page, and page ``turn``."""
+        """The scheduled check, with repair: the tail, suspect ranges, the latest page, and page ``turn``."""
         return [await self._stream(stream, repair=True, turn=turn) for stream in await self._ledger.streams()]
 
     async def everything(self, *, repair: bool) -> Sequence[StreamReport]:
-        """Compare all that the streams should hold. Raises BrokerUnreachable and DatabaseUnreachable."""
+        """Compare everything that the streams should hold. Raises BrokerUnreachable and DatabaseUnreachable."""
         return [await self._stream(stream, repair=repair) for stream in await self._ledger.streams()]
 
     async def _stream(self, stream: str, *, repair: bool, turn: int | None = None) -> StreamReport:
-        # The ledger first: what it knows now, the stream must know a moment later.
+        # Read the ledger first: what it holds now, the stream must hold a moment later.
         highest, before = await self._ledger.highest(stream)
         state = await self._auditor.state(stream)
         report = StreamReport(context=self._context, stream=stream, repaired=repair)
@@ -173,7 +175,7 @@ class ReconcileStream:
         return state if again is None else replace(again, last_seq=max(again.last_seq, state.last_seq))
 
     async def _ranges(self, stream: str, state: StreamState, turn: int | None) -> Sequence[tuple[int, int]]:
-        """What to read: all of it, or a turn's share and whatever looks wrong."""
+        """The ranges to read: everything, or the pages of a turn and the suspect range."""
         first, last = state.first_seq, state.last_seq
         known = self._created.setdefault(stream, state.created)
         self._created[stream] = state.created
@@ -186,9 +188,13 @@ class ReconcileStream:
     async def _audit(
         self, stream: str, state: StreamState, first: int, last: int, before: datetime, *, repair: bool
     ) -> tuple[int, Losses]:
-        checked, lost = 0, Losses()
+        checked, lost, pause = 0, Losses(), CONFIRM
         while entries := _whole(await self._ledger.page(stream, state, first, last, before, PAGE)):
             missing = await self._missing(stream, entries)
+            if missing:
+                # Pause only once. A second for each page would be too slow for a stream that has lost much.
+                await asyncio.sleep(pause.total_seconds())
+                missing, pause = await self._missing(stream, missing), timedelta()
             if missing and repair:
                 lost += await self._ledger.republish(stream, state, missing)
             else:
@@ -203,7 +209,7 @@ class ReconcileStream:
         missing = [entry for entry in entries if held.get(entry.seq) != entry.id]
         if not missing:
             return []
-        # What expired while we read is gone by right.
+        # A message that expired while we read is not lost.
         state = await self._auditor.state(stream)
         return [entry for entry in missing if state is not None and entry.seq >= state.first_seq]
 
@@ -222,14 +228,14 @@ class ReconcileStream:
 
 
 def _whole(page: Sequence[LedgerEntry]) -> Sequence[LedgerEntry]:
-    """The page without its last sequence if it is full: two events may claim it, and one be on the next page."""
+    """The page; a full page without its last sequence, because another event with it may be on the next page."""
     if len(page) < PAGE:
         return page
     return [entry for entry in page if entry.seq < page[-1].seq] or page
 
 
 def windows(first: int, last: int, turn: int) -> Sequence[tuple[int, int]]:
-    """Another page each turn, so that all have theirs, and the latest one."""
+    """The latest page and one other, a different one each turn, so that all pages are checked in time."""
     if last < first:
         return []
     latest = max(first, last - PAGE + 1)

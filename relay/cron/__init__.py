@@ -1,11 +1,11 @@
-"""Application jobs by the clock: ``@cron("0 3 * * *", bus=bus)`` on a function that returns a Command (§2.6).
+"""Application jobs at fixed times: ``@cron("0 3 * * *", bus=bus)`` on a function that returns a Command (§2.6).
 
     @cron("0 3 * * *", bus=bus, timezone="Europe/Kyiv")
     def close_stale_cases() -> CloseStaleCases:
         return CloseStaleCases(older_than_days=90)
 
-The scheduler fires, a worker dispatches. Modules with such functions are named by ``actor_modules``, for the
-scheduler and the workers alike. See docs/how-to/scheduling.md.
+The scheduler fires the job, and a worker dispatches the command. ``actor_modules`` names the modules with such
+functions, for the scheduler and the workers. See docs/how-to/scheduling.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DAY: Final = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cron:
-    """A cron job. ``context`` is None where the only context is meant."""
+    """A cron job. ``context`` None means the only context."""
 
     name: str
     expression: Expression
@@ -50,7 +50,7 @@ class Cron:
         return inspect.iscoroutinefunction(self.function)
 
     def command(self, scheduled_for: datetime) -> Any:
-        """Make the command; a coroutine if the function is one."""
+        """Make the command. The result is a coroutine if the function is async."""
         return self.function(scheduled_for) if inspect.signature(self.function).parameters else self.function()
 
 
@@ -61,7 +61,7 @@ class CronRegistry:
         self._jobs: dict[str, Cron] = {}
 
     def add(self, job: Cron) -> None:
-        """Add a job. Raises InvalidSchedule when another function has the name."""
+        """Add a job. Raises InvalidSchedule if another function has the same name."""
         known = self._jobs.get(job.name)
         if known is not None and _place(known.function) != _place(job.function):
             raise InvalidSchedule(
@@ -70,13 +70,13 @@ class CronRegistry:
         self._jobs[job.name] = job
 
     def find(self, name: str) -> Cron | None:
-        """A job by its name."""
+        """The job with this name; None if there is none."""
         return self._jobs.get(name)
 
     def of(self, context: str, contexts: Collection[str]) -> list[Cron]:
         """The jobs of a context, among all ``contexts``.
 
-        Raises InvalidSchedule for a job whose context does not exist, or is not named where there are several.
+        Raises InvalidSchedule for a job whose context does not exist, or that names none if there are several.
         """
         for job in self._jobs.values():
             if job.context not in contexts and (job.context is not None or len(contexts) != 1):
@@ -92,7 +92,7 @@ registry: Final = CronRegistry()
 
 
 def load_crons(modules: Iterable[str], contexts: Iterable[str]) -> dict[str, list[Cron]]:
-    """Import the application's modules; return the cron jobs that they declare for each context.
+    """Import the application's modules, and return the cron jobs that they declare for each context.
 
     Raises InvalidSchedule, and ConfigurationError for a module that cannot be imported.
     """
@@ -120,12 +120,12 @@ def cron(
     time_limit: timedelta = _HOUR,
     max_attempts: int = 5,
 ) -> Callable[[Function], Function]:
-    """Declare a cron job: the decorated function returns the command, which is dispatched on ``bus``.
+    """Declare a cron job. The decorated function returns the command, which is dispatched on ``bus``.
 
-    The function takes nothing, or the time for which the job is scheduled; declared ``async def`` it has the bus
-    of async sessions. ``context``: whose database keeps the record of runs; needed where there are several.
-    ``misfire_grace``: how late a run may begin after an outage; all that were missed become one. An attempt that
-    raises, or takes longer than ``time_limit``, is repeated with a back-off, ``max_attempts`` in all.
+    The function takes nothing, or the time for which the job is scheduled. With ``async def`` it needs a bus with
+    async sessions. ``context``: the context whose database records the runs; required if there are several.
+    ``misfire_grace``: how late a run may begin after an outage; all missed runs become one. An attempt that
+    raises, or takes longer than ``time_limit``, is repeated with a back-off, up to ``max_attempts`` attempts.
     Raises InvalidSchedule and InvalidKey.
     """
     parsed = Expression(expression, timezone)

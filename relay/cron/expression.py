@@ -1,4 +1,4 @@
-"""Crontab expressions: five fields as in crontab(5), or six with the seconds first."""
+"""Crontab expressions: five fields as in crontab(5), or six fields with the seconds first."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _HINT: Final = "minute hour day month weekday, as in '30 3 * * 1-5'"
 class Expression:
     """When a cron job fires, in a time zone. Raises InvalidSchedule.
 
-    As in crontab(5): weekdays count from Sunday = 0, 7 is Sunday too; where both day and weekday are restricted,
-    either is enough. On the night when clocks go back a job with fixed hours fires once.
+    As in crontab(5), weekdays count from Sunday = 0, and 7 is Sunday too. If both day and weekday are restricted,
+    one match is enough. In the night when clocks go back, a job with fixed hours fires once.
     """
 
     def __init__(self, text: str, timezone: str = "UTC") -> None:
@@ -56,7 +56,7 @@ class Expression:
         return self.text
 
     def after(self, time: datetime) -> datetime | None:
-        """The first time later than ``time``, in UTC; None when there is none."""
+        """The first time after ``time``, in UTC; None if there is none."""
         found = [self._next(trigger, time) for trigger in self._triggers]
         return min((one for one in found if one is not None), default=None)
 
@@ -78,7 +78,7 @@ def _alternatives(fields: dict[str, str]) -> list[dict[str, str]]:
 
 
 def _weekdays(text: str) -> str:
-    """The weekday field by names: the library counts from Monday."""
+    """The weekday field as names, because the library counts from Monday."""
     if text == "*":
         return text
     days: set[int] = set()

@@ -1,4 +1,4 @@
-"""One run of a cron job on a worker: claim it, dispatch its command, record how it ended."""
+"""One run of a cron job on a worker: claim it, dispatch its command, record its end."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from uuid import UUID, uuid4
 
 from relay.bus import Failed, RequestContext, Result
 from relay.cron import Cron, CronRegistry
-from relay.domain.backoff import Backoff
 from relay.domain.disclosure import printable, told, words
 from relay.domain.errors import LeaseOver, Outage
 from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
+from relay.domain.retry import Backoff
 from relay.domain.schedule import CLAIM, ClaimedRun, RunState, UnknownJob, WaitingRun
 from relay.leases import kept
 from relay.threads import Slots
 
-#: How long recording the end is tried, in seconds.
+#: How long the worker tries to record the end of a run, in seconds.
 _SETTLE: Final = 60.0
 _SETTLE_AGAIN: Final = 1.0
-#: How many plain commands of a job may be in their threads at once, those that outlived their time limit included.
+#: How many plain commands of a job may run in threads at once, including those beyond their time limit.
 _HANGING: Final = 4
 
 
 class Runs(Protocol):
-    """The record of runs in a context's database. All raise DatabaseUnreachable."""
+    """The record of runs in a context's database. All methods raise DatabaseUnreachable."""
 
     async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
-        """Take up a run for a while; None when there is nothing to do. Of one job one run is claimed at a time."""
+        """Claim a run. None if there is nothing to do. Only one run of a job can be claimed at a time."""
 
     async def renew(self, run: ClaimedRun) -> bool:
-        """Keep the claim for another while. False when it was lost."""
+        """Renew the claim. False if it was lost."""
 
     async def settle(
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
     ) -> None:
-        """Record how an attempt ended. Repeatable; nothing happens once the claim is another's."""
+        """Record how an attempt ended. It may be repeated. It does nothing if another worker has the claim."""
 
 
 class RunCron:
-    """Runs the cron jobs of a context. A run happens again only if its worker died or its attempt broke.
+    """Runs the cron jobs of a context. A run is repeated only if its worker died or its attempt failed.
 
-    ``error_text``: whether to keep what exceptions say themselves, data of the business or not.
+    ``error_text``: whether to keep the messages of exceptions, which may hold business data.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class RunCron:
         self._slots: dict[str, Slots] = {}
 
     async def run(self, wanted: WaitingRun) -> None:
-        """Run once, if it is still to be run. Raises DatabaseUnreachable, and UnknownJob for what is not ours.
+        """Make one attempt, if the run is still due. Raises DatabaseUnreachable, and UnknownJob for other jobs.
 
-        An asynchronous command is cancelled where the claim cannot be kept, which raises LeaseOver.
+        If the claim cannot be kept, an asynchronous command is cancelled, and LeaseOver is raised.
         """
         job = self._jobs.find(wanted.job)
         if job is None:
@@ -91,7 +91,7 @@ class RunCron:
         except LeaseOver:
             raise
         except Exception as error:
-            # A fault of the infrastructure or of the program: what the command wrote is rolled back, so try again.
+            # A fault of the infrastructure or the program. The command's writes are rolled back, so try again.
             await self._broken(job, run, f"longer than {job.time_limit}" if limit.expired() else self._why(error))
             return
         await self._over(run, result)
@@ -131,7 +131,7 @@ class RunCron:
     async def _settle(
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
     ) -> None:
-        """Record the end, through an outage if need be: a run whose end is unknown is run again."""
+        """Record the end, and retry during an outage: a run without a recorded end would be repeated."""
         loop = asyncio.get_running_loop()
         end = loop.time() + _SETTLE
         while True:
@@ -145,7 +145,7 @@ class RunCron:
                 return
 
     async def _dispatch(self, job: Cron, run: ClaimedRun) -> Result[object]:
-        """Hand the command to its bus, at the beginning of a chain of its own."""
+        """Dispatch the command on its bus, at the start of its own chain."""
         with RequestContext(correlation_id=run.correlation_id).use():
             if job.is_async:
                 return await job.bus.dispatch_async(await job.command(run.scheduled_for))

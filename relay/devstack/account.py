@@ -1,7 +1,8 @@
-"""Run PostgreSQL, which refuses root, when we are root: as whom, and where its files can lie.
+"""Run PostgreSQL when we are root: under which account, and with its files in which directory.
 
-The account needs to enter every directory above a file. A project below ``/root`` shuts it out, and opening up
-somebody's directories is not ours to do: then the files go to a shelter, ``/var/lib/jetrelay``.
+PostgreSQL refuses to run as root. The other account must be able to enter every directory above a file. It cannot
+enter a project below ``/root``, and we do not change the rights of a user's directories. Then the files go to a
+shelter, ``/var/lib/jetrelay``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Account:
 
 
 def server_account() -> Account | None:
-    """Return the account to drop to when we are root, else None; raises DevStackError if there is none."""
+    """Return the account to run as when we are root, else None. Raises DevStackError if the account is missing."""
     if os.geteuid() != 0:
         return None
     try:
@@ -59,7 +60,7 @@ def home_for(directory: Path, account: Account | None) -> Path:
     home = Path(tempfile.mkdtemp(prefix="data-", dir=_open_shelter()))
     home.chmod(0o711)
     link.unlink(missing_ok=True)
-    link.symlink_to(home)  # before "origin", so that nobody takes it for abandoned
+    link.symlink_to(home)  # before "origin", so that no process takes the home for abandoned
     (home / "origin").write_text(str(link))
     return home
 

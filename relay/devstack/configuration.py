@@ -1,7 +1,7 @@
 """The configuration of a development fleet: the user's own, with every server replaced by ours.
 
-Whatever relay.toml or the shell say about databases, NATS and Redis, a development fleet never connects
-to them: it would migrate them and handle their messages.
+A development fleet never connects to the databases, NATS and Redis that relay.toml or the shell name: it would
+migrate them and handle their messages.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PRODUCT: Final = ("RELAY_", "NATS_")
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings, and the environment in which a process of ours reads the same settings.
+    """Settings, and the environment in which our processes read the same settings.
 
-    ``variables`` is the part of the environment that makes the difference.
+    ``variables`` is the part of the environment that this module sets.
     """
 
     settings: Settings
@@ -32,7 +32,7 @@ class Configuration:
     variables: Mapping[str, str]
 
     def write_shell(self, path: Path) -> None:
-        """Write the variables for a shell to read: ``. path``, and every command meets the same servers.
+        """Write the variables for a shell: after ``. path`` every command uses the same servers.
 
         The addresses contain passwords: only we can read the file.
         """
@@ -41,7 +41,7 @@ class Configuration:
 
 
 def base_environment(*, inherit: bool = True) -> dict[str, str]:
-    """Return our environment without the servers it names; not ``inherit``: without any setting of ours."""
+    """Return our environment without the servers it names; without ``inherit`` also without our settings."""
     kept = {name: value for name, value in os.environ.items() if not names_server(name)}
     if inherit:
         return kept
@@ -60,7 +60,7 @@ def configure(
     environment: Mapping[str, str],
     handlers: Mapping[str, str],
 ) -> Configuration:
-    """Point the configuration to the stack's servers, and contexts to the sample ``handlers`` at these URLs."""
+    """Point the configuration to the stack's servers. ``handlers``: URL of the sample handler by context."""
     ours = {
         "NATS_URL": stack.nats.url,
         "RELAY_NATS__MONITOR": stack.nats.monitor_url,

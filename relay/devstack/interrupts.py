@@ -1,4 +1,4 @@
-"""Be asked to stop: Ctrl-C, SIGTERM and a closed terminal all mean the same."""
+"""Requests to stop: Ctrl-C, SIGTERM and a closed terminal all mean the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def interruptible() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """From now on nothing stops us: what is left to do takes a moment only."""
+    """Ignore these signals from now on: the rest of the work is short."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

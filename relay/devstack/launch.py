@@ -1,7 +1,7 @@
-"""A program that becomes a server: ties itself to its parent, drops root, then executes the server.
+"""A program that becomes a server: it drops root, ties itself to its parent, then executes the server.
 
-Run by path as ``python -I -S launch.py PARENT SIGNAL UID GID COMMAND…``, so it imports nothing of ours. A program
-between fork and exec costs some 20 ms; the alternative, ``preexec_fn``, may deadlock in a process with threads.
+It runs by path as ``python -I -S launch.py PARENT SIGNAL UID GID COMMAND…``, so it imports nothing of ours. It
+costs some 20 ms for each start. The alternative, ``preexec_fn``, may deadlock in a process with threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _drop_to(uid: int, gid: int) -> None:
-    """Give up root for good; a negative ``uid`` means: stay who you are."""
+    """Give up root for good. A negative ``uid`` means: keep the user."""
     if uid < 0:
         return
     os.setgroups([])

@@ -1,4 +1,4 @@
-"""Find and end the processes that a run in a directory left behind when it was itself killed."""
+"""Find and end the processes that a killed run left behind in a directory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import psutil
 
 from relay.devstack import processes
 
-#: Tells our processes, and whatever they start, from all others.
+#: Marks our processes, and all that they start.
 _MARK: Final = "JETRELAY_FLEET"
 
 
 def marked(environment: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """Return the environment by which a process, and all it starts, is known as one of ``directory``'s."""
+    """Return the environment that marks a process, and all it starts, as belonging to ``directory``."""
     return {**environment, _MARK: str(directory)}
 
 

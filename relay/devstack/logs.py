@@ -1,4 +1,4 @@
-"""Show the logs of several processes as one: each line with the name of who wrote it."""
+"""Show the logs of several processes as one: each line with the name of its process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Log:
     rest: bytes = b""
 
     def new_lines(self, *, all_of_it: bool = False) -> list[str]:
-        """Read what was added; a line without an end waits for it unless ``all_of_it`` is wanted."""
+        """Read the added lines. A line without an end is kept for later, unless ``all_of_it`` is set."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -42,9 +42,8 @@ class _Log:
 class LogConsole:
     """Prints ``name | line`` for every line the followed files get, coloured on a terminal.
 
-    A log is followed by reading its file, so no process ever waits for the terminal, and the files stay
-    to be read later. Once the output is closed (``relay dev | head``), `closed` is set and nothing is
-    printed any more.
+    It reads the log files. So no process waits for the terminal, and the files can be read later. Once the output
+    is closed (``relay dev | head``), `closed` is set and nothing more is printed.
     """
 
     def __init__(self, output: IO[str] | None = None, *, width: int = 9) -> None:
@@ -69,7 +68,7 @@ class LogConsole:
         self._print_new(all_of_it=True)
 
     def follow(self, name: str, path: Path) -> None:
-        """Show what is added to a log from now on."""
+        """Show lines that are added to a log from now on."""
         offset = path.stat().st_size if path.exists() else 0
         color = _COLORS[len(self._logs) % len(_COLORS)]
         with self._lock:

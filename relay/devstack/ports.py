@@ -8,9 +8,9 @@ import socket
 from relay.devstack.errors import DevStackError
 
 LOOPBACK = "127.0.0.1"
-# Below the range from which Linux (32768+) and macOS (49152+) take the ports of outgoing connections. A port
-# inside it could be taken, while its server is down, by any connection of the machine; a client that keeps
-# reconnecting can even connect to itself.
+# Below the range that Linux (32768+) and macOS (49152+) use for outgoing connections. While its server is down,
+# any connection of the machine could take a port of that range. A client that keeps reconnecting can even connect
+# to itself.
 _CANDIDATES = range(18_000, 32_000)
 
 
@@ -25,7 +25,7 @@ def free_port() -> int:
 def is_free(port: int) -> bool:
     """Whether a server could listen on this port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: connections in TIME_WAIT from an earlier life do not count.
+        # As servers do: old connections in TIME_WAIT do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))

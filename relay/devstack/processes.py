@@ -24,10 +24,10 @@ except ImportError as error:
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 _POLL_SECONDS = 0.01
-# A clock step between two readings of a start time may move it; a pid used again differs by far more.
+# A clock step may change a start time a little between two readings. A reused pid differs by far more.
 _SAME_START_SECONDS = 1.0
-# Linux ties PR_SET_PDEATHSIG to the *thread* that forked. One thread that lives as long as the interpreter
-# forks every child, so that a server started from a short-lived thread does not end with that thread.
+# Linux ties PR_SET_PDEATHSIG to the *thread* that forked. So one thread that lives as long as the interpreter
+# forks every child. Otherwise a server started from a short-lived thread would end with that thread.
 _LAUNCHER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="devstack-launcher")
 
 
@@ -41,11 +41,11 @@ def spawn(
     account: Account | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start ``command`` in its own session, output appended to ``log``, as ``account`` if one is given.
+    """Start ``command`` in its own session, as ``account`` if one is given. Its output is appended to ``log``.
 
-    The environment is exactly the one given; secrets belong there, for everybody can read a command line. On
-    Linux the child gets ``stop_signal`` when this process ends, however it ends. ``command[0]`` must be an
-    absolute path. Raises OSError when nothing can be started.
+    The environment is exactly the one given. Secrets belong there, as everybody can read a command line. On Linux
+    the child gets ``stop_signal`` when this process ends, in whatever way. ``command[0]`` must be an absolute
+    path. Raises OSError when nothing can be started.
     """
     uid, gid = (account.uid, account.gid) if account else (-1, -1)
     shim = [sys.executable, "-I", "-S", _LAUNCH, os.getpid(), int(stop_signal), uid, gid]
@@ -64,7 +64,7 @@ def spawn(
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process beyond its pid, which the system gives to another process later on."""
+    """A process, known by pid and start time: the system may give the pid to another process later."""
 
     pid: int
     created: float
@@ -72,14 +72,14 @@ class Identity:
 
     @classmethod
     def of(cls, pid: int) -> Identity:
-        """Describe a process that we have not yet waited for; raises DevStackError if there is none."""
+        """Describe a process that we have not yet waited for. Raises DevStackError if there is none."""
         try:
             return cls(pid, psutil.Process(pid).create_time())
         except psutil.NoSuchProcess as error:
             raise DevStackError(f"process {pid} is gone") from error
 
     def find(self, marker: str) -> psutil.Process | None:
-        """Return the process, if this pid is still the one meant and its command line holds ``marker``."""
+        """Return the process, if the pid is still the same process and its command line holds ``marker``."""
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.created) < _SAME_START_SECONDS
@@ -101,9 +101,9 @@ def _working_in(directory: Path, program: str) -> Iterator[psutil.Process]:
 
 
 def freeze(pid: int) -> list[psutil.Process]:
-    """Stop a process and all its descendants (SIGSTOP) and return them; none is missed that forks meanwhile.
+    """Stop a process and all its descendants (SIGSTOP) and return them. Children forked meanwhile are found too.
 
-    Process groups are no help: PostgreSQL gives each backend a session of its own.
+    Process groups do not help: PostgreSQL gives each backend a session of its own.
     """
     frozen: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -130,7 +130,7 @@ def kill(pid: int) -> None:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """Send SIGKILL to each and wait until all are gone; raises DevStackError after 10 s."""
+    """Send SIGKILL to each process and wait until all are gone. Raises DevStackError after 10 s."""
     doomed = list(processes)
     signal_all(doomed, signal.SIGKILL)
     if not _wait_until(doomed, set(), seconds=10):
@@ -138,7 +138,7 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def end(process: psutil.Process, stop_signal: signal.Signals, seconds: float) -> None:
-    """End a process that need not be our child: politely, and after ``seconds`` by force."""
+    """End a process, which need not be our child, by ``stop_signal``. Kill it after ``seconds``."""
     thaw(process.pid)
     signal_all([process], stop_signal)
     if not _wait_until([process], set(), seconds):
@@ -153,7 +153,7 @@ def signal_all(processes: Iterable[psutil.Process], number: signal.Signals) -> N
 
 
 def _wait_until(processes: Iterable[psutil.Process], states: set[str], seconds: float) -> bool:
-    """Wait until each process is gone, a zombie (nobody else may reap it) or in one of ``states``."""
+    """Wait until each process is gone, a zombie (only its parent can reap it) or in one of ``states``."""
     deadline = time.monotonic() + seconds
     wanted = {*states, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     while True:

@@ -8,8 +8,8 @@ It answers ``POST /handle`` (SDS-047 §12). The field ``verdict`` of the payload
     flaky     503 twice, then ok
     slow      no answer to the first call until the caller gives up, then ok
 
-The effect is a row whose key is the message's id, written in one transaction with the note of the call,
-so a repeated message finds it and is answered 409. Both tables lie in the context's own database.
+The effect is a row whose key is the message's id. It is written in one transaction with the note of the call. So a
+repeated message finds the row and is answered 409. Both tables are in the context's own database.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One server of a development stack: what the three have in common.
 
-A subclass says how to prepare the directory, which command to run and how to tell that it answers.
+A subclass says how to prepare the directory, which command to run, and how to check that the server answers.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 _LOG_LIMIT_BYTES = 10_000_000
-# Reasons to end that pass by: another process took the port, or remains of a killed server are still going away.
+# Transient reasons to end: another process took the port, or remains of a killed server are still there.
 _TRANSIENT = re.compile(r"address already in use|pre-existing shared memory block", re.IGNORECASE)
 
 
 class Server(ABC):
     """A server process on a loopback port, with its files in a directory of its own.
 
-    The port is chosen at the first start, kept over restarts and remembered in the directory. So is the process:
-    when its parent was killed, the next start on this directory ends what is left of it. Clients need the random
-    password that the directory keeps, in a file that only we can read. Safe to call from any thread; calls on one
-    server wait for each other.
+    The port is chosen at the first start, kept over restarts and remembered in the directory. The process is
+    remembered too: after its parent was killed, the next start in this directory ends it. Clients need the random
+    password in the directory, in a file that only we can read. Safe to call from any thread; calls on one server
+    wait for each other.
     """
 
     name: ClassVar[str]
@@ -51,7 +51,6 @@ class Server(ABC):
         self._password: str | None = None
         self._was_ready = False
         self._log_start = 0
-        self._deadline = 0.0
         self._lock = threading.RLock()
 
     def __enter__(self) -> Self:
@@ -70,7 +69,7 @@ class Server(ABC):
 
     @abstractmethod
     def prepare(self) -> Sequence[str | Path]:
-        """Make the directory ready and return the command to run; called before each start of the process."""
+        """Prepare the directory and return the command to run. Called before each start of the process."""
 
     @abstractmethod
     def answers(self) -> bool:
@@ -87,9 +86,9 @@ class Server(ABC):
 
     @property
     def password(self) -> str:
-        """What clients prove themselves with; raises ServerNotUp before the first start.
+        """The password that clients need; raises ServerNotUp before the first start.
 
-        It is part of ``url``. It stands in files that only we can read, and in no command line.
+        It is part of ``url``. It is kept in files that only we can read, and never in a command line.
         """
         if self._password is None:
             raise ServerNotUp(f"{self.name} was never started")
@@ -105,7 +104,7 @@ class Server(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the process is there; a paused one is."""
+        """Whether the process is there. A paused process counts."""
         return self._process is not None and self._process.poll() is None
 
     # --- verbs ---
@@ -121,10 +120,9 @@ class Server(ABC):
             self.wait()
 
     def launch(self) -> None:
-        """Do the first half of ``start``: run the process, without waiting for it."""
+        """Do the first half of ``start``: run the process, and do not wait for it."""
         with self._lock:
             if not self.running:
-                self._deadline = time.monotonic() + _START_SECONDS
                 try:
                     self._make_directory()
                     self.end_predecessor()
@@ -136,14 +134,15 @@ class Server(ABC):
                     ) from error
 
     def wait(self) -> None:
-        """Do the second half of ``start``: return once the launched server answers."""
+        """Do the second half of ``start``: return once the server answers, launched or resumed."""
         with self._lock:
+            deadline = time.monotonic() + _START_SECONDS
             while not self._answers():
                 if not self.running and _TRANSIENT.search(self._log_since_start()):
                     self._run()
                 elif not self.running:
                     raise self._failure("ended while starting")
-                if time.monotonic() > self._deadline:
+                if time.monotonic() > deadline:
                     self.kill()
                     raise self._failure(f"did not answer within {_START_SECONDS:.0f} s")
                 time.sleep(_POLL_SECONDS)
@@ -180,9 +179,9 @@ class Server(ABC):
     # --- how ---
 
     def end_predecessor(self) -> None:
-        """End the server that an earlier process left behind on this directory, and take over its port.
+        """End the server that an earlier process left behind in this directory, and take over its port.
 
-        Only a process with the remembered pid, start time and this directory in its command line is touched.
+        Ends only a process with the remembered pid and start time, and this directory in its command line.
         """
         try:
             state = json.loads(self._state_path.read_text())
@@ -203,7 +202,7 @@ class Server(ABC):
 
     def _run(self) -> None:
         if self._port is None or not (self._was_ready or is_free(self._port)):
-            self._port = free_port()  # nobody was told the old one yet
+            self._port = free_port()  # no client knows the old port yet
         command = self.prepare()
         self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         self._process = self._spawn(command)

@@ -20,7 +20,7 @@ from relay.devstack.valkey import ValkeyServer
 class DevStack:
     """PostgreSQL, nats-server and Valkey below one directory, for one process at a time.
 
-    Servers that a killed predecessor left behind are ended before the new ones start; data and ports stay.
+    Before the new servers start, those that a killed predecessor left behind are ended. Data and ports stay.
     """
 
     def __init__(self, directory: Path | str = ".relay") -> None:
@@ -40,7 +40,7 @@ class DevStack:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """All servers; the one that takes longest to start is last."""
+        """All servers. The slowest to start is last."""
         return (self.nats, self.valkey, self.postgres)
 
     def start(self) -> None:
@@ -61,11 +61,11 @@ class DevStack:
                 raise
 
     def stop(self) -> None:
-        """Stop all servers and give the directory free; may be called at any time, any number of times."""
+        """Stop all servers and release the directory. May be called at any time, any number of times."""
         with self._lock, contextlib.ExitStack() as last:
             last.callback(self._release_directory)
             for server in self.servers:
-                last.callback(server.stop)  # each is stopped even if another fails to
+                last.callback(server.stop)  # each is stopped even if another cannot be
 
     def environment(self) -> dict[str, str]:
         """Return the addresses of the servers under the names that settings read."""
@@ -76,7 +76,7 @@ class DevStack:
         }
 
     def _claim_directory(self) -> None:
-        """Hold a lock that the system drops when this process ends, however it ends."""
+        """Hold a lock that the system releases when this process ends, in whatever way."""
         if self._claim is not None:
             return
         private.make_directory(self.directory)

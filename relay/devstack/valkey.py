@@ -12,13 +12,13 @@ from relay.devstack.server import Server
 
 
 class ValkeyServer(Server):
-    """A Redis-compatible server that forgets everything when it ends: the queue must be disposable."""
+    """A Redis-compatible server. It loses everything when it ends, as the product never relies on the queue."""
 
     name = "valkey"
 
     @property
     def url(self) -> str:
-        """The database 0."""
+        """The address of database 0."""
         return f"redis://:{self.password}@{LOOPBACK}:{self.port}/0"
 
     def prepare(self) -> Sequence[str | Path]:
@@ -29,7 +29,7 @@ class ValkeyServer(Server):
             "requirepass": self.password,
             "save": '""',
             "appendonly": "no",
-            # Otherwise the command line, by which a left-behind server is told from a foreign process, changes.
+            # Valkey must keep its command line: a server left behind is known by it.
             "set-proc-title": "no",
         }
         path = self.directory / "valkey.conf"

@@ -1,4 +1,4 @@
-"""Find the server programs that wheels brought along, without importing the wheels' own Python."""
+"""Find the server programs in installed wheels, without importing the wheels' own Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relay.devstack.errors import missing
 def program(wheel: str, name: str) -> Path:
     """Return the absolute path of the file called ``name`` in an installed wheel.
 
-    Raises MissingExtraError when the wheel, or this file of it, is not there.
+    Raises MissingExtraError when the wheel or this file is missing.
     """
     try:
         files = distribution(wheel).files or []

@@ -1,7 +1,7 @@
-"""The archive as values: what may be archived, how a batch is named and described, what is told of it.
+"""The archive as values: what may be archived, the name and description of a batch, errors and facts.
 
-A batch is a file of rows that have left their table, and a manifest that vouches for it. Only what a manifest
-names belongs to the archive.
+A batch is a file of rows that have left their table, and a manifest that describes the file. Only files that a
+manifest names belong to the archive.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ArchiveKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a batch holds. ``size``, in bytes, and ``sha256`` are of the compressed file.
+    """What a batch holds. ``size``, in bytes, and ``sha256`` describe the compressed file.
 
-    Times are those at which the rows came to their end: published, processed or dead-lettered, finished.
+    The times are when the rows ended: published, processed or dead-lettered, finished.
     """
 
     context: str
@@ -52,7 +52,7 @@ class Manifest:
 
     @property
     def file(self) -> str:
-        """The name of the file. It follows from the content, so no two contents ever share one."""
+        """The name of the file. It includes the content's hash, so different contents never share a name."""
         return f"{self.folder}{self.number:08d}-{self.sha256[:16]}.jsonl.gz"
 
     @property
@@ -66,13 +66,13 @@ class Manifest:
         return folder(self.context, self.kind)
 
     def text(self) -> bytes:
-        """Return the manifest as it is stored, always the same for the same batch."""
+        """Return the manifest as it is stored. It is always the same for the same batch."""
         fields = {"format": FORMAT, "file": self.file.rpartition("/")[2], **asdict(self)}
         return json.dumps(fields, indent=2, default=_plain).encode() + b"\n"
 
 
 def folder(context: str, kind: ArchiveKind) -> str:
-    """Where the batches of a context and kind are: the beginning of their names."""
+    """Where the batches of a context and kind are: the common start of their names."""
     return f"{context}/{kind}/"
 
 
@@ -84,7 +84,7 @@ def _plain(value: object) -> str:
 
 
 class ArchiveError(RelayError):
-    """Base of what keeps rows from being archived. The rows stay where they are."""
+    """Base of the errors that prevent archiving. The rows stay where they are."""
 
     code = "ARCHIVE_ERROR"
 
@@ -102,13 +102,13 @@ class ArchiveBusy(ArchiveError):
 
 
 class ArchiveDamaged(ArchiveError):
-    """A file is missing, or does not hold what was written."""
+    """A file is missing, or its content is not what was written."""
 
     code = "ARCHIVE_DAMAGED"
 
 
 class ArchiveConflict(ArchiveError):
-    """A name of the archive is taken by something else: another database writes to the same place."""
+    """Something else uses a name of the archive: another database writes to the same place."""
 
     code = "ARCHIVE_CONFLICT"
 
@@ -125,7 +125,7 @@ class StoreUnreachable(Outage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsArchived(Fact):
-    """A batch has left its table and lies in the archive."""
+    """A batch has moved from its table to the archive."""
 
     kind: str
     file: str
@@ -136,7 +136,7 @@ class RowsArchived(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveHeld(Fact):
-    """Rows that belong to a stream are not archived: the stream may still have, or give out, their messages."""
+    """Rows of a stream are not archived, because the stream may still hold or deliver their messages."""
 
     kind: str
     stream: str
@@ -145,6 +145,6 @@ class ArchiveHeld(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveFailed(Fact):
-    """The archive cannot be trusted or continued; an operator must look. No row was deleted. Alert."""
+    """The archive cannot be trusted or continued. An operator must check it. No row was deleted. Alert."""
 
     error: str

@@ -1,12 +1,12 @@
-"""What may be told of a failure: codes and places, which are the program's, not values, which are somebody's data.
+"""What may be told about a failure: codes and places of the program, but no values, which are data.
 
-Reasons travel far: into log lines, columns, dead letters, alerts. A handler's answer or an exception's message may
-repeat its input, so neither is told unless a context or subscription asks for it (``error_detail = "text"``).
-What somebody writes for operators on purpose is told: the message of a `RelayError`, `DomainError` among them, and
-the header ``Relay-Reason`` of an answer.
+Reasons are copied to many places: log lines, columns, dead letters, alerts. A handler's answer or an exception's
+message may repeat its input. So neither is told unless a context or subscription asks for it
+(``error_detail = "text"``). Text that is written for operators is told: the message of a `RelayError`, which
+includes `DomainError`, and the header ``Relay-Reason`` of an answer.
 
-Exceptions of other packages are known by their shape, so that this needs none of them: ``errors()`` is a
-validation error's, ``sqlstate`` a database driver's, ``orig`` an error that wraps one.
+Exceptions of other packages are recognised by their attributes, so this module imports none of these packages.
+A validation error has ``errors()``, a database driver's error has ``sqlstate``, and ``orig`` is a wrapped error.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LIMIT: Final = 500
 _SHOWN: Final = 3
 _CAUSES: Final = 10
 _CODE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
-#: No name of a field or of an error has more digits. Account numbers have, and telephone numbers.
+#: Names of fields and errors have at most this many digits. Account and telephone numbers have more.
 _DIGITS: Final = 5
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _ROOT: Final = Path(__file__).parents[2]
-#: Whose lines are between a handler and whoever asks: our own, and Python's.
+#: Files whose lines are not the application's: our own and Python's.
 _BETWEEN: Final = (
     "<",
     *(f"{_ROOT / name}{os.sep}" for name in ("relay", "consumer", "tasks", "scheduler")),
@@ -40,18 +40,18 @@ _BETWEEN: Final = (
 
 
 def printable(text: str, limit: int = LIMIT) -> str:
-    """One line that terminals show and PostgreSQL stores: the rest is escaped, and cut after ``limit`` bytes."""
+    """One line that terminals can show and PostgreSQL can store: escaped, and cut after ``limit`` bytes."""
     text = text.strip()[:limit]
     line = "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
     return line.encode()[:limit].decode(errors="ignore")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message: further ones of a driver quote rows."""
+    """The first line of an exception's message. The further lines of a driver's message quote rows."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:
-        lines = []  # an exception that cannot even say what is wrong
+        lines = []  # the exception's own __str__ fails
     return printable(lines[0] if lines else type(error).__name__)
 
 
@@ -59,7 +59,7 @@ def first_line(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """What is told of an exception: its words if they are ours, else its class, codes, and where it was raised."""
+    """What is told about an exception: its message if it is ours, else its class, its codes and its place."""
     name = type(error).__name__
     if isinstance(error, RelayError):
         said = f"invalid {error.field or ''}" if error.quotes else error.message
@@ -70,12 +70,12 @@ def told(error: BaseException) -> str:
 
 
 def words(error: BaseException) -> str:
-    """What an exception says itself, for those who ask for it. Nothing, where `told` has said so."""
+    """The message of an exception, for those who ask for it. Empty where `told` already includes it."""
     return "" if isinstance(error, RelayError) and not error.quotes else first_line(_driver(error))
 
 
 def trace(error: BaseException) -> str:
-    """A traceback that names the lines of the program, and tells of each exception what `told` does."""
+    """A traceback with the lines of the program and, for each exception, the text of `told`."""
     parts: list[str] = []
     current: BaseException | None = error
     while current is not None and len(parts) < _CAUSES:
@@ -86,7 +86,7 @@ def trace(error: BaseException) -> str:
 
 
 def _driver(error: BaseException) -> BaseException:
-    """Of an error that quotes statement and parameters, the driver's."""
+    """The driver's error, if ``error`` wraps one; the wrapper would quote the statement and its parameters."""
     original = getattr(error, "orig", None)
     return original if isinstance(original, BaseException) else error
 
@@ -103,7 +103,7 @@ def _codes(error: BaseException) -> Iterator[str]:
 
 
 def _raised(error: BaseException) -> str:
-    """Where it was raised: the last line of the program, or else the first of a library that is not ours."""
+    """Where an error was raised: the last line of the application, or else the first line of a library."""
     program = library = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         code, module = frame.f_code, frame.f_globals.get("__name__", "?")
@@ -115,9 +115,9 @@ def _raised(error: BaseException) -> str:
 
 
 def validation(error: BaseException, *under: str) -> str:
-    """The codes and locations of pydantic's ValidationError, without what it was given. Of others nothing.
+    """The codes and locations of pydantic's ValidationError, without its input. Empty for other errors.
 
-    ``under``: where what was validated is found.
+    ``under``: the location of the validated value.
     """
     errors = getattr(error, "errors", None)
     if not callable(errors) or not hasattr(error, "error_count"):
@@ -130,7 +130,7 @@ def validation(error: BaseException, *under: str) -> str:
 
 
 def answered(body: bytes) -> str:
-    """What is told of the body of an answer: its code, and the codes and locations of validation errors."""
+    """What is told about the body of an answer: its code, or the codes and locations of validation errors."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -149,7 +149,7 @@ def answered(body: bytes) -> str:
 
 
 def _misfits(found: list[Any]) -> str:
-    """``string_too_long at body.payload.title``, of the first few errors."""
+    """The first few errors as text, like ``string_too_long at body.payload.title``."""
     errors = [it for it in found if isinstance(it, Mapping) and _is_code(it.get("type"))]
     places = [(str(it["type"]), place(it.get("loc"))) for it in errors[:_SHOWN]]
     parts = [f"{code} at {where}" if where else code for code, where in places]
@@ -158,7 +158,7 @@ def _misfits(found: list[Any]) -> str:
 
 
 def place(location: object) -> str:
-    """Where an error is. A key of a map may be data, so what does not look like a name is shown as a star."""
+    """Where an error is. The key of a map may be data, so a key that is not like a name is shown as a star."""
     return ".".join(_name(part) for part in location[:10]) if isinstance(location, list | tuple) else ""
 
 

@@ -1,4 +1,4 @@
-"""Every error jetrelay raises, one tree, each with a stable code.
+"""Every error that jetrelay raises, in one tree, each with a stable code.
 
     RelayError
     ├── ConfigurationError      INVALID_CONFIG
@@ -41,6 +41,7 @@
     │   └── Poison              POISON
     ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
     ├── ClaimLost               CLAIM_LOST
+    ├── TransactionBroken       TRANSACTION_BROKEN
     ├── SchemaMissing           SCHEMA_MISSING       (relay.queries)
     ├── DevStackError           DEVSTACK             (relay.devstack, with SERVER_FAILED,
     │                                                 SERVER_NOT_UP, STACK_BUSY below it)
@@ -48,6 +49,7 @@
         ├── BrokerUnreachable   BROKER_UNREACHABLE
         │   └── BrokerRefused   BROKER_REFUSED
         ├── DatabaseUnreachable DATABASE_UNREACHABLE
+        │   └── LeaseOver       LEASE_OVER
         ├── QueueUnreachable    QUEUE_UNREACHABLE
         └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
 
@@ -60,10 +62,10 @@ from typing import ClassVar
 
 
 class RelayError(Exception):
-    """Base of every error raised by jetrelay.
+    """Base of every error that jetrelay raises.
 
-    ``field`` names the input at fault, ``hint`` says what to do next. ``quotes``: the message is the application's
-    own, of its validators say, and may hold data: fit for its caller, not for a log.
+    ``field`` names the input at fault. ``hint`` says what to do next. ``quotes``: the message comes from the
+    application, for example from its validators, and may hold data. Show it to the caller, but do not log it.
     """
 
     code: ClassVar[str] = "RELAY_ERROR"
@@ -82,7 +84,7 @@ class RelayError(Exception):
 
 
 class ConfigurationError(RelayError):
-    """The configuration cannot be used as it stands."""
+    """The configuration cannot be used."""
 
     code = "INVALID_CONFIG"
 
@@ -130,25 +132,25 @@ class InvalidKey(InvalidEvent):
 
 
 class InvalidTimestamp(InvalidEvent):
-    """A time has no zone, or is out of range; or a message would end before it was received (POL-047-004)."""
+    """A time has no zone or is out of range, or a message would end before it was received (POL-047-004)."""
 
     code = "INVALID_TIMESTAMP"
 
 
 class DuplicateMessage(RelayError):
-    """An id is taken: a message in the inbox has it (POL-047-003), or an event or task in its outbox."""
+    """The id is already used: by a message in the inbox (POL-047-003), or by an event or task in its outbox."""
 
     code = "DUPLICATE_MESSAGE"
 
 
 class WriteConflict(RelayError):
-    """Transactions write the same keys in opposite order, or a lock came too late: run this one again."""
+    """Transactions wrote the same keys in opposite order, or waited too long for a lock: run this one again."""
 
     code = "WRITE_CONFLICT"
 
 
 class UpgradeBlocked(RelayError):
-    """Others did not let go of a table in time; what was applied before stays. Repeatable."""
+    """Other sessions did not release a table in time. Earlier steps stay applied. The upgrade can be repeated."""
 
     code = "UPGRADE_BLOCKED"
 
@@ -204,25 +206,25 @@ class UnknownIncident(RelayError):
 
 
 class IncidentClosed(RelayError):
-    """An operator has decided over this incident already."""
+    """An operator has already decided about this incident."""
 
     code = "INCIDENT_CLOSED"
 
 
 class UnreadableMessage(RelayError):
-    """A message that could not be read cannot be handled, however often it is tried."""
+    """The message could not be read. No number of retries can handle it."""
 
     code = "UNREADABLE_MESSAGE"
 
 
 class NotRequeueable(RelayError):
-    """The inbox does not hold the message as dead by this incident."""
+    """In the inbox, the message is not dead because of this incident."""
 
     code = "NOT_REQUEUEABLE"
 
 
 class NotParked(RelayError):
-    """No key of this name is set aside."""
+    """No key of this name is parked."""
 
     code = "NOT_PARKED"
 
@@ -234,13 +236,13 @@ class NotReplayable(RelayError):
 
 
 class AlertRefused(RelayError):
-    """The channel for alerts did not take one."""
+    """The channel for alerts did not accept an alert."""
 
     code = "ALERT_REFUSED"
 
 
 class MissingExtraError(RelayError):
-    """An optional package is needed and not installed."""
+    """A needed optional package is not installed."""
 
     code = "MISSING_EXTRA"
 
@@ -252,37 +254,37 @@ class InvalidHandler(RelayError, TypeError):
 
 
 class DomainError(RelayError):
-    """Raised by a handler: a rule of the business refuses the event, now and ever (SDS-047 §12: 422)."""
+    """Raised by a handler: a business rule refuses the event, now and always (SDS-047 §12: 422)."""
 
     code = "DOMAIN_ERROR"
 
 
 class Poison(DomainError):
-    """Raised by a handler: the event makes no sense. Dead letter."""
+    """Raised by a handler: the event makes no sense. It becomes a dead letter."""
 
     code = "POISON"
 
 
 class AlreadyProcessed(RelayError):
-    """Raised by a handler: it did this earlier. What it wrote now is rolled back (SDS-047 §12, 409)."""
+    """Raised by a handler: it has done this earlier. Its new writes are rolled back (SDS-047 §12, 409)."""
 
     code = "ALREADY_PROCESSED"
 
 
 class ClaimLost(RelayError):
-    """Another worker holds the row by now; what this one wrote is rolled back."""
+    """Another worker holds the row now. The writes of this worker are rolled back."""
 
     code = "CLAIM_LOST"
 
 
 class TransactionBroken(RelayError):
-    """A function has ended the transaction that it shares with others, or lost its connection."""
+    """A function has ended the transaction that it shares with others, or has lost its connection."""
 
     code = "TRANSACTION_BROKEN"
 
 
 class Outage(RelayError):
-    """A server cannot be reached: wait and try again, nothing is wrong with the data. ``server`` is its name."""
+    """A server cannot be reached. Wait and try again; the data is correct. ``server`` is the server's name."""
 
     code = "OUTAGE"
     server: ClassVar[str] = "unknown"
@@ -296,9 +298,9 @@ class BrokerUnreachable(Outage):
 
 
 class BrokerRefused(BrokerUnreachable):
-    """nats-server answers, and refuses: credentials it does not accept, or a permission that is missing.
+    """nats-server answers and refuses: the credentials are wrong, or a permission is missing.
 
-    It is tried again like an outage, as an operator can grant it while we run.
+    It is retried like an outage, because an operator can grant access while we run.
     """
 
     code = "BROKER_REFUSED"
@@ -312,7 +314,7 @@ class DatabaseUnreachable(Outage):
 
 
 class LeaseOver(DatabaseUnreachable):
-    """A claim was lost or could not be renewed in time. Who works under it stops, and another goes on with it."""
+    """A claim was lost or could not be renewed in time. Its worker stops, and another continues."""
 
     code = "LEASE_OVER"
 

@@ -1,8 +1,8 @@
-"""Facts: everything telemetry may hear about, listed once. The core states them, listeners decide.
+"""Facts: the list of everything that telemetry may be told. The core states facts; listeners decide what to do.
 
-A fact carries ids, sizes and reasons, never a payload or a credential. What befalls one event, message or task is
-told with its correlation, the operation it belongs to, and its causation, what led to it directly. Those that only
-measure have their own places: how long handlers took in `relay.domain.timings`, how much waits in `relay.queries`.
+A fact carries ids, sizes and reasons, never a payload or a credential. A fact about one event, message or task
+also carries its correlation (the operation it belongs to) and its causation (its direct cause). Facts that only
+measure are elsewhere: how long handlers took in `relay.domain.timings`, how much waits in `relay.queries`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Base of all facts. ``context`` is the bounded context it happened in."""
+    """Base of all facts. ``context`` is the bounded context where it happened."""
 
     context: str
 
 
 class PublishedEvent(NamedTuple):
-    """EVT-047-001 for one event: outbox_id, event_type, subject, published_at."""
+    """EVT-047-001 for one event: outbox_id, event_type, subject, published_at (by the database's clock)."""
 
     outbox_id: str
     event_type: str
@@ -32,7 +32,7 @@ class PublishedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEventsPublished(Fact):
-    """EVT-047-001, for one settled batch, which JetStream took ``seconds`` to acknowledge."""
+    """EVT-047-001 for one settled batch. JetStream took ``seconds`` to acknowledge it."""
 
     events: Sequence[PublishedEvent]
     duplicates: int
@@ -52,7 +52,7 @@ class PublishFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDied(Fact):
-    """An event is unrecoverable: kept with ``dead_at``, for an operator to mend and re-publish. Alert."""
+    """An event cannot be published. It is kept with ``dead_at`` for an operator to repair and publish. Alert."""
 
     outbox_id: str
     correlation_id: str | None
@@ -62,7 +62,7 @@ class EventDied(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutageSeen(Fact):
-    """A server could not be reached; nothing was spent, work goes on when it returns."""
+    """A server could not be reached. No attempt is counted; work continues when the server returns."""
 
     server: str
     error: str
@@ -70,7 +70,7 @@ class OutageSeen(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesReceived(Fact):
-    """A batch arrived from the stream; ``duplicates`` of it were known already."""
+    """A batch arrived from the stream. ``duplicates`` of its messages were known already."""
 
     subscription: str
     received: int
@@ -79,7 +79,7 @@ class MessagesReceived(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageProcessed(Fact):
-    """A handler dealt with a message."""
+    """A handler processed a message."""
 
     subscription: str
     message_id: UUID
@@ -90,7 +90,7 @@ class MessageProcessed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRetried(Fact):
-    """A handler failed; the message is tried again after ``delay_seconds``."""
+    """A handler failed. The message is tried again after ``delay_seconds``."""
 
     subscription: str
     message_id: UUID
@@ -103,7 +103,7 @@ class MessageRetried(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(Fact):
-    """EVT-047-002: message_id, original_subject, reason, attempts; ``kind`` is its class. Alert."""
+    """EVT-047-002: message_id, original_subject, reason, attempts. ``kind`` is the class of dead letter. Alert."""
 
     subscription: str
     message_id: UUID
@@ -132,7 +132,7 @@ class IncidentRecorded(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertFailed(Fact):
-    """The webhook for alerts did not take one; it is tried again."""
+    """The webhook for alerts did not accept an alert. The alert is sent again."""
 
     error: str
 
@@ -147,7 +147,7 @@ class MessagesReEnqueued(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveriesRecovered(Fact):
-    """Messages that went down with a worker before they reached the inbox were read from the stream."""
+    """Messages that a dying worker lost before they reached the inbox were read from the stream."""
 
     subscription: str
     count: int
@@ -155,7 +155,7 @@ class DeliveriesRecovered(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryExhausted(Fact):
-    """JetStream stopped delivering a message (max_deliver); it was fetched from the stream instead."""
+    """JetStream stopped delivering a message (max_deliver). It was read from the stream instead."""
 
     subscription: str
     stream_seq: int
@@ -163,9 +163,9 @@ class DeliveryExhausted(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLossFound(Fact):
-    """A stream does not hold what its PubAcks promised: ``tail`` events at its end, ``middle`` before it. Alert.
+    """A stream lacks events that it acknowledged: ``tail`` events at its end, ``middle`` before it. Alert.
 
-    ``ids`` are the first of them. ``repaired``: they are unpublished again, and will leave once more.
+    ``ids`` are the first of them. ``repaired``: they are marked unpublished and will be published again.
     """
 
     stream: str
@@ -177,7 +177,7 @@ class StreamLossFound(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxGapFilled(Fact):
-    """Messages that JetStream was done with were missing from the inbox, and were read from the stream. Alert."""
+    """Messages were acknowledged but missing from the inbox. They were read from the stream again. Alert."""
 
     subscription: str
     count: int
@@ -185,7 +185,7 @@ class InboxGapFilled(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksDelivered(Fact):
-    """Tasks went to a queue, which confirmed them; ``again``: the sweep found them lost."""
+    """Tasks were sent to a queue, which confirmed them. ``again``: the sweep had found them lost."""
 
     queue: str
     count: int
@@ -194,7 +194,7 @@ class TasksDelivered(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFact(Fact):
-    """Base of what is told of one task."""
+    """Base of the facts about one task."""
 
     task_id: UUID
     task_type: str
@@ -205,12 +205,12 @@ class TaskFact(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCompleted(TaskFact):
-    """A handler dealt with a task."""
+    """A handler completed a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRetried(TaskFact):
-    """A handler failed; the task is tried again after ``delay_seconds``."""
+    """A handler failed. The task is tried again after ``delay_seconds``."""
 
     delay_seconds: float
     error: str
@@ -225,7 +225,7 @@ class TaskFailed(TaskFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPutOff(Fact):
-    """A limit keeps a task waiting; no attempt is spent. ``waits_for``: turn, room."""
+    """A limit keeps a task waiting. No attempt is counted. ``waits_for``: turn, room."""
 
     task_id: UUID
     task_type: str
@@ -235,7 +235,7 @@ class TaskPutOff(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskUnhandled(Fact):
-    """A worker got a task of a type that no module it has loaded registers. Nothing is lost; it waits."""
+    """A worker got a task of a type that none of its loaded modules registers. The task waits; nothing is lost."""
 
     task_id: UUID
     task_type: str
@@ -243,19 +243,19 @@ class TaskUnhandled(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadTaken(Fact):
-    """This scheduler leads a context from now on. ``term`` counts the leaders."""
+    """This scheduler now leads a context. ``term`` counts the leaders."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadLost(Fact):
-    """This scheduler leads a context no more: it could not renew its lease. One that stops says nothing."""
+    """This scheduler no longer leads a context: it could not renew its lease. A normal stop gives no fact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRunMissed(Fact):
-    """No scheduler was there for a cron job within its grace; this run will not happen."""
+    """No scheduler ran within a cron job's grace, so this run will not happen."""
 
     job: str
     scheduled_for: datetime
@@ -263,7 +263,7 @@ class ScheduledRunMissed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRunFact(Fact):
-    """Base of what is told of an attempt at a cron job."""
+    """Base of the facts about an attempt at a cron job."""
 
     job: str
     scheduled_for: datetime
@@ -273,12 +273,12 @@ class ScheduledRunFact(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRunFinished(ScheduledRunFact):
-    """The command of a cron job was carried out."""
+    """The command of a cron job succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRunRetried(ScheduledRunFact):
-    """The command raised; it is dispatched again after ``delay_seconds``."""
+    """The command raised an error. It is dispatched again after ``delay_seconds``."""
 
     error: str
     delay_seconds: float
@@ -286,13 +286,13 @@ class ScheduledRunRetried(ScheduledRunFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRunFailed(ScheduledRunFact):
-    """The command refused, or every attempt raised. Alert."""
+    """The command refused, or every attempt raised an error. Alert."""
 
     error: str
 
 
 class FactSink(Protocol):
-    """Where facts go. Must not raise and must not block."""
+    """A listener for facts. It must not raise and must not block."""
 
     def __call__(self, fact: Fact, /) -> None:
-        """Take note of a fact."""
+        """Receive a fact."""

@@ -1,7 +1,7 @@
-"""Incidents: dead letters as operators see them, and which of them may be put back (DESIGN §7).
+"""Incidents: dead letters as operators see them, and which of them may be requeued (DESIGN §7).
 
-An incident is one death of one message. A message that is requeued and dies again is another incident
-of the same message, with the next ``occurrence``.
+An incident is one death of one message. A requeued message that dies again is a new incident of the same message,
+with the next ``occurrence``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REASON_LIMIT: Final = 2_000
 
 
 class IncidentStatus(Enum):
-    """Where an incident stands. ``open`` until an operator decides."""
+    """The state of an incident. It is ``open`` until an operator decides."""
 
     OPEN = "open"
     REQUEUED = "requeued"
@@ -42,9 +42,9 @@ class IncidentStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """A dead letter as the DLQ stream holds it; ``message_id`` and ``occurrence`` identify it.
+    """A dead letter as the DLQ stream holds it. ``message_id`` and ``occurrence`` identify it.
 
-    ``original`` None: it did not fit into the letter, and the inbox row still has it.
+    ``original`` None: the original body did not fit into the letter; the inbox row still holds it.
     """
 
     message_id: UUID
@@ -67,7 +67,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class RecordedIncident:
-    """What an alert says of an incident: ids and reasons, no payload."""
+    """What an alert says about an incident: ids and reasons, no payload."""
 
     id: int
     message_id: UUID
@@ -82,7 +82,7 @@ class RecordedIncident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentFilter:
-    """Which incidents are meant; what is None or empty excludes nothing. ``reason`` is a part of the text."""
+    """Selects incidents. A field that is None or empty excludes nothing. ``reason`` is a part of the text."""
 
     statuses: tuple[IncidentStatus, ...] = ()
     kinds: tuple[DeadLetterClass, ...] = ()
@@ -96,7 +96,7 @@ class IncidentFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """A dead letter as recorded. ``handled_at``: when the message, requeued, was processed after all."""
+    """A recorded dead letter. ``handled_at``: when the message was processed after a requeue."""
 
     id: int
     message_id: UUID
@@ -121,7 +121,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class IncidentDetail:
-    """All that is known of one incident. ``history``: what operators did to it, oldest first."""
+    """All details of one incident. ``history``: what operators did to it, oldest first."""
 
     incident: Incident
     headers: Mapping[str, str]
@@ -131,9 +131,9 @@ class IncidentDetail:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What decides over an action on one incident.
+    """The facts that decide whether an action on an incident is allowed.
 
-    ``waiting``: the message's inbox row is dead by this very incident, so it can be put back.
+    ``waiting``: the message's inbox row is dead because of this incident, so it can be requeued.
     """
 
     id: int
@@ -143,9 +143,9 @@ class Candidate:
 
 
 def requeue_refusal(candidate: Candidate) -> RelayError | None:
-    """Why this incident's message must not be requeued; None if it may.
+    """Why this incident's message must not be requeued; None if it may be.
 
-    A discarded or resolved one may: that was a decision of an operator, and so is this.
+    A discarded or resolved incident may be requeued: an operator may change an operator's decision.
     """
     if candidate.status is IncidentStatus.REQUEUED:
         return IncidentClosed("was requeued already", hint="a message that dies again is a new incident")
@@ -160,7 +160,7 @@ def requeue_refusal(candidate: Candidate) -> RelayError | None:
 
 
 def gone() -> RelayError:
-    """Why a message cannot be put back whose inbox row is not dead by its incident."""
+    """Why a message cannot be requeued if its inbox row is not dead because of its incident."""
     return NotRequeueable(
         "the inbox does not hold the message as dead",
         hint="its dead letter is being settled (try again in a moment), or the row was archived",
@@ -175,7 +175,7 @@ def close_refusal(candidate: Candidate) -> RelayError | None:
 
 
 def unknown(id: int) -> RelayError:
-    """Why nothing can be done about an id that is not there."""
+    """The error for an incident id that does not exist."""
     return UnknownIncident(f"there is no incident {id}", hint="relay dlq list")
 
 
@@ -183,7 +183,7 @@ def unknown(id: int) -> RelayError:
 
 
 def encode_original(body: bytes) -> dict[str, str]:
-    """Give the original's bytes a form in JSON that loses none of them: text, or base64 if it is no text."""
+    """Encode the original's bytes for JSON without loss: as text, or as base64 if they are not text."""
     try:
         return {"original": body.decode(), "original_encoding": "utf-8"}
     except UnicodeDecodeError:
@@ -191,7 +191,7 @@ def encode_original(body: bytes) -> dict[str, str]:
 
 
 def read_letter(subject: str, body: bytes, stream: str, seq: int) -> Letter:
-    """Read a dead letter. Never fails: what cannot be read, by whomever it was sent, is an incident too."""
+    """Read a dead letter. Never fails: an unreadable letter, from any sender, is an incident too."""
     try:
         fields = _fields(body)
         return Letter(
@@ -257,7 +257,7 @@ def _original(fields: Mapping[str, Any]) -> bytes | None:
 
 
 def _text(value: object) -> str | None:
-    """Text that PostgreSQL stores and a terminal shows, bounded; whatever else was sent, as text."""
+    """Text of limited length that PostgreSQL can store and a terminal can show. Other values become JSON text."""
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value)

@@ -1,6 +1,6 @@
 """Input limits (DESIGN §11): what may enter the outbox and what may reach the broker.
 
-The same rules run twice: when an event is added, where the caller gets the error, and again before
+The same rules run twice. They run when an event is added, so that the caller gets the error. They run again before
 publishing, because any program may insert rows with plain SQL.
 """
 
@@ -29,7 +29,7 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*\Z")
 _ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
-#: Tables for `bytes.translate`, as the text of payloads is looked at without a step in Python for each character.
+#: Tables for `bytes.translate`. They avoid a Python loop over each character of a payload.
 _STRUCTURE: Final = b'"{}[]'
 _OTHERS: Final = bytes(set(range(256)) - set(_STRUCTURE))
 _NOT_OPENING: Final = bytes(set(range(256)) - set(b"{["))
@@ -37,7 +37,7 @@ _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
 _ALL_ZERO: Final = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
 _SEPARATORS: Final = bytes.maketrans(b"{}[],:", b"      ")
-#: An integer outside 64 bits has as many digits as this at least, of which every sixth makes three.
+#: An integer outside 64 bits has at least this many digits. Every sixth one of them makes three digits in a row.
 _LONG: Final = b"0" * 19
 _EVERY: Final = 6
 
@@ -63,7 +63,7 @@ def check_key(value: object, field: str, *, limit: int = MAX_KEY_BYTES) -> str:
 def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse header names and values that NATS or its clients would misread.
 
-    Names starting with ``Nats-`` steer the server, so they are never a caller's to set.
+    Names that start with ``Nats-`` control the server, so a caller must not set them.
     Raises InvalidHeader, naming the header.
     """
     if type(headers) is dict and not headers:
@@ -90,10 +90,10 @@ def _check_header(name: object, value: object) -> None:
 
 
 def encode_payload(payload: Any) -> str:
-    """Serialise ``payload`` to JSON text after checking it, spaced as PostgreSQL will render it.
+    """Check ``payload`` and serialise it to JSON text, with the spaces that PostgreSQL also writes.
 
     Refused: NaN and infinities, NUL characters and lone surrogates, nesting deeper than 100,
-    numbers outside 64 bits, keys that are not strings, values JSON has no form for.
+    numbers outside 64 bits, keys that are not strings, and values that JSON cannot hold.
     Raises InvalidPayload, naming the path of the value at fault.
     """
     _check_tree(payload)
@@ -124,7 +124,7 @@ def _check_tree(payload: Any) -> None:
 
 
 def _is_harmless(value: Any) -> bool:
-    """Whether nothing can be wrong with a value, as with most of them: said at once, without a path to name it."""
+    """Whether a value is certainly valid. Most values are, and this fast check needs no path for an error."""
     kind = type(value)
     return (kind is str and value.isascii() and "\x00" not in value) or (
         kind is int and _INT64_MIN <= value <= _INT64_MAX
@@ -142,7 +142,7 @@ def _check_scalar(value: Any, path: str) -> None:
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidPayload("NaN and infinities have no form in JSON", field=path)
-        # PostgreSQL renders 1e300 as an integer of 301 digits, which no reader takes for a float again.
+        # PostgreSQL renders 1e300 as an integer of 301 digits, which no reader reads as a float again.
         if abs(value) >= 2**63:
             raise InvalidPayload("number outside 64 bits", field=path)
     else:
@@ -160,12 +160,11 @@ def _check_text(value: str, path: str) -> None:
 
 
 def check_payload_text(text: str) -> None:
-    """Check JSON text that PostgreSQL already accepted, without parsing it and at C speed, whatever it holds.
+    """Check JSON text that PostgreSQL has accepted. The check does not parse the text and runs at C speed.
 
-    A text with at most 100 opening brackets cannot nest deeper, and one without a run of 19 digits
-    cannot hold an integer outside 64 bits, so almost every payload passes two scans; whether such a
-    run is possible is seen in a sixth of the text.
-    Raises InvalidPayload.
+    A text with at most 100 opening brackets cannot nest deeper. A text without a run of 19 digits cannot hold an
+    integer outside 64 bits. So two scans are enough for almost every payload. The scan for digits reads only
+    every sixth character. Raises InvalidPayload.
     """
     data = text.encode(errors="surrogatepass")
     if len(data.translate(None, _NOT_OPENING)) > MAX_DEPTH and _depth(data) > MAX_DEPTH:
@@ -175,13 +174,13 @@ def check_payload_text(text: str) -> None:
 
 
 def _depth(data: bytes) -> int:
-    """How deep JSON text nests, or more than the limit if it nests deeper than that."""
-    # Two quotes with nothing between them change nothing for what stands around them.
+    """How deep JSON text nests. Above the limit, the result is only some number above the limit."""
+    # An empty string in quotes does not affect the text around it.
     rest = _without_escapes(data).translate(_BRACKETS, _OTHERS).replace(b'""', b"")
     rest = b"".join(rest.split(b'"')[::2])
     levels = 0
     while rest and levels <= MAX_DEPTH:
-        # Each round takes the innermost brackets. Where those are few, counting step by step is quicker.
+        # Each round removes the innermost brackets. If these are few, counting step by step is faster.
         outer = rest.replace(b"[]", b"")
         if len(outer) > len(rest) // 2:
             return levels + max(accumulate(array("b", rest.translate(_STEPS))))
@@ -194,7 +193,7 @@ def _has_large_integer(data: bytes) -> bool:
     """Whether JSON text holds an integer outside 64 bits, outside of its strings."""
     if _LONG not in data.translate(_ALL_ZERO):
         return False
-    # Strings of hexadecimal digits, say, have long runs of decimal ones.
+    # Strings may hold long runs of digits, for example hexadecimal ones, so look only outside of them.
     outside = b" ".join(_without_escapes(data).split(b'"')[::2])
     return _LONG in outside.translate(_ALL_ZERO) and any(
         len(word) > 20 or not _INT64_MIN <= int(word) <= _INT64_MAX
@@ -204,12 +203,12 @@ def _has_large_integer(data: bytes) -> bool:
 
 
 def _without_escapes(data: bytes) -> bytes:
-    """JSON text whose quotes all begin or end a string; other escapes are left."""
+    """JSON text without escaped quotes and backslashes, so that each quote begins or ends a string."""
     return data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
 
 
 def nests_deeper(value: Any, limit: int) -> bool:
-    """Say whether parsed JSON holds a container inside ``limit`` others."""
+    """Whether parsed JSON holds a container inside ``limit`` others."""
     level = [value]
     for _ in range(limit):
         level = [item for outer in level for item in _items(outer)]
@@ -225,8 +224,8 @@ def _items(value: Any) -> Iterable[Any]:
 def check_size(size: int, max_payload: int) -> None:
     """Refuse a message of ``size`` bytes (subject, headers and body) over the broker's limit.
 
-    nats-server closes the connection of a client that exceeds ``max_payload``, so the check must
-    come before the bytes leave. Raises PayloadTooLarge.
+    nats-server closes the connection of a client that exceeds ``max_payload``, so this check must
+    run before the bytes are sent. Raises PayloadTooLarge.
     """
     limit = max_payload - WIRE_RESERVE
     if size > limit:

@@ -1,4 +1,4 @@
-"""Entities and values of SDS-047 §2. Plain frozen data, checked on construction, no clock, no I/O."""
+"""Entities and values of SDS-047 §2: frozen data, checked on construction. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from relay.domain.limits import check_headers, check_key
 from relay.domain.ordering import UNORDERED
 from relay.domain.subject import check_subject, check_token, check_version
 
-#: By these statuses a handler says that it is done. Others below 300 say that it is not: 202 "later", say.
+#: The HTTP statuses that mean "done". Other statuses below 300 do not: 202 means "later", for example.
 DONE: Final = frozenset({200, 201, 204})
 
 #: How far ``occurred_at`` may run ahead of the clock that checks it (SDS-047 §9, chk_occurred_not_future).
 CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 
-# Only the canonical form: UUID() would also take braces, URNs and missing hyphens.
+# Only the canonical form. UUID() would also accept braces, URNs and missing hyphens.
 _MSG_ID = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(?:\.([1-9][0-9]{0,8}))?\Z")
 
 _UNREADABLE: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
 
-#: The id a message carries in the ``Nats-Msg-Id`` header.
+#: The id that a message carries in the ``Nats-Msg-Id`` header.
 MessageId = NewType("MessageId", UUID)
 
 
 @dataclass(frozen=True, slots=True)
 class CorrelationContext:
-    """Which request an event belongs to, and what caused it. Both optional (SDS-047 §2.2)."""
+    """The request that an event belongs to, and what caused the event. Both are optional (SDS-047 §2.2)."""
 
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
@@ -40,10 +40,10 @@ class CorrelationContext:
 
 @dataclass(frozen=True, slots=True)
 class NatsMsgId:
-    """The value of ``Nats-Msg-Id``: the outbox event's id, and the generation of a deliberate replay.
+    """The value of ``Nats-Msg-Id``: the id of the outbox event and, for a replay, its generation.
 
-    Generation 0 is the bare UUID. A replay carries ``{uuid}.{generation}``, so that the stream's
-    duplicate window does not swallow it while consumers still recognise the event.
+    Generation 0 is the UUID alone. A replay carries ``{uuid}.{generation}``. So the stream's duplicate window
+    accepts it, and consumers still recognise the event.
     """
 
     event_id: UUID
@@ -56,7 +56,7 @@ class NatsMsgId:
 
     @classmethod
     def parse(cls, value: str) -> NatsMsgId:
-        """Read a header value. Raises MalformedMessage when it is not a UUID with optional generation."""
+        """Read a header value. Raises MalformedMessage if it is not a UUID with an optional generation."""
         match = _MSG_ID.match(value)
         if match is None:
             raise MalformedMessage("is not the id of an event: a UUID", field="Nats-Msg-Id")
@@ -64,20 +64,21 @@ class NatsMsgId:
 
 
 def stand_in_id(stream: str, seq: int) -> UUID:
-    """The id of a message that carries no usable one: made of its place, so that it stays the same."""
+    """The id for a message without a usable id. It is made from the message's place, so it is always the same."""
     return uuid5(_UNREADABLE, f"{stream}/{seq}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEvent:
-    """An event recorded in the transaction of the change it reports (SDS-047 §2.1).
+    """An event recorded in the transaction of the change that it reports (SDS-047 §2.1).
 
-    ``partition_key``: events of one key keep their commit order; the empty string opts out.
+    ``partition_key``: events with the same key keep their commit order; the empty string means no order.
     ``topic``: an explicit subject instead of the context's template.
-    ``available_at``: not published before this time. ``occurred_at``: None for the time of the transaction.
+    ``available_at``: the event is not published before this time.
+    ``occurred_at``: None means the time of the transaction.
     ``payload``: JSON text, already checked by `relay.domain.limits.encode_payload`.
 
-    Raises InvalidEvent and its kin (POL-047-001), naming the field.
+    Raises InvalidEvent or a subclass (POL-047-001), naming the field.
     """
 
     id: UUID
@@ -119,7 +120,10 @@ class OutboxEvent:
             raise InvalidEvent("is required", field="event_type")
 
     def check_not_future(self, now: datetime) -> None:
-        """POL-047-002: ``occurred_at <= now``, with the tolerance of the table's constraint."""
+        """Check POL-047-002: ``occurred_at <= now``, with the tolerance of the table's constraint.
+
+        Raises FutureEvent.
+        """
         if self.occurred_at is not None and self.occurred_at > now + CLOCK_TOLERANCE:
             raise FutureEvent(
                 f"{self.occurred_at.isoformat()} lies in the future",
@@ -139,7 +143,7 @@ def _check_moment(value: Any, name: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxMessage:
-    """A received message and what became of it (SDS-047 §2.1). Raises InvalidTimestamp (POL-047-004)."""
+    """A received message and its state (SDS-047 §2.1). Raises InvalidTimestamp (POL-047-004)."""
 
     message_id: UUID
     subject: str
@@ -155,7 +159,7 @@ class InboxMessage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A message that JetStream may forget: acknowledge it by ``reply`` if it is still at ``stream_seq``."""
+    """A message that needs no redelivery: acknowledge it by ``reply`` if it is still at ``stream_seq``."""
 
     message_id: UUID
     stream_seq: int
@@ -163,7 +167,7 @@ class Finished:
 
 
 class Verdict(Enum):
-    """What a handler said about a message (SDS-047 §12)."""
+    """A handler's verdict about a message (SDS-047 §12)."""
 
     PROCESSED = "processed"
     ALREADY_PROCESSED = "already_processed"
@@ -173,11 +177,11 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HandlerResult:
-    """A handler's answer: the verdict, and for a failure why, in words fit for a log line.
+    """A handler's answer: the verdict and, for a failure, a reason that is safe for a log line.
 
-    ``settled``: ``processed_at`` is committed already, in the transaction of the handler's own writes.
-    ``said``: what the answer or exception says itself. It may repeat payload, so it goes no further unless
-    somebody asks for it (see `in_full`).
+    ``settled``: ``processed_at`` is already committed, in the transaction of the handler's own writes.
+    ``said``: the text of the answer or exception itself. It may repeat payload, so it is used only on request
+    (see `in_full`).
     """
 
     verdict: Verdict
@@ -189,8 +193,8 @@ class HandlerResult:
     def from_status(cls, status: int, detail: str = "", said: str = "") -> HandlerResult:
         """Read an HTTP status (SDS-047 §12).
 
-        Only those of `DONE` count as processed. A status the contract does not know, 404 or 202 say, is a
-        deployment mistake, or means "not yet", rather than a bad message, so it is retried like a 5xx.
+        Only the statuses in `DONE` count as processed. A status that the contract does not know is retried like
+        a 5xx: a 404, for example, is a deployment mistake and a 202 means "not yet". Neither is a bad message.
         """
         if status in DONE:
             return cls(Verdict.PROCESSED)
@@ -202,9 +206,9 @@ class HandlerResult:
 
     @classmethod
     def failed(cls, detail: str, said: str = "") -> HandlerResult:
-        """No usable answer: time-out, refused or broken connection."""
+        """The result when there is no usable answer: a time-out, or a refused or broken connection."""
         return cls(Verdict.TRANSIENT, detail, said=said)
 
     def in_full(self) -> HandlerResult:
-        """The same answer, what it ``said`` included."""
+        """The same answer, with ``said`` included in its detail."""
         return replace(self, detail=f"{self.detail}: {self.said}", said="") if self.said else self

@@ -1,8 +1,8 @@
 """Order per key (DESIGN §5, §6): lanes, shards and chains, and the keys of received messages.
 
-A key hashes to one of 64 fixed lanes. A publisher job owns a shard, a fixed set of lanes, and takes
-the lanes' locks before it claims, so two jobs never hold events of one key at the same time. Inside a
-batch, the events of one key form a chain: each leaves only after the one before it is acknowledged.
+A key hashes to one of 64 fixed lanes. A publisher job owns a shard: a fixed set of lanes. It locks the lanes
+before it claims, so two jobs never hold events of one key at the same time. Inside a batch, the events of one key
+form a chain: each event is sent only after the one before it is acknowledged.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from urllib.parse import unquote
 from relay.domain.errors import MalformedMessage
 
 LANES: Final = 64
-#: The partition key of events that opted out of ordering.
+#: The partition key of events without order.
 UNORDERED: Final = ""
 #: The header that carries a message's partition key.
 KEY: Final = "Relay-Partition-Key"
-#: What becomes of the messages behind one that died: they wait for an operator, are set aside, or go on.
+#: What happens to messages behind a dead one. "block" and "park": they wait for an operator; "park" also sets the
+#: key aside. "skip": they are handled.
 FailedHead: TypeAlias = Literal["block", "park", "skip"]
-#: Longer keys do not fit into an index of PostgreSQL.
+#: The longest key that is sure to fit into an index of PostgreSQL, in characters.
 _LONGEST: Final = 600
 
 Item = TypeVar("Item")
@@ -46,18 +47,18 @@ class Shard:
 
 
 def halves(lanes: Sequence[int], busy: Collection[int]) -> tuple[list[int], list[int]]:
-    """Divide lanes in two, the busy ones as evenly as the others."""
+    """Divide the lanes into two halves, with the busy lanes shared evenly."""
     ordered = sorted(lanes, key=lambda lane: lane not in busy)
     return ordered[::2], ordered[1::2]
 
 
 def default_key(aggregate_type: str, aggregate_id: str) -> str:
-    """The partition key of an event that names none: its aggregate."""
+    """The partition key of an event without an explicit key: its aggregate."""
     return f"{aggregate_type}:{aggregate_id}"
 
 
 def partition_key(headers: Mapping[str, str]) -> str | None:
-    """The key that a message's producer gave it; None if it gave none. Raises MalformedMessage."""
+    """The key that the producer gave to a message; None without one. Raises MalformedMessage."""
     key = unquote(headers.get(KEY, ""))
     if "\x00" in key or (not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key)):
         raise MalformedMessage("cannot be stored as text", field=KEY)
@@ -65,14 +66,14 @@ def partition_key(headers: Mapping[str, str]) -> str | None:
 
 
 def order_key(partition_key: str | None) -> str | None:
-    """The key in whose order a received message runs; None if it opted out. Keys of any length are told apart."""
+    """The key that orders a received message; None for no order. A long key becomes its hash."""
     if not partition_key or len(partition_key) <= _LONGEST:
         return partition_key or None
     return f"sha256:{hashlib.sha256(partition_key.encode()).hexdigest()}"
 
 
 def chains(items: Iterable[Item], key: Callable[[Item], str]) -> list[list[Item]]:
-    """Group ``items`` by key, order kept; every unordered item is a chain of its own."""
+    """Group ``items`` by key and keep their order. Every unordered item is its own chain."""
     by_key: dict[str, list[Item]] = {}
     result: list[list[Item]] = []
     for item in items:

@@ -1,7 +1,8 @@
-"""What the two NATS users of a configuration may publish and hear: the fleet, and whoever makes the streams.
+"""What the two NATS users of a configuration may publish and subscribe to: the fleet, and the streams' admin.
 
-A user who may publish to all of ``$JS.ACK`` can acknowledge, and so lose, what others have not handled; one who
-may publish to all of ``$JS.API`` can delete every stream. So each subject names its stream and consumer.
+A user who may publish to all of ``$JS.ACK`` can acknowledge messages that others have not handled, and so lose
+them. A user who may publish to all of ``$JS.API`` can delete every stream. So each subject names its stream and
+consumer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from relay.domain.topology import ConsumerSpec, StreamSpec
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Subjects, without repetition. What is not listed is forbidden."""
+    """The allowed subjects, without repetition. All others are forbidden."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -25,8 +26,8 @@ def of_fleet(
 ) -> Permissions:
     """For scheduler, workers and operators' commands: publish, pull, acknowledge, audit.
 
-    An audit reads an ``audited`` stream through a consumer of a name that nobody knows before, so the fleet may
-    make, read and remove consumers of these. ``inbox``: the prefix below which answers arrive.
+    An audit reads an ``audited`` stream through a consumer with a new name. So on these streams the fleet may
+    make, read and remove any consumer. ``inbox``: the subject prefix for answers.
     """
     subjects = [subject for stream in streams for subject in stream.subjects if not subject.startswith("$")]
     subjects += ["$JS.API.INFO", *(f"$JS.API.STREAM.INFO.{stream.name}" for stream in streams)]
@@ -44,13 +45,13 @@ def of_fleet(
             f"$JS.API.CONSUMER.INFO.{place}",
             f"$JS.API.CONSUMER.MSG.NEXT.{place}",
             f"$JS.ACK.{place}.>",
-            f"$JS.ACK.*.*.{place}.>",  # with domain and account in front, as newer servers write it
+            f"$JS.ACK.*.*.{place}.>",  # newer servers put domain and account first
         )
     return Permissions(tuple(dict.fromkeys(subjects)), (f"{inbox}.>",))
 
 
 def of_admin(streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec], inbox: str) -> Permissions:
-    """For ``relay streams``: make, change and look at what is configured; delete nothing, read no message."""
+    """For ``relay streams``: make, change and view what is configured; delete nothing, read no messages."""
     subjects = ["$JS.API.INFO"]
     for stream in streams:
         subjects += (

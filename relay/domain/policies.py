@@ -1,4 +1,4 @@
-"""Decisions as values (SDS-047 §3.3, DESIGN §5, §6). Nothing here acts; callers match on the result."""
+"""Decisions as values (SDS-047 §3.3, DESIGN §5, §6). Nothing here acts: callers match on the result."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import timedelta
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
-from relay.domain.backoff import Backoff
 from relay.domain.model import HandlerResult, Verdict
+from relay.domain.retry import RetryPolicy
 
 # --- consuming: what to do with a message after its handler answered -----------------------------
 
@@ -23,7 +23,7 @@ class DeadLetterClass(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Processed: record it, unless it is ``settled`` already, then acknowledge."""
+    """Processed: record it unless it is already ``settled``, then acknowledge."""
 
     settled: bool = False
 
@@ -47,28 +47,20 @@ class Retry:
 Disposition: TypeAlias = Ack | DeadLetter | Retry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """How often, and how far apart, a handler is tried."""
-
-    max_attempts: int = 20
-    backoff: Backoff = Backoff()
-
-
-#: How long a repeat is recognised. JetStream keeps events for days, people requeue dead letters for weeks.
+#: How long a repeat is recognised. JetStream keeps events for days; operators requeue dead letters for weeks.
 KEEP: Final = timedelta(days=30)
-#: More attempts than anybody means to make.
+#: More attempts than anyone can need: no limit.
 MANY: Final = 2**31 - 1
 
 
 def unanswered(max_attempts: int) -> DeadLetter:
-    """The verdict over a message whose last attempt nobody lived to answer: its worker died, again and again."""
+    """The verdict for a message whose last attempt has no answer, because its worker died."""
     reason = f"exhausted: {max_attempts} attempts, the last one without an answer: its worker died or was cut off"
     return DeadLetter(reason, DeadLetterClass.EXHAUSTED)
 
 
 def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: float) -> Disposition:
-    """POL-047-005, -006, -007. ``attempts`` includes the one that gave ``result``."""
+    """Decide by POL-047-005, -006 and -007. ``attempts`` includes the attempt that gave ``result``."""
     match result.verdict:
         case Verdict.PROCESSED | Verdict.ALREADY_PROCESSED:
             return Ack(result.settled)
@@ -85,7 +77,7 @@ def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: fl
 
 
 class Published(NamedTuple):
-    """The PubAck: the stream holds the event at ``seq``; ``duplicate`` if it already did."""
+    """The PubAck: the stream holds the event at ``seq``. ``duplicate``: it already held the event."""
 
     stream: str
     seq: int
@@ -94,7 +86,7 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeUnknown:
-    """No answer in time, or the broker cannot take anything now. The event may or may not be stored."""
+    """No answer in time, or the broker accepts nothing now. The event may or may not be stored."""
 
     error: str
 
@@ -103,7 +95,7 @@ class OutcomeUnknown:
 class RowRejected:
     """This event itself is at fault: too large, invalid subject, invalid payload.
 
-    ``final`` unless a limit is at fault as well that is the stream's own, and may be raised.
+    ``final``: False if the reason is also a limit of the stream, because an operator can raise that limit.
     """
 
     error: str
@@ -112,14 +104,14 @@ class RowRejected:
 
 @dataclass(frozen=True, slots=True)
 class NoStream:
-    """No stream takes the subject, or the stream refuses for a reason that lies in its configuration."""
+    """No stream accepts the subject, or the stream refuses because of its configuration."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class NotSent:
-    """Held back: an earlier event of its key did not get through, or the time was up."""
+    """Not sent: an earlier event of its key was not acknowledged, or the claim's time was over."""
 
 
 PublishOutcome: TypeAlias = Published | OutcomeUnknown | RowRejected | NoStream | NotSent
@@ -127,12 +119,12 @@ PublishOutcome: TypeAlias = Published | OutcomeUnknown | RowRejected | NoStream 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Touch nothing: no attempt is spent."""
+    """Change nothing: no attempt is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """Spend an attempt, note the error, wait ``delay``. The key waits with it."""
+    """Count an attempt, record the error, wait ``delay``. The other events of its key wait too."""
 
     delay: timedelta
     error: str
@@ -140,7 +132,7 @@ class TryAgain:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Mark the event dead: kept, alerted, re-publishable by an operator."""
+    """Mark the event dead: it is kept, an alert is sent, and an operator can publish it again."""
 
     error: str
 
@@ -154,7 +146,7 @@ def after_publish_failure(
     policy: RetryPolicy,
     chance: float,
 ) -> FailureAction:
-    """The three failure classes of DESIGN §5. ``attempts`` counts those spent before this one."""
+    """Decide by the three failure classes of DESIGN §5. ``attempts``: the attempts counted before this one."""
     match outcome:
         case OutcomeUnknown() | NotSent():
             return Leave()

@@ -1,4 +1,4 @@
-"""Values of a received message, read or refused."""
+"""Reads and checks the values of a received message."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NO_TEXT: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 
 
 def read_subject(raw: bytes) -> tuple[str, bool]:
-    r"""A subject as text, and whether that is what was sent.
+    r"""A subject as text, and whether the text is exactly what was sent.
 
-    A broker takes any bytes but spaces and line breaks. What is no text is escaped, so that it can be read, sent
-    on and undone: bytes that are no UTF-8, control characters and white space as ``\xNN``, and then a backslash
-    as ``\\``.
+    A broker accepts any bytes except spaces and line breaks. A subject that is not plain text is escaped, so that
+    people can read it, it can be sent on, and the escapes can be undone. Bytes that are not UTF-8, control
+    characters and white space become ``\xNN``; a backslash then becomes ``\\``.
     """
     try:
         text = raw.decode()
@@ -41,10 +41,10 @@ def read_json(body: bytes) -> Any:
     except RecursionError:
         raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body") from None
     except ValueError as error:
-        # A decoding error quotes bytes, a number of ours digits.
+        # The error's own text may quote the body, so tell only the place.
         where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
         raise MalformedMessage(f"the body is not JSON{where}", field="body") from None
-    # One level more than a payload has, for the envelope. A body of few brackets cannot nest too deep.
+    # The envelope adds one level to the payload. A body with few brackets cannot nest too deep.
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and nests_deeper(content, MAX_DEPTH + 1):
         raise MalformedMessage(f"the body nests deeper than {MAX_DEPTH}", field="body")
     return content
@@ -67,14 +67,14 @@ def read_object(body: Any) -> dict[str, Any]:
 
 
 def read_version(value: str) -> int:
-    """A schema version from a header. Raises MalformedMessage."""
+    """Read a schema version from a header. Raises MalformedMessage."""
     if not value.isdecimal() or not value.isascii() or len(value) > 9:
         raise MalformedMessage("is not a whole number from 1", field="event_version")
     return int(value)
 
 
 def read_uuid(value: Any, field: str) -> UUID | None:
-    """An id, if there is one. Raises MalformedMessage."""
+    """Read an id, if there is one. Raises MalformedMessage."""
     if value is None:
         return None
     try:
@@ -84,7 +84,7 @@ def read_uuid(value: Any, field: str) -> UUID | None:
 
 
 def read_time(value: Any) -> datetime | None:
-    """A time with its zone, if there is one. Raises MalformedMessage."""
+    """Read a time with its zone, if there is one. Raises MalformedMessage."""
     if value is None:
         return None
     try:

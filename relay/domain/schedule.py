@@ -1,4 +1,4 @@
-"""What is scheduled when: the values of the scheduler, and the decision whether a job is due."""
+"""The values of the scheduler, and the decision whether a job is due."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from uuid import UUID
 
 from relay.domain.errors import RelayError
 
-#: A job that fires often is found due in a short look back; only a rare one needs the whole grace.
+#: How far to look back first. For a job that fires often this is enough; only a rare job needs the whole grace.
 _LOOKS: Final = (timedelta(minutes=1), timedelta(hours=1))
 
 
 class InvalidSchedule(RelayError, ValueError):
-    """A cron job cannot be scheduled as it is declared."""
+    """A cron job cannot be scheduled as declared."""
 
     code = "INVALID_SCHEDULE"
 
@@ -30,11 +30,11 @@ class UnknownJob(RelayError, LookupError):
 
 
 class RunState(Enum):
-    """Where a run of a cron job stands.
+    """The state of a run of a cron job.
 
-    WAITING for a worker (again, after an attempt that broke), STARTED, FINISHED; FAILED: the command refused,
-    or every attempt broke. SKIPPED: the run before it had not started yet, and stands for both. MISSED: no
-    scheduler was there for longer than the job's grace.
+    WAITING: for a worker, the first time or after a failed attempt. STARTED. FINISHED. FAILED: the command
+    refused, or every attempt failed. SKIPPED: the run before it had not started yet and counts for both.
+    MISSED: no scheduler ran for longer than the job's grace.
     """
 
     WAITING = "waiting"
@@ -49,12 +49,12 @@ class Trigger(Protocol):
     """When a job fires."""
 
     def after(self, time: datetime) -> datetime | None:
-        """The first time later than ``time``, None when there is none."""
+        """The first time after ``time``; None when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A job should run for ``scheduled_for``; ``missed``: it is too late for that."""
+    """A job should run for ``scheduled_for``. ``missed``: it is too late for that run."""
 
     scheduled_for: datetime
     missed: bool = False
@@ -63,7 +63,7 @@ class Due:
 def due(trigger: Trigger, since: datetime, now: datetime, grace: timedelta) -> Due | None:
     """Decide whether a job that last fired at ``since`` is due.
 
-    What was missed is made up for by one run, that of the latest time, if that is not longer ago than ``grace``.
+    One run makes up for all the missed ones: the latest, unless it is longer ago than ``grace``.
     """
     for look in (*(look for look in _LOOKS if look < grace), grace):
         latest, time = None, trigger.after(max(since, now - look))
@@ -77,9 +77,10 @@ def due(trigger: Trigger, since: datetime, now: datetime, grace: timedelta) -> D
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The lease as a scheduler found it: ``term`` if it is ours, else how long it is another's, in seconds.
+    """The lease as a scheduler found it.
 
-    ``requested``: jobs that an operator wants to run now, and since when.
+    ``term``: set if the lease is ours. ``remaining``: otherwise, how long another scheduler holds it, in seconds.
+    ``requested``: jobs that an operator wants to run now, and when they were requested.
     """
 
     term: int | None
@@ -89,7 +90,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What a leader tells of a job. ``error`` is that of the last run; None when it went well."""
+    """What a leader reports about a job. ``error`` is the error of the last run; None if it succeeded."""
 
     name: str
     schedule: str
@@ -100,19 +101,19 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRun:
-    """A run that no worker has taken up yet."""
+    """A run that no worker has claimed yet."""
 
     job: str
     scheduled_for: datetime
 
 
-#: How long a worker holds a run without a sign of life.
+#: How long a worker holds a run without a renewal.
 CLAIM: Final = timedelta(seconds=8)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRun:
-    """A run that is ours while the claim is renewed. ``attempt`` counts from 1."""
+    """A run that is ours as long as the claim is renewed. ``attempt`` counts from 1."""
 
     job: str
     scheduled_for: datetime

@@ -1,4 +1,4 @@
-"""Subjects: where an event travels (SDS-047 §2.2, `{context}.event.{name}.v{n}`)."""
+"""The NATS subjects of events (SDS-047 §2.2, `{context}.event.{name}.v{n}`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _EVENT = re.compile(r"([A-Za-z0-9_-]{1,64})\.event\.([A-Za-z0-9_-]{1,64})\.v([1-
 
 
 def check_token(value: object, field: str) -> str:
-    """Return ``value`` if it may stand between two dots of a subject.
+    """Return ``value`` if it may be one token of a subject, between two dots.
 
-    Raises InvalidSubject: wildcards, dots, spaces and non-ASCII letters are stored by nats-server
-    without complaint and would then match, or escape, other parties' filters.
+    Raises InvalidSubject for wildcards, dots, spaces and non-ASCII letters. nats-server would accept them, and
+    then such a subject would match, or escape, the filters of others.
     """
     if not isinstance(value, str) or not _TOKEN.match(value):
         shown = str(value)[:80]
@@ -28,7 +28,10 @@ def check_token(value: object, field: str) -> str:
 
 
 def check_subject(value: object, field: str = "topic") -> str:
-    """Return ``value`` if it is a complete subject of safe tokens, at most 255 characters long."""
+    """Return ``value`` if it is a complete subject of safe tokens with at most 255 characters.
+
+    Raises InvalidSubject.
+    """
     if not isinstance(value, str) or len(value) > MAX_SUBJECT:
         raise InvalidSubject(f"a subject has at most {MAX_SUBJECT} characters", field=field)
     for token in value.split("."):
@@ -37,7 +40,7 @@ def check_subject(value: object, field: str = "topic") -> str:
 
 
 def check_version(value: object, field: str = "event_version") -> int:
-    """Return ``value`` if it is a schema version: a whole number from 1."""
+    """Return ``value`` if it is a schema version: a whole number from 1. Raises InvalidSubject."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**9:
         raise InvalidSubject("must be a whole number from 1", field=field)
     return value
@@ -65,7 +68,7 @@ class EventSubject:
 
     @classmethod
     def find(cls, value: str) -> EventSubject | None:
-        """The event that a subject names; None where it has another form."""
+        """The event that a subject names; None if the subject has another form."""
         match = _EVENT.match(value)
         return None if match is None else cls(match[1], match[2], int(match[3]))
 
@@ -89,7 +92,7 @@ def event_subject(template: str, context: str, name: str, version: int) -> str:
 def dead_letter_subject(context: str, original_subject: str) -> str:
     """The subject of a dead letter: ``{context}.dlq.{original subject}`` (EVT-047-002).
 
-    The original subject stays readable at the end, so that ``sea.dlq.vibespro.>`` selects by origin.
-    A foreign one of any length is cut: nats-server closes the connection over a line of 4,096 bytes.
+    The original subject stays readable at the end, so ``sea.dlq.vibespro.>`` selects by origin. A foreign
+    subject may have any length. It is cut, because nats-server closes a connection with a line over 4,096 bytes.
     """
     return f"{context}.dlq.{original_subject[: 2 * MAX_SUBJECT].rstrip('.')}"

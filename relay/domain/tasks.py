@@ -1,4 +1,4 @@
-"""Background tasks as values (building blocks §2.7, §4): what is scheduled, and when a limit lets it start."""
+"""Background tasks as values (building blocks §2.7, §4): the task, and when a limit allows it to start."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _QUEUE = re.compile(r"[a-z0-9_-]{1,40}\Z")
 
 
 class InvalidTask(RelayError, ValueError):
-    """A task, or an option of one, is not allowed."""
+    """A task, or an option of a task, is not allowed."""
 
     code = "INVALID_TASK"
 
 
 class UnknownTask(RelayError):
-    """No task of this type is registered here, or none is recorded under this id."""
+    """No task of this type is registered in this process, or no task has this id."""
 
     code = "UNKNOWN_TASK"
 
 
 class NotCancellable(RelayError):
-    """The task runs, or has ended."""
+    """The task is running or has ended."""
 
     code = "NOT_CANCELLABLE"
 
@@ -46,7 +46,7 @@ class NotRetryable(RelayError):
 
 
 def check_type(value: object) -> str:
-    """Return ``value`` if a task type can be called that. Raises InvalidTask."""
+    """Return ``value`` if it is a valid name for a task type. Raises InvalidTask."""
     if not isinstance(value, str) or not _TYPE.match(value):
         raise InvalidTask(
             f"{str(value)[:120]!r} is not a name for a task",
@@ -57,7 +57,7 @@ def check_type(value: object) -> str:
 
 
 def check_queue(value: object) -> str:
-    """Return ``value`` if a queue can be called that. Raises InvalidTask."""
+    """Return ``value`` if it is a valid name for a queue. Raises InvalidTask."""
     if not isinstance(value, str) or not _QUEUE.match(value):
         raise InvalidTask(
             f"{str(value)[:60]!r} is not a name for a queue", field="queue", hint="1 to 40 of a-z 0-9 _ -"
@@ -74,10 +74,11 @@ def check_priority(value: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundTask:
-    """A task recorded in the transaction that wants it done.
+    """A task recorded in the transaction that requests it.
 
-    ``payload``: JSON text. ``available_at`` or ``delay``: not before; a delay counts by the database's clock from
-    the moment the row is written. ``concurrency_key``: tasks of one key share a limit of how many run at once.
+    ``payload``: JSON text. ``available_at`` or ``delay``: the task does not start before. A delay counts from the
+    moment the row is written, by the database's clock. ``concurrency_key``: tasks of one key share a limit of how
+    many run at the same time. Raises InvalidTask.
     """
 
     id: UUID
@@ -113,7 +114,7 @@ class BackgroundTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskRef:
-    """What a queue needs to know of a task."""
+    """What a queue needs to know about a task."""
 
     id: UUID
     type: str
@@ -123,9 +124,9 @@ class TaskRef:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedTask:
-    """A task held under a claim token; ``attempts`` includes the one about to be made.
+    """A task held under a claim token. ``attempts`` includes the attempt that follows.
 
-    ``processed``: its effect is committed already, only the row does not say so.
+    ``processed``: its effect is already committed, but the row does not show it yet.
     """
 
     token: UUID
@@ -138,13 +139,13 @@ class ClaimedTask:
     metadata: Mapping[str, Any]
     concurrency_key: str | None
     processed: bool
-    #: What `time.monotonic` said before the claim was asked for: the lease is no shorter than from then.
+    #: `time.monotonic` before the claim was requested. The lease does not end earlier than its length after this.
     since: float = field(default=math.inf, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PutOff:
-    """A limit does not let the task start: try again after ``delay``. No attempt is spent.
+    """A limit does not allow the task to start. Try again after ``delay``. No attempt is counted.
 
     ``waits_for``: ``turn`` (the rate limit has promised it one), ``room`` (too many of its key run) or
     ``handler`` (this worker does not know the type).
@@ -156,17 +157,17 @@ class PutOff:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Where a rate limit stands, from now: when the next start is free, and when the last promised one is."""
+    """The state of a rate limit, from now: when the next start is free, and when the last promised start is."""
 
     free_in: timedelta
     promised_in: timedelta
 
 
 def turn(rate: Rate, interval: timedelta, *, promised: bool) -> timedelta:
-    """After how long a task may start; nothing or less means now.
+    """After how long a task may start. Zero or less means now.
 
-    Starts are at least ``interval`` apart. A task that comes too early is promised the next turn nobody else
-    has, so that each waits once and in order, and newcomers do not overtake those who hold a promise.
+    Starts are at least ``interval`` apart. A task that comes too early is promised the next free turn. So each
+    task waits once and in order, and new tasks do not overtake tasks with a promise.
     """
     if promised:
         return rate.free_in

@@ -1,4 +1,4 @@
-"""Facts that say how long handlers took, whatever they answered."""
+"""Facts that tell how long handlers took, for every answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relay.domain.facts import Fact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerAnswered(Fact):
-    """The handler of a subscription has answered for a message, or was given up, after ``seconds``."""
+    """The handler of a subscription answered for a message, or the relay stopped waiting, after ``seconds``."""
 
     subscription: str
     seconds: float
@@ -17,7 +17,7 @@ class HandlerAnswered(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAnswered(Fact):
-    """The handler of a type of tasks has answered, or was given up, after ``seconds``."""
+    """The handler of a task type answered, or the relay stopped waiting, after ``seconds``."""
 
     task_type: str
     seconds: float

@@ -1,6 +1,6 @@
-"""What the broker must hold: streams, durable consumers, and the rules of NATS subjects.
+"""What the broker must hold, streams and durable consumers, and the rules of NATS subjects.
 
-A pattern is a subject whose tokens may be ``*`` (exactly one token) or, at the end, ``>`` (one or more).
+A pattern is a subject whose tokens may be ``*`` (exactly one token) or, at the end, ``>`` (one or more tokens).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MAX_PATTERN: Final = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
-    """A stream as it must be. Always: file storage, retention ``limits``, discard ``new``.
+    """The required form of a stream. Always: file storage, retention ``limits``, discard ``new``.
 
-    ``max_age`` None keeps messages for ever; ``max_bytes`` and ``max_msgs_per_subject`` are -1 for no
-    limit. A full stream refuses new messages, so that it pushes back instead of dropping old ones.
+    ``max_age`` None keeps messages for ever. ``max_bytes`` and ``max_msgs_per_subject`` are -1 for no
+    limit. A full stream refuses new messages instead of dropping old ones.
     """
 
     name: str
@@ -33,7 +33,7 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSpec:
-    """A durable pull consumer as it must be. Always: explicit acknowledgement, deliver all.
+    """The required form of a durable pull consumer. Always: explicit acknowledgement, deliver all.
 
     ``max_deliver`` and ``max_ack_pending`` are -1 for no limit.
     """
@@ -48,8 +48,8 @@ class ConsumerSpec:
 
 ADVISORY_SUBJECT: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"
 
-#: Keeps the server's notes on messages it has given up (max_deliver). They are sent once and not
-#: stored anywhere else, while the consumer's lag looks healthy afterwards (reliability.md §2).
+#: Keeps the server's advisories about messages that it no longer delivers (max_deliver). The server sends each
+#: advisory once and stores it nowhere, and afterwards the consumer's lag looks healthy (reliability.md §2).
 RELAY_ADVISORIES: Final = StreamSpec(
     name="RELAY_ADVISORIES",
     subjects=(ADVISORY_SUBJECT,),
@@ -78,7 +78,7 @@ def subjects_overlap(a: str, b: str) -> bool:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Whether ``pattern`` matches all that ``subject``, itself perhaps a pattern, can stand for."""
+    """Whether ``pattern`` matches every subject that ``subject``, which may be a pattern, matches."""
     wide, narrow = pattern.split("."), subject.split(".")
     for one, other in zip(wide, narrow, strict=False):
         if one == ">":
@@ -89,7 +89,7 @@ def covers(pattern: str, subject: str) -> bool:
 
 
 def dead_letter_consumer(context: str, stream: str) -> ConsumerSpec:
-    """Return the durable by which a context's dead letters are recorded as incidents (DESIGN §7)."""
+    """Return the durable that reads a context's dead letters, to record them as incidents (DESIGN §7)."""
     return ConsumerSpec(
         stream=stream,
         durable=f"relay__{context}__dead_letters",
@@ -101,7 +101,7 @@ def dead_letter_consumer(context: str, stream: str) -> ConsumerSpec:
 
 
 def advisory_consumer(consumer: ConsumerSpec) -> ConsumerSpec:
-    """Return the durable that reads the advisories about ``consumer``: the messages past its ``max_deliver``."""
+    """Return the durable that reads the advisories about ``consumer``: its messages beyond ``max_deliver``."""
     return ConsumerSpec(
         stream=RELAY_ADVISORIES.name,
         durable=f"relay__{consumer.stream}__{consumer.durable}",

@@ -1,8 +1,8 @@
-"""Up to where a stream's messages are known to be in the inbox (DESIGN §6, order per key).
+"""The high-water mark: up to where a stream's messages are known to be in the inbox (DESIGN §6, order per key).
 
-JetStream numbers a consumer's deliveries without a gap. As long as every number up to some delivery has
-reached the inbox, no earlier message of any key can still be on its way, or be lost with a worker. What lies
-beyond a gap waits until the gap is filled, or until somebody has compared stream and inbox.
+JetStream numbers a consumer's deliveries without a gap. If every number up to some delivery has reached the
+inbox, no earlier message of any key can still arrive or be lost with a worker. Deliveries after a gap wait until
+the gap is filled, or until stream and inbox have been compared.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-#: How many spans beyond a gap are remembered. Forgetting one costs time, never order.
+#: How many spans after a gap are remembered. A forgotten span costs time, never order.
 _SPANS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Deliveries ``first`` to ``last``, all in the inbox; ``stream_seq`` is the highest place among them."""
+    """Deliveries ``first`` to ``last``, all in the inbox. ``stream_seq`` is their highest place in the stream."""
 
     first: int
     last: int
@@ -26,10 +26,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Everything delivered under a number up to ``consumer_seq`` is in the inbox.
+    """Every delivery with a number up to ``consumer_seq`` is in the inbox.
 
-    So is every message up to ``stream_seq`` that the consumer is for. ``consumer_seq`` None: the server's
-    numbers have started again, and the two must be compared first. ``ahead``: what arrived beyond a gap.
+    The inbox also holds every message of the consumer up to ``stream_seq``. ``consumer_seq`` None: the server's
+    numbers have started again, and stream and inbox must be compared first. ``ahead``: what arrived after a gap.
     """
 
     consumer_seq: int | None = 0
@@ -37,25 +37,25 @@ class Watermark:
     ahead: tuple[Span, ...] = ()
 
     def received(self, deliveries: Iterable[tuple[int, int]]) -> Watermark:
-        """After these (number, place) have come into the inbox."""
+        """The mark after these deliveries (number, place) have reached the inbox."""
         spans = list(_spans(deliveries))
         known = self.consumer_seq
         if known is not None and any(span.last <= known and span.stream_seq > self.stream_seq for span in spans):
-            # A number that was given out before, for a place not reached before: the server has gone back.
+            # An old number for a new place: the server's numbers have gone back.
             return Watermark(None, self.stream_seq, tuple(spans))
         return self._absorb([*self.ahead, *spans])
 
     def compared(self, consumer_seq: int | None, stream_seq: int) -> Watermark:
-        """After the inbox was found to hold everything up to a state the consumer was in."""
+        """The mark after a comparison found that the inbox holds everything up to this consumer state."""
         mark = Watermark(self.consumer_seq, max(self.stream_seq, stream_seq))
         if consumer_seq is not None and (self.consumer_seq is None or consumer_seq > self.consumer_seq):
             mark = Watermark(consumer_seq, mark.stream_seq)
         return mark._absorb(self.ahead)
 
     def rewound(self, consumer_seq: int, stream_seq: int) -> Watermark:
-        """After the server was seen at a number that lies behind ours: it was restored, or the consumer made anew.
+        """The mark after the server shows a number behind ours: it was restored, or the consumer was made again.
 
-        What it believes not to have delivered comes again, so waiting for it loses nothing.
+        The server redelivers what it does not know as delivered, so waiting for that loses nothing.
         """
         if self.consumer_seq is None or self.consumer_seq <= consumer_seq:
             return self

@@ -1,4 +1,4 @@
-"""What handler services import: the contract of SDS-047 §12 as one dependency, exactly once in effect.
+"""For handler services: the contract of SDS-047 §12 as one dependency, with effects exactly once.
 
     endpoint = HandlerEndpoint("vibe-search", engine, {"vibe_created.v1": VibeCreated}, secret=SECRET)
 

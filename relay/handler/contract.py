@@ -1,4 +1,4 @@
-"""The request of SDS-047 §12: read it, or say why not. No web framework, no database."""
+"""Reads and checks the request of SDS-047 §12. No web framework, no database."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from relay.adapters.http import sign
 from relay.domain.disclosure import validation
 from relay.domain.errors import ConfigurationError
 
-#: A signature is good for this long, to either side of the clock (Standard Webhooks).
+#: How far the time of a signature may differ from the clock, in both directions (Standard Webhooks).
 TOLERANCE: Final = timedelta(minutes=5)
 _REASON: Final = 500
 
 
 class Refused(Exception):
-    """A request that is answered without asking the handler: ``status``, and the reason in words."""
+    """A request that is answered without calling the handler: ``status``, and the reason in words."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -45,7 +45,7 @@ class Call(BaseModel):
 
 
 class Payloads:
-    """The payload types a handler understands, by ``name.vN``; ``*`` stands for every other event."""
+    """The payload types that a handler understands, by ``name.vN``. ``*`` stands for every other event."""
 
     def __init__(self, types: Mapping[str, Any]) -> None:
         if not types:
@@ -59,7 +59,7 @@ class Payloads:
         }
 
     def read(self, body: bytes) -> tuple[Call, Any]:
-        """The call and its payload as the declared type. Raises Refused (422), naming the field at fault."""
+        """Read the call, and its payload as the declared type. Raises Refused (422), naming the field at fault."""
         try:
             call = Call.model_validate_json(body)
         except ValidationError as error:
@@ -90,7 +90,7 @@ class Signatures:
         self._tolerance = tolerance.total_seconds()
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> str:
-        """The message id that was signed. Raises Refused (401). Compares in constant time."""
+        """Verify the signature, in constant time, and return the signed message id. Raises Refused (401)."""
         given = {name: headers.get(f"webhook-{name}", "") for name in ("id", "timestamp", "signature")}
         if not all(given.values()):
             raise Refused(401, "the request is not signed")
@@ -101,7 +101,7 @@ class Signatures:
             raise Refused(401, "webhook-timestamp is too old or too new")
         expected = sign(self._secret, given["id"], int(timestamp), body)["webhook-signature"].split()
         supplied = given["signature"].split()[:10]
-        # Every pair is compared, whatever matched before: time tells nothing of the keys.
+        # Compare every pair, even after a match, so that the time reveals nothing about the keys.
         if not sum(hmac.compare_digest(a.encode(), b.encode()) for a in expected for b in supplied):
             raise Refused(401, "the signature does not match")
         return given["id"]

@@ -1,4 +1,4 @@
-"""HandlerEndpoint: validate, verify, deduplicate, call, commit; and say by the status what came of it."""
+"""HandlerEndpoint: verify, validate, deduplicate, call, commit, and report the result by the status."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from relay.handler.transaction import (
 AnySession = TypeVar("AnySession", bound=Session | AsyncSession)
 Payload = TypeVar("Payload")
 
-#: Twice nats-server's default limit of a message.
+#: Twice nats-server's default limit for a message, in bytes.
 MAX_BODY: Final = 2 * 1024**2
 
-#: What needs no quotation in a header.
+#: The characters that need no quoting in a header.
 _PLAIN: Final = "".join(char for char in map(chr, range(0x20, 0x7F)) if char != "%")
 
 _log = logging.getLogger("relay.handler")
@@ -53,10 +53,10 @@ _log = logging.getLogger("relay.handler")
 
 @dataclass(frozen=True, slots=True)
 class Received(Generic[Payload, AnySession]):
-    """One message: the ``call`` of the contract, its ``payload`` as the declared type, the session to write to.
+    """One message: the ``call`` of the contract, its ``payload`` as the declared type, and a session.
 
-    What is written through ``session`` commits together with the note that the message is done. Events for
-    ``Outbox.add`` go through it as well, with correlation and causation filled in.
+    Everything written through ``session`` commits together with the row that says that the message is done. Use it
+    for ``Outbox.add`` as well; correlation and causation are filled in.
     """
 
     call: Call
@@ -65,12 +65,12 @@ class Received(Generic[Payload, AnySession]):
 
     @property
     def message_id(self) -> UUID:
-        """The event's id: the key for effects outside of the database."""
+        """The event's id. Use it as idempotency key for effects outside the database."""
         return self.call.message_id
 
 
 class Options(TypedDict, total=False):
-    """What `HandlerEndpoint` takes besides: see there. ``tolerance``: how far the clocks may differ."""
+    """The options of `HandlerEndpoint`; see there. ``tolerance``: how far the clocks may differ."""
 
     secret: str | None
     tolerance: timedelta
@@ -84,22 +84,22 @@ class _Attempt(Generic[AnySession]):
     keep: bool = True
 
     def settle(self, status: int | None) -> None:
-        """What the relay does not take for done has not taken effect: keep nothing of it."""
+        """Keep the writes only if the relay reads the status as done."""
         self.keep = (status or 200) in DONE
 
 
 class HandlerEndpoint(Generic[AnySession]):
     """The contract of SDS-047 §12 for one handler of a service.
 
-    ``name`` tells this handler's dedupe rows from those of others in the same database, so it must not
-    change. ``payloads``: the type of each event's payload by ``name.vN``, ``*`` for every other event.
-    ``secret``: the subscription's ``signing_secret``, several separated by spaces; None accepts unsigned
-    requests. ``table``: from `processed_events_table`, if the service keeps it in metadata of its own.
-    ``max_body``: bytes, 2 MiB by default.
+    ``name`` distinguishes this handler's dedupe rows from those of other handlers in the same database, so it must
+    not change. ``payloads``: the type of each event's payload by ``name.vN``, ``*`` for every other event.
+    ``secret``: the subscription's ``signing_secret``, or several separated by spaces; None accepts unsigned
+    requests. ``table``: from `processed_events_table`, if the service keeps it in its own metadata.
+    ``max_body``: in bytes, 2 MiB by default.
 
-    Answers: 200 done · 409 done before · 401 not signed, or not well · 422 with the reason for what can
-    never work: bad requests, unknown events, `Poison` · 503 database away, deadlock, or the message is
-    being handled right now · 500 anything else that is raised. Raises ConfigurationError and InvalidKey.
+    Answers: 200 done · 409 done before · 401 signature missing or wrong · 422 with the reason, for requests
+    that can never work: bad requests, unknown events, `Poison` · 503 database unavailable, deadlock, or another
+    call handles the message now · 500 any other exception. Raises ConfigurationError and InvalidKey.
     """
 
     @overload
@@ -133,8 +133,8 @@ class HandlerEndpoint(Generic[AnySession]):
     def dependency(self) -> Any:
         """The dependency for FastAPI: ``event: Annotated[Received[P, S], endpoint.dependency()]``.
 
-        Commits after the endpoint has returned and before the answer leaves. Say no by raising: a
-        ``JSONResponse(status_code=503)`` that is returned cannot be seen from here, and would be committed.
+        It commits after the endpoint returns and before the answer is sent. To refuse a message, raise an
+        exception: this code cannot see a returned ``JSONResponse(status_code=503)`` and would commit.
         Raises MissingExtraError.
         """
         try:
@@ -148,8 +148,8 @@ class HandlerEndpoint(Generic[AnySession]):
     ) -> Callable[[Request], Awaitable[Response]]:
         """An endpoint for Starlette: ``Route("/handle", endpoint.route(handle), methods=["POST"])``.
 
-        ``function`` may be a coroutine or run in a thread. It returns None or a Response; one with an error
-        status is rolled back.
+        ``function`` may be a coroutine function; another function runs in a thread. It returns None or a Response.
+        A Response with an error status rolls back.
         """
 
         async def handle(request: Request) -> Response:
@@ -166,12 +166,12 @@ class HandlerEndpoint(Generic[AnySession]):
 
     @asynccontextmanager
     async def receive(self, request: Request) -> AsyncIterator[Received[Any, AnySession]]:
-        """The same as a block, for other frameworks on Starlette: commits at its end. Raises HTTPException."""
+        """The same as a block, for other frameworks on Starlette. It commits at its end. Raises HTTPException."""
         async with self._attempt(request) as attempt:
             yield attempt.received
 
     async def prune(self, keep: timedelta = KEEP) -> int:
-        """Forget messages handled longer than ``keep`` ago, of all handlers; returns how many."""
+        """Forget messages of all handlers that were handled longer than ``keep`` ago; return how many."""
         return await prune_engine(self._engine, self._table, keep)
 
     async def _depend(self, request: Request, response: Response) -> AsyncIterator[Received[Any, AnySession]]:
@@ -181,7 +181,7 @@ class HandlerEndpoint(Generic[AnySession]):
 
     @asynccontextmanager
     async def _attempt(self, request: Request) -> AsyncIterator[_Attempt[AnySession]]:
-        """Turn whatever is raised inside into the status that tells the relay what to do."""
+        """Turn every exception of the block into the status that tells the relay what to do."""
         try:
             call, payload = self._read(request.headers, await self._body(request))
             async with self._transaction(call, payload) as attempt:
@@ -227,7 +227,7 @@ class HandlerEndpoint(Generic[AnySession]):
         return body
 
     def _read(self, headers: Mapping[str, str], body: bytes) -> tuple[Call, Any]:
-        """Signature first: nothing of an unsigned request is looked at."""
+        """Verify the signature first: the body of an unsigned request is never parsed."""
         signed = self._signatures and self._signatures.verify(headers, body)
         call, payload = self._payloads.read(body)
         if signed and signed != str(call.message_id):
@@ -236,7 +236,7 @@ class HandlerEndpoint(Generic[AnySession]):
 
 
 def _refusal(status: int, reason: str) -> HTTPException:
-    """The answer, with the reason in a header too: of bodies, which may hold payload, the relay keeps nothing."""
+    """The answer, with the reason also in a header: the relay keeps no bodies, because they may hold payload."""
     reason = printable(reason)
     return HTTPException(status, reason, {REASON: quote(reason, safe=_PLAIN)})
 

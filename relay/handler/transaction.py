@@ -1,7 +1,7 @@
-"""The service's own transaction around one call: the dedupe row first, then whatever the handler writes.
+"""The service's own transaction around one call: first the dedupe row, then the handler's writes.
 
-The session is joined into the transaction by a savepoint, so that a handler which commits or rolls back
-by itself can neither commit half of its work nor lose the dedupe row.
+The session joins the transaction by a savepoint. So a handler that commits or rolls back itself can neither
+commit half of its work nor lose the dedupe row.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from relay.domain.errors import NoTransaction, Outage, WriteConflict
 Session_co = TypeVar("Session_co", bound=Session | AsyncSession, covariant=True)
 Value = TypeVar("Value")
 
-#: Classes of SQLSTATE that pass when tried again: connection, transaction conflict, resources, operator, system;
-#: then locks that are not available, and a server that became a replica.
+#: SQLSTATE classes of errors that a retry can solve: connection, transaction conflict, resources, operator,
+#: system. Also the codes for locks that are not available and for a server that became a replica.
 _PASSING: Final = ("08", "40", "53", "57", "58", "55P03", "25006")
 _SESSION: Final[dict[str, Any]] = {"join_transaction_mode": "create_savepoint", "expire_on_commit": False}
-#: Threads in which calls wait for a connection. Not those the handlers run in: waiting calls could take all of
-#: them, and none would be left to finish a call and give its connection back.
+#: The number of threads in which calls wait for a connection. Handlers run in other threads: otherwise waiting
+#: calls could take all threads, and none would be left to finish a call and release its connection.
 _WAITING: Final = 100
 
 
@@ -38,21 +38,21 @@ class Transaction(Protocol[Session_co]):
     """One call's transaction."""
 
     async def begin(self, table: Table, handler: str, message_id: UUID) -> Claim:
-        """Open it and insert the dedupe row."""
+        """Open the transaction and insert the dedupe row."""
 
     @property
     def session(self) -> Session_co:
-        """What the handler writes through."""
+        """The session for the handler's writes."""
 
     async def commit(self) -> None:
         """Flush the session and commit everything."""
 
     async def roll_back(self) -> None:
-        """Undo what is not committed and give the connection back."""
+        """Roll back what is not committed, and release the connection."""
 
 
 class SyncTransaction:
-    """On an ``Engine``; whatever may block runs in a thread."""
+    """A transaction on an ``Engine``. Calls that may block run in a thread."""
 
     def __init__(self, engine: Engine, waiting: anyio.CapacityLimiter) -> None:
         self._engine, self._waiting = engine, waiting
@@ -99,7 +99,7 @@ class SyncTransaction:
 
 
 class AsyncTransaction:
-    """On an ``AsyncEngine``."""
+    """A transaction on an ``AsyncEngine``."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -137,12 +137,12 @@ class AsyncTransaction:
 
 
 def waiting_room() -> anyio.CapacityLimiter:
-    """The threads in which calls wait for a connection."""
+    """The limit of threads in which calls wait for a connection."""
     return anyio.CapacityLimiter(_WAITING)
 
 
 async def prune_engine(engine: Engine | AsyncEngine, table: Table, keep: timedelta) -> int:
-    """Prune the table in a transaction of its own."""
+    """Prune the table in its own transaction."""
     if isinstance(engine, AsyncEngine):
         async with engine.begin() as connection:
             return await connection.run_sync(prune, table, keep)
@@ -155,7 +155,7 @@ async def prune_engine(engine: Engine | AsyncEngine, table: Table, keep: timedel
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether this passes by itself: the database is away or full, a deadlock, a time-out."""
+    """Whether a retry can solve this: the database is unavailable or full, a deadlock, a time-out."""
     if isinstance(error, DBAPIError):
         state = getattr(error.orig, "sqlstate", None) or ""
         passing = isinstance(error, OperationalError | InterfaceError) or state.startswith(_PASSING)

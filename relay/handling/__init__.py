@@ -1,1 +1,1 @@
-"""How Python functions are called, as handlers of events and of tasks: signatures, threads, transactions."""
+"""How Python functions are called as handlers of events and tasks: signatures, threads, transactions."""

@@ -1,9 +1,8 @@
-"""Claims of what waits in this process, taken together with the one that is asked for.
+"""Claiming ahead: one statement claims a row together with the rows that wait behind it in this process.
 
-Under load many rows wait in a worker's memory for a thread. A claim for each costs a round trip and a
-transaction; one statement claims the next of them too. Only rows that were never tried are taken ahead, and only
-as many as will be begun within a moment: a claim counts an attempt, and a worker that dies takes with it those
-that it has not begun.
+Under load many rows wait in a worker's memory for a thread. A claim for each costs a round trip and a transaction.
+So one statement claims the next rows too. Only rows that were never tried are claimed ahead, and only as many as
+will begin within a moment: a claim counts an attempt, and a worker that dies wastes the claims it has not begun.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from relay.domain.errors import DatabaseUnreachable
 Id = TypeVar("Id", bound=Hashable)
 Claim = TypeVar("Claim")
 
-#: How many are claimed ahead at most.
+#: How many rows one statement claims at most, the one asked for included.
 _MOST: Final = 16
-#: Within what time they should be begun, in seconds.
+#: Rows claimed ahead should begin within this time, in seconds.
 _HORIZON: Final = 0.25
-#: After so long they are given back, in seconds; far less than a lease.
+#: Claims that have not begun are given back after this time, in seconds. It is far less than a lease.
 _STALE: Final = 2.0
 
 
@@ -32,16 +31,16 @@ class Claims(Protocol[Id, Claim]):
     """Where claims come from. Both raise DatabaseUnreachable."""
 
     def claim(self, id: Id, others: Sequence[Id], /) -> Mapping[Id, Claim]:
-        """Claim a row, and those of the others that were never tried. Whoever is locked is left out."""
+        """Claim a row, and those of the others that were never tried. Locked rows are left out."""
 
     def give_back(self, claims: Sequence[Claim], /) -> None:
-        """Undo claims, and the attempts that they have counted."""
+        """Undo claims, and the attempts that they counted."""
 
 
 class Ahead(Generic[Id, Claim]):
-    """What one kind of rows in this process has been claimed and not begun. For any thread.
+    """The rows of one kind that this process has claimed but not begun. Safe in any thread.
 
-    ``waiting``: up to so many ids that wait in this process, the next ones first.
+    ``waiting(n)`` returns up to ``n`` ids that wait in this process, the next ones first.
     """
 
     def __init__(
@@ -60,11 +59,11 @@ class Ahead(Generic[Id, Claim]):
         self._lock = threading.Lock()
 
     def take(self, id: Id) -> Claim | None:
-        """The claim of a row; None when it is to be claimed by itself."""
+        """The claim of a row. None when the caller must claim the row alone."""
         held = self._held.pop(id, None)
         if held is None:
             with self._lock:
-                # What another thread was about to claim when we looked is held, or given back, by now.
+                # Another thread may have claimed the row since the first look. Its claim is held by now.
                 held = self._held.pop(id, None)
                 if held is None:
                     return self._claim(id)
@@ -75,7 +74,7 @@ class Ahead(Generic[Id, Claim]):
         return None
 
     def close(self) -> None:
-        """Claim nothing ahead any more, and give back what was."""
+        """Claim nothing ahead any more, and give back the claims that are held."""
         self._most = 0
         self._give_back_older(0.0)
 
@@ -93,7 +92,7 @@ class Ahead(Generic[Id, Claim]):
         return ours
 
     def _room(self) -> int:
-        """Twice as many as last time, as far as all will be begun within the horizon at the pace since then."""
+        """How many rows to claim ahead: twice the last number, limited to what will begin within the horizon."""
         now = time.monotonic()
         pace, self._at = (now - self._at) / self._taken, now
         self._size = max(1, min(2 * self._size, self._most, int(_HORIZON / max(pace, 1e-6))))
@@ -103,7 +102,7 @@ class Ahead(Generic[Id, Claim]):
         self._loop.call_later(_STALE / 2, self._look)
 
     def _look(self) -> None:
-        """Give back what nobody has begun: every thread is busy with something that takes long."""
+        """Give back claims that have not begun: every thread is busy with long work."""
         self._watched = bool(self._held)
         if self._watched:
             self._loop.run_in_executor(None, self._give_back_older, _STALE)
@@ -111,14 +110,14 @@ class Ahead(Generic[Id, Claim]):
 
     def _give_back_older(self, seconds: float) -> None:
         with self._lock:
-            # Under the lock: whoever wants one of these now waits until it is free.
+            # Under the lock: a thread that wants one of these rows waits until it is given back.
             since = time.monotonic() - seconds
             old = [id for id, (at, _) in list(self._held.items()) if at <= since]
             taken = [self._held.pop(id, None) for id in old]
             self._give_back([held[1] for held in taken if held is not None])
 
     def _give_back(self, claims: Sequence[Claim]) -> None:
-        """What cannot be given back is claimed until its lease is over."""
+        """Give claims back. A claim that cannot be given back holds until its lease is over."""
         if claims:
             with suppress(DatabaseUnreachable):
                 self._claims.give_back(claims)

@@ -1,4 +1,4 @@
-"""One call of a plain function in the thread that took its row, attended to from the event loop."""
+"""One call of a plain function in the thread that took its row, while the event loop renews the claim."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from relay.threads import LoopThread
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """What becomes of a row while its function is at work: each is done on the event loop, an outage ignored.
+    """What happens to a row while its function runs. Both coroutines run on the event loop; an outage is ignored.
 
-    ``since``: when its claim was asked for, by `time.monotonic`. ``renew`` extends the claim, again and again:
-    whether that succeeds is not waited for, as the token fences us off when it is lost. ``give_up`` settles the
-    row when the time is up, after so many ``seconds``, and has it tried again.
+    ``since``: when the claim was asked for, by `time.monotonic`. ``renew`` extends the claim, repeatedly. The call
+    does not wait for its result: if the claim is lost, the token fences our writes. ``give_up`` settles the row
+    when the time is up, after ``seconds``, so that it is retried.
     """
 
     lease: timedelta
@@ -37,7 +37,7 @@ class Attendance:
 
 
 class Attended:
-    """Calls plain functions; ``relieve`` puts another thread in the place of one whose function takes too long."""
+    """Calls plain functions; ``relieve`` replaces a thread whose function takes too long by a new one."""
 
     def __init__(self, loop: LoopThread, relieve: Callable[[threading.Thread], Any]) -> None:
         self._loop = loop
@@ -45,7 +45,7 @@ class Attended:
         self._watch = Watch()
 
     def call(self, call: Call, context: RequestContext, taken: Claimed, attendance: Attendance) -> HandlerResult:
-        """Call a function in this thread. Raises Overdue when its time was up, LeaseOver if it must not begin."""
+        """Call a function in this thread. Raises Overdue when its time is up, LeaseOver if it must not begin."""
         if left(attendance.lease, attendance.since) <= 0:
             raise LeaseOver("the claim was over before the call began")
 

@@ -1,8 +1,8 @@
 """Calling a Python function for one row: coroutines on the loop, plain functions in a thread each.
 
-What a function writes in the transaction it asked for commits together with the settlement of its row,
-fenced by the claim's token: exactly once in effect. A function that takes neither session nor connection
-has no such transaction, and is then called at least once.
+A function may ask for a transaction, by a session or connection parameter. What it writes there commits together
+with the settlement of its row, fenced by the claim's token: exactly once in effect. Without such a parameter there
+is no such transaction, and the function is called at least once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from relay.domain.model import HandlerResult, Verdict
 from relay.handling.signatures import Inject, Signature
 from relay.threads import Slots
 
-#: How much of an error is kept.
+#: How many characters of an error are kept.
 DETAIL: Final = 500
-#: The answer of a function whose writes have ended its row.
+#: The answer of a function whose transaction has settled its row.
 SETTLED: Final = HandlerResult(Verdict.PROCESSED, settled=True)
 _PROCESSED: Final = HandlerResult(Verdict.PROCESSED)
 
@@ -37,7 +37,7 @@ class Function:
     signature: Signature
 
     def call(self, argument: Any, injected: Mapping[Inject, Any]) -> Any:
-        """Call the function; of an async one this is the coroutine."""
+        """Call the function. For an async function this returns its coroutine."""
         named = {name: injected[kind] for name, kind in self.signature.others.items()}
         return self.function(**{self.signature.first: argument}, **named)
 
@@ -76,7 +76,7 @@ class Call:
         await self.function.call(self._argument, {**self._injected, **own})
 
     def run_in_thread(self, claimed: Claimed | None = None) -> HandlerResult:
-        """Call a plain function; ``claimed`` has a transaction open for it."""
+        """Call a plain function. ``claimed``, if given, has a transaction open for it."""
         if not self.function.signature.in_transaction:
             self._call({})
             return _PROCESSED
@@ -101,10 +101,10 @@ class Call:
 
 
 class Calls(Slots):
-    """Runs at most ``size`` calls at once, those that outlived their time-out included."""
+    """Runs at most ``size`` calls at once. Calls past their time-out count too."""
 
     async def run(self, call: Call) -> HandlerResult:
-        """Run one call, where its function wants to be run. Raises what a coroutine function raises."""
+        """Run one call: a coroutine on the loop, a plain function in a thread. Raises what a coroutine raises."""
         if call.function.signature.is_async:
             async with self.slots:
                 return await call.run()
@@ -112,7 +112,7 @@ class Calls(Slots):
 
 
 async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerResult:
-    """Wait for ``work`` for so long. Whatever it raises becomes an answer; only our own cancellation does not."""
+    """Wait for ``work``, at most ``seconds``. Any error becomes an answer, except our own cancellation."""
     clock = asyncio.timeout(seconds)
     try:
         async with clock:
@@ -126,12 +126,12 @@ async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerRes
 
 
 def timed_out(seconds: float) -> HandlerResult:
-    """What a function that takes too long is taken to have said."""
+    """The answer of a function that takes too long."""
     return HandlerResult.failed(f"time-out: no answer within {seconds:g} s")
 
 
 def answer(error: BaseException) -> HandlerResult:
-    """What an exception of a handler means (SDS-047 §12: 409, 422, and everything else)."""
+    """The answer for an exception of a handler (SDS-047 §12: 409, 422, and everything else)."""
     if isinstance(error, AlreadyProcessed):
         return HandlerResult(Verdict.ALREADY_PROCESSED)
     if isinstance(error, DomainError | MalformedMessage):

@@ -1,4 +1,4 @@
-"""What has been done with messages and tasks in threads, told to the event loop."""
+"""Telling the event loop which messages and tasks the threads have finished."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from relay.domain.errors import Outage
 Claim = TypeVar("Claim")
 _log = logging.getLogger("relay")
 
-#: How long a row waits for others here, in seconds: each by itself would cost a statement and a write.
+#: How long a finished row waits for others, in seconds. Alone, each would cost a statement and a write.
 _PAUSE: Final = 0.005
 
 
 class Finished(Generic[Claim]):
-    """Hands what is finished to the event loop, all that has come together since it last looked.
+    """Hands finished rows to the event loop: all that were added since it last looked, in one go.
 
-    ``mark`` says of rows that they are done, and returns those of which that is ours to say; ``finish`` does what
-    follows. ``pause``: whether it waits a moment for more, as nobody waits for what it does.
+    ``mark`` marks rows as done, and returns those whose claim is still ours. ``finish`` does what follows for
+    these. ``pause``: whether to wait a moment for more rows. That is right when nobody waits for the outcome.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Finished(Generic[Claim]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, claim: Claim, marked: bool) -> None:
-        """Take a finished row, from any thread; ``marked``: its row says so already."""
+        """Take a finished row, from any thread. ``marked``: the row is marked as done already."""
         self._waiting.append((claim, marked))
         if not self._called:
             self._called = True
             self._loop.call_soon_threadsafe(self._begin)
 
     async def drain(self) -> None:
-        """Wait until the loop is done with what was added. No thread may add any more."""
+        """Wait until the loop has handled all added rows. No thread may add any more."""
         while self._tasks or self._waiting:
             await asyncio.sleep(0)
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -62,7 +62,7 @@ class Finished(Generic[Claim]):
     async def _run(self) -> None:
         if self._pause:
             await asyncio.sleep(self._pause)
-        # In this order: what comes from now on calls again, what came before is among those taken here.
+        # Reset first: a row that is added from now on calls again, and all earlier ones are taken here.
         self._called = False
         found = [self._waiting.popleft() for _ in range(len(self._waiting))]
         marked = [claim for claim, marked in found if marked]
@@ -71,9 +71,9 @@ class Finished(Generic[Claim]):
             await self._finish(marked)
 
     async def _mark_those(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Mark rows together; one that cannot be marked takes no other with it.
+        """Mark rows together. If that fails, mark each alone, so that one bad row spoils no other.
 
-        What is not marked keeps its claim until the lease is over; the sweep brings it back.
+        A row that is not marked keeps its claim until the lease is over. Then the sweep brings it back.
         """
         try:
             return await self._mark(claims) if claims else []

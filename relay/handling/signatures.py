@@ -1,4 +1,4 @@
-"""What a function wants to be called with, read from its signature once, when it is registered."""
+"""What arguments a function takes. Its signature is read once, when the function is registered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relay.domain.errors import InvalidHandler
 
 
 class Inject(Enum):
-    """What a parameter gets besides the payload; the last four ride on the transaction that settles the row."""
+    """What a parameter gets besides the payload. The last four belong to the transaction that settles the row."""
 
     EVENT = "event"
     CONTEXT = "context"
@@ -38,9 +38,9 @@ _ASYNC: Final = {Inject.ASYNC_SESSION, Inject.ASYNC_CONNECTION}
 
 
 class Injectable:
-    """What functions of one kind may take: ``own`` types, a session and a connection.
+    """What functions of one kind may take: the types in ``own``, a session and a connection.
 
-    A type of ``own`` that is `Inject.EVENT` may stand in place of the payload.
+    A type that ``own`` maps to `Inject.EVENT` may stand in place of the payload.
     """
 
     def __init__(self, own: Mapping[Any, Inject]) -> None:
@@ -53,13 +53,13 @@ class Injectable:
         return self._by_type.get(plain) if isinstance(plain, type) else None
 
     def known(self) -> str:
-        """What there is, for a message."""
+        """The types that can be injected, as text for an error message."""
         return ", ".join(f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in self._by_type)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """``payload`` validates the first argument; None means that it takes the event as it is."""
+    """The parameters of a function. ``payload`` validates the first; None means that it takes the whole event."""
 
     payload: TypeAdapter[Any] | None
     first: str

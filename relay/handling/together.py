@@ -1,8 +1,8 @@
-"""Python functions of several messages in one transaction, each with an answer of its own.
+"""Handling several messages in one transaction, each with an answer of its own.
 
-A message whose function fails is undone alone. If the transaction as a whole fails (a claim was lost, the
-connection broke, the commit was refused), nothing of it has happened: each message that it would have ended is
-handled once more, alone. The claims fence this: a row that did end is not ended again.
+When a function fails, only its message is undone. If the whole transaction fails (a claim was lost, the connection
+broke, the commit was refused), all its writes are undone. Each message that it would have settled is handled once
+more, alone. The claims fence this: a row that was settled is not settled again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from relay.domain.errors import TransactionBroken
 from relay.domain.model import HandlerResult
 from relay.handling.calls import SETTLED, Call, Calls, answer, answered, timed_out
 
-#: A transaction takes no further message after so long, in seconds: it holds locks, and a crash undoes it.
+#: A transaction takes no further message after this time, in seconds: it holds locks, and a crash undoes it.
 _LONGEST: Final = 0.5
-#: How often to look at a commit that is under way, in seconds.
+#: How often to check a commit that is under way, in seconds.
 _LOOK: Final = 1.0
 
 Answers: TypeAlias = dict[UUID, HandlerResult]
@@ -41,7 +41,7 @@ class Member:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the first ``begun`` messages: ``answers``, and those to be handled ``alone``."""
+    """The outcome of the first ``begun`` messages: ``answers``, and the messages to be handled ``alone``."""
 
     answers: Answers = field(default_factory=dict)
     alone: list[Member] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Outcome:
 
 
 class Batch:
-    """One transaction over as many of ``members``, from the first on, as fit into it."""
+    """One transaction over the first ``members``, as many as fit into it."""
 
     def __init__(self, members: Sequence[Member], token: UUID, transactions: HandlerTransactions) -> None:
         self._members = members
@@ -83,7 +83,7 @@ class Batch:
         return self._kept()
 
     async def run_async(self, seconds: float) -> Outcome:
-        """Await coroutine functions, one after the other and each for so long."""
+        """Await coroutine functions, one after the other, each for at most ``seconds``."""
         try:
             async with self._transactions.share_async() as shared:
                 for member in self._members:
@@ -117,7 +117,7 @@ class Batch:
         *,
         late: bool = False,
     ) -> None:
-        """Note an answer. One that others may have caused does not count: the message is handled alone."""
+        """Note an answer. One that other messages may have caused does not count: its message is handled alone."""
         with self._lock:
             if (shared.broken or shared.conflict) and not late:
                 self._outcome.alone.append(member)
@@ -128,7 +128,7 @@ class Batch:
         if shared.broken:
             raise TransactionBroken("the transaction of several messages is gone")
         if shared.conflict:
-            # Whoever won the deadlock may wait for what the others have locked here.
+            # Take no further message: the winner of the deadlock may still wait for locks held here.
             self._begin -= _LONGEST
             shared.conflict = False
 
@@ -143,17 +143,17 @@ class Batch:
         return self._outcome
 
     def _lost(self, error: BaseException) -> Outcome:
-        """Nothing was written. Who was not even asked, as no transaction could be begun, has failed."""
+        """Nothing was written. If no message had begun, no transaction could be opened: then all have failed."""
         self._outcome.alone += self._written
         if not self._outcome.begun:
             self._outcome.answers = {member.id: answer(error) for member in self._members}
             self._outcome.begun = len(self._members)
         return self._outcome
 
-    # --- on the loop, beside its thread ---
+    # --- on the loop, while the thread runs ---
 
     async def watched(self, calls: Calls, seconds: float) -> Outcome:
-        """Run in a thread. One whose function takes longer than ``seconds`` is left to itself."""
+        """Run in a thread. When a function takes longer than ``seconds``, its thread is left behind."""
         running = asyncio.ensure_future(calls.in_thread(self.run, self._lost))
         while True:
             left = _LOOK if self._committing else self._since + seconds - time.monotonic()
@@ -165,7 +165,7 @@ class Batch:
                 return outcome
 
     def _abandon(self, seconds: float) -> Outcome | None:
-        """Forbid the thread to commit; None when it is at it already."""
+        """Forbid the thread to commit. None when it commits already."""
         with self._lock:
             if self._committing:
                 return None
@@ -192,7 +192,7 @@ class Together:
         self._seconds = seconds
 
     async def run(self, members: Sequence[Member], token: UUID) -> tuple[Answers, list[UUID]]:
-        """Run calls that are all coroutine functions or all plain ones; returns answers, and who has none."""
+        """Run calls, all coroutine functions or all plain ones. Returns answers, and the ids without an answer."""
         answers: Answers = {}
         alone: list[UUID] = []
         while members:

@@ -1,8 +1,8 @@
-"""Plain functions in the thread that asks for them, watched from another one.
+"""Plain functions in the calling thread, watched from another one.
 
-A hop to a thread and back costs more than many a function does. So who asks makes the call itself, and a watcher
-does what has to be done meanwhile. When the time is up nobody can stop the function: the watcher has its case
-settled and another thread put in the place of this one.
+A hop to a thread and back often costs more than the function itself. So the calling thread makes the call, and a
+watcher does what is due meanwhile. Nobody can stop the function when its time is up. Then the watcher has its row
+settled, and has the calling thread replaced by another one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 
 Result = TypeVar("Result")
 
-#: How often the watcher looks, in seconds; a time limit is kept to that.
+#: How often the watcher looks, in seconds. Time limits are exact to this.
 _LOOK: Final = 0.05
-#: After how many looks at nothing it ends.
+#: The watcher ends after this many looks without a call.
 _IDLE: Final = 100
 
 
@@ -28,7 +28,7 @@ class Overdue(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call under way. ``given_up``: its result does not count any more."""
+    """A call under way. ``given_up``: its time is up, and its result does not count any more."""
 
     end: float
     renew: float
@@ -54,10 +54,10 @@ class Watch:
         meanwhile: Callable[[], None],
         overdue: Callable[[], None],
     ) -> Result:
-        """Call a function; ``meanwhile`` is called every so many seconds, ``overdue`` once when the time is up.
+        """Call a function. ``meanwhile`` is called every ``every`` seconds, ``overdue`` once after ``seconds``.
 
         Both are called in another thread, and must not raise or block. Raises Overdue when the time was up before
-        the function returned, and otherwise what it raises.
+        the function returned, and otherwise what the function raises.
         """
         now = time.monotonic()
         call = _Call(now + seconds, now + every, every, meanwhile, overdue)

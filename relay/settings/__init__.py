@@ -1,6 +1,6 @@
 """Configuration: relay.toml and the environment, checked as a whole before anything starts.
 
-`load_settings` reads, `effective` shows what holds and why. Keys and defaults: `relay.settings.model`.
+`load_settings` reads it. `effective` shows each value and its source. Keys and defaults: `relay.settings.model`.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _HINT = "declare [contexts.<name>] in relay.toml in the working directory, or na
 def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
     """Read, merge and check the configuration.
 
-    ``path`` defaults to ``RELAY_CONFIG``, else ``relay.toml`` in the working directory if there is one;
-    ``environ`` to the environment of the process. Raises ConfigurationError that names every problem
-    with its key and the line or variable to mend.
+    ``path`` defaults to ``RELAY_CONFIG``, else to ``relay.toml`` in the working directory if it exists.
+    ``environ`` defaults to the environment of the process. Raises ConfigurationError, which names every problem
+    with its key and the line or variable to correct.
     """
     layers = read_layers(Settings, path, os.environ if environ is None else environ)
     if first := [*layers.unread, *_bad_names(layers.data)]:
-        raise refuse([*layers.problems, *first], layers.origins)  # the rest follows from these
+        raise refuse([*layers.problems, *first], layers.origins)  # further problems would only follow from these
     settings, problems = _build(layers.data)
     problems = [*layers.problems, *problems, *_written_names(layers.data)]
     if settings is not None:
@@ -79,12 +79,12 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
 
 
 def share_counts(directory: Path) -> None:
-    """Tell prometheus-client, which has no other way to be told, to count in files below ``directory``."""
+    """Make prometheus-client count in files below ``directory``. It reads this only from the environment."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
 
 
 def _build(data: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:
-    """Validate; look past unknown keys, so that other problems are found in the same run."""
+    """Validate. Unknown keys are reported and ignored, so that one run finds the other problems too."""
     try:
         return Settings.model_validate(data), []
     except ValidationError as error:
@@ -112,7 +112,7 @@ def _bad_names(data: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _written_names(data: dict[str, Any]) -> Iterator[Problem]:
-    """Refuse ``name`` and ``context`` where the name of the table gives them."""
+    """Refuse ``name`` and ``context`` where the table's name already sets them."""
     for name, context in _tables(data.get("contexts")):
         here = ("contexts", name)
         written: list[KeyPath] = [(*here, key) for key in ContextSettings.filled if key in context]
@@ -129,10 +129,10 @@ def _tables(value: object) -> list[tuple[str, dict[str, Any]]]:
 
 
 def effective(settings: Settings) -> list[tuple[str, str, str]]:
-    """List every value that holds: key path, value as text, source.
+    """List every effective value: key path, value as text, source.
 
-    The source is ``default``, ``relay.toml:LINE``, ``env NAME``, or of a secret ``file PATH`` and who named it.
-    Passwords, tokens and signing secrets are left out.
+    The source is ``default``, ``relay.toml:LINE`` or ``env NAME``. For a secret from a file it is ``file PATH``
+    and the source that named the file. Passwords, tokens and signing secrets are hidden.
     """
     origins = settings._origins  # noqa: SLF001
     return [

@@ -1,4 +1,4 @@
-"""How processes prove who they are to the servers and handlers, and by what these prove who they are."""
+"""How processes authenticate to servers and handlers, and how they verify these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relay.tls import TlsFiles
 _LONGEST_PREFIX: Final = 100
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
-#: Headers that a call has anyway, or that steer the connection.
+#: Headers that a call always has, or that control the connection.
 _OUR_HEADERS: Final = {
     "accept-encoding",
     "connection",
@@ -77,7 +77,7 @@ InboxPrefix = Annotated[str, AfterValidator(_inbox_prefix)]
 
 
 class TlsSettings(Section):
-    """PEM files: the authority to trust instead of the system's, and the certificate to show, with its key."""
+    """PEM files: the authority to trust instead of the system's, and the client's certificate with its key."""
 
     ca: AbsolutePath | None = None
     certificate: AbsolutePath | None = None
@@ -90,12 +90,12 @@ class TlsSettings(Section):
 
 
 class NatsSettings(TlsSettings):
-    """Whom NATS takes us for: one of user and password, token, ``credentials`` and ``nkey`` at most.
+    """How we authenticate to NATS: at most one of user and password, token, ``credentials`` and ``nkey``.
 
-    ``credentials`` is a creds file, with a JWT and a seed, ``nkey`` a file with a seed. ``tls_first``: begin with
-    TLS, as a server with ``handshake_first`` wants it. ``inbox_prefix``: below which answers arrive; users who
-    share an account and must not read each other's have one each. ``monitor``: where the server tells of itself
-    over HTTP, for `relay health`.
+    ``credentials`` is a creds file with a JWT and a seed. ``nkey`` is a file with a seed. ``tls_first``: begin
+    with TLS, for a server with ``handshake_first``. ``inbox_prefix``: the subject prefix for answers. Users who
+    share an account but must not read each other's answers need different prefixes. ``monitor``: the URL of the
+    server's HTTP monitoring, for `relay health`.
     """
 
     user: str | None = Field(default=None, min_length=1)
@@ -109,17 +109,17 @@ class NatsSettings(TlsSettings):
 
 
 class RedisSettings(TlsSettings):
-    """An ACL user and its password, where the URL holds none. A password alone is that of the user ``default``."""
+    """An ACL user and its password, if the URL holds none. A password alone is for the user ``default``."""
 
     user: str | None = Field(default=None, min_length=1)
     password: SecretStr | None = Field(default=None, min_length=1)
 
 
 class HttpSettings(TlsSettings):
-    """A service that is called.
+    """A service that we call.
 
-    ``token`` goes into ``token_header``: behind ``Bearer`` in ``authorization``, unless it holds a space
-    (``Basic …``), and as it stands in any other header.
+    ``token`` goes into ``token_header``. In ``authorization`` it follows ``Bearer``, unless it holds a space
+    (``Basic …``). In any other header it stands alone.
     """
 
     signing_secret: Annotated[SecretStr, Field(min_length=1), AfterValidator(_signing_secret)] | None = None

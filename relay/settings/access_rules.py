@@ -1,4 +1,4 @@
-"""Rules between the keys that say how to get access: one way each, and only where it has an effect."""
+"""Rules between the keys for access: only one way to authenticate, and no key without effect."""
 
 from __future__ import annotations
 

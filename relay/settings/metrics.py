@@ -1,4 +1,4 @@
-"""Where Prometheus reads."""
+"""The settings for metrics: where Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from relay.settings.values import Duration, ListenAddress
 
 
 class MetricsSettings(Section):
-    """Each kind of process listens at an address of its own: a port of 127.0.0.1, or ``host:port``.
+    """Each kind of process listens at its own address: a port of 127.0.0.1, or ``host:port``.
 
-    A process without an address counts nothing; without that of the scheduler nobody samples backlogs, which
-    otherwise happens every ``interval``. ``directory``: where the worker processes of one ``dramatiq`` command
-    keep their counts, to be added up. It is made if missing, and belongs to one host, or one container.
+    A process without an address counts nothing. The scheduler samples the backlogs every ``interval``, but only if
+    it has an address. ``directory``: where the worker processes of one ``dramatiq`` command keep their counts, to
+    be added up. It is created if missing. It must belong to one host or one container.
     """
 
     scheduler: ListenAddress | None = None

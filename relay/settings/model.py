@@ -1,4 +1,4 @@
-"""What can be configured: every key, its default and its own limits. `rules` checks keys against each other."""
+"""Every key of the configuration, its default and its own limits. `rules` checks keys against each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from relay.settings.urls import DatabaseUrl, HandlerUrl, NatsUrl, RedisUrl, Webh
 from relay.settings.values import AbsolutePath, Age, BrokerName, Count, Duration, Modules, Size, Subject, Subjects
 
 Envelope = Literal["handler", "message-envelope", "cloudevents", "raw"]
-#: What is kept of a failure: codes and places, or also up to 500 bytes of what the answer or exception says.
+#: What is kept of a failure: codes and places, or also up to 500 bytes of the answer's or exception's text.
 ErrorDetail = Literal["codes", "text"]
 LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR"],
@@ -47,7 +47,7 @@ def _seconds(number: float) -> timedelta:
 
 
 def installed_actor_modules() -> tuple[str, ...]:
-    """Those of our own actor modules that are installed, found without importing them."""
+    """The installed ones of our own actor modules, found without importing them."""
     found = []
     for module in _ACTOR_MODULES:
         package = PathFinder.find_spec(module.partition(".")[0])
@@ -57,7 +57,7 @@ def installed_actor_modules() -> tuple[str, ...]:
 
 
 class StreamSettings(Section):
-    """A JetStream stream; file storage, retention ``limits`` and discard ``new`` are not negotiable.
+    """A JetStream stream. File storage, retention ``limits`` and discard ``new`` cannot be changed.
 
     ``max_age`` "unlimited" keeps messages for ever. ``replicas``: 3 in production.
     """
@@ -76,13 +76,13 @@ class StreamSettings(Section):
 
 
 class PublishSettings(Section):
-    """How a context's outbox is emptied (CMD-050).
+    """How a context's outbox is published (CMD-050).
 
-    ``batch_bytes``: a batch ends with the event that brings it to so much text; a larger one goes alone. A worker
-    holds two batches of each shard, a few times over. ``ack_timeout``: how long the broker may be silent. A batch
-    takes at most twice that, which stays under the 5 s for which it may hold its rows. ``max_attempts``: how often
-    an event is offered to a stream that finds it too large. ``dead_head``: whether an event that can never be
-    published is stepped over or holds its key until an operator decides.
+    ``batch_bytes``: a batch ends with the event that brings it to this size of text; a larger event goes alone. A
+    worker holds two batches of each shard, and a few copies of them. ``ack_timeout``: how long the broker may be
+    silent. A batch takes at most twice that time, which is less than the 5 s for which it may hold its rows.
+    ``max_attempts``: how often an event is sent to a stream that refuses it as too large. ``dead_head``: whether
+    an event that can never be published is skipped, or blocks its key until an operator decides.
     """
 
     shards: int = Field(default=2, ge=1, le=64)
@@ -97,9 +97,9 @@ class PublishSettings(Section):
 
 
 class AlertSettings(HttpSettings):
-    """Who is told of dead letters.
+    """Where alerts about dead letters go.
 
-    ``webhook`` gets a POST of JSON, ``per_minute`` times at most: what comes faster is told together.
+    ``webhook`` gets a POST with JSON, at most ``per_minute`` times a minute. Alerts that come faster are combined.
     """
 
     webhook: WebhookUrl | None = None
@@ -107,9 +107,9 @@ class AlertSettings(HttpSettings):
 
 
 class ArchiveSettings(Section):
-    """Where rows go that have come to their end ``after`` so long: published, processed, closed, finished.
+    """When and where rows are archived: ``after`` counts from published, processed, closed or finished.
 
-    ``after`` must be longer than any stream keeps messages. ``directory`` must exist, on every worker.
+    ``after`` must be longer than any stream keeps messages. ``directory`` must exist on every worker.
     """
 
     after: Duration | None = None
@@ -117,15 +117,16 @@ class ArchiveSettings(Section):
 
 
 class SubscriptionSettings(HttpSettings):
-    """A durable consumer and the handler it feeds (CMD-051). ``name`` and ``context`` come from the keys.
+    """A durable consumer and its handler (CMD-051). ``name`` and ``context`` come from the keys.
 
-    ``handler`` is a URL or ``python:`` and a module. ``handler_timeout`` is the total for one call;
-    ``max_attempts`` counts handler calls, ``max_deliver`` JetStream's deliveries. ``settle``: JetStream gets its
-    acknowledgement after the handler's answer, or once the inbox row is committed. ``unknown``: what becomes
-    of an event for which the Python module has no handler. ``order``: "key" has the messages of one partition
-    key handled one after the other; ``failed_head``: what becomes of those behind a dead letter. ``chunk``: how
-    many messages at most a worker takes up together, each with a verdict of its own. ``error_detail`` "text" keeps
-    what answers and exceptions say, which may be payload, in columns, logs and alerts; by default the context's.
+    ``handler`` is a URL, or ``python:`` and a module. ``handler_timeout`` is the total for one call.
+    ``max_attempts`` counts handler calls; ``max_deliver`` counts JetStream's deliveries. ``settle``: acknowledge
+    to JetStream after the handler's answer ("handler"), or after the inbox row is committed ("inbox").
+    ``unknown``: what to do with an event for which the Python module has no handler. ``order``: with "key", the
+    messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
+    behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
+    ``error_detail``: "text" keeps the text of answers and exceptions, which may hold payload, in columns, logs and
+    alerts. The default is the context's.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name", "context"})
@@ -154,7 +155,7 @@ class SubscriptionSettings(HttpSettings):
 
     @property
     def python_module(self) -> str | None:
-        """The module of a Python handler, None when the handler is a service."""
+        """The module of a Python handler; None if the handler is a service."""
         scheme, _, module = self.handler.partition(":")
         return module if scheme == "python" else None
 
@@ -173,9 +174,9 @@ class SubscriptionSettings(HttpSettings):
 class ContextSettings(Section):
     """A bounded context: one database, one event stream, one DLQ stream, its subscriptions.
 
-    ``name`` comes from the key. By default dead letters are kept longer than events (30 days, 1 GB), in as
-    many replicas: people answer for them. ``error_detail`` goes for tasks, cron jobs and those subscriptions
-    that have none of their own.
+    ``name`` comes from the key. By default dead letters are kept longer than events (30 days, 1 GB), because
+    operators handle them. They have as many replicas as the events. ``error_detail`` applies to tasks, cron jobs,
+    and subscriptions without their own value.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -193,7 +194,7 @@ class ContextSettings(Section):
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
     def dead_letter_spec(self) -> ConsumerSpec:
-        """Return the consumer by which dead letters are recorded."""
+        """Return the consumer that reads dead letters, to record them."""
         return dead_letter_consumer(self.name, self.dlq.name)
 
     @model_validator(mode="before")
@@ -226,12 +227,12 @@ class ContextSettings(Section):
 
 
 class Settings(Section):
-    """The whole configuration. Built by `load_settings`; a value of its own in tests.
+    """The whole configuration. `load_settings` builds it; tests may construct it directly.
 
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
-    ``task_window``: how many tasks of a queue wait in Redis; the others wait in the order of their priorities.
-    ``pull_bytes``: how much a worker process may have fetched from NATS at a time, all subscriptions together.
-    ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`; no service sets it.
+    ``task_window``: how many tasks of a queue wait in Redis. The others wait in PostgreSQL, by priority.
+    ``pull_bytes``: how many bytes from NATS a worker process may hold at a time, for all its subscriptions.
+    ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`. No service sets it.
     """
 
     nats_url: NatsUrl = SecretStr("nats://localhost:4222")
@@ -249,7 +250,7 @@ class Settings(Section):
     metrics: MetricsSettings = MetricsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)
 
-    #: Where each value comes from, by key path; what is not listed is a default.
+    #: The origin of each value, by key path. A value that is not listed is a default.
     _origins: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
 
     @property
@@ -259,12 +260,12 @@ class Settings(Section):
 
     @property
     def pull_share(self) -> int:
-        """What a subscription, or the dead letters of a context with subscriptions, may have of ``pull_bytes``."""
+        """The share of ``pull_bytes`` for a subscription, or for the dead letters of a context that consumes."""
         consuming = [found.subscriptions for found in self.contexts.values() if found.subscriptions]
         return self.pull_bytes // max(1, len(consuming) + sum(map(len, consuming)))
 
     def streams(self, context: str | None = None) -> list[StreamSpec]:
-        """Return the streams of one context, or of all, and the stream of advisories, which all share.
+        """Return the streams of one context, or of all (None), and the shared stream of advisories.
 
         Raises UnknownContext.
         """
@@ -273,10 +274,10 @@ class Settings(Section):
         return list(dict.fromkeys([*declared, replace(RELAY_ADVISORIES, replicas=copies)]))
 
     def consumers(self, context: str | None = None) -> list[ConsumerSpec]:
-        """Return the durable consumers of one context, or of all.
+        """Return the durable consumers of one context, or of all (None).
 
-        They are one for each subscription, one for each of those that reads its advisories, and one for the dead
-        letters of each context with subscriptions. Raises UnknownContext.
+        Each subscription has one for its messages and one for its advisories. Each context with subscriptions has
+        one for its dead letters. Raises UnknownContext.
         """
         consuming = [found for found in self._chosen(context) if found.subscriptions]
         declared = [sub.consumer_spec() for found in consuming for sub in found.subscriptions.values()]
@@ -300,5 +301,5 @@ class Settings(Section):
 
 
 def _under(defaults: dict[str, Any], value: object, **fixed: str) -> object:
-    """Lay a table over its defaults; anything but a table is left for validation to refuse."""
+    """Merge a table over its defaults. A value that is not a table stays, and validation refuses it."""
     return {**defaults, **value, **fixed} if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, where, and what to do about it."""
+"""What is wrong with a configuration, where it is, and how to correct it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Origins = Mapping[KeyPath, str]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to mend: the key at fault, what is wrong with it, and what would be right."""
+    """One problem: the key at fault, what is wrong with it, and what would be right."""
 
     path: KeyPath
     message: str
@@ -45,14 +45,14 @@ def _how_to_give(path: KeyPath) -> str:
 
 
 def _did_you_mean(path: KeyPath, root: type[Section]) -> str | None:
-    """Look among the keys that are known where the unknown one stands."""
+    """Suggest a known key of the table that holds the unknown key."""
     known = section_at(root, path[:-1]).writable()
     close = get_close_matches(path[-1], known, n=1)
     return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
 
 
 def origin_of(path: KeyPath, origins: Origins) -> str | None:
-    """Where a key comes from: its own line or variable, else those of the table it is missing from."""
+    """Where a key comes from: its own line or variable, else the origin of the table that lacks it."""
     for length in range(len(path), 0, -1):
         table = path[:length]
         if found := origins.get(table):
@@ -64,7 +64,7 @@ def origin_of(path: KeyPath, origins: Origins) -> str | None:
 
 
 def refuse(problems: Sequence[Problem], origins: Origins) -> ConfigurationError:
-    """Make one error of all problems, each with the line or variable to mend."""
+    """Make one error from all problems, each with the line or variable to correct."""
     lines = []
     for problem in problems:
         where = origin_of(problem.path, origins)

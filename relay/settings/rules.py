@@ -1,4 +1,4 @@
-"""Rules between keys: what is well-formed alone and cannot work together. Each rule yields its problems."""
+"""Rules between keys: values that are valid alone but cannot work together. Each rule yields its problems."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_-]*")
 
 
 def check(settings: Settings) -> list[Problem]:
-    """Return all problems of settings whose values are well-formed one by one."""
+    """Return all problems of settings whose single values are valid."""
     problems: list[Problem] = []
     for context in settings.contexts.values():
         for rule in (
@@ -55,7 +55,7 @@ def _sub(subscription: SubscriptionSettings, *keys: str) -> KeyPath:
 
 
 def _template(context: ContextSettings) -> Problems:
-    """Check that each event name and version makes a subject of its own, and the stream takes it."""
+    """Check that each event name and version makes its own subject, and that the stream accepts it."""
     path = _at(context, "subject")
     try:
         keys = {key for _, key, _, _ in Formatter().parse(context.subject) if key is not None}
@@ -82,7 +82,7 @@ def _is_subject(template: str) -> bool:
 
 
 def _reaches(context: ContextSettings, pattern: str) -> bool:
-    """Whether some event of the context travels under ``pattern``."""
+    """Whether some event of the context has a subject that matches ``pattern``."""
     filled = context.subject.replace("{context}", context.name)
     tokens = [
         re.escape(token).replace(r"\{name\}", _NAME).replace(r"\{version\}", _VERSION)
@@ -116,7 +116,7 @@ def _back_off(context: ContextSettings) -> Problems:
 
 
 def _filters(context: ContextSettings) -> Problems:
-    """Keep filters apart: the inbox key is the message id alone, so one of two receivers would miss it."""
+    """Check that filters do not overlap. The inbox key is only the message id, so one receiver would miss it."""
     for one, other in combinations(context.subscriptions.values(), 2):
         if subjects_overlap(one.filter_subject, other.filter_subject):
             yield Problem(
@@ -138,7 +138,7 @@ def _handler_time(context: ContextSettings) -> Problems:
 
 
 def _handler_kind(context: ContextSettings) -> Problems:
-    """Refuse keys that would be without effect: they speak of the other kind of handler."""
+    """Refuse keys that have no effect because they are for the other kind of handler."""
     for subscription in context.subscriptions.values():
         python = subscription.python_module is not None
         for key in ("connect_timeout", *HttpSettings.model_fields) if python else ("unknown",):
@@ -158,7 +158,7 @@ def _order(context: ContextSettings) -> Problems:
 
 
 def _dead_letters(context: ContextSettings) -> Problems:
-    """Check that the DLQ stream takes every dead letter: one that no stream takes is lost."""
+    """Check that the DLQ stream accepts every dead letter: without a stream a dead letter would be lost."""
     subjects = context.dlq.subjects
     if not any(subjects_overlap(subject, f"{context.name}.dlq.>") for subject in subjects):
         message = f"no dead letter reaches it: they leave as {context.name}.dlq.…"
@@ -185,7 +185,7 @@ def _archive(context: ContextSettings) -> Problems:
 
 
 def _databases(settings: Settings) -> Problems:
-    """Check that contexts share no tables: two in one database would publish each other's events."""
+    """Check that contexts do not share tables: two in one database would publish each other's events."""
     for one, other in combinations(settings.contexts.values(), 2):
         if one.database_url == other.database_url:
             yield Problem(
@@ -204,7 +204,7 @@ def _all_streams(settings: Settings) -> list[tuple[KeyPath, StreamSettings]]:
 
 
 def _streams(settings: Settings) -> Problems:
-    """Check that a name means one stream, and a subject goes to one (else JetStream answers 10065)."""
+    """Check that a name means one stream and a subject goes to one stream (else JetStream answers 10065)."""
     for path, stream in _all_streams(settings):
         if stream.name == RELAY_ADVISORIES.name:
             yield Problem((*path, "name"), f"{stream.name} is jetrelay's own stream")
@@ -226,7 +226,7 @@ def _all_subscriptions(settings: Settings) -> list[SubscriptionSettings]:
 
 
 def _durables(settings: Settings) -> Problems:
-    """Check that no two subscriptions share a durable consumer and take each other's messages."""
+    """Check that no two subscriptions share a durable consumer: they would take each other's messages."""
     for one, other in combinations(_all_subscriptions(settings), 2):
         if (one.stream, one.durable) == (other.stream, other.durable):
             owner = ".".join(_sub(one))
@@ -234,7 +234,7 @@ def _durables(settings: Settings) -> Problems:
 
 
 def _filters_reach(settings: Settings) -> Problems:
-    """Check filters: nats-server 2.15 accepts one outside the stream in silence and delivers nothing."""
+    """Check that filters match their stream: nats-server 2.15 silently accepts others and delivers nothing."""
     declared = {stream.name: stream for _, stream in _all_streams(settings)}
     for subscription in _all_subscriptions(settings):
         stream = declared.get(subscription.stream)
@@ -245,16 +245,16 @@ def _filters_reach(settings: Settings) -> Problems:
 
 
 def _metrics(settings: Settings) -> Problems:
-    """Check that the counts of worker processes can be added up: Prometheus meets them at one address."""
+    """Check that the counts of worker processes can be added up: Prometheus reads them at one address."""
     if settings.metrics.worker is not None and settings.metrics.directory is None:
         message = "is required where metrics.worker is set"
         yield Problem(("metrics", "directory"), message, 'for example "/run/jetrelay", on this host alone')
 
 
 def _archived_streams(settings: Settings) -> Problems:
-    """Check that rows outlive their messages, so that one that comes again is known, and one lost is still here.
+    """Check that rows outlive their messages: a redelivered message is then known, and a lost one still stored.
 
-    Streams that others declare are asked before anything is archived.
+    Streams that are declared elsewhere are checked at run time, before anything is archived.
     """
     declared = {stream.name: stream for _, stream in _all_streams(settings)}
     for context in settings.contexts.values():

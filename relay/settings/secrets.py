@@ -1,7 +1,7 @@
 """Secrets from files: ``token_file`` instead of ``token``, ``NATS_TOKEN_FILE`` instead of ``NATS_TOKEN``.
 
-Every key that holds a secret can be given so. The file is read when all is merged, so that one which a
-stronger source overrides need not be there.
+Every key that holds a secret accepts this form. Files are read after all sources are merged. So a file that a
+stronger source overrides need not exist.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pydantic import SecretStr
 from relay.settings.section import Section, section_at
 
 SUFFIX: Final = "_file"
-#: No secret is longer, in bytes; what is, is another file.
+#: The longest secret, in bytes. A longer file is not a secret.
 _LONGEST: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """A secret that is still in its file. ``{context}`` in it stands for ``context``, if one is given."""
+    """A secret that is still in its file. In its text, ``{context}`` stands for ``context``, if one is given."""
 
     path: str
     context: str | None = None
 
     def read(self) -> str:
-        """The secret, without the line break at its end. Raises ValueError that never tells what is in it."""
+        """Read the secret, without line breaks at its end. Raises ValueError, which never shows the content."""
         path = Path(self.path)
         if not path.is_absolute():
             raise ValueError("must begin with /: every process starts in a folder of its own")
@@ -50,7 +50,7 @@ class FromFile:
 
 
 def secret_of(root: type[Section], path: tuple[str, ...]) -> str | None:
-    """The key whose secret ``path`` names a file for; None if it is no such key."""
+    """The key of the secret, if the key at ``path`` names its file; else None."""
     section = section_at(root, path[:-1])
     name = path[-1].removesuffix(SUFFIX)
     if name == path[-1] or path[-1] in section.model_fields or name not in section.model_fields:

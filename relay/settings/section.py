@@ -1,4 +1,4 @@
-"""What every table of relay.toml is."""
+"""The base of every table of relay.toml."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A table of relay.toml. Unknown keys are refused; values do not change after start."""
+    """A table of relay.toml. Unknown keys are refused. Values do not change after start."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    #: Fields that the names of the enclosing tables fill, so that nobody writes them.
+    #: Fields that get their value from the names of the enclosing tables. Users must not write them.
     filled: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
@@ -23,7 +23,7 @@ class Section(BaseModel):
 
 
 def section_at(root: type[Section], path: Iterable[str]) -> type[Section]:
-    """The kind of the table at ``path``; of the one around it, where that is unknown."""
+    """The model of the table at ``path``; if it is unknown, the model of the table around it."""
     model = root
     for part in path:
         field = model.model_fields.get(part)

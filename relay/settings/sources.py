@@ -1,8 +1,8 @@
-"""Where values come from: relay.toml and the environment, laid over each other with the origin of each.
+"""The sources of values: relay.toml and the environment, merged, with the origin of each value.
 
 From weak to strong: default, ``DATABASE_URL`` and the ``NATS_*`` variables of sr-message-contracts §8,
-relay.toml, ``NATS_URL`` and its like, ``RELAY_*``. An empty variable counts as not set. Where a key holds a
-secret, ``<key>_file`` and ``<VARIABLE>_FILE`` name a file with it, as strong as the key or variable itself.
+relay.toml, ``NATS_URL`` and similar variables, ``RELAY_*``. An empty variable counts as not set. For a secret,
+``<key>_file`` and ``<VARIABLE>_FILE`` name a file that holds it. They are as strong as the key or variable itself.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from relay.settings.section import Section
 
 PREFIX: Final = "RELAY_"
 CONFIG_VARIABLE: Final = "RELAY_CONFIG"
-#: Set in a development fleet: relay.toml says how to get access to other servers than it has.
+#: Set in a development fleet, which has its own servers: the access keys in relay.toml are for other servers.
 OWN_SERVERS: Final = "RELAY_OWN_SERVERS"
 DEFAULT_FILE: Final = Path("relay.toml")
 
-#: Those of NATS are what its own command line tool reads.
+#: The NATS variables are the ones that NATS's own command line tool reads.
 _ALIASES: Final[dict[str, KeyPath]] = {
     "NATS_URL": ("nats_url",),
     "NATS_USER": ("nats", "user"),
@@ -43,20 +43,20 @@ _ALIASES: Final[dict[str, KeyPath]] = {
 _SERVERS: Final = {*_ALIASES, "DATABASE_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL"}
 _STEERING: Final = {CONFIG_VARIABLE, OWN_SERVERS}
 _FILE: Final = SUFFIX.upper()
-#: Variable → (key of a stream, applies to the DLQ stream too). Dead letters keep their own retention.
+#: Variable → (key of a stream, whether it also applies to the DLQ stream). Dead letters have their own retention.
 _STREAM_DEFAULTS: Final = {
     "NATS_MESSAGE_TTL_SECS": ("max_age", False),
     "NATS_MAX_MSGS_PER_SUBJECT": ("max_msgs_per_subject", False),
     "NATS_DUPLICATE_WINDOW_SECS": ("duplicate_window", True),
 }
-# Kubernetes gives every pod RELAY_SERVICE_HOST, RELAY_PORT_4222_TCP … once a service is called relay.
+# If a service is called relay, Kubernetes gives every pod RELAY_SERVICE_HOST, RELAY_PORT_4222_TCP and so on.
 _NOT_OURS = re.compile(r"RELAY(_\w+)?_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 _POSITION = re.compile(r"\(at line (\d+), column \d+\)")
 
 
 @dataclass(slots=True)
 class Layers:
-    """The merged tables, the origin of each key, what could not be merged, and which secrets could not be read."""
+    """The merged tables, the origin of each key, merge problems, and the secrets that could not be read."""
 
     root: type[Section]
     data: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Layers:
     unread: list[Problem] = field(default_factory=list)
 
     def put(self, path: KeyPath, value: object, origin: str, *, weak: bool = False) -> None:
-        """Set one key; a weak value gives way to one that is there. A key that names a file sets what is in it."""
+        """Set one key. A weak value does not replace another. A key that names a file sets the secret in it."""
         if isinstance(value, str) and (secret := secret_of(self.root, path)):
             path, value = (*path[:-1], secret), FromFile(value)
         table: Any = self.data
@@ -80,7 +80,7 @@ class Layers:
         self.origins[path] = origin
 
     def read_secrets(self, *path: str) -> None:
-        """Replace the files named in a table, and those below it, by what they hold."""
+        """Replace the files that a table and the tables in it name by their content."""
         for key, value in self.table(*path).items():
             here = (*path, key)
             if isinstance(value, dict):
@@ -95,7 +95,7 @@ class Layers:
                     self.unread.append(Problem(here, str(error)))
 
     def table(self, *path: str) -> dict[str, Any]:
-        """Return the table at ``path``; an empty one where there is none."""
+        """Return the table at ``path``; an empty table if there is none."""
         found: Any = self.data
         for part in path:
             found = found.get(part) if isinstance(found, dict) else None
@@ -103,9 +103,9 @@ class Layers:
 
 
 def read_layers(root: type[Section], path: Path | None, environ: Mapping[str, str]) -> Layers:
-    """Read the file (None: ``RELAY_CONFIG``, else relay.toml if there is one) and the environment, for ``root``.
+    """Read the file (None: ``RELAY_CONFIG``, else relay.toml if it exists) and the environment, for ``root``.
 
-    Raises ConfigurationError when the file is missing, unreadable or no TOML.
+    Raises ConfigurationError if the file is missing, unreadable or not TOML.
     """
     environ = {name: value for name, value in environ.items() if value}
     layers = Layers(root)
@@ -124,13 +124,13 @@ def read_layers(root: type[Section], path: Path | None, environ: Mapping[str, st
 
 
 def names_server(variable: str) -> bool:
-    """Whether a variable says where a server is, or how to get access to it."""
+    """Whether a variable gives the address of a server or the access to it."""
     name = variable.removesuffix(_FILE)
     return name in _SERVERS or name.startswith(("RELAY_NATS__", "RELAY_REDIS__"))
 
 
 def _forget_access(layers: Layers) -> None:
-    """Drop how to get access to servers and handlers; where they are is overridden by who set the variable."""
+    """Remove the access keys of servers and handlers. The fleet that set the variable overrides the addresses."""
     for name in ("nats", "redis"):
         layers.data.pop(name, None)
     for context in layers.table("contexts"):
@@ -142,7 +142,7 @@ def _forget_access(layers: Layers) -> None:
 
 
 def _name_files(layers: Layers, *path: str) -> None:
-    """Take the keys of the file that name a file with a secret for what they stand for."""
+    """Replace each key that names a secret's file by the key of that secret."""
     for key, value in [*layers.table(*path).items()]:
         here = (*path, key)
         if isinstance(value, dict):
@@ -202,7 +202,7 @@ def _shown(file: Path) -> str:
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """Map each key path of a valid TOML text to the line, from 1, on which it is set or its table begins."""
+    """Map each key path of a valid TOML text to the line, from 1, where the key is set or its table begins."""
     found: dict[KeyPath, int] = {}
     table: KeyPath = ()
     for number, statement in _statements(text):
@@ -217,7 +217,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Split TOML into its statements: a line, or as many as it takes until the parser is satisfied."""
+    """Split TOML into its statements: one line, or more until the parser accepts them."""
     pending, first = "", 0
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
         first = first if pending else number
@@ -234,7 +234,7 @@ def _paths(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:
     if path:
         yield path
     if isinstance(data, list) and data and isinstance(data[0], dict):
-        data = data[0]  # [[tables]], which no key of ours is: named all the same when refused
+        data = data[0]  # [[tables]]: no key of ours is one, but the refusal needs its line
     if isinstance(data, dict):
         for key, value in data.items():
             yield from _paths(value, (*path, key))
@@ -263,7 +263,7 @@ def _put_variable(variable: str, value: str, layers: Layers, declared: frozenset
 
 
 def _known_name(written: str, known: Mapping[str, object]) -> str:
-    """Find the name a variable means; variables cannot hold a hyphen, so an underscore stands for it."""
+    """Find the name that a variable means. Variables cannot hold a hyphen, so an underscore stands for it."""
     if written in known:
         return written
     return next((name for name in known if name.replace("-", "_") == written), written)
@@ -281,7 +281,7 @@ def _put_common_defaults(here: KeyPath, environ: Mapping[str, str], layers: Laye
 
 
 def _put_default_names(here: KeyPath, environ: Mapping[str, str], layers: Layers) -> None:
-    """Name streams ``sr-events`` (context ``sr``) or ``sr-<context>-events``, and durables after the prefix."""
+    """Name streams ``sr-events`` (context ``sr``) or ``sr-<context>-events``; durables begin with their prefix."""
     context = here[1]
     if prefix := environ.get("NATS_STREAM_PREFIX"):
         base = prefix if prefix == context else f"{prefix}-{context}"

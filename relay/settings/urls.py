@@ -1,4 +1,4 @@
-"""Addresses as settings hold them: checked, and shown without what they prove."""
+"""Addresses in settings: checked, and shown without their credentials."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pydantic import AfterValidator, SecretStr
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
-#: Servers of a cluster stand behind each other. A comma elsewhere may be part of a password.
+#: Separates the servers of a cluster. Any other comma may be part of a password.
 _NEXT_URL = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
 
 
 def split_urls(value: str) -> list[str]:
-    """The servers of a cluster, each with its scheme, as they are written behind each other."""
+    """Split a list of the servers of a cluster, each with its scheme."""
     return [url.strip() for url in _NEXT_URL.split(value)]
 
 
 def hide_url(value: str) -> str:
-    """Show where a URL points without what it proves: user, password and query are left out.
+    """Show where a URL points, without user, password and query.
 
-    What cannot be told apart for certain is left out too. Only NATS has lists of URLs; in others a comma stands
-    between hosts, or in a password.
+    Parts that cannot be separated for certain are hidden too. Only NATS has lists of URLs. In other URLs a comma
+    separates hosts, or is part of a password.
     """
     return ",".join(map(_hide_one, split_urls(value) if _NEXT_URL.match(f",{value}") else [value]))
 
@@ -34,7 +34,7 @@ def _hide_one(url: str) -> str:
     scheme, separator, rest = url.strip().partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
         return "***"
-    # A password may hold any of these signs, written as they are: it ends at the last @.
+    # A password may hold any of these characters without encoding. It ends at the last @.
     credentials, at, shown = rest.rpartition("@")
     host, query, _ = shown.partition("?")
     if "?" in credentials or "#" in credentials or not _SHOWN.fullmatch(host):
@@ -57,11 +57,11 @@ def _check_url(value: str, schemes: tuple[str, ...]) -> None:
 
 
 def _database_url(secret: SecretStr) -> SecretStr:
-    # psycopg knows no "+psycopg" and SQLAlchemy no "postgres://", so one spelling for both.
+    # psycopg does not know "+psycopg", and SQLAlchemy does not know "postgres://". Use one spelling for both.
     url = re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql://", secret.get_secret_value().strip())
-    # libpq allows host1:port1,host2:port2, which is no valid port to anyone else: check the first.
+    # libpq allows host1:port1,host2:port2, which other parsers refuse as a port. Check only the first.
     _check_url(re.sub(r",[^/?]*", "", url), ("postgresql",))
-    # Libraries disagree on where such a password ends, and one that takes it for a host tells everybody.
+    # Libraries disagree on where such a password ends. One that reads it as a host would show it in messages.
     address, _, query = url.partition("?")
     hosts, _, name = address.partition("://")[2].partition("/")
     if hosts.count("@") > 1 or "@" in name or not all("=" in part for part in query.split("&") if part):

@@ -1,4 +1,4 @@
-"""How values are written in relay.toml and the environment: durations, sizes, URLs, lists, names.
+"""Reads values as they are written in relay.toml and the environment: durations, sizes, lists, names, addresses.
 
 Messages never repeat a URL: it may hold a password.
 """
@@ -57,7 +57,7 @@ def parse_duration(value: object) -> timedelta:
 
 
 def format_duration(value: timedelta) -> str:
-    """Write a duration in the largest unit that holds it without a rest: ``7d``, ``90s``, ``100ms``."""
+    """Write a duration in the largest unit that divides it: ``7d``, ``90s``, ``100ms``."""
     for unit, size in _UNITS.items():
         if value and not value % size:
             return f"{value // size}{unit}"
@@ -80,7 +80,7 @@ def parse_size(value: object) -> int:
 
 
 def format_size(value: int) -> str:
-    """Write a size in the largest unit that holds it without a rest."""
+    """Write a size in the largest unit that divides it."""
     if value < 0:
         return "unlimited"
     for unit, size in reversed(_SIZES.items()):
@@ -90,7 +90,7 @@ def format_size(value: int) -> str:
 
 
 def parse_list(value: object) -> object:
-    """Read a list from the environment: ``a,b`` or JSON. Anything but text passes unchanged."""
+    """Read a list from the environment: ``a,b`` or JSON. A value that is not text is returned unchanged."""
     if not isinstance(value, str):
         return value
     if not value.lstrip().startswith("["):
@@ -122,7 +122,7 @@ def _broker_name(value: str) -> str:
 
 
 def _listen_address(value: object) -> str:
-    """Read ``9464``, which is on 127.0.0.1, ``0.0.0.0:9464`` or ``[::]:9464``. Raises ValueError."""
+    """Read ``9464`` (on 127.0.0.1), ``0.0.0.0:9464`` or ``[::]:9464``. Raises ValueError."""
     match = _ADDRESS.fullmatch(str(value).strip())
     if match is None or not 0 < int(match[2]) < 65536:
         raise ValueError(f"{str(value)[:80]!r} is not an address to listen at; write 9464 or 0.0.0.0:9464")

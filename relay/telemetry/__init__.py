@@ -1,1 +1,1 @@
-"""Listeners to facts. Telemetry libraries are imported here and nowhere else."""
+"""Listeners for facts. Only this package imports telemetry libraries."""

@@ -1,4 +1,4 @@
-"""Gauges of what waits, from the samples of the scheduler that leads."""
+"""Gauges of the backlogs, from the samples of the leading scheduler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relay.domain.policies import DeadLetterClass
 from relay.queries import Backlogs, BacklogsSampled
 from relay.telemetry.metrics import OTHER
 
-#: After so many intervals without a sample the last one says nothing any more.
+#: After this many intervals without a sample, the last sample is too old to show.
 _FRESH: Final = 4
 _CLASSES: Final = [kind.value for kind in DeadLetterClass]
 
@@ -74,10 +74,10 @@ class _Sample:
 
 
 class BacklogGauges(Collector):
-    """The listener that remembers the last sample of each context, and shows it while this scheduler leads.
+    """The listener that keeps the last sample of each context and shows it while this scheduler leads.
 
-    A scheduler that has lost the lead, or samples that stopped coming, leave no number behind to be believed.
-    ``subscriptions``: those of each context, shown even if nothing of them waits.
+    If the scheduler loses the lead, or the samples stop, it shows no old numbers.
+    ``subscriptions``: those of each context. They are shown even if nothing waits.
     """
 
     def __init__(
@@ -93,19 +93,19 @@ class BacklogGauges(Collector):
         self._samples: dict[str, _Sample] = {}
 
     def __call__(self, fact: Fact, /) -> None:
-        """Take note of a sample, or of who leads."""
+        """Record a sample or a change of the lead."""
         match fact:
             case BacklogsSampled(backlogs=backlogs):
                 self._samples[fact.context] = _Sample(backlogs, self._clock(), time.time())
             case LeadTaken():
-                # What was sampled under an earlier lead is as old as that.
+                # A sample from an earlier lead is too old.
                 self._samples.pop(fact.context, None)
                 self._leading.add(fact.context)
             case LeadLost():
                 self._leading.discard(fact.context)
 
     def collect(self) -> Iterable[Metric]:
-        """Answer Prometheus, from another thread."""
+        """Answer Prometheus. Runs in another thread."""
         leading = self._leading.copy()
         samples = {name: sample for name, sample in self._samples.copy().items() if name in leading}
         yield _family(*LEADING, {(name,): float(name in leading) for name in self._subscriptions})
@@ -142,7 +142,7 @@ class BacklogGauges(Collector):
 
 
 def _merged(gauge: Gauge, one: float, other: float) -> float:
-    """Subscriptions that are not configured any more are one together."""
+    """Combine values that share their labels: subscriptions that are no longer configured count as one."""
     return max(one, other) if gauge.attribute == _AGE else one + other
 
 

@@ -1,4 +1,4 @@
-"""Where Prometheus reads: HTTP in a thread, and files in which the worker processes of one command count."""
+"""Serves metrics to Prometheus: HTTP in a thread, and the files in which the workers of one command count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relay.domain.facts import FactSink
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.metrics import Known, MetricFacts
 
-#: A file that grew into a disk without space would end the process that writes it, so it has its room beforehand.
+#: The initial size of a file, in bytes. If a file had to grow on a full disk, the process writing it would die.
 _ROOM: Final = 1 << 20
 _KINDS: Final = ("counter", "histogram")
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("relay.metrics")
 
 
 def listen(known: Known, address: str, interval: float | None = None) -> Sequence[FactSink]:
-    """Count in this process, and answer at ``address``. With ``interval``: how often samples of backlogs come."""
+    """Count in this process, and answer at ``address``. ``interval``: the seconds between samples of backlogs."""
     registry = CollectorRegistry()
     listeners: list[FactSink] = [MetricFacts(known, registry)]
     if interval is not None:
@@ -39,18 +39,18 @@ def listen(known: Known, address: str, interval: float | None = None) -> Sequenc
 
 
 def listen_in_files(known: Known, directory: Path) -> MetricFacts:
-    """Count in ``directory``, which the environment names by now, with other processes. Raises OSError."""
+    """Count in ``directory``, which the environment must name, together with other processes. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for kind in _KINDS:
         with suppress(FileExistsError):
             (directory / f"{kind}_{os.getpid()}.db").open("xb").write(bytes(_ROOM))
-    # It was chosen when prometheus-client was imported, which another module may have done before.
+    # prometheus-client chooses this class at its import, and another module may have imported it before.
     values.ValueClass = values.get_value_class()
     return MetricFacts(known, CollectorRegistry())
 
 
 def answer_for(directory: Path, address: str) -> None:
-    """Answer for all processes that count in ``directory``, those that have ended included."""
+    """Answer for all processes that count in ``directory``, including those that have ended."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(directory))
@@ -58,7 +58,7 @@ def answer_for(directory: Path, address: str) -> None:
 
 
 def forget_ended(directory: Path) -> None:
-    """Remove what commands have left in ``directory`` that do not run any more."""
+    """Remove the files in ``directory`` of commands that no longer run."""
     for found in directory.glob("*-*"):
         number = found.name.rpartition("-")[2]
         if number.isdecimal() and not _runs(int(number)):
@@ -70,7 +70,7 @@ def _answer(registry: CollectorRegistry, address: str) -> None:
 
 
 def _bind(registry: CollectorRegistry, address: str) -> None:
-    """Begin to answer. An address that is taken is asked for again and again: the work goes on without."""
+    """Begin to answer. If the address is in use, try again until it is free; work continues meanwhile."""
     host, _, port = address.rpartition(":")
     told = False
     while True:

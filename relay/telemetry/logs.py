@@ -1,7 +1,7 @@
 """Log lines from facts: ids, sizes and reasons, never a payload.
 
-Every line written while a request is served, an event handled or a task run carries its correlation and causation
-id, whichever logger it comes from. On a terminal the lines are for reading, elsewhere each is a JSON object.
+Every line that is written during a request, an event handler or a task carries the correlation and causation id,
+from any logger. On a terminal the lines are plain text; elsewhere each line is a JSON object.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     OutboxEventsPublished: logging.DEBUG,
     MessageProcessed: logging.DEBUG,
 }
-#: Loggers of code that does not know whose data it holds: ours, and what we run on.
+#: Loggers of code that handles the application's data without knowing it: ours and our libraries'.
 _LIBRARIES: Final = {
     *("relay", "consumer", "tasks", "scheduler", "dramatiq", "apscheduler", "asyncio"),
     *("concurrent", "nats", "psycopg", "sqlalchemy", "aiohttp", "redis"),
@@ -81,7 +81,7 @@ _LIBRARIES: Final = {
 
 
 def configure(level: str, log_format: str) -> None:
-    """Set up the root logger. ``log_format``: ``console``, ``json``, or ``auto`` to go by the terminal."""
+    """Set up the root logger. ``log_format``: ``console``, ``json``, or ``auto`` (console on a terminal)."""
     console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     renderer: Any = structlog.processors.JSONRenderer()
     if console:
@@ -104,7 +104,7 @@ def configure(level: str, log_format: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # These two report every retry and every job at INFO; the facts say the same with ids.
+    # These libraries log much at INFO, such as every retry and every job. The facts say the same with ids.
     for noisy in ("apscheduler", "dramatiq", "psycopg.pool", "nats"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
     structlog.configure(
@@ -115,7 +115,7 @@ def configure(level: str, log_format: str) -> None:
 
 
 def disclose(logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Write an exception as a traceback that quotes no data, unless the application logs it. For structlog."""
+    """Write an exception as a traceback without data, unless the application logs it. A structlog processor."""
     failure = line.pop("exc_info", None)
     if failure is True:
         failure = sys.exc_info()
@@ -124,7 +124,7 @@ def disclose(logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mutab
         return line
     name = line["_record"].name if "_record" in line else str(getattr(logger, "name", ""))
     if name.partition(".")[0] in _LIBRARIES:
-        # The further lines of asyncio's show what has failed, with the message of the exception.
+        # The further lines of asyncio's messages contain the message of the exception.
         line["event"] = str(line["event"]).partition("\n")[0]
         line["exception"] = trace(error)
     else:
@@ -133,7 +133,7 @@ def disclose(logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mutab
 
 
 def without_arguments(record: logging.LogRecord) -> bool:
-    """Name Dramatiq's messages by actor and id: the arguments of an application's own actors are data."""
+    """Show Dramatiq's messages only by actor and id: the arguments of an application's actors are data."""
     if record.name.startswith("dramatiq") and isinstance(record.args, tuple):
         record.args = tuple(
             f"{it.actor_name}({it.message_id})" if hasattr(it, "actor_name") and hasattr(it, "message_id") else it
@@ -143,7 +143,7 @@ def without_arguments(record: logging.LogRecord) -> bool:
 
 
 def add_correlation(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add the ids of the current request context; ids that the line names itself stay. A structlog processor."""
+    """Add the ids of the current request context. Ids that the line already has stay. A structlog processor."""
     context = RequestContext.current()
     for name in ("correlation_id", "causation_id"):
         value = getattr(context, name)
@@ -160,7 +160,7 @@ class LogFacts:
         self._gate = logging.getLogger("relay")
 
     def __call__(self, fact: Fact, /) -> None:
-        """Write one line, if its level is on."""
+        """Write one line, if its level is enabled."""
         level = _LEVELS.get(type(fact), logging.DEBUG)
         if not self._gate.isEnabledFor(level):
             return

@@ -1,7 +1,7 @@
-"""Metrics from facts, for Prometheus: how often, and how long it took.
+"""Metrics from facts, for Prometheus: how often something happened, and how long it took.
 
-Every metric carries the context. The other labels have few values, known beforehand: subscriptions, classes,
-servers, names from the application's code. Ids are for the log.
+Every metric carries the context. The other labels have few values, which are known in advance: subscriptions,
+classes, servers, names from the application's code. Ids belong in the log.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from relay.domain.facts import (
 from relay.domain.policies import DeadLetterClass
 from relay.domain.timings import HandlerAnswered, TaskAnswered
 
-#: A subscription that is not configured: its name comes from a letter that anybody may have written.
+#: Stands for a subscription that is not configured. Its name comes from a dead letter, which anyone may write.
 OTHER: Final = "other"
-#: A handler may take seconds, and is given up after its time-out, 30 s by default.
+#: In seconds. A handler may take seconds; its time-out is 30 s by default.
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-#: Labels that are called otherwise where they come from: "class" and "type" are taken in Python.
+#: Labels whose attribute has another name, because "class" and "type" have a meaning in Python.
 _ATTRIBUTES: Final = {"class": "kind", "type": "task_type"}
 _ALWAYS: Final[Mapping[str, Collection[str]]] = {
     "class": [kind.value for kind in DeadLetterClass],
@@ -67,7 +67,7 @@ Known = Mapping[str, Mapping[str, Collection[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A counter, and by how much a fact raises it."""
+    """A counter, and by how much a fact increases it."""
 
     name: str
     text: str
@@ -140,7 +140,7 @@ TIMINGS: Final[Mapping[type[Fact], Timing]] = {
 
 
 class MetricFacts:
-    """The listener that counts. Counters of ``known`` labels are there from the start, at 0: a rise shows."""
+    """The listener that counts. Counters of ``known`` labels start at 0, so that the first increase is visible."""
 
     def __init__(self, known: Known, registry: CollectorRegistry) -> None:
         self._subscriptions = {name: frozenset(values["subscription"]) for name, values in known.items()}
@@ -151,7 +151,7 @@ class MetricFacts:
         self.expect(known)
 
     def expect(self, known: Known) -> None:
-        """Begin the counters of further labels. One whose labels are not all known begins with its first fact."""
+        """Start the counters of further labels. A counter with an unknown label starts with its first fact."""
         counters = [pair for pairs in self._counters.values() for pair in pairs]
         metrics: list[tuple[Count | Timing, Counter | Histogram]] = [*counters, *self._histograms.values()]
         for context, values in known.items():

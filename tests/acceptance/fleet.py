@@ -20,9 +20,9 @@ import redis
 from relay.adapters.jetstream import topology
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.redis import create_broker
-from relay.bootstrap import job
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer, processes
 from relay.settings import Settings, load_settings
+from tests.jobs import job
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 90.0

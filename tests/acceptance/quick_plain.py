@@ -13,5 +13,5 @@ def do_nothing(_: dict[str, Any], _session: Session) -> None:
     return
 
 
-for number in range(10):
-    handles(f"hang_{number}")(do_nothing)
+for name in (*range(10), "none"):
+    handles(f"hang_{name}")(do_nothing)

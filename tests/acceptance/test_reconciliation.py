@@ -6,7 +6,6 @@ import shutil
 
 import redis
 
-from relay.bootstrap import UPKEEP_QUEUE
 from tests.acceptance.fleet import Fleet, wait_for
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import commit_one
@@ -51,7 +50,9 @@ def test_what_a_stream_and_an_inbox_lost_comes_back(fleet: Fleet, handler: Handl
     assert "StreamLossFound" in fleet.log("worker")
 
     forget(fleet, kept)
-    fleet.send(UPKEEP_QUEUE, "reconcile_inbox", "sea", "from_vibespro", 0, "token")  # the scheduler: every 30 s
+    fleet.relay(
+        "schedule", "run", "reconcile_inbox:sea:from_vibespro", "--context", "sea"
+    )  # the scheduler: every 30 s
     processed(fleet, kept)
     assert "InboxGapFilled" in fleet.log("worker")
     assert [len(handler.calls_for(id)) for id in (kept, lost)] == [2, 2]

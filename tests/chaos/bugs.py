@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, LiteralString
 from uuid import UUID
 from zlib import crc32
@@ -24,7 +24,7 @@ from relay.adapters.postgres import handling, inbox, outbox, pipeline
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.sql import statement
 from relay.commands.deadletter import RouteToDeadLetter
-from relay.domain.envelope import MSG_ID
+from relay.domain.envelopes import MSG_ID
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Published, Retry
 from relay.ports import HandlerRequest, Message
@@ -57,8 +57,9 @@ def skip_mark() -> None:
     """Some events are published and not marked."""
     mark = outbox._Claim.mark_published
 
-    async def mark_some(self: Any, acks: Mapping[str, Published]) -> None:
-        await mark(self, {id: ack for id, ack in acks.items() if crc32(id.encode()) % 5})
+    async def mark_some(self: Any, acks: Mapping[str, Published]) -> Mapping[str, datetime | str]:
+        marked = await mark(self, {id: ack for id, ack in acks.items() if crc32(id.encode()) % 5})
+        return dict.fromkeys(acks, datetime.now(UTC)) | marked
 
     _patch(outbox._Claim, "mark_published", mark_some)
 
@@ -81,10 +82,10 @@ def publish_outside_lane_lock() -> None:
         return await open_gate(self, duty, force=force or duty.startswith("publish:"), **options)
 
     _patch(Gates, "open", open_always)
-    _rewrite(outbox, "lock_lanes", "WHERE pg_try_advisory_xact_lock(1785882987, lane)", "")
-    _rewrite(outbox, "claim_outbox", "ORDER BY e.seq\n", "ORDER BY random()\n")
-    _rewrite(outbox, "claim_outbox", "ORDER BY seq", "ORDER BY random()")
-    _rewrite(outbox, "claim_outbox", "skipped.seq < claimed.seq", "false")
+    _rewrite(outbox, "outbox/lock_lanes", "WHERE pg_try_advisory_xact_lock(1785882987, lane)", "")
+    _rewrite(outbox, "outbox/claim", "ORDER BY e.seq\n", "ORDER BY random()\n")
+    _rewrite(outbox, "outbox/claim", "ORDER BY seq", "ORDER BY random()")
+    _rewrite(outbox, "outbox/claim", "skipped.seq < claimed.seq", "false")
 
 
 def settle_twice() -> None:
@@ -97,9 +98,9 @@ def settle_twice() -> None:
     _patch(PullMessages, "_hand_over", hand_over_twice)
     unfinished, fence = "num_nonnulls(processed_at, dead_lettered_at) = 0", "AND claim_token = %(token)s AND num_"
     for module in (inbox, pipeline):
-        _rewrite(module, "claim_message", unfinished, "dead_lettered_at IS NULL")
-        _rewrite(module, "claim_message", "AND (claimed_until IS NULL OR claimed_until < now())", "")
-    for module, name in ((inbox, "mark_processed"), (handling, "settle_message"), (pipeline, "settle_message")):
+        _rewrite(module, "inbox/claim", unfinished, "dead_lettered_at IS NULL")
+        _rewrite(module, "inbox/claim", "AND (claimed_until IS NULL OR claimed_until < now())", "")
+    for module, name in ((inbox, "inbox/mark_processed"), (handling, "inbox/settle"), (pipeline, "inbox/settle")):
         _rewrite(module, name, f"{fence}nonnulls(processed_at) = 0", "")
 
 

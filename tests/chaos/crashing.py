@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, text
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relay.chaos.history import Source
+from chaos.history import Source
 from relay.failpoints import Action, arm, reached
 from relay.handler import HandlerEndpoint, Poison, Received
 from tests.acceptance import python_effects

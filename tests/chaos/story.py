@@ -10,10 +10,9 @@ from typing import Any
 
 import psycopg
 
-from relay import Event, Outbox
-from relay.chaos.checker import judge
-from relay.chaos.evidence import Evidence
-from relay.chaos.history import (
+from chaos.checker import judge
+from chaos.evidence import Evidence
+from chaos.history import (
     Business,
     ConsumerEnd,
     Effect,
@@ -28,7 +27,8 @@ from relay.chaos.history import (
     Source,
     Stored,
 )
-from relay.chaos.ledger import ROLLBACK
+from chaos.ledger import ROLLBACK
+from relay import Event, Outbox
 from tests.acceptance.fleet import Fleet
 
 OUTBOX = Outbox("vibespro")

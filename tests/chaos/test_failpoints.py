@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from relay.chaos.history import Source
+from chaos.history import Source
 from relay.failpoints import EVENT_POINTS, Action
 from tests.chaos.crashing import HANDLER_TIMEOUT, PYTHON_HANDLER, CrashFleet, EffectService, play
 from tests.chaos.story import Story

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,21 +19,24 @@ import psycopg
 import pytest
 import redis
 
-from relay.chaos import collect, deployment, evidence, tables
-from relay.chaos.disk import SmallDisks
-from relay.chaos.faults import FAULTS
-from relay.chaos.history import History
-from relay.chaos.injections import hostile, operators, store
-from relay.chaos.nemesis import Nemesis, Strike
-from relay.chaos.passage import Mode
-from relay.chaos.rig import Rig
-from relay.chaos.service import HANGING
-from relay.chaos.stage import Stage
-from relay.chaos.windows import Windows
-from relay.chaos.workload import Workload
+from chaos import collect, deployment, evidence, jobs, tables
+from chaos.disk import SmallDisks
+from chaos.faults import FAULTS, UPGRADE
+from chaos.history import History, Ran
+from chaos.injections import hostile, operators, store
+from chaos.nemesis import Nemesis, Strike
+from chaos.passage import Mode
+from chaos.rig import Rig
+from chaos.runs import one_at_a_time
+from chaos.service import HANGING
+from chaos.stage import Stage
+from chaos.windows import Windows
+from chaos.workload import Workload
+from relay.adapters.postgres.migrations import newest
 from relay.commands.reconcile import Stored
 from relay.devstack.monitoring import connected_clients
 from relay.devstack.ports import LOOPBACK
+from relay.domain.schedule import CLAIM
 from tests.acceptance.fleet import wait_for
 
 SOON = 0.4
@@ -516,6 +520,26 @@ def test_what_is_committed_for_a_fault_is_the_workloads(
     assert not flag.exists()
 
 
+def test_a_handler_hangs_once_the_fleet_has_caught_up(rig: Rig, history: History) -> None:
+    """What waits for other reasons would wait beside it as well."""
+    stage = Stage(rig, Random(1), history, 1)
+    workers = rig.of_role("worker")
+    with ThreadPoolExecutor() as pool:
+        for worker in workers:
+            worker.freeze()
+        try:
+            waiting = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND dead_at IS NULL"
+            wait_for("much waits", lambda: count(rig, waiting) > 100)
+            caught_up = pool.submit(FAULTS["handler-hang"].prepare or pytest.fail, stage)
+            with pytest.raises(TimeoutError):
+                caught_up.result(timeout=1)
+        finally:
+            for worker in workers:
+                worker.thaw()
+        caught_up.result(timeout=90)
+    assert stage.notes == []
+
+
 def test_large_payloads_are_many(inject: Any) -> None:
     called: list[tuple[str, int]] = []
     inject("large-payloads", burst=lambda what, count: called.append((what, count)))()
@@ -549,9 +573,42 @@ def test_every_command_is_one_that_relay_knows(rig: Rig, history: History, comma
     assert not words or operators.run(Stage(rig, Random(1), history, 1), [*words[:2], "--help"]) == "done"
 
 
+def test_a_job_runs_when_an_operator_asks_for_it(rig: Rig, history: History) -> None:
+    stage = Stage(rig, Random(1), history, 1)
+    assert operators._schedule_run in operators.COMMANDS
+    before = len(runs(rig, jobs.ASKED))
+    assert operators.run(stage, operators._schedule_run(stage)) == "done"
+    [run] = runs(rig, jobs.ASKED)[before:]
+    assert run.done
+    collect.collect(rig.urls, rig.nats.url, history)
+    asked = [done for done in records(rig).operated if done.action == "run"]
+    assert run.began >= asked[-1].at
+    assert list(asked[-1].ids) == [jobs.ASKED]
+    assert one_at_a_time(records(rig)).kept
+
+
+def test_a_job_comes_every_ten_seconds_and_runs_for_longer_than_a_lease_at_times(rig: Rig) -> None:
+    lease = CLAIM.total_seconds()
+
+    def long() -> list[Ran]:
+        return [run for run in runs(rig, jobs.STEADY) if run.done and run.ended - run.began > lease]
+
+    before = len(long())
+    wait_for("one of these runs ends", lambda: len(long()) > before, 90)
+
+
+def runs(rig: Rig, job: str) -> list[Ran]:
+    return sorted((run for run in records(rig).ran if run.job == job), key=lambda run: run.began)
+
+
 def test_rows_go_to_the_archive_and_are_found_there(rig: Rig, inject: Any, notes: list[str]) -> None:
     """What was published a minute ago goes; the rows of this rig are younger, so they are made as old first."""
-    execute(rig, "shop", "UPDATE outbox_events SET published_at = published_at - interval '2 minutes'")
+    finished = "SELECT 1 FROM inbox_messages WHERE processed_at IS NOT NULL"
+    wait_for("messages are processed", lambda: len(execute(rig, "sea", finished)) > 20)
+    two_minutes = "interval '2 minutes'"
+    execute(rig, "shop", f"UPDATE outbox_events SET published_at = published_at - {two_minutes}")
+    older = f"received_at = received_at - {two_minutes}, processed_at = processed_at - {two_minutes}"
+    execute(rig, "sea", f"UPDATE inbox_messages SET {older}")
     inject("archive")()
     assert notes[1:] == ["done"]
     count = int(notes[0].removesuffix(" events"))
@@ -561,7 +618,9 @@ def test_rows_go_to_the_archive_and_are_found_there(rig: Rig, inject: Any, notes
     kept = {str(id) for [id] in execute(rig, "shop", "SELECT id FROM outbox_events")}
     assert kept.isdisjoint(row["id"] for row in rows)
     assert all(row["published_at"] for row in rows)
-    assert list(collect.archived(rig.cold, "inbox"))
+    assert {row["message_id"] for row in collect.archived(rig.cold, "inbox")} == {row["id"] for row in rows}
+    # As after a day: a stream that still had them would have them handled once more.
+    assert held(rig, {row["id"] for row in rows}) == set()
 
 
 def execute(rig: Rig, database: str, statement: str) -> list[Any]:
@@ -575,7 +634,7 @@ def test_upkeep_beside_a_reader_leaves_everything_as_it_was(rig: Rig, inject: An
     before = published(rig)
     wait_for("the fleet publishes beside the reader", lambda: published(rig) > before + 20)
     heal()
-    assert [note.partition(":")[0] for note in notes] == ["upgrade beside a reader"] * 2
+    assert [note.partition(", ")[0] for note in notes] == [f"upgrade: {newest()}"] * 2
 
 
 def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:
@@ -602,6 +661,8 @@ def test_a_seed_is_a_schedule_that_covers_every_kind_before_it_repeats_one(rig: 
     possible = sorted(name for name, kind in FAULTS.items() if kind.targets(rig))
     count = len(possible)
     assert sorted(kinds[:count]) == possible
+    firsts = [[strike.kind.name for strike in drawn(rig, seed, 5)] for seed in range(20)]
+    assert {first.index(UPGRADE) for first in firsts} == {*range(5)}
     assert sorted(kinds[count : 2 * count]) == possible
     assert 0.4 < sum(strike.joins for strike in first) / 100 < 0.8
 

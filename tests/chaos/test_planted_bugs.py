@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.chaos.history import Source
-from relay.chaos.injections import operators
-from relay.chaos.run import RunOptions
-from relay.chaos.run import run as run_chaos
+from chaos.history import Source
+from chaos.injections import operators
+from chaos.run import RunOptions
+from chaos.run import run as run_chaos
 from relay.failpoints import Action, arm, reached
 from tests.acceptance.fleet import wait_for
 from tests.chaos.bugs import BUGS, VARIABLE

@@ -19,11 +19,11 @@ import httpx2
 import psycopg
 import pytest
 
-from relay.chaos.evidence import read
-from relay.chaos.history import Plan, Source
-from relay.chaos.plan import Answer, effects_of, failures_of, plan_of, slowness_of
-from relay.chaos.service import HANGING
-from relay.chaos.tables import prepare
+from chaos.evidence import read
+from chaos.history import Plan, Source
+from chaos.plan import Answer, effects_of, failures_of, plan_of, slowness_of
+from chaos.service import HANGING
+from chaos.tables import prepare
 from relay.devstack import PostgresServer
 from relay.devstack.configuration import base_environment
 from relay.devstack.ports import free_port
@@ -74,7 +74,7 @@ def prepared(url: str) -> str:
 def running(url: str, directory: Path) -> Iterator[Client]:
     port = free_port()
     where = ["--database", url, "--port", str(port), "--directory", str(directory), "--seed", str(SEED)]
-    command = [sys.executable, "-m", "relay.chaos.service", *where]
+    command = [sys.executable, "-m", "chaos.service", *where]
     with subprocess.Popen(command, cwd=ROOT, env=base_environment(inherit=False)) as process:
         client = Client(port, process)
         try:

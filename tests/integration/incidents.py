@@ -50,11 +50,11 @@ class Desk:
         )
 
     async def died(
-        self, status: int, *, payload: Any = None, max_attempts: int = 20, body: bytes | None = None
+        self, status: int, *, payload: Any = None, max_attempts: int = 20, body: bytes | None = None, **head: str
     ) -> UUID:
-        """Send a message that its handler answers with ``status``; returns its id."""
+        """Send a message that its handler answers with ``status``; returns its id. ``head`` as in `send`."""
         content = {"event_type": "vibe_created", "event_version": 1, "payload": payload or {}}
-        message_id = await self.sub.send(body or json.dumps(content).encode())
+        message_id = await self.sub.send(body or json.dumps(content).encode(), **head)
         await self.sub.pull().accept(await self.sub.fetch())
         await self.sub.process(Handler.answering(status), max_attempts=max_attempts).process(message_id)
         assert (await self.sub.row(message_id))["dead_lettered_at"] is not None

@@ -29,11 +29,10 @@ from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
-from relay.domain.backoff import Backoff
 from relay.domain.errors import Outage
 from relay.domain.facts import Fact
 from relay.domain.ordering import Shard
-from relay.domain.policies import RetryPolicy
+from relay.domain.retry import Backoff, RetryPolicy
 
 DEADLINE = 60.0
 ALL = Shard(0, 1)

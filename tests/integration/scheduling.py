@@ -20,7 +20,7 @@ from relay.adapters.redis import create_broker
 from relay.bootstrap import Application
 from relay.domain.facts import Fact
 from relay.settings import load_settings
-from scheduler.jobs import Job, jobs
+from scheduler.ticks import Tick, ticks
 from tests.integration.publishing import event, query
 
 CONFIG = """
@@ -52,7 +52,7 @@ class Scheduler:
     """The table of a scheduler, its ticks run by hand."""
 
     application: Application
-    table: dict[str, Job]
+    table: dict[str, Tick]
     facts: list[Fact]
     database_url: str
     polls: int = 0
@@ -117,7 +117,7 @@ async def scheduling(
     parts.pool.timeout = 0.5
     await parts.pool.open()
     broker = create_broker(redis_url, namespace=application.settings.redis_namespace, middleware=[])
-    table = {job.name: job for job in jobs(application, broker, "sea")}
+    table = {job.name: job for job in ticks(application, broker, "sea")}
     scheduler = Scheduler(application, table, facts, database_url)
     due = parts.wakeup.due
 

@@ -38,7 +38,7 @@ async def archive(database_url: str, nats_server: NatsServer, tmp_path: Path) ->
 def killed(archive: Archive, step: str) -> None:
     command = [sys.executable, "-m", "tests.integration.archive_crash", archive.url, archive.relay.nats_url]
     command += [str(archive.root), archive.relay.context, step]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -70,6 +70,7 @@ async def test_killed_at_any_step(archive: Archive, step: str) -> None:
     await finished(archive, ids)
 
 
+@pytest.mark.timeout(600)  # ten processes, one after the other
 async def test_killed_again_and_again_with_other_rows_each_time(archive: Archive) -> None:
     """What comes of age or is taken back in between makes the next batch another one."""
     ids = archive.messages(100)

@@ -37,13 +37,17 @@ def read(connection: psycopg.Connection[Any], written: str, kind: str) -> Any:
     return found
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(TEXT | st.none()))
 def test_texts(connection: psycopg.Connection[Any], texts: list[str | None]) -> None:
     assert read(connection, array.of_texts(texts), "text") == texts
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.binary()))
 def test_bytes(connection: psycopg.Connection[Any], bodies: list[bytes]) -> None:
     assert read(connection, array.of_bytes(bodies), "bytea") == bodies

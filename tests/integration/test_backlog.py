@@ -160,7 +160,7 @@ def relay(directory: Path, databases: dict[str, str], *words: str) -> subprocess
     (directory / "relay.toml").write_text("\n".join(lines))
     environ = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     return subprocess.run(
-        [*CLI, *words], cwd=directory, env=environ, capture_output=True, text=True, timeout=60, check=False
+        [*CLI, *words], cwd=directory, env=environ, capture_output=True, text=True, timeout=200, check=False
     )
 
 

@@ -228,7 +228,7 @@ async def test_a_handler_that_takes_too_long_fails_and_the_others_are_handled(
         asked.append(wish.do)
         if wish.do != "hang":
             return None
-        return asyncio.sleep(20) if is_async(kind) else stop.wait(20)
+        return asyncio.sleep(120) if is_async(kind) else stop.wait(120)
 
     began = time.monotonic()
     try:
@@ -238,7 +238,7 @@ async def test_a_handler_that_takes_too_long_fails_and_the_others_are_handled(
         assert (await calls.sub.row(ids[1]))["last_error"] == "time-out: no answer within 1.5 s"
     finally:
         stop.set()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 100  # its own end is not waited for
     # What the thread goes on to do, now that it is awake, comes to nothing. It gives its slot back afterwards.
     for _ in range(CALLS):
         await asyncio.wait_for(calls._made[-1]._calls.slots.acquire(), 10)

@@ -13,7 +13,7 @@ import pytest
 
 from relay.cli import main
 from relay.devstack import NatsServer, ValkeyServer
-from scheduler.jobs import jobs
+from scheduler.ticks import ticks
 from tests.integration.publishing import query
 from tests.integration.test_cli_reconcile import publish, queued, with_application
 from tests.integration.test_upkeep import run_actor
@@ -152,9 +152,9 @@ def test_the_scheduler_sends_it_every_hour_where_it_is_on(cli: Cli, context: str
         from relay.adapters.redis import create_broker
 
         broker = create_broker(valkey.url, namespace=context, middleware=[])
-        [job] = [job for job in jobs(application, broker, context) if job.name == f"archive:{context}"]
+        [job] = [job for job in ticks(application, broker, context) if job.name == f"archive:{context}"]
         assert job.every == timedelta(hours=1)
-        assert not [job for job in jobs(application, broker, "quiet") if job.name.startswith("archive")]
+        assert not [job for job in ticks(application, broker, "quiet") if job.name.startswith("archive")]
         for _ in range(2):
             await job.tick()
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_changed_ends_ensure_with_status_1(
         "asyncio.run(main())\n"
     )
     arguments = [nats_server.url, f"{name.upper()}_EVENTS", f"{name}.event.>"]
-    subprocess.run([sys.executable, "-c", make, *arguments], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", make, *arguments], check=True, timeout=200)
     status, out, _ = cli("streams", "ensure")
     assert status == 1
     assert f"refused stream {name.upper()}_EVENTS: storage (only deleting" in out

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import io
 import json
 import os
-import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
 
+from relay.cli import main
 from relay.devstack import NatsServer
 from relay.domain.ordering import Shard
 from tests.integration.consuming import SUBSCRIPTION
@@ -22,7 +26,6 @@ from tests.integration.publishing import Relay, event
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).parents[2]
 CONFIG = """\
 [contexts.sea]
 [contexts.sea.subscriptions.from_upstream]
@@ -40,36 +43,46 @@ async def desk(database_url: str, nats_server: NatsServer) -> AsyncIterator[Desk
 
 
 class Shell:
-    """Runs ``relay`` on a database as the context sea; the context quiet has none that answers."""
+    """Runs ``relay`` on a database as the context sea; the context quiet has none that answers.
+
+    In this process, as a new one would spend most of its time on imports.
+    """
 
     def __init__(self, directory: Path, url: str) -> None:
         (directory / "relay.toml").write_text(CONFIG)
         self._directory = directory
         self._environment = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
             "RELAY_CONTEXTS__SEA__DATABASE_URL": url,
             "RELAY_CONTEXTS__QUIET__DATABASE_URL": "postgresql://127.0.0.1:1/quiet",
         }
 
     def __call__(self, *arguments: str, answer: str = "", status: int = 0) -> str:
         """Returns standard output, then standard error. Fails when the status is another one."""
-        command = [sys.executable, "-c", "from relay.cli import main; main()", *arguments]
-        done = subprocess.run(
-            command,
-            check=False,
-            cwd=self._directory,
-            env=self._environment,
-            input=answer,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        output, errors = io.StringIO(), io.StringIO()
+        with (
+            contextlib.chdir(self._directory),
+            patch.dict(os.environ, self._environment, clear=True),
+            patch.multiple(sys, argv=["relay", *arguments], stdin=io.StringIO(answer)),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+            ThreadPoolExecutor(1) as aside,  # where no event loop runs
+        ):
+            ended = aside.submit(_status_of, main).result(60)
+        printed = output.getvalue() + errors.getvalue()
+        assert ended == status, printed
+        return printed
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "--json"))
+
+
+def _status_of(command: Callable[[], None]) -> Any:
+    try:
+        command()
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
 
 
 @pytest.fixture

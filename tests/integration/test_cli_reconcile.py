@@ -22,7 +22,7 @@ from relay.commands import reconcile as reconcile_module
 from relay.devstack import NatsServer, ValkeyServer
 from relay.domain.ordering import Shard
 from relay.settings import load_settings
-from scheduler.jobs import jobs
+from scheduler.ticks import ticks
 from tests.integration.publishing import query
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -169,7 +169,7 @@ def test_the_scheduler_audits_streams_and_inboxes_every_half_minute(context: str
             return Entry(f"{context}:audits", message.message_id, message.encode())
 
     async def tick(application: Application) -> None:
-        table = [job for job in jobs(application, Broker(), context) if job.name.startswith("reconcile")]
+        table = [job for job in ticks(application, Broker(), context) if job.name.startswith("reconcile")]
         assert {job.every for job in table} == {timedelta(seconds=30)}
         for job in table:
             await job.tick()

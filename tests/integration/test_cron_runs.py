@@ -21,9 +21,9 @@ from relay.cron import Cron, CronRegistry
 from relay.cron import run as run_module
 from relay.cron.expression import Expression
 from relay.cron.run import RunCron
-from relay.domain.backoff import Backoff
 from relay.domain.errors import DatabaseUnreachable, DomainError
 from relay.domain.facts import Fact, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
+from relay.domain.retry import Backoff
 from relay.domain.schedule import ClaimedRun, Due, RunState, UnknownJob, WaitingRun
 from tests.integration.publishing import eventually, query
 

@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,13 +21,6 @@ from relay.devstack import NatsServer, PostgresServer, Server, ServerFailed, Ser
 from relay.devstack import server as server_module
 from relay.devstack.ports import free_port
 from tests.integration.devstack_support import KINDS, eventually, living, works
-
-
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
-def server(request: pytest.FixtureRequest, server_directory: Path) -> Iterator[Server]:
-    with request.param(server_directory) as server:
-        yield server
-
 
 # --- verbs ---
 
@@ -82,6 +74,18 @@ def test_a_paused_server_keeps_its_connections_and_answers_nobody(server: Server
         connection.settimeout(0.01)
         with contextlib.suppress(TimeoutError):
             assert connection.recv(1) != b""  # nats greets; nobody hangs up
+
+
+def test_a_server_that_is_resumed_long_after_its_start_has_time_to_answer(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = time.monotonic() + 3_600
+    monkeypatch.setattr(server_module.time, "monotonic", lambda: later)
+    looks = iter([False, False, True])
+    monkeypatch.setattr(own_nats, "answers", lambda: next(looks))
+    own_nats.wait()
+    assert own_nats.running
+    assert next(looks, None) is None
 
 
 def test_a_pause_freezes_open_sessions_too(own_postgres: PostgresServer) -> None:

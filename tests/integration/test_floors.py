@@ -41,7 +41,7 @@ def pages(conn: Connection, floors: dict[int, int]) -> int:
     """How many pages a claim looks at."""
     terms = {"lanes": ALL.lanes, "limit": 300, "dead_head_blocks": False}
     held = [floors.get(lane, NONE) for lane in (*ALL.lanes, -1)]
-    plan = explain(conn, "claim_outbox", after="begin_claim", floors=held, **terms)
+    plan = explain(conn, "outbox/claim", after="outbox/begin_claim", floors=held, **terms)
     return int(plan.root["Shared Hit Blocks"] + plan.root["Shared Read Blocks"])
 
 

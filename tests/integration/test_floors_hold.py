@@ -62,7 +62,7 @@ async def test_nor_is_one_that_has_crashed(own_postgres: PostgresServer) -> None
 
 def epoch(url: str) -> list[Any]:
     with psycopg.connect(url) as conn:
-        return [row[1:] for row in conn.execute(statement("lock_lanes"), {"lanes": [1]}).fetchall()]
+        return [row[1:] for row in conn.execute(statement("outbox/lock_lanes"), {"lanes": [1]}).fetchall()]
 
 
 async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_floors(
@@ -162,7 +162,7 @@ async def test_unordered_events_have_a_floor_without_any_lane(
 
     monkeypatch.setattr(command._outbox, "_claim_from", claim)
     with psycopg.connect(relay.url) as other:
-        other.execute(statement("lock_lanes"), {"lanes": ALL.lanes})
+        other.execute(statement("outbox/lock_lanes"), {"lanes": ALL.lanes})
         relay.insert(partition_key="")
         assert await command.drain(ALL) == 1
     assert [len(floors) for floors in seen] == [1]

@@ -14,11 +14,11 @@ import redis
 from relay.adapters import gate as gate_module
 from relay.adapters.gate import Entry, Gates
 from relay.adapters.redis import create_broker
-from relay.bootstrap import job
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
 from tests.integration.publishing import eventually
 from tests.integration.queueing import working
+from tests.jobs import job
 
 pytestmark = pytest.mark.anyio
 
@@ -126,16 +126,24 @@ async def test_a_job_closes_its_own_gate_only(gates: Gates, valkey: ValkeyServer
     assert await gates.open("pull") is not None
 
 
-async def test_a_gate_stays_shut_as_long_as_its_job_runs(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=600))
+async def test_a_gate_stays_shut_as_long_as_its_job_runs(
+    gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=3))
     token = await opened(gates)
-    loop = asyncio.get_running_loop()
+    shut: list[bool] = []
+    renew = gates._renew
+
+    async def noted(duty: str, token: str) -> bool:
+        shut.append(life(valkey, gates) > 0)
+        return await renew(duty, token)
+
+    monkeypatch.setattr(gates, "_renew", noted)
     async with gates.hold("pull", token) as ours:
         assert ours
-        end = loop.time() + 1.5
-        while loop.time() < end:
-            assert await gates.open("pull") is None
-            await asyncio.sleep(0.02)
+        await eventually("it was renewed for longer than it lasts", lambda: len(shut) > 4)
+        assert await gates.open("pull") is None
+    assert all(shut)
     await eventually("it is open again", lambda: gates.open("pull"), 10)
 
 
@@ -177,6 +185,45 @@ async def test_whatever_its_job_is_at_a_gate_opens_within_seconds_of_its_death(
     assert timedelta(seconds=1.5) < gate_module.TTL - gate_module.LONGEST_BACKOFF
 
 
+async def test_a_duty_that_is_done_rests_and_one_whose_job_died_is_lost(
+    gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour = timedelta(hours=1)
+    assert await gates.lost([]) == []
+    assert await gates.lost(["prune", "archive"]) == ["prune", "archive"]
+    token = await gates.open("prune", rest=hour)
+    assert token is not None
+    assert await gates.lost(["prune", "archive"]) == ["archive"]  # a job is outstanding
+    async with gates.hold("prune", token) as ours:
+        assert ours
+    await gates.close("prune", token)
+    assert await gates.lost(["prune", "archive"]) == ["archive"]  # it is done
+    assert life(valkey, gates, "prune") > 3_500_000
+    async with gates.hold("prune", token) as ours:
+        assert not ours  # a copy that comes late
+    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=100))
+    assert await gates.open("prune", rest=hour) is not None  # its next turn
+    await eventually("the job that died is found out", lambda: gates.lost(["prune"]), 10)
+
+
+async def test_a_duty_that_did_not_end_well_is_done_again_soon(gates: Gates, valkey: ValkeyServer) -> None:
+    most = gate_module.LONGEST_BACKOFF.total_seconds() * 1000
+    token = await gates.open("prune", rest=timedelta(hours=1))
+    await gates.close("prune", str(token), well=False)
+    assert 0 < life(valkey, gates, "prune") <= most
+    token = await gates.open("sweep")
+    await gates.close("sweep", str(token), well=False)
+    assert life(valkey, gates, "sweep") < 0  # it has no interval: the next tick comes anyway
+
+
+async def test_who_was_replaced_does_not_say_that_the_duty_is_done(gates: Gates, valkey: ValkeyServer) -> None:
+    former = await gates.open("prune", rest=timedelta(hours=1))
+    latter = await gates.open("prune", rest=timedelta(hours=1), force=True)
+    await gates.close("prune", str(former))
+    async with gates.hold("prune", str(latter)) as ours:
+        assert ours
+
+
 async def test_a_server_that_is_back_opens_the_gates_of_jobs_that_wait_and_of_no_others(
     gates: Gates, valkey: ValkeyServer
 ) -> None:
@@ -202,6 +249,7 @@ async def test_without_redis_jobs_run_and_none_can_be_sent() -> None:
     await gates.close("pull", "token")
     await gates.back_off("pull", "token")
     await gates.wake(["pull"])
+    assert await gates.lost(["pull"]) == []
     with pytest.raises(QueueUnreachable) as caught:
         await gates.open("pull")
     assert caught.value.code == "QUEUE_UNREACHABLE"

@@ -156,7 +156,7 @@ def test_a_worker_that_cannot_prove_itself_does_not_start(where: str) -> None:
         f"{where}__CA": "/nowhere/ca.pem",
     }
     command = [sys.executable, "-c", "import relay.actors"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode != 0
     assert "INVALID_CONFIG [" in done.stderr
     assert done.stderr.strip().endswith(".ca]: cannot read /nowhere/ca.pem: No such file or directory")

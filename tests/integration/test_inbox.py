@@ -298,7 +298,7 @@ CREATE TRIGGER note BEFORE UPDATE ON inbox_messages FOR EACH ROW EXECUTE FUNCTIO
 """
 
 
-@pytest.mark.parametrize("name", ["claim_message", "claim_messages", "claim_ordered"])
+@pytest.mark.parametrize("name", ["inbox/claim", "inbox/claim_many", "inbox/claim_ordered"])
 async def test_a_claim_does_not_wait_for_the_disk_and_what_follows_does(
     inbox: PostgresInboxAdapter, database_url: str, name: str
 ) -> None:
@@ -317,7 +317,7 @@ async def test_a_claim_does_not_wait_for_the_disk_and_what_follows_does(
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(NOTE)
         assert connection.execute(statement(name), parameters | {"exhausted": ""}).rowcount == 1
-        assert connection.execute(statement("mark_processed"), parameters).rowcount == 1
+        assert connection.execute(statement("inbox/mark_processed"), parameters).rowcount == 1
         assert connection.execute("SELECT setting FROM noted").fetchall() == [("off",), ("on",)]
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -33,7 +34,9 @@ def recorded(desk: Desk) -> list[IncidentRecorded]:
 
 
 async def test_a_dead_letter_becomes_an_incident_with_all_that_is_known(desk: Desk) -> None:
-    message_id = await desk.died(422)
+    correlation, causation = uuid4(), uuid4()
+    ids = {"Relay_Correlation_Id": str(correlation), "Relay_Causation_Id": str(causation)}
+    message_id = await desk.died(422, **ids)
     assert await desk.record().run() == 1
     [row] = await desk.rows()
     body = (await desk.sub.row(message_id))["body"]
@@ -45,6 +48,8 @@ async def test_a_dead_letter_becomes_an_incident_with_all_that_is_known(desk: De
         "stream": desk.sub.stream,
         "stream_seq": 1,
         "event_type": "vibe_created",
+        "correlation_id": correlation,
+        "causation_id": causation,
         "class": "deterministic",
         "reason": "why",
         "attempts": 1,
@@ -58,6 +63,7 @@ async def test_a_dead_letter_becomes_an_incident_with_all_that_is_known(desk: De
     assert row["headers"]["Nats-Msg-Id"] == str(message_id)
     [fact] = recorded(desk)
     assert (fact.incident_id, fact.message_id, fact.kind) == (row["id"], message_id, "deterministic")
+    assert (fact.correlation_id, fact.causation_id) == (correlation, causation)
     assert await desk.unacked() == 0
 
 

@@ -22,10 +22,10 @@ from relay.adapters import redis as redis_module
 from relay.adapters.gate import LONGEST_BACKOFF
 from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
-from relay.bootstrap import job
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
 from tests.integration.queueing import fresh_broker, soon, working
+from tests.jobs import job
 
 pytestmark = pytest.mark.anyio
 
@@ -274,7 +274,7 @@ def test_a_job_that_waits_for_a_server_is_back_before_its_gate_opens(tmp_path: P
         env={"RELAY_CONFIG": str(tmp_path / "relay.toml"), "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.stdout.split() == [str(LONGEST_BACKOFF // timedelta(milliseconds=1))], done.stderr

@@ -39,7 +39,7 @@ def run(directory: Path) -> int:
     )
     command = [sys.executable, "-c", WORKER, str(config)]
     with subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True) as worker:
-        _, errors = worker.communicate(timeout=60)
+        _, errors = worker.communicate(timeout=200)
     assert worker.returncode == -9, errors
     return worker.pid
 

@@ -129,7 +129,7 @@ async def test_finished_tasks_are_not_read(conn: Connection) -> None:
         " FROM generate_series(1, 50000) AS n"
     )
     conn.execute("VACUUM ANALYZE task_outbox")
-    [plan] = conn.execute(f"EXPLAIN (FORMAT JSON) {statement('task_backlog')}".encode()).fetchone() or ()
+    [plan] = conn.execute(f"EXPLAIN (FORMAT JSON) {statement('tasks/backlog')}".encode()).fetchone() or ()
     assert "Seq Scan" not in json.dumps(plan)
 
 

@@ -19,9 +19,9 @@ from relay.adapters.onloop import outcome
 from relay.adapters.redis import RelayBroker
 from relay.adapters.shares import SHARE
 from relay.adapters.workers import WorkerRuntime
-from relay.bootstrap import job
 from relay.devstack import ValkeyServer
 from tests.integration.queueing import fresh_broker, soon
+from tests.jobs import job
 
 around: ContextVar[str] = ContextVar("around", default="nothing")
 

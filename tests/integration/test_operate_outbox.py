@@ -16,8 +16,8 @@ from relay.adapters.postgres.outbox_operations import PostgresOutboxOperations
 from relay.adapters.postgres.source import pooled
 from relay.commands.operate import OperateOutbox, Operator, Outcome
 from relay.devstack import NatsServer
-from relay.domain.backoff import Backoff
 from relay.domain.errors import TooMany
+from relay.domain.retry import Backoff
 from relay.queries import EventFilter
 from tests.integration.consuming import Handler, Subscription, subscribed
 from tests.integration.incidents import waiting_for_locks

@@ -46,13 +46,13 @@ def at(conn: psycopg.Connection[Any], seq: int) -> UUID:
 def test_nothing_looks_at_the_tail_of_a_key(conn: psycopg.Connection[Any]) -> None:
     head, last = at(conn, 5), at(conn, ROWS)
     claim = {"token": uuid4(), "lease": timedelta(seconds=8), "max_attempts": 20, "exhausted": "x"}
-    assert looked_at(conn, "claim_ordered", message_id=head, **claim) <= 2
-    assert looked_at(conn, "claim_ordered", message_id=last, **claim) <= 2
-    assert looked_at(conn, "next_of_keys", subscription="sub", order_keys=["k5"]) <= 2
+    assert looked_at(conn, "inbox/claim_ordered", message_id=head, **claim) <= 2
+    assert looked_at(conn, "inbox/claim_ordered", message_id=last, **claim) <= 2
+    assert looked_at(conn, "inbox/next_of_keys", subscription="sub", order_keys=["k5"]) <= 2
     sweep = {"subscription": "sub", "limit": 1000, "grace": timedelta(seconds=5)}
-    assert looked_at(conn, "overdue_ordered", **sweep) <= 2 * KEYS
+    assert looked_at(conn, "inbox/overdue_ordered", **sweep) <= 2 * KEYS
     ids = [at(conn, seq) for seq in (1, 2, 50_000, 99_000)]
-    assert looked_at(conn, "promote_messages", ids=ids) <= 2 * len(ids)
+    assert looked_at(conn, "inbox/promote", ids=ids) <= 2 * len(ids)
 
 
 def test_a_batch_is_compared_with_heads_only(conn: psycopg.Connection[Any]) -> None:
@@ -74,4 +74,4 @@ def test_a_batch_is_compared_with_heads_only(conn: psycopg.Connection[Any]) -> N
         "event_version": [1] * count,
         "order_key": [f"k{n % KEYS}" for n in range(count)],
     }
-    assert looked_at(conn, "insert_ordered", mark=10**9, **batch) <= count
+    assert looked_at(conn, "inbox/insert_ordered", mark=10**9, **batch) <= count

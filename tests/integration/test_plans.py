@@ -46,91 +46,93 @@ THREE = [uuid4() for _ in range(3)]
 GUARDS = {
     # Half of the lanes and nothing of what is in the others; what is due is few and read in the order of time.
     "claim": Guard(
-        "claim_outbox",
+        "outbox/claim",
         {"idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed", "idx_outbox_heads"},
         2 * 300,
         SHARD,
         sorted=2 * 300,
-        after="begin_claim",
+        after="outbox/begin_claim",
     ),
     "floors": Guard(
-        "outbox_floors",
+        "outbox/floors",
         {"idx_outbox_ready"},
         33,
         {"lanes": [*Shard(0, 2).lanes, -1], "floors": [0] * 33, "step": 10_000, "decided": BACKLOG},
-        after="begin_claim",
+        after="outbox/begin_claim",
     ),
-    "due": Guard("outbox_due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
+    "due": Guard("outbox/due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
     # An exact number of what waits has to be counted; what is finished is not looked at.
-    "outbox backlog": Guard("outbox_backlog", {"idx_outbox_unpublished"}, BACKLOG + 14_000),
-    "inbox backlog": Guard("inbox_backlog", {"idx_inbox_unprocessed"}, BACKLOG + 1_010),
+    "outbox backlog": Guard("outbox/backlog", {"idx_outbox_unpublished"}, BACKLOG + 14_000),
+    "inbox backlog": Guard("inbox/backlog", {"idx_inbox_unprocessed"}, BACKLOG + 1_010),
     "sweep": Guard(
-        "overdue_messages",
+        "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
         1_000,
         {**BUSY, "limit": 1_000, "grace": GRACE},
     ),
     "long sweep": Guard(
-        "overdue_messages",
+        "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
         5_000,
         {**BUSY, "limit": 5_000, "grace": GRACE},
     ),
     "sweep beside a backlog": Guard(
-        "overdue_messages",
+        "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
         10,
         {**QUIET, "limit": 1_000, "grace": GRACE},
     ),
-    "due messages": Guard("due_messages", {"idx_inbox_sweep"}, 2_000, {**BUSY, "limit": 2_000}),
-    "due messages beside a backlog": Guard("due_messages", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}),
+    "due messages": Guard("inbox/due", {"idx_inbox_sweep"}, 2_000, {**BUSY, "limit": 2_000}),
+    "due messages beside a backlog": Guard("inbox/due", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}),
     "due messages of an ordered subscription": Guard(
-        "due_ordered", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}
+        "inbox/due_ordered", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}
     ),
     # A page in the order of arrival ends within a batch, which is put in order by the ids.
     "waiting": Guard(
-        "waiting_messages",
+        "inbox/waiting",
         {"idx_inbox_unprocessed"},
         1_200,
         {**BUSY, "limit": 1_000, "received_at": BEGINNING, "message_id": UUID(int=0)},
         sorted=1_200,
     ),
-    "queues": Guard("pending_task_queues", {"idx_task_ready", "idx_task_due"}, 10, sorted=10),
-    "delivered queues": Guard("delivered_task_queues", {"idx_task_sweep"}, 10, {"grace": GRACE}, sorted=10),
+    "queues": Guard("tasks/pending_queues", {"idx_task_ready", "idx_task_due"}, 10, sorted=10),
+    "delivered queues": Guard("tasks/delivered_queues", {"idx_task_sweep"}, 10, {"grace": GRACE}, sorted=10),
     "claim of tasks": Guard(
-        "claim_pending_tasks",
+        "tasks/claim_pending",
         {"idx_task_ready", "idx_task_due", "task_outbox_pkey"},
         2 * 300,
         {"queue": "q1", "limit": 300},
         sorted=2 * 300,
     ),
     "sweep of tasks": Guard(
-        "overdue_tasks",
+        "tasks/overdue",
         {"idx_task_sweep", "task_outbox_pkey"},
         300,
         {"queue": "q1", "limit": 300, "grace": GRACE},
     ),
-    "running tasks": Guard("running_tasks", {"idx_task_running"}, 1, {"key": "key1"}),
-    "claim of a message": Guard("claim_message", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}),
+    "running tasks": Guard("tasks/running", {"idx_task_running"}, 1, {"key": "key1"}),
+    "claim of a message": Guard("inbox/claim", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}),
     "claim of some messages": Guard(
-        "claim_messages", {"inbox_messages_pkey"}, 3, {"ids": THREE, "again": THREE[:1], **CLAIM}
+        "inbox/claim_many", {"inbox_messages_pkey"}, 3, {"ids": THREE, "again": THREE[:1], **CLAIM}
     ),
     "giving back some messages": Guard(
-        "unclaim_messages", {"inbox_messages_pkey"}, 3, {"ids": THREE, "tokens": THREE}
+        "inbox/unclaim", {"inbox_messages_pkey"}, 3, {"ids": THREE, "tokens": THREE}
     ),
     "settlement of some messages": Guard(
-        "mark_messages_processed", {"inbox_messages_pkey"}, 3, {"ids": THREE, "tokens": THREE}
+        "inbox/mark_many_processed", {"inbox_messages_pkey"}, 3, {"ids": THREE, "tokens": THREE}
     ),
     "claim of an ordered message": Guard(
-        "claim_ordered", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}
+        "inbox/claim_ordered", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}
     ),
-    "claim of a task": Guard("claim_task", {"task_outbox_pkey"}, 1, {"id": uuid4(), **CLAIM}),
+    "claim of a task": Guard("tasks/claim", {"task_outbox_pkey"}, 1, {"id": uuid4(), **CLAIM}),
     "claim of some tasks": Guard(
-        "claim_tasks", {"task_outbox_pkey"}, 3, {"ids": THREE, "first": THREE[0], **CLAIM}
+        "tasks/claim_many", {"task_outbox_pkey"}, 3, {"ids": THREE, "first": THREE[0], **CLAIM}
     ),
-    "giving back some tasks": Guard("unclaim_tasks", {"task_outbox_pkey"}, 3, {"ids": THREE, "tokens": THREE}),
-    "completion of some tasks": Guard("complete_tasks", {"task_outbox_pkey"}, 3, {"ids": THREE, "tokens": THREE}),
-    "next task": Guard("next_task_of_key", {"idx_task_waiting", "task_outbox_pkey"}, 1, {"key": "key1"}),
+    "giving back some tasks": Guard("tasks/unclaim", {"task_outbox_pkey"}, 3, {"ids": THREE, "tokens": THREE}),
+    "completion of some tasks": Guard(
+        "tasks/complete_many", {"task_outbox_pkey"}, 3, {"ids": THREE, "tokens": THREE}
+    ),
+    "next task": Guard("tasks/next_of_key", {"idx_task_waiting", "task_outbox_pkey"}, 1, {"key": "key1"}),
 }
 
 
@@ -166,7 +168,7 @@ def test_what_waits_behind_a_failed_head_is_not_read(
         events(conn, KEYS, "'key' || n")
         conn.execute("VACUUM ANALYZE outbox_events")
         claim = {**SHARD, "lanes": Shard(0, 1).lanes, "dead_head_blocks": blocks}
-        plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **claim)
+        plan = explain(conn, "outbox/claim", generic=generic, after="outbox/begin_claim", **claim)
     held_to(plan, 2 * 300, 2 * 300)
 
 
@@ -177,7 +179,7 @@ def test_a_backlog_without_statistics_is_claimed_by_its_indexes_too(database_url
         repeatable(conn)
         conn.execute("VACUUM ANALYZE outbox_events")
         events(conn, BLOCKED, f"'key' || n % {KEYS}")
-        plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **SHARD)
+        plan = explain(conn, "outbox/claim", generic=generic, after="outbox/begin_claim", **SHARD)
     assert "idx_outbox_unpublished" not in plan.indexes()
     held_to(plan, 2 * 300, 2 * 300)
 
@@ -195,7 +197,7 @@ def test_what_an_old_snapshot_keeps_is_read_by_lane_though_hardly_anything_waits
         conn.execute("UPDATE outbox_events SET published_at = now()")
         conn.execute("ANALYZE outbox_events")
         events(conn, 1_000, f"'key' || n % {KEYS}")
-        plan = explain(conn, "claim_outbox", generic=generic, after="begin_claim", **SHARD)
+        plan = explain(conn, "outbox/claim", generic=generic, after="outbox/begin_claim", **SHARD)
     assert "idx_outbox_unpublished" not in plan.indexes()
     held_to(plan, 2 * 300, 2 * 300)
     # Half of the lanes, and each event of them once: to find the first of a lane, not again from there on.
@@ -212,7 +214,7 @@ def test_the_backlog_of_other_lanes_is_not_read(database_url: str) -> None:
         found = conn.execute("SELECT hashtext('hot') & 63").fetchone()
         assert found is not None
         others = [lane for lane in range(LANES) if lane != found[0]]
-        plan = explain(conn, "claim_outbox", after="begin_claim", **{**SHARD, "lanes": others})
+        plan = explain(conn, "outbox/claim", after="outbox/begin_claim", **{**SHARD, "lanes": others})
     held_to(plan, LANES, LANES)
 
 
@@ -220,15 +222,15 @@ IDS = [uuid4(), uuid4()]
 ONE = {"message_id": IDS[0], **CLAIM}
 ALL = {"ids": IDS, **CLAIM}
 BY_ID = {
-    "claim_message": ONE,
-    "claim_ordered": ONE,
-    "renew_claim": ONE,
-    "mark_processed": ONE,
-    "claim_chunk": ALL,
-    "claim_chunk_ordered": ALL,
-    "renew_chunk": ALL,
-    "mark_chunk_processed": ALL,
-    "settle_chunk": {**ALL, "errors": [None, None], "kinds": [None, None], "delays": [None, None]},
+    "inbox/claim": ONE,
+    "inbox/claim_ordered": ONE,
+    "inbox/renew": ONE,
+    "inbox/mark_processed": ONE,
+    "inbox/claim_chunk": ALL,
+    "inbox/claim_chunk_ordered": ALL,
+    "inbox/renew_chunk": ALL,
+    "inbox/mark_chunk_processed": ALL,
+    "inbox/settle_chunk": {**ALL, "errors": [None, None], "kinds": [None, None], "delays": [None, None]},
 }
 
 
@@ -253,16 +255,16 @@ def test_a_message_is_found_by_its_id_when_a_burst_follows_a_quiet_time(
 TASK = {"id": IDS[0], "lease": GRACE, "delay": GRACE, "error": "x", "waits_for": "room"}
 CLAIMED = {**TASK, "token": CLAIM["token"]}
 TASK_BY_ID = {
-    "claim_task": CLAIMED,
-    "lock_task": TASK,
-    "put_off_task": TASK,
-    "renew_task": CLAIMED,
-    "complete_task": CLAIMED,
-    "record_task_error": CLAIMED,
-    "fail_task": CLAIMED,
-    "claim_tasks": {**CLAIMED, "ids": IDS, "first": IDS[0]},
-    "unclaim_tasks": {"ids": IDS, "tokens": [CLAIM["token"]] * 2},
-    "complete_tasks": {"ids": IDS, "tokens": [CLAIM["token"]] * 2},
+    "tasks/claim": CLAIMED,
+    "tasks/lock": TASK,
+    "tasks/put_off": TASK,
+    "tasks/renew": CLAIMED,
+    "tasks/complete": CLAIMED,
+    "tasks/record_error": CLAIMED,
+    "tasks/fail": CLAIMED,
+    "tasks/claim_many": {**CLAIMED, "ids": IDS, "first": IDS[0]},
+    "tasks/unclaim": {"ids": IDS, "tokens": [CLAIM["token"]] * 2},
+    "tasks/complete_many": {"ids": IDS, "tokens": [CLAIM["token"]] * 2},
 }
 
 

@@ -128,14 +128,14 @@ async def test_values_that_do_not_fit_into_the_socket_arrive(inbox: Inbox) -> No
     ids = [*inbox.ids, *(uuid4() for _ in range(100_000))]
     values = {"ids": array.of_plain(ids), "tokens": array.of_plain(ids)}
     async with asyncio.timeout(30), inbox.pool.connection() as conn:
-        assert await fetch(conn, ("mark_messages_processed", values)) == []
-        assert await fetch(conn, ("mark_messages_processed", values)) == []
+        assert await fetch(conn, ("inbox/mark_many_processed", values)) == []
+        assert await fetch(conn, ("inbox/mark_many_processed", values)) == []
 
 
 async def test_the_servers_refusal_is_raised_and_the_connection_stays(inbox: Inbox) -> None:
     before = inbox.backend()
     async with inbox.pool.connection() as conn:
         with pytest.raises(psycopg.errors.InvalidTextRepresentation):
-            await fetch(conn, ("mark_messages_processed", {"ids": "{no id}", "tokens": "{}"}))
+            await fetch(conn, ("inbox/mark_many_processed", {"ids": "{no id}", "tokens": "{}"}))
     assert await inbox.claim(inbox.ids[0])
     assert inbox.backend() == before

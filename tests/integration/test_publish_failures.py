@@ -10,9 +10,9 @@ import pytest
 
 from relay.commands.publish import PublishOutboxEvents
 from relay.devstack import NatsServer
-from relay.domain.backoff import Backoff
 from relay.domain.errors import BrokerUnreachable, NotPublishable
 from relay.domain.facts import EventDied, PublishFailed
+from relay.domain.retry import Backoff
 from tests.integration.publishing import ALL, Relay, event, eventually, query
 
 pytestmark = pytest.mark.anyio

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -19,7 +20,7 @@ from relay.adapters.postgres import outbox
 from relay.adapters.postgres.sql import statement
 from relay.devstack.private import at_port
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
-from relay.domain.facts import EventDied
+from relay.domain.facts import EventDied, OutboxEventsPublished
 from relay.domain.ordering import Shard
 from relay.domain.policies import OutcomeUnknown, Published
 from relay.ports import Message
@@ -115,7 +116,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[bool]]:
 
     class Noting(psycopg.AsyncCursor[Any]):
         async def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-            if query == statement("claim_outbox"):
+            if query == statement("outbox/claim"):
                 asked.append(params["limit"])
                 if canceled:
                     canceled.clear()
@@ -163,7 +164,9 @@ async def test_no_more_is_unpacked_than_is_claimed(relay: Relay) -> None:
     insert(relay, 300, 30 * KB, text=REPEATED)
     ids = [str(row["id"]) for row in query(relay.url, "SELECT id FROM outbox_events ORDER BY seq")]
     with psycopg.connect(relay.url) as connection:
-        plan = explain(connection, "large_events", after="begin_claim", ids=ids, bytes=100 * KB, readable=True)
+        plan = explain(
+            connection, "outbox/large", after="outbox/begin_claim", ids=ids, bytes=100 * KB, readable=True
+        )
     # One more for the step that begins.
     assert plan.touched <= 5
     assert plan.indexes() == {"outbox_events_pkey"}
@@ -366,6 +369,9 @@ async def test_a_row_that_cannot_be_settled_leaves_its_batch_settled_and_is_not_
     assert all(rows[id]["published_seq"] for id in (before, behind, other))
     assert rows[failed]["dead_at"]
     assert rows[bad]["published_at"] is None
+    facts = [fact for fact in relay.facts if isinstance(fact, OutboxEventsPublished)]
+    told = {UUID(it.outbox_id): it.published_at for fact in facts for it in fact.events}
+    assert told == {id: rows[id]["published_at"] for id in (before, behind, other)}
     died = [fact for fact in relay.facts if isinstance(fact, EventDied) and fact.outbox_id == str(bad)]
     assert len(died) == 1
     assert f"unrecoverable: {relay.stream} has it as" in died[0].error

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from nats.js.api import StreamConfig
 
+from relay.adapters.jetstream import auditor as auditor_module
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands.reconcile import PAGE, LedgerEntry, Stored, windows
+from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import StreamLossFound
 from tests.integration.publishing import Relay, event, outbox_rows, query
 from tests.integration.reconciling import command, delete, foreign, only, publish, recreate
@@ -67,6 +69,50 @@ async def test_what_expires_while_we_read_is_not_lost(relay: Relay) -> None:
     assert (report.checked, report.lost) == (3, 0)
 
 
+async def test_a_reading_that_is_cut_short_is_an_outage_and_no_loss(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that restarts forgets who is reading, and a stream that it loads is not found for a moment."""
+    monkeypatch.setattr(auditor_module, "_BATCH", 2)
+    await relay.create_stream()
+    await publish(relay, 5)
+    client = await relay.nats.client()
+    publish_one, asked = client.publish, 0
+
+    async def forget(subject: str, *arguments: Any, **options: Any) -> None:
+        nonlocal asked
+        asked += "CONSUMER.MSG.NEXT" in subject
+        if asked == 2:
+            monkeypatch.setattr(client, "publish", publish_one)
+            await relay.admin(lambda js: js.delete_consumer(*subject.split(".")[-2:]))
+        await publish_one(subject, *arguments, **options)
+
+    monkeypatch.setattr(client, "publish", forget)
+    with pytest.raises(BrokerUnreachable):
+        await command(relay).everything(repair=True)
+    assert asked == 2
+    await untouched(relay)
+
+
+async def test_what_one_reading_does_not_show_and_the_next_does_is_not_lost(relay: Relay) -> None:
+    """A replica that is behind, or a server that is loading its streams."""
+    await relay.create_stream()
+    await publish(relay, 3)
+
+    class Behind(NatsStreamAuditor):
+        readings = 0
+
+        async def stored(self, *arguments: Any) -> Sequence[Stored]:
+            self.readings += 1
+            found = await super().stored(*arguments)
+            return found if self.readings > 1 else found[:1]
+
+    auditor = Behind(relay.nats)
+    report = only(await command(relay, auditor).everything(repair=True))
+    assert (report.checked, report.lost, auditor.readings) == (3, 0, 2)
+    await untouched(relay)
+
+
 async def test_an_event_whose_ack_said_duplicate_is_held(relay: Relay) -> None:
     await relay.create_stream()
     await publish(relay, 1)
@@ -121,9 +167,7 @@ async def test_no_consumer_is_left_behind(relay: Relay) -> None:
 async def test_more_messages_than_one_request_brings_are_read(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.adapters.jetstream import auditor
-
-    monkeypatch.setattr(auditor, "_BATCH", 3)
+    monkeypatch.setattr(auditor_module, "_BATCH", 3)
     await relay.create_stream()
     await foreign(relay, 10)
     await delete(relay, 5)

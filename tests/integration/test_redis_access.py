@@ -10,10 +10,11 @@ import redis.exceptions
 
 from relay.access import redis_options
 from relay.adapters.gate import Gates
-from relay.bootstrap import job, job_broker
+from relay.bootstrap import job_broker
 from relay.cli.health import Finding, examine
 from relay.domain.errors import ConfigurationError, QueueUnreachable
 from relay.settings import Settings, load_settings
+from tests.jobs import job
 from tests.secured import Authority, GuardedValkey, TlsFront
 
 pytestmark = pytest.mark.anyio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +14,8 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from consumer.handlers import MessageContext
+from relay.adapters.postgres.handling import HandlerTransactions, Settlement
+from relay.adapters.postgres.lazy import LazyAsyncConnection
 from relay.devstack import NatsServer
 from tests.integration.consuming import subscribed
 from tests.integration.python_handling import WRITE, Handling, Vibe, handling
@@ -139,3 +142,25 @@ async def test_a_function_that_writes_once_takes_three_round_trips_and_one_that_
         sub.url = direct
         assert trips[2:] == [3, 0]
         assert len(await calls.effects()) == 3
+
+
+async def test_the_server_has_nothing_to_warn_of(database_url: str) -> None:
+    """Each warning is a line in its log, for every message that a coroutine handles."""
+    said: list[str | None] = []
+    transactions = HandlerTransactions(database_url, limit=timedelta(seconds=5), size=1, application_name="test")
+    nothing = Settlement("session/begin_handling", {"limit": "0"})
+    connect = LazyAsyncConnection.connect
+
+    async def listening(*arguments: Any, **options: Any) -> Any:
+        connection = await connect(*arguments, **options)
+        connection.add_notice_handler(lambda notice: said.append(notice.message_primary))
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LazyAsyncConnection, "connect", listening)
+        for _ in range(2):
+            async with transactions.settle_async(nothing) as transaction:
+                await transaction.connection.execute("SELECT 1")
+                await (await transaction.session.connection()).exec_driver_sql("SELECT 1")
+    await transactions.close()
+    assert said == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import psycopg
 import pytest
 import redis
 
+from relay.adapters import gate as gate_module
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.facts import OutageSeen
 from scheduler import hints as hints_module
-from scheduler import jobs as jobs_module
+from scheduler import ticks as ticks_module
 from tests.integration.publishing import eventually, query
 from tests.integration.scheduling import Scheduler, scheduling
 
@@ -73,7 +75,7 @@ async def test_when_there_are_many_events_every_shard_has_a_job(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not all of them were looked at."""
-    monkeypatch.setattr(jobs_module, "_MANY", 3)
+    monkeypatch.setattr(ticks_module, "_MANY", 3)
     for _ in range(3):
         scheduler.add("v1")
     await scheduler.tick()
@@ -104,8 +106,8 @@ async def test_a_hint_runs_the_tick_at_once(scheduler: Scheduler) -> None:
 async def test_under_load_no_transaction_pays_for_a_hint(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_module, "_MANY", 10)
-    monkeypatch.setattr(jobs_module, "_AWAKE", 0.1)
+    monkeypatch.setattr(ticks_module, "_MANY", 10)
+    monkeypatch.setattr(ticks_module, "_AWAKE", 0.1)
     await scheduler.tick()
     assert scheduler.sleeping()
     scheduler.produce(10)
@@ -199,6 +201,53 @@ async def test_no_duty_waits_long_for_a_job_that_was_lost(scheduler: Scheduler, 
     gates = list(client.scan_iter(f"{scheduler.application.settings.redis_namespace}:gate:*"))
     assert len(gates) > 5
     assert all(0 < client.pttl(gate) <= 6_000 for gate in gates)
+
+
+async def test_whatever_ticks_seldom_is_sent_again_when_its_job_was_lost(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lost is a job whose gate is gone, and with it the word that the duty is done."""
+    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=300))
+    seldom = {name for name, row in scheduler.table.items() if row.every > timedelta(seconds=3)} - {"publish:sea"}
+    assert {name.partition(":")[0] for name in seldom} == {
+        "reconcile_stream",
+        "prune",
+        "reconcile_inbox",
+        "rescue_exhausted",
+        "keep_in_progress",
+    }
+    for name in seldom:
+        await scheduler.tick(name)
+    first = tokens(scheduler)
+    assert set(first) == {name.partition(":")[0] for name in seldom}
+
+    async def sent_again() -> bool:
+        await scheduler.tick("resend:sea")
+        return all(len(tokens(scheduler)[actor]) > 1 for actor in first)
+
+    await eventually("those who were lost are sent again", sent_again)
+    gates = scheduler.application.gates
+    monkeypatch.setattr(gate_module, "TTL", timedelta(minutes=10))
+    for name in scheduler.table:
+        if await gates.lost([name]):
+            await scheduler.tick(name)
+    latest = {actor: sent[-1] for actor, sent in tokens(scheduler).items()}
+    for name in seldom:
+        await gates.close(name, latest[name.partition(":")[0]])
+    before = tokens(scheduler)
+    await scheduler.tick("resend:sea")
+    assert tokens(scheduler) == before  # all are done
+    for name in seldom:
+        await scheduler.tick(name)
+    assert all(len(sent) == len(before[actor]) + 1 for actor, sent in tokens(scheduler).items() if actor in first)
+
+
+def tokens(scheduler: Scheduler) -> dict[str, list[str]]:
+    """Of each actor the tokens that it was sent with, in order."""
+    found: dict[str, list[str]] = {}
+    for message in scheduler.messages("relay-upkeep"):
+        found.setdefault(message.actor_name, []).append(message.args[-1])
+    return found
 
 
 async def test_without_redis_a_tick_says_so_and_goes_on(tmp_path: Path, database_url: str) -> None:

@@ -22,9 +22,9 @@ from relay.cron.expression import Expression
 from relay.domain.facts import Fact, LeadLost, LeadTaken, OutageSeen
 from relay.domain.schedule import WaitingRun
 from scheduler.crons import CronTick
-from scheduler.jobs import Job
 from scheduler.leader import Leader
 from scheduler.lease import Lease
+from scheduler.ticks import Tick
 from tests.integration.publishing import eventually, query
 
 pytestmark = pytest.mark.anyio
@@ -53,9 +53,9 @@ class One:
         self.clock = AsyncIOScheduler(timezone="UTC")
         self.crons = CronTick("sea", crons, store, self.schedule, self.send, self.facts.append)
         jobs = [
-            Job("often", OFTEN, self.tick("often"), self.take_over),
-            Job("hourly", HOURLY, self.tick("hourly")),
-            Job("crons", OFTEN, self.crons.tick),
+            Tick("often", OFTEN, self.tick("often"), self.take_over),
+            Tick("hourly", HOURLY, self.tick("hourly")),
+            Tick("crons", OFTEN, self.crons.tick),
         ]
         self.leader = Leader(
             "sea", jobs, self.crons, self.lease, self.schedule, self.clock, self.facts.append, self.rest

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -14,13 +15,13 @@ from relay.adapters.postgres.schedule import PostgresLease
 from relay.adapters.postgres.source import pooled
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.schedule import Due, RunState
+from scheduler import lease as lease_module
 from scheduler.lease import Lease
 from tests.integration.publishing import query
 
 pytestmark = pytest.mark.anyio
 
 TTL = timedelta(seconds=30)
-SHORT = timedelta(milliseconds=200)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EXPIRE = "UPDATE scheduler_lease SET expires_at = now() - interval '1 ms'"
 
@@ -67,21 +68,37 @@ async def test_when_its_time_is_over_another_takes_it_and_the_term_counts(pool: 
     assert not first.held
 
 
-async def test_a_process_knows_by_itself_when_its_time_is_over(pool: Pool) -> None:
-    lease = Lease(store(pool), SHORT)
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets the time of a lease pass for this process."""
+    return lambda: monkeypatch.setattr(lease_module, "time", Ahead)
+
+
+class Ahead:
+    """A clock."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return time.monotonic() + TTL.total_seconds()
+
+
+async def test_a_process_knows_by_itself_when_its_time_is_over(pool: Pool, later: Callable[[], None]) -> None:
+    lease = Lease(store(pool), TTL)
     await lease.take()
     assert lease.held
-    await asyncio.sleep(SHORT.total_seconds())
+    later()
     assert not lease.held
 
 
-async def test_an_attempt_that_fails_does_not_prolong_the_lead(pool: Pool, database_url: str) -> None:
-    lease = Lease(store(pool), SHORT)
+async def test_an_attempt_that_fails_does_not_prolong_the_lead(pool: Pool, later: Callable[[], None]) -> None:
+    lease = Lease(store(pool), TTL)
     await lease.take()
+    until = lease._until
     await pool.close()
     with pytest.raises(DatabaseUnreachable):
         await lease.take()
-    await asyncio.sleep(SHORT.total_seconds())
+    assert lease._until == until
+    later()
     assert not lease.held
 
 

@@ -37,22 +37,23 @@ def process(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_help_and_list_say_what_it_does(tmp_path: Path) -> None:
     config = configuration(tmp_path, database_url="postgresql://127.0.0.1:9/sea", namespace="t")
     with process(config, "--help") as running:
-        assert "Enqueues the fleet's jobs" in running.communicate(timeout=30)[0]
+        assert "Enqueues the fleet's jobs" in running.communicate(timeout=200)[0]
         assert running.returncode == 0
     with process(config, "--list") as running:
-        lines = running.communicate(timeout=30)[0].splitlines()
+        lines = running.communicate(timeout=200)[0].splitlines()
         assert running.returncode == 0
     table = [line.split() for line in lines]
     assert table[0] == ["publish:sea", "every", "3600", "s"]
     assert ["pull:sea:from_up", "every", "0.5", "s"] in table
-    assert len(lines) == 12
+    assert ["resend:sea", "every", "2", "s"] in table
+    assert len(lines) == 13
 
 
 def test_a_wrong_configuration_is_named_and_nothing_starts(tmp_path: Path) -> None:
     config = tmp_path / "relay.toml"
     config.write_text("[contexts.sea]\nshards = 2\n")
     with process(config) as running:
-        output = running.communicate(timeout=30)[0]
+        output = running.communicate(timeout=200)[0]
         assert running.returncode == 1
     assert "shards" in output
     assert "Traceback" not in output
@@ -75,6 +76,6 @@ def test_a_signal_ends_it_with_0(
         assert running.stdout is not None
         assert any("scheduler started" in line for line in running.stdout)
         running.send_signal(number)
-        output = running.communicate(timeout=30)[0]
+        output = running.communicate(timeout=200)[0]
         assert running.returncode == 0, output
     assert "Traceback" not in output

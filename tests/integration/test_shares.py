@@ -18,9 +18,9 @@ from relay.adapters.aside import Rooms
 from relay.adapters.redis import RelayBroker, delayed
 from relay.adapters.shares import SHARE
 from relay.adapters.workers import WorkerRuntime
-from relay.bootstrap import job
 from relay.devstack import ValkeyServer
 from tests.integration.queueing import fresh_broker, soon, working
+from tests.jobs import job
 
 
 class Fleet:
@@ -117,12 +117,27 @@ def test_what_was_put_aside_is_for_every_worker_and_in_order(fleet: Fleet) -> No
     assert left == []
 
 
-def test_a_share_that_is_alone_is_worked_off_in_order_and_never_put_aside_while_it_is_quick(fleet: Fleet) -> None:
+def test_a_share_that_is_alone_is_worked_off_in_order(fleet: Fleet) -> None:
     fleet.send("quick", 2_000)
     with fleet.at_work(threads=1):
         soon("all are done", lambda: len(fleet.ran) == 2_000, seconds=60)
         soon("all are acknowledged", lambda: not fleet.left())
     assert fleet.numbers("quick") == [*range(2_000)]
+
+
+def test_no_more_is_fetched_of_a_share_that_is_alone_than_there_is_room_for(fleet: Fleet) -> None:
+    """So nothing of it is put aside while it is quick."""
+    fleet.send("quick", 300)
+    rooms, fetched = Rooms(least=8, most=128), 0
+    while fetched < 300:
+        _, aside, found = fleet.broker.fetch("q", rooms)
+        assert (bool(found), aside) == (True, False)
+        ids = [str(fetched + number) for number in range(len(found))]
+        for id in ids:
+            rooms.take(id, "quick", 1 + fetched / 10_000)
+        for id in ids:
+            rooms.leave(id)
+        fetched += len(found)
 
 
 def test_a_message_that_comes_back_later_is_of_the_same_share(fleet: Fleet) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -133,7 +134,8 @@ async def test_a_failure_is_tried_again_by_the_row_and_ends_as_failed_with_an_al
         raise RuntimeError(f"s3cret {context.attempt}")
 
     tasks.register(fail, max_retries=1, backoff=("10s", "60s"))
-    [id] = tasks.schedule(Mail(n=1))
+    ids = {"correlation_id": uuid4(), "causation_id": uuid4()}
+    [id] = tasks.schedule(Mail(n=1), **ids)
     delay = await tasks.run(id)
     assert delay is not None
     assert timedelta(seconds=8) <= delay <= timedelta(seconds=10)
@@ -147,6 +149,8 @@ async def test_a_failure_is_tried_again_by_the_row_and_ends_as_failed_with_an_al
     assert "s3cret" not in row["last_error"] + repr(tasks.facts)
     assert [fact.attempts for fact in tasks.told(TaskRetried)] == [1]
     assert [fact.task_id for fact in tasks.told(TaskFailed)] == [id]
+    told = [*tasks.told(TaskRetried), *tasks.told(TaskFailed)]
+    assert [(fact.correlation_id, fact.causation_id) for fact in told] == [(*ids.values(),)] * 2
     assert await tasks.effects() == []
 
 

@@ -17,10 +17,11 @@ from uuid import UUID, uuid4
 import dramatiq
 import pytest
 
+from relay import jobs
 from relay.adapters import redis_clock
 from relay.adapters.redis import RelayBroker, create_broker
-from relay.bootstrap import HANDLE_QUEUE, job
 from relay.devstack import NatsServer, ValkeyServer
+from relay.jobs import HANDLE_QUEUE
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription, subscribed
 
 pytestmark = pytest.mark.anyio
@@ -41,26 +42,61 @@ chunk = {chunk}
 # What the worker does around an actor, in one event loop.
 RUN = """
 import asyncio, importlib, json, sys
-from relay.actors import runtime
-actors = importlib.import_module(sys.argv[1])
+from relay.worker import application, broker, runtime
+importlib.import_module(sys.argv[1])
 async def run():
-    await actors.application.start()
+    await application.start()
     arguments = [json.loads(it) if it.startswith("[") else it for it in sys.argv[3:]]
     on_loop = runtime.on_loop.get(sys.argv[2])
     if on_loop is None:
-        await actors.broker.get_actor(sys.argv[2]).fn.__wrapped__(*arguments)
+        await broker.get_actor(sys.argv[2]).fn.__wrapped__(*arguments)
     else:
         await on_loop.run(lambda: None, *arguments)
-    await actors.application.stop()
+    await application.stop()
+asyncio.run(run())
+"""
+# Duties of an hour, by how their job ends, and for how long they then rest, in milliseconds.
+ENDINGS = """
+import asyncio, json
+from datetime import timedelta
+from relay.jobs import Kind
+from relay.worker import application, periodic
+from relay.domain.archive import ArchiveBusy
+from relay.domain.errors import DatabaseUnreachable
+async def rest(name, error=None):
+    gates, duty = application.gates, Kind(name, "q", name).of("sea")
+    token = await gates.open(duty.key, rest=timedelta(hours=1))
+    try:
+        async with periodic(duty, token) as ours:
+            assert ours
+            if error is not None:
+                raise error
+    except ZeroDivisionError:
+        pass
+    return await gates._client.pttl(gates._key(duty.key))
+async def run():
+    rests = {
+        "done": await rest("done"),
+        "outage": await rest("outage", DatabaseUnreachable("it is away")),
+        "busy": await rest("busy", ArchiveBusy("somebody else is at it")),
+        "error": await rest("error", ZeroDivisionError()),
+    }
+    application.quiesce()
+    print(json.dumps({**rests, "stopped": await rest("stopped")}))
+    await application.gates.aclose()
 asyncio.run(run())
 """
 
 
 def run_actor(config: Path, module: str, actor: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_code(config, RUN, module, actor, *arguments)
+
+
+def run_code(config: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = str(Path(__file__).parents[2])
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": root, "RELAY_CONFIG": str(config)}
-    command = [sys.executable, "-c", RUN, module, actor, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -131,7 +167,7 @@ async def test_the_sweep_leaves_alone_what_waits_in_a_queue_that_nobody_keeps_up
     """With handlers that hang, sweeps would take all that waits for lost, and new messages stand behind it."""
     behind_head = await upkeep.overdue()
     with travelled(timedelta(minutes=-2)):
-        upkeep.broker.enqueue_many([job(HANDLE_QUEUE, "handle_message", "", "", "head")])
+        upkeep.broker.enqueue_many([jobs.handle("", "", ["head"])])
     upkeep.run("sweep_inbox")
     assert upkeep.enqueued() == ["head"]
     upkeep.broker.client.lpop(f"{upkeep.broker.namespace}:{HANDLE_QUEUE}")
@@ -143,7 +179,7 @@ async def test_the_sweep_enqueues_what_should_have_left_a_long_queue_before_its_
     """However long the queue is: another subscription's messages must not keep this one's from being found."""
     lost = await upkeep.overdue()
     with travelled(timedelta(seconds=-20)):
-        upkeep.broker.enqueue_many([job(HANDLE_QUEUE, "handle_message", "", "", "other") for _ in range(2_000)])
+        upkeep.broker.enqueue_many([jobs.handle("", "", ["other"]) for _ in range(2_000)])
     upkeep.run("sweep_inbox")
     assert set(upkeep.enqueued()) == {"other", str(lost)}
 
@@ -151,7 +187,7 @@ async def test_the_sweep_enqueues_what_should_have_left_a_long_queue_before_its_
 async def test_a_retry_at_the_head_tells_when_it_came_and_not_when_it_was_made(upkeep: Upkeep) -> None:
     lost = await upkeep.overdue()
     with travelled(timedelta(minutes=-2)):
-        retry = job(HANDLE_QUEUE, "handle_message", "", "", "retry")
+        retry = jobs.handle("", "", ["retry"])
         upkeep.broker.declare_queue(HANDLE_QUEUE)
         upkeep.broker.enqueue(retry)
         [text] = upkeep.broker.client.hvals(f"{upkeep.broker.namespace}:{HANDLE_QUEUE}.msgs")
@@ -184,6 +220,14 @@ async def test_what_a_chunk_leaves_is_enqueued_alone_in_its_own_time(upkeep: Upk
     assert (later.actor_name, later.args[2]) == ("handle_message", str(new))
     due = (await upkeep.sub.row(new))["next_attempt_at"].timestamp() * 1000
     assert abs(later.options["eta"] - due) < 5_000
+
+
+async def test_a_duty_rests_when_it_is_done_and_no_longer_than_a_back_off_when_it_is_not(upkeep: Upkeep) -> None:
+    """An error that is no outage counts as a run: a mistake in a duty of an hour is not made every few seconds."""
+    rests = json.loads(run_code(upkeep.config, ENDINGS).stdout)
+    soon = {name for name, rest in rests.items() if 0 < rest <= 4_000}
+    late = {name for name, rest in rests.items() if 3_000_000 < rest <= 3_600_000}
+    assert (soon, late) == ({"outage", "busy", "stopped"}, {"done", "error"})
 
 
 async def test_jetstream_is_told_of_messages_in_progress(upkeep: Upkeep) -> None:

@@ -37,7 +37,7 @@ class Watched:
         self.watch = Watch(url, "news", self.heard.append)
 
     async def due(self) -> int:
-        rows = await self.watch.ask("outbox_due", LIMIT)
+        rows = await self.watch.ask("outbox/due", LIMIT)
         return int(rows[0][0] or 0)
 
 
@@ -59,8 +59,8 @@ def locked(database_url: str) -> Iterator[psycopg.Connection]:
 async def test_it_answers_what_several_ask_at_once(watched: Watched) -> None:
     query(watched.url, EVENTS)
     assert await asyncio.gather(*(watched.due() for _ in range(20))) == [3] * 20
-    assert (await watched.watch.ask("outbox_due", {"limit": 2}))[0][0] == b"2"
-    assert await watched.watch.ask("pending_task_queues") == []
+    assert (await watched.watch.ask("outbox/due", {"limit": 2}))[0][0] == b"2"
+    assert await watched.watch.ask("tasks/pending_queues") == []
     assert len(query(watched.url, CONNECTED)) == 1
 
 
@@ -75,7 +75,7 @@ async def test_it_hears_between_questions_and_during_them(watched: Watched) -> N
     query(watched.url, "NOTIFY other, 'c'")
     # A question that it has not been asked before is made known to the server first.
     query(watched.url, "NOTIFY news, 'd'")
-    assert await watched.watch.ask("pending_task_queues") == []
+    assert await watched.watch.ask("tasks/pending_queues") == []
     await eventually("nothing else", lambda: watched.heard == [None, "a", "b", "d"])
 
 
@@ -87,7 +87,7 @@ async def test_an_answer_that_nobody_waits_for_is_no_answer_to_the_next_question
             await watched.due()
     locked.execute(EVENTS)
     locked.commit()
-    assert await watched.watch.ask("pending_task_queues") == []
+    assert await watched.watch.ask("tasks/pending_queues") == []
     assert await watched.due() == 3
 
 
@@ -96,7 +96,7 @@ async def test_a_question_that_takes_too_long_leaves_others_alone(
 ) -> None:
     monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '200ms'")
     assert await watched.due() == 0
-    tasks = partial(watched.watch.ask, "pending_task_queues")
+    tasks = partial(watched.watch.ask, "tasks/pending_queues")
     assert await tasks() == []
     with psycopg.connect(watched.url) as locked:
         locked.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from relay.chaos.checker import judge
-from relay.chaos.evidence import Evidence
-from relay.chaos.history import (
+from chaos.checker import judge
+from chaos.evidence import Evidence
+from chaos.history import (
     Business,
     Call,
     ConsumerEnd,
@@ -25,7 +25,7 @@ from relay.chaos.history import (
     Source,
     Stored,
 )
-from relay.chaos.judgement import Judgement
+from chaos.judgement import Judgement
 
 EFFECTIVE = {Plan.ACCEPT, Plan.FLAKY, Plan.HANG, Plan.DROP}
 BEGIN = 1_000_000.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.domain.envelope import Incoming, Outgoing, decode
+from relay.domain.envelopes import Incoming, Outgoing, decode
 
 ENVELOPES = ["handler", "message-envelope", "cloudevents", "raw"]
 ID, CORRELATION, CAUSATION = (

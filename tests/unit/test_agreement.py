@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.domain.envelope import decode, encode, handler_request, read_request
+from relay.domain.envelopes import decode, encode, handler_request, read_request
 from relay.domain.errors import MalformedMessage
 from tests.unit.envelope_support import CORRELATION, EVENT, ID, SUBJECT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from relay.chaos.history import Effect, InboxState, Operation, OutboxState, Outcome, Plan, Produced, Source, Stored
+from chaos.history import Effect, InboxState, Operation, OutboxState, Outcome, Plan, Produced, Source, Stored
 from tests.unit.chaos_support import BEGIN, EFFECTIVE, broken, exchange, good_run
 
 choices = st.lists(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from relay.chaos.faults import FAULTS
-from relay.cli.chaos import _kinds
+from chaos.command import _kinds
+from chaos.faults import FAULTS
+from relay import cli
 from relay.domain.errors import InvalidRequest
 
 
@@ -27,3 +32,27 @@ def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are(
     with pytest.raises(InvalidRequest) as refused:
         _kinds(*option)
     assert "worker-kill" in (refused.value.hint or "")
+
+
+def test_where_the_package_is_not_installed_the_command_says_how_to_have_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda _name: None)
+    monkeypatch.setattr("sys.argv", ["relay", "chaos", "--minutes", "1"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert "error MISSING_EXTRA" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["relay", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "chaos" not in capsys.readouterr().out
+
+
+def test_a_strangers_module_of_that_name_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "chaos.py").write_text("raise SystemExit('loaded')\n")
+    run = [sys.executable, "-c", "from relay.cli import main; main()"]
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 120}
+    helped = subprocess.run([*run, "--help"], check=False, **options)
+    assert (helped.returncode, "chaos" in helped.stdout) == (0, False)
+    assert "MISSING_EXTRA" in subprocess.run([*run, "chaos"], check=False, **options).stderr

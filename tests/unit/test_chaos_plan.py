@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from relay.chaos.history import Plan
-from relay.chaos.plan import WEIGHTS, Answer, answer_to, effects_of, failures_of, plan_of
+from chaos.history import Plan
+from chaos.plan import WEIGHTS, Answer, answer_to, effects_of, failures_of, plan_of
 
 SEED = 7
 
@@ -55,7 +55,7 @@ def test_text_and_uuid_are_the_same_id() -> None:
 
 def test_another_process_finds_the_same_plans() -> None:
     program = (
-        "import sys; from relay.chaos.plan import plan_of, failures_of\n"
+        "import sys; from chaos.plan import plan_of, failures_of\n"
         f"for id in sys.argv[1:]: print(plan_of(id, {SEED}), failures_of(id, {SEED}))"
     )
     names = [str(id) for id in ids(300)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from relay.chaos.passage import Mode
-from relay.chaos.proxy import Link, Proxy
+from chaos.passage import Mode
+from chaos.proxy import Link, Proxy
 from relay.devstack.ports import LOOPBACK
 
 SILENCE = 0.2

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from relay.chaos.evidence import Evidence
-from relay.chaos.history import Operation, Outcome, Plan, Produced, Sample, Source
-from relay.chaos.judgement import Judgement
-from relay.chaos.recovery import percentile, recovered, recoveries, standstill
+from chaos.evidence import Evidence
+from chaos.history import Operation, Outcome, Plan, Produced, Sample, Source
+from chaos.judgement import Judgement
+from chaos.recovery import percentile, recovered, recoveries, standstill
 from tests.unit.chaos_support import BEGIN, busy, fault
 
 

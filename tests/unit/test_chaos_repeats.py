@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from relay.chaos.evidence import Evidence
-from relay.chaos.history import (
+from chaos.evidence import Evidence
+from chaos.history import (
     Begun,
     Call,
     Fault,
@@ -20,7 +20,7 @@ from relay.chaos.history import (
     Source,
     Stored,
 )
-from relay.chaos.judgement import Judgement
+from chaos.judgement import Judgement
 from tests.unit.chaos_support import BEGIN, EVERY_CHOICE, broken, fault, give_up, good_run, judged
 
 #: From the monotonic clock of a run to Unix time.
@@ -77,6 +77,15 @@ def test_two_messages_of_a_key_at_once_are_one_only_where_order_was_asked_for(
         assert "key key-2 (ordered): messages e14 and e17 were handled at once for 1.0 s" in found.violations[0]
 
 
+def test_a_message_that_was_in_a_lost_tail_may_run_beside_others_of_its_key() -> None:
+    evidence = quiet_run()
+    evidence.calls = [call(EARLIER, 50, 2, "error"), call(LATER, 51, 2, pid=2)]
+    evidence.lost = [Lost(2, [EARLIER])]
+    assert judged(evidence)[10].kept
+    evidence.calls.append(call(EARLIER, 51.5, 2, "error", pid=3))
+    assert judged(evidence)[10].total == 1  # of one message there is one call at a time, as ever
+
+
 def test_a_call_that_overlaps_one_before_the_last_is_found() -> None:
     found = repeats(call(SLOW, 50, 10, "error"), call(SLOW, 52, 1, "error", 2), call(SLOW, 55, 1, "error", 3))
     assert found.total == 2
@@ -102,7 +111,10 @@ def test_a_call_that_ended_is_not_without_an_end() -> None:
 
 def test_a_function_in_a_thread_counts_until_its_time_out() -> None:
     assert repeats(call(PYTHON, 50, 5, "hang"), call(PYTHON, 53.2, 1, pid=2)).kept
-    assert not repeats(call(PYTHON, 50, 5, "hang"), call(PYTHON, 52.5, 1, pid=2)).kept
+    # The time-out began before the function could say that it had begun.
+    assert repeats(call(PYTHON, 50, 5, "hang"), call(PYTHON, 52.5, 1, pid=2)).kept
+    assert not repeats(call(PYTHON, 50, 5, "hang"), call(PYTHON, 51, 4, pid=2)).kept
+    assert not repeats(call(PYTHON, 50, 2.9, "error"), call(PYTHON, 52.5, 1, pid=2)).kept
     assert not repeats(call(ORDERED, 50, 5, "hang"), call(ORDERED, 53.2, 1, pid=2)).kept
 
 
@@ -145,6 +157,14 @@ def test_a_message_that_was_answered_and_is_called_again_in_peace_is_a_violation
     [sentence] = found.violations
     assert "was called again 7.9 s after its answer" in sentence
     assert found.figures["handler calls per message outside faults"] == "2.000"
+
+
+def test_a_database_that_refuses_what_is_to_be_recorded_explains_each_call_meanwhile() -> None:
+    calls = [call(PYTHON, 50 + at, 0.1) for at in (0, 0.3, 0.8, 1.5, 2.4)]
+    assert repeats(*calls, faults=during("postgres-disk-full", 49, 53, "postgres")).kept
+    assert not repeats(*calls, faults=during("postgres-freeze", 49, 53, "postgres")).kept
+    later = [*calls, *(call(PYTHON, 53 + at, 0.1) for at in (1, 2, 3, 4))]
+    assert not repeats(*later, faults=during("postgres-disk-full", 49, 53, "postgres")).kept
 
 
 @pytest.mark.parametrize("answer", ["error", "hang", "drop", "late"])

@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from relay.chaos.chart import POINTS, clock, steps, timeline
-from relay.chaos.checker import judge
-from relay.chaos.evidence import Evidence
-from relay.chaos.history import Fault, Sample
-from relay.chaos.judgement import NAMED
-from relay.chaos.report import Meta, render, summary
+from chaos.chart import POINTS, clock, steps, timeline
+from chaos.checker import judge
+from chaos.evidence import Evidence
+from chaos.history import Fault, Sample
+from chaos.judgement import NAMED
+from chaos.report import Meta, render, summary
 from tests.unit.chaos_support import BEGIN, busy, good_run
 
 META = Meta(42, "relay chaos run --seed 42", {"workers": "2"})
@@ -69,7 +69,7 @@ def test_a_good_run_says_so_in_words() -> None:
     page = page_of(good_run())
     assert "Every promise was kept" in page.text
     assert "29 events committed under 5 faults of 1 kind in 1:59" in page.text
-    assert page.text.count("✓ kept") == 12
+    assert page.text.count("✓ kept") == 13
     assert "BROKEN" not in page.text
 
 
@@ -202,7 +202,7 @@ def test_a_time_is_shown_as_a_clock() -> None:
 def test_the_summary_has_the_verdict_first_and_a_line_for_each_judgement() -> None:
     lines = summary(judge(good_run(), drained=True)).splitlines()
     assert lines[0] == "Every promise was kept"
-    assert len(lines) == 13
+    assert len(lines) == 14
     assert lines[2].startswith("1  nothing committed is lost               kept    committed 28, published 28")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from relay.chaos.history import Fault
-from relay.chaos.windows import Windows
+from chaos.history import Fault
+from chaos.windows import Windows
 
 
 def windows(*times: tuple[float, float]) -> Windows:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from relay.domain.envelope import Incoming, Outgoing, decode, encode, handler_request
+from relay.domain.envelopes import Incoming, Outgoing, decode, encode, handler_request
 from relay.domain.limits import check_headers
 from tests.unit.envelope_support import (
     CORRELATION,

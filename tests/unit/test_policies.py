@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import pytest
 
-from relay.domain.backoff import Backoff
 from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import (
     Ack,
@@ -22,12 +21,12 @@ from relay.domain.policies import (
     Published,
     PublishOutcome,
     Retry,
-    RetryPolicy,
     RowRejected,
     TryAgain,
     after_publish_failure,
     decide,
 )
+from relay.domain.retry import Backoff, RetryPolicy
 
 FIVE = RetryPolicy(max_attempts=5, backoff=Backoff(jitter=0))
 

@@ -330,3 +330,12 @@ def test_no_thread_is_added_once_the_worker_stops(runtime: WorkerRuntime) -> Non
     [thread] = worker.workers
     assert not runtime.relieve(thread)
     assert worker.workers == [thread]
+
+
+def test_messages_without_a_share_go_on_beside_shares_that_have_spent_the_budget() -> None:
+    queue = BudgetedQueue({DEFAULT: 4})
+    for _ in range(5):
+        queue.put(Item(0, "q", share="hanging"))
+    assert [take(queue).share for _ in range(4)] == ["hanging"] * 4
+    queue.put(Item(9, "q"))
+    assert take(queue).share == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import uuid4
@@ -17,19 +18,21 @@ from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.wire import Arrived, Place, read_headers, read_place
 from relay.commands.reconcile import Stored, StreamState
-from relay.domain.envelope import MSG_ID
+from relay.domain.envelopes import MSG_ID
 
 _BATCH: Final = 500
+#: Statuses that mean: no more messages. Any other status means that the reading has failed.
+_NO_MORE: Final = {"404", "408"}
 #: How long the server may be silent within a batch, in seconds.
 _SILENCE: Final = 5.0
-#: A consumer that an audit left behind when it died is removed by the server after this time, in seconds.
+#: The server removes the consumer of an audit that died after this time, in seconds.
 _FORGOTTEN: Final = 30.0
 
 
 class NatsStreamAuditor:
     """Reads ranges through a short-lived consumer that sends headers only.
 
-    Needs leave to publish to ``$JS.API.STREAM.INFO``, ``CONSUMER.CREATE``, ``CONSUMER.DELETE`` and
+    Needs permission to publish to ``$JS.API.STREAM.INFO``, ``CONSUMER.CREATE``, ``CONSUMER.DELETE`` and
     ``CONSUMER.MSG.NEXT`` of the stream.
     """
 
@@ -86,7 +89,9 @@ async def _scan(
     try:
         return await _read(client, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", last)
     finally:
-        await js.delete_consumer(stream, name)
+        # A restarted server has forgotten the consumer. A server that is away will remove it later.
+        with suppress(nats.errors.Error, OSError):
+            await js.delete_consumer(stream, name)
 
 
 async def _read(client: RelayClient, subject: str, last: int) -> list[Stored]:
@@ -100,7 +105,8 @@ async def _read(client: RelayClient, subject: str, last: int) -> list[Stored]:
             for _ in range(_BATCH):
                 async with asyncio.timeout(_SILENCE):
                     message = await arrived.get()
-                if (place := read_place(message.reply)) is None:  # a status: there are no more
+                if (place := read_place(message.reply)) is None:
+                    _check_end(message)
                     return found
                 if place.stream_seq <= last:
                     found.append(_stored(message, place))
@@ -108,6 +114,13 @@ async def _read(client: RelayClient, subject: str, last: int) -> list[Stored]:
                     return found
     finally:
         await client.unlisten(subscription)
+
+
+def _check_end(message: Arrived) -> None:
+    """Raise unless the reading is complete. A caller would take the messages of an unread rest for lost."""
+    status = read_headers(message.headers)
+    if status.get("Status") not in _NO_MORE:
+        raise nats.errors.Error(f"the reading was cut short: {status or 'no status'}")
 
 
 def _stored(message: Arrived, place: Place) -> Stored:

@@ -1,4 +1,4 @@
-"""nats-py's client with a short way in and out, and with a parser that reads whatever the server takes."""
+"""nats-py's client with a fast path in and out, and with a parser that reads every message the server accepts."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from relay.adapters.jetstream.refusals import Refusal, Refusals
 #: Takes subject, reply subject, body and raw headers of a message, on the event loop; must not raise.
 Listener: TypeAlias = Callable[[bytes, bytes, bytes, bytes | None], None]
 
-#: A message without reply subject and headers, in whose body there is no line break.
+#: A message without reply subject and headers, with a body that holds no carriage return.
 _PLAIN_MESSAGE: Final = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n([^\r]*)\r\n")
 _LINE_BREAK: Final = b"\r\n"
-#: So many bytes are written without asking whether the socket takes them.
+#: Up to this many bytes are written without waiting for the socket.
 _AT_ONCE: Final = 65_536
 
 
 class _Parser(Parser):
-    """nats-py's parser, which takes several regular expressions and copies for a message, after a quicker one.
+    """Reads messages itself and leaves the rest to nats-py's parser, which is slower.
 
-    Its expressions also end a subject at any white space. The server ends it at a space or a tab, and takes from
-    producers whatever is neither: a message that this client could not read would cut its connection each time.
+    nats-py's parser needs several regular expressions and copies for each message. It also ends a subject at any
+    white space. The server ends a subject at a space or a tab only, and accepts all other bytes from producers.
+    A message that this client could not read would cut its connection each time.
     """
 
     nc: RelayClient
 
     async def parse(self, data: bytes = b"") -> None:
-        """Take in what the socket gave."""
+        """Parse bytes from the socket."""
         if self.state == AWAITING_MSG_PAYLOAD:
-            # The rest of a message whose beginning came before.
+            # The rest of a message whose beginning was in earlier data.
             rest = self.needed + CRLF_SIZE - len(self.buf)
             await super().parse(data[:rest])
             data = data[rest:]
@@ -65,7 +66,7 @@ class _Parser(Parser):
 
 
 def _announced(line: bytes) -> tuple[bytes, int, bytes, int, int] | None:
-    """The message behind a line: subject, subscription, reply subject, bytes of its headers and of all of it."""
+    """What a line announces: subject, subscription, reply subject, size of headers, size of headers and body."""
     match line.split(b" "):
         case [b"HMSG", subject, sid, head, size]:
             return subject, int(sid), b"", int(head), int(size)
@@ -79,10 +80,10 @@ def _announced(line: bytes) -> tuple[bytes, int, bytes, int, int] | None:
 
 
 class RelayClient(Client):
-    """nats-py's client with a short way in and out, for messages by the ten thousand.
+    """nats-py's client with a fast path in and out, for ten thousands of messages.
 
-    Its own way costs a task switch, a queue and an object for every message received, and checks by
-    regular expressions for every message sent; both ends of this one are checked where they are used.
+    nats-py's own path costs a task switch, a queue and an object for every message received, and checks by
+    regular expressions for every message sent. On the fast path the callers check what they send and receive.
     """
 
     def __init__(self) -> None:
@@ -91,13 +92,13 @@ class RelayClient(Client):
         self._ps = _Parser(self)
         self._turning = False
         self.refusals = Refusals()
-        #: Called with every permission that turns out to be missing.
+        #: Called for every permission that is found missing.
         self.on_refused: Callable[[Refusal], None] | None = None
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """Send no credentials in the clear where TLS is configured.
+        """Send no credentials in the clear when TLS is configured.
 
-        nats-py goes by what the server, or whoever answers for it, says of itself.
+        nats-py alone would believe what the server, or somebody in its place, says about TLS.
         """
         uri = self._current_server.uri if self._current_server else None
         wanted = "tls" in self.options or (uri is not None and uri.scheme == "tls")
@@ -108,8 +109,8 @@ class RelayClient(Client):
         await super()._process_info(info, initial_connection)
 
     async def _process_err(self, err_msg: str) -> None:
-        """Note a missing permission, of which the server says once what it is. It closes nothing."""
-        # nats-py hands on the text in lower case, and subjects are not.
+        """Note a missing permission. The server reports each once, and does not close the connection."""
+        # nats-py passes the text in lower case, but subjects are case-sensitive.
         found = ERR_RE.match(self._ps.buf) if PERMISSIONS_ERR in err_msg else None
         refusal = (
             self.refusals.note(found[1].decode(errors="replace"), self._inbox_prefix.decode()) if found else None
@@ -119,18 +120,18 @@ class RelayClient(Client):
         await super()._process_err(err_msg)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
-        """Subscribe, and have ``listener`` called for every message as it is read from the socket."""
+        """Subscribe. ``listener`` is called for every message as it is read from the socket."""
         subscription = await self.subscribe(subject)
         self._listeners[subscription._id] = listener  # noqa: SLF001
         return subscription
 
     async def unlisten(self, subscription: Subscription) -> None:
-        """End what `listen` has begun."""
+        """End a subscription of `listen`."""
         self._listeners.pop(subscription._id, None)  # noqa: SLF001
         await subscription.unsubscribe()
 
     def read(self, data: bytes, position: int) -> int:
-        """Hand over the listeners' plain messages that ``data`` has at ``position``; returns where they end."""
+        """Give the plain messages at ``position`` in ``data`` to their listeners; returns where they end."""
         while found := _PLAIN_MESSAGE.match(data, position):
             subject, sid, size, body = found.groups()
             listener = self._listeners.get(int(sid))
@@ -141,7 +142,7 @@ class RelayClient(Client):
         return position
 
     async def take(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        """Hand over any message, to a listener as it is."""
+        """Give a message to its listener as it is, else to nats-py."""
         listener = self._listeners.get(sid)
         if listener is None:
             await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]
@@ -151,7 +152,7 @@ class RelayClient(Client):
     _process_msg = take
 
     def write(self, command: bytes) -> None:
-        """Have a protocol command sent, together with what else is written before the loop turns.
+        """Send a protocol command, together with all that is written in the same turn of the loop.
 
         Raises OutboundBufferLimitError while there is no connection.
         """
@@ -164,7 +165,7 @@ class RelayClient(Client):
             asyncio.get_running_loop().call_soon(self._flush_turn)
 
     def _flush_turn(self) -> None:
-        """Send what this turn of the loop has written: at once if it is little, else by the task that can wait."""
+        """Send what this turn of the loop has written: a little at once, more by nats-py's task that can wait."""
         self._turning = False
         if not self._pending or not self.is_connected or self._flush_queue is None or self._transport is None:
             return
@@ -172,16 +173,16 @@ class RelayClient(Client):
             if self._flush_queue.empty():
                 self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
             return
-        # An error ends the connection, of which the reading side hears.
+        # An error ends the connection. The reading side notices that.
         with suppress(OSError, RuntimeError):
             self._transport.write(b"".join(self._pending))
         self._pending.clear()
         self._pending_data_size = 0
 
     async def written(self) -> None:
-        """Wait until the socket has taken what was written. A connection that is lost meanwhile counts as done."""
+        """Wait until the socket has taken all written bytes. A connection lost meanwhile counts as done."""
         if self._flush_queue is not None:
-            # nats-py's own forced flush swallows a cancellation, and with it the caller's time-out.
+            # nats-py's own forced flush swallows a cancellation, and so the caller's time-out.
             future = asyncio.get_running_loop().create_future()
             await self._flush_queue.put(future)
             await future

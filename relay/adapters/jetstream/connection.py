@@ -1,8 +1,8 @@
 """One NATS connection for a process, kept alive for as long as the process lives.
 
-nats-py reconnects by itself after a lost connection, but gives up for ever when the server answers
-with an error it does not know. This wrapper starts over in that case too, so that a caller sees two
-states only: a usable client, or BrokerUnreachable.
+nats-py reconnects by itself after a lost connection. But it gives up for ever when the server answers with an
+error it does not know. This wrapper starts over in that case too. So a caller sees two states only: a usable
+client, or BrokerUnreachable.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from relay.domain.errors import BrokerRefused, BrokerUnreachable
 _READY_TIMEOUT: Final = 2.0
 _RESTART_DELAY: Final = 0.5
 _CLOSE_TIMEOUT: Final = 2.0
-#: How long a connection is kept that may not listen to answers, in seconds.
+#: A connection without permission to receive answers is closed after this time, in seconds.
 _DEAF: Final = 5.0
 
 
 def servers(url: str) -> list[str]:
-    """The servers of a cluster, which stand behind each other. A comma elsewhere may be part of a password."""
+    """Split a list of servers at its commas. A comma counts only before a scheme: it may be part of a password."""
     return [server.strip() for server in re.split(r",(?=\s*(?:nats|tls|wss?)://)", url)]
 
 
 class NatsConnection:
-    """Connects in the background; `client` waits for it a moment.
+    """Connects in the background; `client` waits a moment for the connection.
 
-    ``on_up`` listeners run after each (re)connect, ``on_down`` after each loss, ``on_refused`` when the server
-    refuses a subject, all in the event loop. ``url`` may list several servers of a cluster, separated by commas.
-    Extra keyword arguments go to ``nats.connect`` (credentials, TLS).
+    Listeners run in the event loop: ``on_up`` after each (re)connect, ``on_down`` after each loss, ``on_refused``
+    when the server refuses a subject. ``url`` may list several servers of a cluster, separated by commas. Extra
+    keyword arguments go to ``nats.connect`` (credentials, TLS).
     """
 
     def __init__(self, url: str, *, name: str = "jetrelay", **options: Any) -> None:
@@ -53,15 +53,15 @@ class NatsConnection:
         self.on_refused: list[Callable[[Refusal], None]] = []
 
     def start(self) -> None:
-        """Begin to connect. Returns at once."""
+        """Start to connect. Returns at once."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._keep_connected())
 
     async def client(self) -> RelayClient:
         """A connected client.
 
-        Raises BrokerUnreachable when there is none within two seconds, BrokerRefused when the server accepts no
-        credentials of ours, or keeps every answer from us.
+        Raises BrokerUnreachable when there is none within two seconds. Raises BrokerRefused when the server does
+        not accept our credentials, or does not let us receive answers.
         """
         self.start()
         try:
@@ -74,14 +74,14 @@ class NatsConnection:
         return self._client
 
     def failure(self, what: str, error: Exception) -> BrokerUnreachable:
-        """Why something could not be done: for want of a permission, if one was refused a moment ago."""
+        """The error for ``what`` that failed: BrokerRefused if the server refused a permission a moment ago."""
         refusal = self._client.refusals.latest() if self._client is not None else None
         if refusal is not None:
             return BrokerRefused(f"{what}: {refusal}")
         return BrokerUnreachable(f"{what}: {str(error) or type(error).__name__}")
 
     async def close(self) -> None:
-        """Flush and close; what was published before is on its way, unless the server takes no more."""
+        """Flush and close. Everything published before is sent, unless the server takes no more."""
         self._closing = True
         if self._task is not None:
             self._task.cancel()
@@ -109,7 +109,7 @@ class NatsConnection:
             closed.set()
 
         async def on_disconnected() -> None:
-            # What nats-py could not write yet, it would write after the reconnect: see pending_size.
+            # nats-py would send these unwritten bytes after the reconnect: see pending_size.
             client._pending.clear()  # noqa: SLF001
             client._pending_data_size = 0  # noqa: SLF001
             self._note_down()
@@ -128,8 +128,8 @@ class NatsConnection:
             max_reconnect_attempts=-1,
             ping_interval=3,
             max_outstanding_pings=2,
-            # Nothing is buffered while disconnected: a publish that leaves minutes later, behind the
-            # back of the job that gave up on it, could overtake newer events.
+            # Nothing is buffered while disconnected. A publish that leaves minutes later, after its job
+            # gave up on it, could overtake newer events.
             pending_size=0,
             closed_cb=on_closed,
             disconnected_cb=on_disconnected,
@@ -141,7 +141,7 @@ class NatsConnection:
 
     def _note_refused(self, client: RelayClient, refusal: Refusal) -> None:
         if refusal.inbox:
-            # The subscription stays dead when it is granted after all: so begin anew before long.
+            # The subscription stays dead even after the permission is granted. So connect anew soon.
             loop = asyncio.get_running_loop()
             loop.call_later(_DEAF, lambda: loop.create_task(client.close()))
         for listener in self.on_refused:

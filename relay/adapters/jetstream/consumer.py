@@ -1,7 +1,7 @@
 """NatsJetStreamConsumer: PORT-047-004, a pull consumer on an existing durable.
 
-Pull requests are written by hand: nats-py's ``fetch`` waits for a full batch, while here the first
-message is wanted at once and whatever has arrived by then with it.
+Pull requests are written by hand. nats-py's ``fetch`` waits for a full batch. Here a fetch returns as soon as the
+first message is there, with all that has arrived by then.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
 from relay.domain.errors import BrokerRefused, BrokerUnreachable
 from relay.ports import ConsumerState, Delivery
 
-#: How long beyond its expiry a pull request may stay unanswered before it is sent again, in seconds.
+#: A pull request is sent again if it has no answer for this time after its expiry, in seconds.
 _SILENCE: Final = 2.0
-#: Statuses that end a pull request quietly: no messages, time-out, and the batch is complete.
+#: Statuses that end a pull request without an error: no messages, and time-out.
 _QUIET: Final = {"404", "408"}
-#: What the server says, with status 409, when its next message would exceed what is left of the request's bytes.
+#: The server's text, with status 409, when its next message is larger than the rest of the request's bytes.
 _FULL: Final = "Message Size Exceeds MaxBytes"
-#: How much a request asks for, in bytes, unless its consumer is told otherwise.
+#: How many bytes a request asks for by default.
 _MAX_BYTES: Final = 8 * 1024 * 1024
-#: The server counts subject and reply subject as well, which ``max_payload`` does not.
+#: Bytes for subject and reply subject. The server counts them in a request; ``max_payload`` does not.
 _NAMES: Final = 8_192
-#: So many replies are written at a time, and so many bytes may wait to be sent.
+#: How many replies are written at a time, and how many bytes may wait to be sent.
 _REPLIES: Final = 1_000
 _UNSENT: Final = 1_000_000
-#: What could stand in the place of a subject without breaking out of it.
+#: A text that can stand in the place of a subject without breaking out of it.
 _ANSWERABLE: Final = re.compile(r"[^\s\x00]+")
 
 
 class NatsJetStreamConsumer:
     """Fetches from one durable consumer. At most one pull request is outstanding.
 
-    ``max_bytes``: how much a request asks for, and so how much of it can be in memory; never less than the largest
-    message that the server takes.
+    ``max_bytes``: how much a request asks for, and so how much of it can be in memory. A request never asks for
+    less than the largest message that the server takes.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class NatsJetStreamConsumer:
         return ConsumerState(floor, delivered, info.num_ack_pending or 0, number)
 
     async def finish(self) -> Sequence[Delivery]:
-        """End the open pull request and return what it still delivered.
+        """Wait for the open pull request to end, and return the messages that it still delivers.
 
-        Without this the messages of a request outlasting its job would wait for the ack wait to pass.
+        Otherwise messages that arrive after the job would be redelivered only when the ack wait is over.
         """
         rest: list[Delivery] = []
         while self._client is not None and (self._missing > 0 or not self._arrived.empty()):
@@ -149,7 +149,7 @@ class NatsJetStreamConsumer:
         self._patience = wait.total_seconds() + _SILENCE
         options = {"batch": batch, "expires": int(wait.total_seconds() * 1e9)}
         if self._too_large:
-            # From a time when the server took more. It comes alone, whatever its size.
+            # The server took more when this message was stored. Ask for one message, whatever its size.
             options["batch"] = 1
         else:
             options["max_bytes"] = max(self._max_bytes, self._client.max_payload + _NAMES)
@@ -160,7 +160,7 @@ class NatsJetStreamConsumer:
         )
 
     def _rest(self, limit: int) -> list[Delivery]:
-        """What else has arrived. A refusal behind it ends the request; the next one hears it again."""
+        """The other messages that have arrived. An error behind them is ignored: the next request meets it too."""
         rest: list[Delivery] = []
         with suppress(BrokerUnreachable):
             while len(rest) < limit and not self._arrived.empty():
@@ -173,7 +173,7 @@ class NatsJetStreamConsumer:
         self._arrived.put_nowait(Arrived._make(message))
 
     async def _next(self, patience: float) -> Delivery | None:
-        """The next message, or None when the request ended or stayed unanswered."""
+        """The next message. None when the request ended or had no answer."""
         try:
             async with asyncio.timeout(patience):
                 while self._missing > 0 or not self._arrived.empty():
@@ -211,13 +211,13 @@ class NatsJetStreamConsumer:
         self._arrived.put_nowait(None)
 
     def _on_refused(self, refusal: Refusal) -> None:
-        """Requests are not answered when they, or the subject for their answers, are refused."""
+        """End the request: it gets no answer if its subject, or the subject of its answers, is refused."""
         if self._missing > 0 and (refusal.inbox or refusal.subject == self._request_subject):
             self._refused, self._missing = refusal, 0
             self._arrived.put_nowait(None)
 
 
 def _replies(subjects: Sequence[str], body: bytes) -> bytes:
-    """The commands that answer deliveries. A row that was written by hand may name none that can be answered."""
+    """The commands that answer deliveries. A row written by hand may name no valid subject: it is left out."""
     end = b" %d\r\n%b\r\n" % (len(body), body)
     return b"".join([b"PUB " + it.encode() + end for it in subjects if it and _ANSWERABLE.fullmatch(it)])

@@ -1,7 +1,7 @@
-"""Creds files and nkey seeds: how a user of NATS signs what the server asks it to sign.
+"""Creds files and nkey seeds, with which a NATS user signs the server's challenge.
 
-nats-py reads such files too, but a creds file without its markers makes it read for ever, and a seed that is none
-ends its reconnecting for good.
+nats-py reads such files too. But a creds file without its markers makes it read for ever, and an invalid seed ends
+its reconnecting for good.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SEED: Final = re.compile(r"-+BEGIN USER NKEY SEED-+\s+([A-Z0-9]+)\s+-+END USER 
 
 
 def creds_options(path: Path) -> dict[str, Any]:
-    """What ``nats.connect`` takes for a creds file. It is read on every connect: a renewed one holds from then on.
+    """The options of ``nats.connect`` for a creds file. It is read on every connect, so it can be renewed.
 
-    Raises ConfigurationError when it cannot be used now, MissingExtraError without the package ``nkeys``.
+    Raises ConfigurationError when the file cannot be used now, MissingExtraError without the package ``nkeys``.
     """
     _signer(_creds(path, "credentials")[1], path, "credentials")
 
@@ -40,7 +40,7 @@ def creds_options(path: Path) -> dict[str, Any]:
 
 
 def nkey_options(path: Path) -> dict[str, Any]:
-    """What ``nats.connect`` takes for a file with an nkey seed, read now. Raises as `creds_options` does."""
+    """The options of ``nats.connect`` for a file with an nkey seed, read now. Raises as `creds_options` does."""
     seed = _text(path, "nkey").strip()
     _signer(seed, path, "nkey")
     return {"nkeys_seed_str": seed}
@@ -64,7 +64,7 @@ def _text(path: Path, field: str) -> str:
 
 
 def _signer(seed: str, path: Path, field: str) -> Callable[[str], bytes]:
-    """A function that signs. The errors of ``nkeys`` have no common base, and none says more than this one."""
+    """A function that signs. It catches Exception, as the errors of ``nkeys`` have no common base."""
     try:
         import nkeys  # noqa: PLC0415 - an extra
     except ImportError:
@@ -80,7 +80,7 @@ def _signer(seed: str, path: Path, field: str) -> Callable[[str], bytes]:
 
 @contextmanager
 def _later() -> Iterator[None]:
-    """Have nats-py try again when the file cannot be used at this moment, as while somebody writes it."""
+    """Make nats-py try again when the file cannot be used at this moment, for example while it is written."""
     try:
         yield
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""Under which versions and settings nats-server may lose what it has acknowledged."""
+"""Finds versions and settings with which nats-server may lose messages that it has acknowledged."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, PersistMode, StorageType, StreamInfo
 from nats.js.errors import NotFoundError
 
-#: Before it, recovery after a crash may drop what was acknowledged.
+#: The first safe version. In older ones recovery after a crash may drop acknowledged messages.
 SAFE: Final = (2, 14)
 _TIMEOUT: Final = 3.0
 
 
 async def risks(js: JetStreamContext, streams: Iterable[str], monitor: str | None) -> tuple[list[str], list[str]]:
-    """What endangers acknowledged messages, and what could not be found out; a sentence each.
+    """The risks to acknowledged messages, and what could not be checked; a sentence each.
 
-    ``monitor``: the address of the server's monitoring, which alone tells when it writes to the disk.
-    Streams that do not exist are passed over. Raises what nats-py raises.
+    ``monitor``: the address of the server's monitoring. Only monitoring tells when the server writes to the disk.
+    Streams that do not exist are left out. Raises the errors of nats-py.
     """
     found = [*_of_version(js._nc.connected_server_version)]  # noqa: SLF001 - the context hides its client
     for name in streams:

@@ -1,4 +1,4 @@
-"""What goes over the wire for a publish, and what the answer to it means."""
+"""The command of a publish on the wire, and the meaning of its answer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any, Final
 
 from relay.domain.policies import NoStream, OutcomeUnknown, Published, PublishOutcome, RowRejected
 
-#: Errors of the server that lie in the message itself (nats-server error codes), and whether for good: the
-#: message is larger than its stream takes, which may be set; its headers are larger than any stream takes.
+#: Server errors that are due to the message itself (nats-server error codes), and whether they are final.
+#: 10054: the message is too large for its stream, whose limit can be changed. 10097: its headers are too large for
+#: any stream.
 _ROW_ERRORS: Final = {10054: False, 10097: True}
-#: Errors that pass: the stream is full and pushes back, or the server has no room or no leader now.
+#: Transient errors: the stream is full, or the server has no room or no leader now.
 _PASSING_ERRORS: Final = {10077, 10122, 10023, 10008, 10009, 10039, 10074, 10203}
-#: What nearly every answer looks like; all others are parsed.
+#: The form of nearly every answer. All others are parsed as JSON.
 _ACK: Final = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)","seq":([0-9]+)\}')
 _NO_RESPONDERS: Final = b"NATS/1.0 503"
 _SPACE: Final = re.compile(r"\s")
 
 
 def command(subject: str, reply: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """The HPUB command of a message. Raises ValueError for what would break out of its line."""
+    """The HPUB command of a message. Raises ValueError for a header or subject that would break its line."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise ValueError("a header contains a line break")

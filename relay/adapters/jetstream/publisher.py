@@ -1,9 +1,9 @@
 """NatsJetStreamPublisher: PORT-047-003, pipelined.
 
-A batch goes out without waiting, every message with a reply subject of its own below one inbox; a
-single subscription collects the PubAcks. Messages of one key are a chain: the next leaves when the PubAck
-of the one before it arrives. How many bytes may be under way follows the link: behind more than it carries in a
-moment, answers come after the time of the claim, and the pings of the connection after theirs.
+A batch is sent without waiting. Every message has a reply subject of its own below one inbox, and a single
+subscription collects the PubAcks. Messages of one key are a chain: the next leaves when the PubAck of the one
+before it arrives. The number of bytes under way adapts to the link. With more bytes than the link carries in a
+moment, answers would come after the time of the claim, and pings of the connection would come too late.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from relay.domain.ordering import chains
 from relay.domain.policies import NoStream, NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
 from relay.ports import Message
 
-#: So many bytes are under way at first, at least and at most. A single message of any size may be.
+#: The limit of bytes under way: at first, its minimum and its maximum. A single message may be larger.
 _FIRST: Final = 256_000
 _LEAST: Final = 64_000
 _MOST: Final = 4_000_000
-#: What surrounds a body on the wire, at about.
+#: About how many bytes a message has besides its body on the wire.
 _AROUND: Final = 500
-#: Bytes per second of the slowest link that messages of a megabyte get through.
+#: Bytes per second of the slowest link over which messages of a megabyte must get through.
 _SLOWEST: Final = 250_000
 
 
 class _Sent(NamedTuple):
-    """A message that is under way, what follows it in its chain, and since when."""
+    """A message that is under way, the rest of its chain, and when it was sent."""
 
     message: Message
     chain: Iterator[Message]
@@ -46,9 +46,9 @@ class _Sent(NamedTuple):
 
 
 class _Batch:
-    """One pipelined batch: what may leave next, which message waits under which token, and what came of each.
+    """One pipelined batch: messages that may leave next, messages under way by token, and the outcome of each.
 
-    ``begun``: when the time of the claim began, of which the last quarter is for the answers.
+    ``begun``: when the time of the claim began. Nothing is sent in its last quarter, which is for the answers.
     """
 
     def __init__(self, messages: Sequence[Message], begun: float, seconds: float) -> None:
@@ -70,15 +70,15 @@ class _Batch:
 
     @property
     def expired(self) -> bool:
-        """Whether the claim behind this batch may be lost: nothing may leave any more.
+        """Whether the claim behind this batch may be lost, so that nothing may leave any more.
 
-        A process that was paused wakes up here with old answers waiting, while another worker may have
-        published the rest already.
+        A process that was paused may find old answers here, while another worker may have published the rest
+        already.
         """
         return self.stopped or time.monotonic() > self.closing
 
     def stop(self, error: str) -> None:
-        """No more answers are to be expected: what is in flight has an unknown outcome."""
+        """Expect no more answers: all messages in flight have an unknown outcome."""
         self.stopped = True
         for sent in self.in_flight.values():
             self.outcomes[sent.message.id] = OutcomeUnknown(error)
@@ -86,19 +86,20 @@ class _Batch:
         self.done.set()
 
     def refuse(self, subject: str, outcome: PublishOutcome) -> None:
-        """What is in flight under a subject ends so."""
+        """Give all messages in flight of a subject this outcome."""
         for token in [token for token, sent in self.in_flight.items() if sent.message.subject == subject]:
             message = self.in_flight.pop(token).message
             self.outcomes[message.id] = outcome
             self.bytes -= len(message.body) + _AROUND
-            self.acks += 1  # an answer, if no PubAck
+            self.acks += 1  # counts as an answer, though it is no PubAck
         if not self.in_flight:
             self.done.set()
 
     async def answered(self, patience: float) -> None:
         """Wait until nothing is in flight.
 
-        Raises TimeoutError after ``patience`` seconds without an ack, and as long as what is under way may take.
+        Raises TimeoutError when no answer comes for ``patience`` seconds plus the time that the bytes under way
+        may take, or when the time of the claim is up.
         """
         while self.in_flight:
             self.done.clear()
@@ -113,8 +114,8 @@ class _Batch:
 class NatsJetStreamPublisher:
     """Publishes on a shared connection.
 
-    ``ack_timeout``: how long the broker may be silent. A batch takes at most twice that since its claim began,
-    which must stay below the five seconds after which PostgreSQL ends a silent claim transaction.
+    ``ack_timeout``: how long the broker may be silent. A batch takes at most twice that since its claim began.
+    This must stay below five seconds, after which PostgreSQL ends a silent claim transaction.
     """
 
     def __init__(self, connection: NatsConnection, *, ack_timeout: timedelta = timedelta(seconds=2)) -> None:
@@ -139,7 +140,7 @@ class NatsJetStreamPublisher:
         self, messages: Sequence[Message], begun: float | None = None
     ) -> Mapping[str, PublishOutcome]:
         """Publish a batch; see the port."""
-        # From the claim on, as making the messages and waiting for the connection spend its time, too.
+        # Time counts from the claim: making the messages and waiting for the connection use it up, too.
         batch = _Batch(messages, time.monotonic() if begun is None else begun, 2 * self._ack_timeout)
         client = await self._ready()
         if batch.expired:
@@ -169,7 +170,7 @@ class NatsJetStreamPublisher:
         return client
 
     def _fill(self, client: RelayClient, batch: _Batch) -> None:
-        """Send what is ready, as long as there is time, and as much as may be under way."""
+        """Send ready messages while there is time and the limit of bytes under way allows it."""
         while batch.ready:
             size = len(batch.ready[0][0].body) + _AROUND
             if batch.expired or (batch.in_flight and batch.bytes + size > self._window):
@@ -185,7 +186,7 @@ class NatsJetStreamPublisher:
             batch.outcomes[message.id] = RowRejected(str(error))
             return
         if len(command) > client.max_payload and _size(message) > client.max_payload:
-            # The caller checked against a limit that this server, or a configuration since, has lowered.
+            # The caller checked against an older limit. This server, or a new configuration, has a lower one.
             batch.outcomes[message.id] = RowRejected(f"over the server's limit of {client.max_payload} bytes")
             return
         client.write(command)
@@ -214,7 +215,7 @@ class NatsJetStreamPublisher:
             batch.done.set()
 
     def _adapt(self, batch: _Batch, size: int, seconds: float) -> None:
-        """Have as much under way as the link carries in a moment."""
+        """Adapt the limit of bytes under way to the link: halve it when answers are slow, else raise it."""
         batch.bytes -= size
         if seconds > self._ack_timeout / 4:
             self._window = max(self._window // 2, _LEAST)
@@ -227,7 +228,7 @@ class NatsJetStreamPublisher:
         self._waiting.clear()
 
     def _on_refused(self, refusal: Refusal) -> None:
-        """No answer will come: of one subject if it may not be published, of all if the inbox is shut."""
+        """End what gets no answer: one subject if publishing to it is refused, all if the inbox is refused."""
         for batch in set(self._waiting.values()):
             if refusal.inbox:
                 batch.stop(str(refusal))
@@ -241,5 +242,5 @@ class NatsJetStreamPublisher:
 
 
 def _size(message: Message) -> int:
-    """Bytes of headers and body on the wire, which is what the server limits."""
+    """Bytes of headers and body on the wire, which the server limits."""
     return len(message.body) + sum(len(name) + len(value) + 4 for name, value in message.headers.items()) + 12

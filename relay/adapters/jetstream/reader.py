@@ -1,4 +1,4 @@
-"""Single messages of a stream, for those that never arrived by delivery."""
+"""Reads single messages of a stream, for messages whose delivery never arrived."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_TEXT: Final = "\ufffd"
 class StreamReader:
     """Reads the messages of one durable's stream by sequence, ready to be accepted and acknowledged.
 
-    The reply subject is made up: the server finds what is acknowledged by the stream sequence in it.
+    The reply subject is built here. The server finds the acknowledged message by the stream sequence in it.
     """
 
     def __init__(self, connection: NatsConnection, *, stream: str, durable: str, filter_subject: str) -> None:
@@ -65,13 +65,13 @@ class StreamReader:
         return found
 
     async def _subject(self, text: str, seq: int) -> bytes:
-        """The subject as it was sent. In the server's JSON this mark stands for every byte that is no text."""
+        """The subject as it was sent. In the server's JSON `_NO_TEXT` replaces every byte that is not text."""
         if _NO_TEXT not in text:
             return text.encode()
         stored = await NatsStreamAuditor(self._connection).stored(self._stream, seq, seq, self._filter)
         return stored[0].subject if stored else text.encode()
 
     async def ids(self, first: int, last: int) -> Mapping[int, UUID | None]:
-        """Which event is at which place, payloads left out. Raises BrokerUnreachable."""
+        """The event id at each sequence, without reading payloads. Raises BrokerUnreachable."""
         stored = await NatsStreamAuditor(self._connection).stored(self._stream, first, last, self._filter)
         return {message.seq: message.event_id for message in stored}

@@ -1,7 +1,7 @@
 """What nats-server refuses, and what an operator has to grant.
 
-A missing permission closes nothing and fails nothing: the server says so once, and the answer to what was sent
-never comes. Without a note of it all that is seen are time-outs.
+A missing permission closes no connection and raises no error. The server reports it once, and the answer to the
+request never comes. So the report is noted here; otherwise only time-outs would be seen.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final, Literal
 from relay.domain.errors import BrokerRefused, BrokerUnreachable
 
 _REFUSED: Final = re.compile(r'Permissions Violation for (Publish|Subscription) (?:to|with Reply of) "([^"]*)"')
-#: So long a refusal explains why an answer does not come, in seconds: longer than anybody waits for one.
+#: A refusal explains a missing answer for this time, in seconds. No caller waits longer for an answer.
 _RECENT: Final = 10.0
-#: So many are told apart on a connection.
+#: How many different refusals are remembered on a connection.
 _MOST: Final = 200
-#: The words of the server for credentials that it does not accept.
+#: The server's words for credentials that it does not accept.
 _CREDENTIALS: Final = ("authorization", "authentication")
 
 
@@ -31,7 +31,7 @@ class Refusal:
     subject: str
     grant: str
     inbox: bool = False
-    #: Whether the connection heard it for the first time.
+    #: Whether this is the first one of its kind on the connection.
     first: bool = True
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Refusal:
 
 
 class Refusals:
-    """Those of one connection."""
+    """The refusals of one connection."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, str]] = set()
@@ -48,7 +48,7 @@ class Refusals:
         self._inbox: Refusal | None = None
 
     def note(self, text: str, inbox_prefix: str) -> Refusal | None:
-        """Read what the server said; None if it is no refusal of a subject."""
+        """Note the refusal in the server's text. None if the text is no refusal of a subject."""
         found = _REFUSED.search(text)
         if found is None:
             return None
@@ -66,27 +66,28 @@ class Refusals:
         return refusal
 
     def latest(self) -> Refusal | None:
-        """The last one, if it is recent."""
+        """The last refusal, if it is recent."""
         if self._latest is None or time.monotonic() - self._latest[0] > _RECENT:
             return None
         return self._latest[1]
 
     def of_inbox(self) -> Refusal | None:
-        """That of the subject below which all answers arrive."""
+        """The refusal of the inbox, below which all answers arrive."""
         return self._inbox
 
 
 def telling(before: Exception, error: Exception) -> Exception:
-    """Which of two errors of attempts to connect says more.
+    """Which of two errors of connection attempts says more.
 
-    A server that accepts no credentials closes at once: where it had more to read, the reset overtakes its reason.
+    A server that does not accept the credentials closes at once. If it had more to read, the reset arrives before
+    its reason.
     """
     text = str(before).lower()
     return before if isinstance(error, ConnectionResetError) and any(it in text for it in _CREDENTIALS) else error
 
 
 def unreachable(error: Exception) -> BrokerUnreachable:
-    """Why there is no connection: nobody answers, the certificates are not accepted, or the credentials."""
+    """Why there is no connection: no answer, certificates not accepted, or credentials not accepted."""
     text = str(error) or type(error).__name__
     if isinstance(error, ssl.SSLError):
         return BrokerUnreachable(f"NATS: no TLS connection: {text}", hint="see ca, certificate and key of [nats]")
@@ -98,6 +99,6 @@ def unreachable(error: Exception) -> BrokerUnreachable:
 
 
 def _wide(subject: str) -> str:
-    """What is granted for a subject: acknowledgements and requests for one message have a subject each."""
+    """The subject to grant. Each acknowledgement has a subject of its own, so for these it ends in a wildcard."""
     tokens = subject.split(".")
     return ".".join([*tokens[:4], ">"]) if tokens[:2] == ["$JS", "ACK"] and len(tokens) > 5 else subject

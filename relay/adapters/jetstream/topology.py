@@ -1,7 +1,8 @@
-"""Streams and durable consumers on the broker: create what is missing, mend what differs, delete nothing.
+"""Streams and durable consumers on the broker: create what is missing, update what differs, delete nothing.
 
-A field the server will not change on what exists (file storage, the acknowledgement policy …) is reported
-and left to an operator, because mending it means to delete messages or the progress of a consumer.
+The server refuses to change some fields of an existing stream or consumer (storage, the acknowledgement policy …).
+Such a field is reported and left to an operator: to change it, messages or the progress of a consumer must be
+deleted.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ _HINTS: Final = {
 class Change:
     """What `ensure` did to one stream or consumer, or could not do.
 
-    ``name`` of a consumer is ``stream/durable``. ``fields`` were updated, or, refused by the server,
-    need the thing deleted and made anew.
+    ``name`` of a consumer is ``stream/durable``. ``fields`` were updated. With the action ``refused`` the server
+    will not change them: only deleting the stream or consumer and making it anew would.
     """
 
     kind: Kind
@@ -102,7 +103,7 @@ class StreamView:
 async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamContext]:
     """Connect for one command. ``options`` go to ``nats.connect``.
 
-    Raises BrokerUnreachable within a few seconds instead of trying on, BrokerRefused for want of a permission.
+    Raises BrokerUnreachable after a few seconds instead of trying on, BrokerRefused when a permission is missing.
     """
     causes: list[Exception] = []
     client = RelayClient()
@@ -137,9 +138,9 @@ async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamConte
 async def ensure(
     js: JetStreamContext, streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec]
 ) -> list[Change]:
-    """Create what is missing and update what differs; an empty answer means that nothing was to do.
+    """Create what is missing and update what differs; an empty answer means that there was nothing to do.
 
-    May run any number of times, and in several processes at once. Settings that no spec knows stay.
+    May run any number of times, and in several processes at once. Settings that no spec knows do not change.
     Raises ConfigurationError when the server refuses, BrokerUnreachable when it does not answer.
     """
     changes = []
@@ -155,7 +156,7 @@ async def ensure(
 async def diff(
     js: JetStreamContext, streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec]
 ) -> list[Difference]:
-    """Compare and touch nothing; an empty answer means that all is as it must be.
+    """Compare and change nothing; an empty answer means that all is as it must be.
 
     Raises BrokerUnreachable.
     """
@@ -181,7 +182,7 @@ async def show(
 
 @contextmanager
 def _doing(what: str) -> Iterator[None]:
-    """Turn what nats-py raises into our errors."""
+    """Turn the errors of nats-py into ours."""
     try:
         yield
     except (TimeoutError, nats.errors.TimeoutError, NoRespondersError, ConnectionClosedError) as error:

@@ -1,6 +1,6 @@
 """Specs and the server's answers as fields that can be compared and read. No I/O.
 
-nats-py writes durations as seconds (float) and the server as nanoseconds; fields hold ``7d`` or ``120s``.
+nats-py holds durations as seconds (float), the server as nanoseconds. Fields hold text such as ``7d`` or ``120s``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from relay.domain.topology import ConsumerSpec, StreamSpec
 
 Kind = Literal["stream", "consumer"]
 
-#: What the server will not change on a consumer that exists (10012).
+#: Fields that the server does not change on an existing consumer (error 10012).
 _FIXED_CONSUMER: Final = frozenset({"kind", "ack_policy", "deliver_policy"})
 
 
@@ -34,8 +34,8 @@ _FIXED_CONSUMER: Final = frozenset({"kind", "ack_policy", "deliver_policy"})
 class Difference:
     """One field that is not as it must be.
 
-    A stream or consumer that is missing has ``field`` "" and ``actual`` "missing". ``changeable`` False:
-    only deleting it and making it anew would mend the field. ``name`` of a consumer: ``stream/durable``.
+    A stream or consumer that is missing has ``field`` "" and ``actual`` "missing". ``changeable`` False: only
+    deleting it and making it anew would change the field. ``name`` of a consumer is ``stream/durable``.
     """
 
     kind: Kind
@@ -57,7 +57,7 @@ def full_name(spec: ConsumerSpec) -> str:
 
 
 def wanted_stream(spec: StreamSpec, base: StreamConfig | None = None) -> StreamConfig:
-    """Lay a spec over ``base``, whose other settings (placement, compression …) stay."""
+    """Apply a spec to ``base``, whose other settings (placement, compression …) stay."""
     return (base or StreamConfig()).evolve(
         name=spec.name,
         subjects=list(spec.subjects),
@@ -69,20 +69,20 @@ def wanted_stream(spec: StreamSpec, base: StreamConfig | None = None) -> StreamC
         storage=StorageType.FILE,
         retention=RetentionPolicy.LIMITS,
         discard=DiscardPolicy.NEW,
-        # Without it the oldest message of a full subject is dropped, whatever `discard` says.
+        # Without this a full subject drops its oldest message, whatever `discard` says.
         discard_new_per_subject=spec.max_msgs_per_subject > 0,
         metadata=_own_metadata(base.metadata if base else None),
     )
 
 
 def stream_update(spec: StreamSpec, actual: StreamConfig) -> StreamConfig:
-    """Lay a spec over what exists, but for the fields that the server would refuse to change."""
+    """Apply a spec to an existing stream, except the fields that the server refuses to change."""
     wanted = wanted_stream(spec, actual)
     return wanted.evolve(**{key: getattr(actual, key) for key in _fixed_stream(actual)})
 
 
 def wanted_consumer(spec: ConsumerSpec, base: ConsumerConfig | None = None) -> ConsumerConfig:
-    """Lay a spec over ``base``, whose other settings stay."""
+    """Apply a spec to ``base``, whose other settings stay."""
     return (base or ConsumerConfig()).evolve(
         name=spec.durable,
         durable_name=spec.durable,
@@ -99,12 +99,12 @@ def wanted_consumer(spec: ConsumerSpec, base: ConsumerConfig | None = None) -> C
 
 
 def consumer_update(spec: ConsumerSpec, actual: ConsumerConfig) -> ConsumerConfig:
-    """Lay a spec over what exists, but for the fields that the server would refuse to change."""
+    """Apply a spec to an existing consumer, except the fields that the server refuses to change."""
     return wanted_consumer(spec, actual).evolve(ack_policy=actual.ack_policy, deliver_policy=actual.deliver_policy)
 
 
 def compare_stream(spec: StreamSpec, actual: StreamConfig | None) -> list[Difference]:
-    """List what is not as the spec says; ``actual`` None is a stream that does not exist."""
+    """List the differences to the spec. ``actual`` None means that the stream does not exist."""
     if actual is None:
         return [_missing("stream", spec.name)]
     expected = _stream_fields(wanted_stream(spec))
@@ -112,7 +112,7 @@ def compare_stream(spec: StreamSpec, actual: StreamConfig | None) -> list[Differ
 
 
 def compare_consumer(spec: ConsumerSpec, actual: ConsumerConfig | None) -> list[Difference]:
-    """List what is not as the spec says; ``actual`` None is a consumer that does not exist."""
+    """List the differences to the spec. ``actual`` None means that the consumer does not exist."""
     if actual is None:
         return [_missing("consumer", full_name(spec))]
     expected = _consumer_fields(wanted_consumer(spec))
@@ -120,7 +120,7 @@ def compare_consumer(spec: ConsumerSpec, actual: ConsumerConfig | None) -> list[
 
 
 def _fixed_stream(actual: StreamConfig) -> frozenset[str]:
-    """Name what the server will not change (10052): interest becomes limits, a work queue never does."""
+    """Fields that the server does not change (10052). Retention can change from interest, not from work queue."""
     fixed = {"storage", "persist_mode"}
     if actual.retention == RetentionPolicy.WORK_QUEUE:
         fixed.add("retention")
@@ -174,7 +174,7 @@ def _differences(
 
 
 def _own_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Leave out what the server writes itself."""
+    """The metadata without the keys that the server writes itself."""
     return {k: v for k, v in (metadata or {}).items() if not k.startswith("_nats.")} or None
 
 
@@ -183,7 +183,7 @@ def _text(value: object) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    # Through timedelta: rounded to microseconds, so that 0.1 s is 0.1 s after nanoseconds and back.
+    # A timedelta rounds to microseconds: 0.1 s stays 0.1 s after conversion to nanoseconds and back.
     value = timedelta(seconds=seconds or 0)
     if not value:
         return "unlimited"

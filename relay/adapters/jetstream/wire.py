@@ -1,4 +1,4 @@
-"""What JetStream hands out, as it comes over the wire."""
+"""Reads messages of JetStream as they arrive on the wire."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from relay.domain.reading import read_subject
 from relay.ports import Delivery
 
 _SPACE: Final = " \t\r\n\v\f"
-#: How the reply subject of a delivery is divided: bare, or with the domain and account in front (and room behind).
+#: Number of tokens in the reply subject of a delivery: the short form, and the form with domain and account, which
+#: may have more tokens at the end.
 _BARE, _LONG = 9, 11
 
 
 class Arrived(NamedTuple):
-    """A message, and where it came from."""
+    """A message as it arrived."""
 
     subject: bytes
     reply: bytes
@@ -23,7 +24,7 @@ class Arrived(NamedTuple):
 
 
 def read_headers(raw: bytes | None) -> dict[str, str]:
-    """The headers of a message; of a status its number and text too. What is no header is left out."""
+    """The headers of a message; for a status also its number and text. Other lines are left out."""
     if not raw:
         return {}
     first, *lines = raw.decode("utf-8", "replace").split("\r\n")
@@ -37,7 +38,7 @@ def read_headers(raw: bytes | None) -> dict[str, str]:
 
 
 def _status(line: str) -> dict[str, str]:
-    """What the first line says behind its version, if anything."""
+    """The status in the first line, after its version, if there is one."""
     _, _, text = line.partition(" ")
     number, _, description = text.strip(_SPACE).partition(" ")
     if not number:
@@ -46,7 +47,7 @@ def _status(line: str) -> dict[str, str]:
 
 
 class Place(NamedTuple):
-    """What the reply subject of a delivery says. ``at``: when it was stored, in nanoseconds of Unix time."""
+    """The fields of a delivery's reply subject. ``at``: when it was stored, in nanoseconds of Unix time."""
 
     stream: str
     stream_seq: int
@@ -56,7 +57,7 @@ class Place(NamedTuple):
 
 
 def read_place(reply: bytes) -> Place | None:
-    """Where a message is from; None if no consumer has sent it."""
+    """The place of a message in its stream and consumer. None if no consumer sent it."""
     tokens = reply.split(b".")
     if len(tokens) != _BARE:
         tokens = [*tokens[:2], *tokens[4:]] if len(tokens) >= _LONG else []
@@ -69,7 +70,7 @@ def read_place(reply: bytes) -> Place | None:
 
 
 def read_delivery(message: Arrived) -> Delivery | None:
-    """A delivery of a consumer; None if it is none."""
+    """The delivery in a message. None if no consumer sent it."""
     if (place := read_place(message.reply)) is None:
         return None
     subject, legible = read_subject(message.subject)

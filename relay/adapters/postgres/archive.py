@@ -1,4 +1,4 @@
-"""ArchiveTables on one context's database: what may leave its table, and which batches have."""
+"""ArchiveTables on one context's database: which rows may leave their table, and which batches have left."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from relay.commands.batchfile import ArchivedRow
 from relay.commands.operate import Operator
 from relay.domain.archive import ArchiveKind, Manifest
 
-#: So many rows are in memory at a time; a row may be as large as the broker's largest message.
+#: How many rows are in memory at a time. A row may be as large as the broker's largest message.
 _PAGE: Final = 50
-_STREAMS: Final = {ArchiveKind.OUTBOX: "ledger_streams", ArchiveKind.INBOX: "inbox_streams"}
+_STREAMS: Final = {ArchiveKind.OUTBOX: "outbox/ledger_streams", ArchiveKind.INBOX: "archive/inbox_streams"}
 
 
 class _Batch:
@@ -33,19 +33,19 @@ class _Batch:
 
     async def rows(self) -> AsyncGenerator[Sequence[ArchivedRow], None]:
         async with self._conn.cursor("archive") as cursor:
-            await cursor.execute(statement(f"archive_{self._kind}"), self._wanted)
+            await cursor.execute(statement(f"archive/archive_{self._kind}"), self._wanted)
             while page := await cursor.fetchmany(_PAGE):
                 yield [ArchivedRow(*row) for row in page]
 
     async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
-        deleted = await self._conn.execute(statement(f"delete_{self._kind}"), {"ids": list(ids)})
-        await self._conn.execute(statement("record_archived"), asdict(manifest))
+        deleted = await self._conn.execute(statement(f"archive/delete_{self._kind}"), {"ids": list(ids)})
+        await self._conn.execute(statement("archive/record"), asdict(manifest))
         await Audit(self._conn).audit("archive", [manifest.file], by)
         return deleted.rowcount
 
 
 class PostgresArchive:
-    """One batch at a time in a database, kept by an advisory lock of the batch's transaction."""
+    """Allows one batch at a time in a database, by an advisory lock of the batch's transaction."""
 
     def __init__(self, source: Source, context: str) -> None:
         self._source = source
@@ -64,31 +64,31 @@ class PostgresArchive:
     @asynccontextmanager
     async def _open(self, kind: ArchiveKind, wanted: dict[str, Any]) -> AsyncIterator[_Batch | None]:
         async with self._source() as conn, conn.transaction():
-            await conn.execute(statement("begin_archive"))
-            [locked] = await _one(conn, "lock_archive")
+            await conn.execute(statement("archive/begin"))
+            [locked] = await _one(conn, "archive/lock")
             if not locked:
                 yield None
                 return
-            [number] = await _one(conn, "next_archived", kind=kind)
+            [number] = await _one(conn, "archive/next", kind=kind)
             yield _Batch(conn, kind, number, wanted)
 
     async def waiting(
         self, kind: ArchiveKind, streams: Sequence[str], after: timedelta
     ) -> tuple[int, datetime | None, datetime | None]:
-        [row] = await self._all(f"archivable_{kind}", streams=list(streams), after=after)
+        [row] = await self._all(f"archive/archivable_{kind}", streams=list(streams), after=after)
         count, first, last = row
         return count, first, last
 
     async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("archived_batches"), {"unannounced": unannounced})
+            await cursor.execute(statement("archive/batches"), {"unannounced": unannounced})
             rows = await cursor.fetchall()
         return [Manifest(**row | {"context": self._context, "kind": ArchiveKind(row["kind"])}) for row in rows]
 
     async def announced(self, manifest: Manifest) -> None:
         async with self._source() as conn:
             key = {"kind": manifest.kind, "number": manifest.number}
-            await conn.execute(statement("mark_announced"), key)
+            await conn.execute(statement("archive/mark_announced"), key)
 
     async def _all(self, name: str, **parameters: Any) -> list[Any]:
         async with self._source() as conn:

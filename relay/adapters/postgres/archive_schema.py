@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql import TIMESTAMP
 
 
 def archive_table(metadata: MetaData) -> Table:
-    """Make archive_batches in ``metadata``, and the indexes by which rows that have had their time are found."""
+    """Make archive_batches in ``metadata``, and the indexes that find the rows to archive."""
     time = TIMESTAMP(timezone=True)
     table = Table(
         "archive_batches",

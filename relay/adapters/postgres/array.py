@@ -1,7 +1,7 @@
-"""Arrays as PostgreSQL reads them, written without the driver's look at each element for what needs quotes.
+"""PostgreSQL arrays as text. Faster than the driver, which checks whether each element needs quotes.
 
-Thousands of rows go to the server in one statement, an array for each column; the driver takes longer to
-write those than the server takes to insert the rows.
+Thousands of rows go to the server in one statement, with an array for each column. The driver needs longer to
+write these arrays than the server needs to insert the rows.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
-#: Bytes in hexadecimal digits; in an array their backslash needs another.
+#: Bytes in hexadecimal digits. In an array, the backslash must be doubled.
 _HEX: Final = r'"\\x%s"'
 
 
 def of_plain(elements: Iterable[Any]) -> str:
-    """An array of numbers, ids, truth values or names: of what is written without quotes and is not empty."""
+    """Return an array of numbers, ids, truth values or names: values that need no quotes and are not empty."""
     return f"{{{','.join(['NULL' if it is None else str(it) for it in elements])}}}"
 
 
 def of_moments(elements: Iterable[datetime | None]) -> str:
-    """An array of moments that know their time zone."""
+    """Return an array of moments with a time zone."""
     return f"{{{','.join(['NULL' if it is None else it.isoformat() for it in elements])}}}"
 
 
 def of_texts(elements: Iterable[str | None]) -> str:
-    """An array of any texts."""
+    """Return an array of any texts."""
     return f"{{{','.join(['NULL' if it is None else _quoted(it) for it in elements])}}}"
 
 
 def of_bytes(elements: Iterable[bytes]) -> str:
-    """An array of any bytes."""
+    """Return an array of any bytes."""
     return f"{{{','.join([_HEX % it.hex() for it in elements])}}}"
 
 

@@ -1,4 +1,4 @@
-"""The audit log, written in the transaction of the action it tells of."""
+"""The audit log, written in the transaction of the action that it records."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Audit:
 
     @staticmethod
     def who(by: Operator) -> dict[str, str | None]:
-        """The operator as parameters of a statement."""
+        """Return the operator as parameters of a statement."""
         return {"actor": clean(by.actor), "note": None if by.note is None else clean(by.note)}
 
     async def audit(self, action: str, ids: Sequence[str], by: Operator) -> None:
         parameters = {"action": action, "ids": list(ids), **self.who(by)}
-        await self.conn.execute(statement("write_audit"), parameters)
+        await self.conn.execute(statement("session/write_audit"), parameters)

@@ -15,16 +15,16 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry
 from relay.ports import ClaimedMessage, InboxRow
 
-#: What a verdict writes: the error, the class of a dead letter, the delay of a retry.
+#: What a verdict writes: the error, the class of a dead letter, and the delay of a retry.
 _Written = tuple[str | None, str | None, timedelta | None]
 
 
 class PostgresChunks:
-    """The leases and tokens of PORT-047-002, a chunk at a time: the rows of a chunk share one token."""
+    """The leases and tokens of PORT-047-002 for whole chunks: the rows of a chunk share one token."""
 
     def __init__(self, pool: Pool, *, ordered: bool = False) -> None:
         self._pool = pool
-        self._claim = "claim_chunk_ordered" if ordered else "claim_chunk"
+        self._claim = "inbox/claim_chunk_ordered" if ordered else "inbox/claim_chunk"
 
     async def claim(
         self, ids: Sequence[UUID], lease: timedelta
@@ -41,7 +41,7 @@ class PostgresChunks:
     async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
         parameters = {"ids": array.of_plain(_ids(claims)), "token": claims[0].token, "lease": lease}
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("renew_chunk"), parameters)
+            cursor = await conn.execute(statement("inbox/renew_chunk"), parameters)
             return cursor.rowcount > 0
 
     async def settle(self, verdicts: Mapping[UUID, Disposition], token: UUID) -> set[UUID]:
@@ -50,12 +50,12 @@ class PostgresChunks:
         for position, name in enumerate(("errors", "kinds", "delays")):
             parameters[name] = [values[position] for values in written]
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("settle_chunk"), parameters)
+            cursor = await conn.execute(statement("inbox/settle_chunk"), parameters)
             return {id for (id,) in await cursor.fetchall()}
 
 
 def _claimed(token: UUID, values: Sequence[Any], since: float) -> ClaimedMessage:
-    """The claim of a row, by the order in which claim_chunk.sql names the columns."""
+    """Return the claim of a row. Its values are in the column order of claim_chunk.sql."""
     *columns, order_key, attempts, requeues, reason, kind = values
     condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(kind))
     row = InboxRow._make([*columns, condemned, order_key, None])

@@ -1,4 +1,4 @@
-"""Under which settings PostgreSQL may lose what it has committed."""
+"""The settings under which PostgreSQL may lose committed rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OFF: Final = {
 
 
 def risks(url: str) -> list[str]:
-    """What endangers committed rows, a sentence each. Raises DatabaseUnreachable."""
+    """Return what endangers committed rows, one sentence each. Raises DatabaseUnreachable."""
     with reaching(), psycopg.connect(url, connect_timeout=5, application_name="jetrelay-health") as connection:
         found: dict[str, str] = dict(connection.execute(_ASK).fetchall())
     told = [sentence for name, sentence in _OFF.items() if found.get(name) == "off"]

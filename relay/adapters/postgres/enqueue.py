@@ -1,4 +1,4 @@
-"""Writing events and tasks through the caller's own transaction: one round trip for any number of a kind."""
+"""Writes events and tasks in the caller's own transaction: one round trip for all rows of a kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IDS: Final = ("id", "correlation_id", "causation_id")
 
 
 def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, str]]:
-    """The statement that records ``events``, in pyformat style, and its parameters."""
+    """Return the statement that records ``events``, in pyformat style, and its parameters."""
     parameters = {name: array.of_texts([getattr(event, name) for event in events]) for name in _TEXTS}
     for name in _IDS:
         parameters[name] = array.of_plain([getattr(event, name) for event in events])
@@ -33,20 +33,20 @@ def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, str]]:
     parameters["headers"] = array.of_texts([_json(event.headers) for event in events])
     for name in ("occurred_at", "available_at"):
         parameters[name] = array.of_moments([getattr(event, name) for event in events])
-    return statement("insert_outbox"), parameters
+    return statement("outbox/insert"), parameters
 
 
 _TASK: Final = ("type", "payload", "queue", "priority", "available_at", "delay", "concurrency_key")
 
 
 def insert_tasks(tasks: Sequence[BackgroundTask]) -> tuple[str, dict[str, list[Any]]]:
-    """The statement that records ``tasks``, in pyformat style, and its parameters."""
+    """Return the statement that records ``tasks``, in pyformat style, and its parameters."""
     parameters: dict[str, list[Any]] = {name: [getattr(task, name) for task in tasks] for name in _TASK}
     for name in _IDS:
         values = [getattr(task, name) for task in tasks]
         parameters[name] = [None if value is None else str(value) for value in values]
     parameters["metadata"] = [_json(task.metadata) for task in tasks]
-    return statement("insert_tasks"), parameters
+    return statement("tasks/insert"), parameters
 
 
 def _json(values: Mapping[str, Any]) -> str:
@@ -63,7 +63,7 @@ def _statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
 def insert_psycopg(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
     """Insert through a psycopg connection. Raises NoTransaction and what `refusals` raises."""
     check_psycopg(connection)
-    # A plain cursor: the connection's own cursor class may want another style of parameters.
+    # A plain cursor, because the connection's own cursor class may use another parameter style.
     with refusals(), psycopg.Cursor(connection) as cursor:
         for sql, parameters in _statements(rows):
             cursor.execute(sql, parameters)
@@ -103,7 +103,7 @@ def check_psycopg(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[
 
 
 def check_driver(dialect: Dialect) -> None:
-    """Refuse an engine that does not speak to PostgreSQL through psycopg."""
+    """Refuse an engine that does not use PostgreSQL through psycopg."""
     if dialect.name != "postgresql" or dialect.driver not in ("psycopg", "psycopg_async"):
         raise UnsupportedTarget(
             f"the driver {dialect.name}+{dialect.driver} is not supported",

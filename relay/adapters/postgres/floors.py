@@ -1,9 +1,9 @@
-"""Where a claim begins to look, once the way there has become long.
+"""Floors: the seq at which a claim begins to read a lane, so that it skips the published events before it.
 
-Published events stay in the index of ready ones for as long as anybody holds a snapshot that is older than their
-publication, and a claim would walk through all of them. So while claims are slow, a process finds out up to which
-place nothing is left in a lane. Such a floor holds for good: places are given in order, every transaction that
-had been given one below it is over, and the events that come back to be published are counted.
+Published events stay in the index of ready ones while any snapshot is older than their publication, and a claim
+would read past all of them. So while claims are slow, a process finds out below which seq a lane has nothing left.
+This floor holds for good: seq values are given in order, every transaction that got one below it is over, and
+events that are reopened (to be published again) are counted.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from relay.domain.ordering import LANES
 
 #: The lane of the events without a key.
 NO_LANE: Final = -1
-#: A claim that takes longer may have a long way to go, in seconds, and has if it and those just before it were as
-#: slow and took so long together. A busy machine makes a few of them slow as well.
+#: A claim that takes longer than SLOW seconds may read past many published events. It surely does if consecutive
+#: slow claims take TOGETHER seconds in sum. A busy machine also makes a few claims slow.
 SLOW: Final = 0.025
 TOGETHER: Final = 0.25
-#: How often it is looked how far everything is decided, in seconds: seldom where that takes the server no longer
-#: than _SHORT, as it does where what is published has been removed.
+#: How long to pause between two looks at how far everything is decided, in seconds. The pause grows while a step
+#: takes the server less than _SHORT: then the published entries are removed and floors help little.
 PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.6
 _SHORT: Final = 0.005
-#: How many places the first step goes, and the shortest and the longest. The next one goes further after one
-#: that was quick, in seconds. All places at once might take longer than a statement may, and then ever again.
+#: How many seq values the first step covers, and the fewest and the most. After a step that took less than _QUICK
+#: seconds, the next one is longer. One step over everything could hit the statement time-out again and again.
 _STEP: Final = 50_000
 _LEAST_STEP: Final = 10_000
 _LONGEST_STEP: Final = 2**60
 _QUICK: Final = 0.1
 _PATIENCE: Final = "SET LOCAL statement_timeout = '500ms'"
-#: How long the steps of a look may take together, in seconds.
+#: How long the steps of one look may take in sum, in seconds.
 _LOOK: Final = 1.0
-#: For how long floors are raised after claims were slow, in seconds. They hold for longer.
+#: For how long floors are raised after claims were slow, in seconds. The floors stay valid for longer.
 KEEP: Final = 60.0
-#: How often the whole way is gone beside the claims, in seconds: an event may have been given a low place by hand.
+#: How often all floors are found anew, in seconds: somebody may have given an event a low seq by hand.
 RENEW: Final = 600.0
-#: Below every place.
+#: Below every seq.
 NONE: Final = -(2**63)
 
-#: How often events were reopened, and since when the server runs without a crash: others have other floors.
+#: How often events were reopened, and since when the server runs without a crash. Floors hold for one epoch only.
 Epoch: TypeAlias = tuple[int, datetime]
 
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """A moment: the highest place that was given until then, and who may have taken one and was not done."""
+    """A moment: the highest seq given until then, and the open transactions that may have taken one."""
 
     highest: int
     writers: frozenset[str]
@@ -72,21 +72,21 @@ class Floors:
         self._begin(None)
 
     def _begin(self, epoch: Epoch | None) -> None:
-        """Forget all floors: claims walk the whole way."""
+        """Forget all floors: claims read each lane from its beginning."""
         self._epoch = epoch
         self._watch: _Watch | None = None
         self._decided = NONE
         self._step = _STEP
         self._floors = _lowest()
-        # Floors that are being found; others than those in use while these are renewed.
+        # The floors that are being found. During a renewal they differ from those in use.
         self._found = self._floors
         self._renewal = math.inf
         self._far = False
 
     async def find(self, conn: Connection, lanes: Sequence[int], epoch: Epoch) -> list[int] | None:
-        """Where to begin in each of these lanes; None while that is so far that a claim might not get there.
+        """Return the floor of each of these lanes; None while they are so far behind that a claim might time out.
 
-        ``epoch`` was read before, in this transaction, of which each statement has to have a snapshot of its own.
+        ``epoch`` was read earlier in this transaction. Each of its statements must have its own snapshot.
         """
         if epoch != self._epoch:
             self._begin(epoch)
@@ -100,7 +100,7 @@ class Floors:
         return None if self._far else [self._floors[lane] for lane in lanes]
 
     def note(self, seconds: float) -> None:
-        """Take notice of how long a claim has taken."""
+        """Note how long a claim has taken."""
         self._slow = self._slow + seconds if seconds > SLOW else 0.0
         if self._slow > TOGETHER:
             now = time.monotonic()
@@ -120,7 +120,7 @@ class Floors:
         vain = not before.writers.isdisjoint(now.writers)
         self._watch = before if vain else now
         if not vain:
-            # Whoever begins to write after that is given a higher place.
+            # A transaction that begins to write after this moment gets a higher seq.
             self._decided = before.highest if now.writers else now.highest
         if self._decided > NONE:
             await self._raise(conn, epoch)
@@ -140,7 +140,7 @@ class Floors:
         begun = time.monotonic()
         if begun >= self._renewal:
             self._found, self._renewal, self._step = _lowest(), math.inf, _STEP
-        # Claims do without renewed floors, so these are looked for a step at a time.
+        # Claims do not need the renewed floors yet, so a renewal goes one step at a time.
         end = begun + (0.0 if self._renewing else _LOOK)
         there = moved = False
         while not there and epoch == self._epoch:
@@ -149,11 +149,11 @@ class Floors:
                 moved, there = True, found
             if time.monotonic() >= end:
                 break
-        # Where not even a step succeeds, claims try by themselves.
+        # If not even one step succeeds, claims try with the floors they have.
         self._far = moved and not there and not self._renewing
 
     async def _go(self, conn: Connection) -> bool | None:
-        """Go a step in each lane; returns whether that led as far as can be, None when it took too long."""
+        """Go one step in each lane. Returns whether the end is reached; None when the step took too long."""
         epoch, held = self._epoch, {"lanes": [*self._found], "floors": [*self._found.values()]}
         try:
             rows = await _raised(conn, held | {"step": self._step, "decided": self._decided})
@@ -169,7 +169,7 @@ class Floors:
         return there
 
     def _settle(self, found: Mapping[int, int], there: bool) -> None:
-        """Take what a step has found for floors."""
+        """Use what a step has found as floors."""
         if there and self._renewal == math.inf:
             self._renewal = time.monotonic() + RENEW
         if there or not self._renewing:
@@ -186,11 +186,11 @@ def _lowest() -> Mapping[int, int]:
 async def _raised(conn: Connection, terms: Mapping[str, Any]) -> Sequence[tuple[int, int, bool, float]]:
     async with conn.transaction(force_rollback=True):
         await conn.execute(_PATIENCE)
-        return await (await conn.execute(statement("outbox_floors"), terms)).fetchall()
+        return await (await conn.execute(statement("outbox/floors"), terms)).fetchall()
 
 
 async def _watch(conn: Connection) -> _Watch:
-    # In this order: whoever is given a place up to the highest is among the writers, or done.
-    [[highest]] = await (await conn.execute(statement("outbox_highest"))).fetchall()
-    writers = await (await conn.execute(statement("outbox_writers"))).fetchall()
+    # In this order: a transaction that got a seq up to the highest is among the writers, or over.
+    [[highest]] = await (await conn.execute(statement("outbox/highest"))).fetchall()
+    writers = await (await conn.execute(statement("outbox/writers"))).fetchall()
     return _Watch(highest, frozenset(writer for (writer,) in writers))

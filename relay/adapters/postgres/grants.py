@@ -1,7 +1,7 @@
 """Least privilege in a context's database: what the fleet and what an application may do to which table.
 
-The owner of the tables runs migrations and nothing else. The fleet (scheduler, workers, `relay`) reads and writes
-rows but changes no table. An application records events and tasks in its own transactions and reads nobody's.
+The owner of the tables only runs migrations. The fleet (scheduler, workers, `relay`) reads and writes rows but
+changes no table. An application records events and tasks in its own transactions and cannot read them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relay.adapters.postgres.unreachable import reaching
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError
 
-#: What a producer may set: the columns of the specification and its wishes; no place in the order or the stream.
+#: What a producer may set: the columns of the specification and the options, but no order and no stream place.
 _EVENT: Final = (
     "id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,"
     " causation_id, published_at, publish_attempts, publish_error, partition_key, topic, headers, available_at"
@@ -25,19 +25,19 @@ _EVENT: Final = (
 _TASK: Final = (
     "id, type, payload, queue, priority, available_at, correlation_id, causation_id, metadata, concurrency_key"
 )
-#: One grant for both roles at a time, for otherwise two might deadlock; the neighbour of the lock of migrations.
+#: One grant runs at a time, because two could deadlock. The number is next to the lock of migrations.
 _LOCK: Final = "SELECT pg_advisory_xact_lock(1785882986, 1)"
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What each role may do with one relation, as GRANT spells it; nothing if empty."""
+    """What each role may do with one relation, in the words of GRANT. Empty: nothing."""
 
     relay: str = ""
     application: str = ""
 
 
-#: Every table. A handler in an application's own process notes what it has dealt with in processed_events.
+#: Every table. A handler in an application's own process records handled messages in processed_events.
 TABLES: Final[Mapping[str, Rights]] = {
     "outbox_events": Rights("SELECT, INSERT, UPDATE, DELETE", f"INSERT ({_EVENT})"),
     "inbox_messages": Rights("SELECT, INSERT, UPDATE, DELETE"),
@@ -55,13 +55,13 @@ TABLES: Final[Mapping[str, Rights]] = {
     "archive_batches": Rights("SELECT, INSERT, UPDATE"),
     "relay_alembic_version": Rights("SELECT"),
 }
-#: The sequences that statements of ours read. Those of identity columns need no right to be used.
+#: The sequences that our statements read. An identity column needs no right to use its sequence.
 SEQUENCES: Final[Mapping[str, Rights]] = {
     "outbox_events_seq_seq": Rights("SELECT"),
     "relay_reopened": Rights("SELECT"),
 }
 _CALLED: Final = Rights("EXECUTE", "EXECUTE")
-#: Functions of triggers are nobody's: those that run as the owner must not be hung on a table of somebody else's.
+#: No role may execute trigger functions: some run as the owner, and nobody may attach them to another table.
 FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_order_outbox_event": Rights(),
     "relay_number_outbox_events": Rights(),
@@ -82,9 +82,9 @@ END $$"""
 
 
 def statements(relay: Sequence[str], application: Sequence[str]) -> list[str]:
-    """The SQL that gives these roles their rights and takes from them all others on our tables. Repeatable.
+    """Return the SQL that gives these roles their rights and revokes all other rights on our tables. Repeatable.
 
-    For the owner of the tables to run, in one transaction, after each upgrade.
+    The owner of the tables runs it in one transaction after each upgrade.
     """
     roles = [sql.Identifier(role) for role in dict.fromkeys([*relay, *application])]
     everybody = sql.SQL(", ").join([sql.SQL("PUBLIC"), *roles])
@@ -98,7 +98,7 @@ def statements(relay: Sequence[str], application: Sequence[str]) -> list[str]:
 
 
 def grant(url: str, relay: Sequence[str], application: Sequence[str]) -> None:
-    """Carry out `statements`. Raises DatabaseUnreachable, and ConfigurationError when the server refuses."""
+    """Run `statements`. Raises DatabaseUnreachable, and ConfigurationError when the server refuses."""
     with reaching():
         connection = psycopg.connect(url, connect_timeout=5, application_name="jetrelay-grants")
     with connection:

@@ -1,4 +1,4 @@
-"""Group commit on our side: what is asked for while a statement is under way goes into the next one together."""
+"""Group commit on our side: requests that arrive while a statement runs share the next statement."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LIMIT: Final = 100
 
 
 class Grouping(Generic[Item, Answer]):
-    """Answers items, those that are asked at the same time by one statement. For the callers of one event loop.
+    """Answers items. Items that are asked at the same time share one statement. For the callers of one event loop.
 
-    ``together`` answers any number of items. It must not wait for a lock, as all would wait with it; what it
-    answers for a row that is locked is up to it. Its failure is that of all items it was given. Nothing waits
-    for company: an item that finds nothing under way starts at once.
+    ``together`` answers any number of items. It must not wait for a lock, because all items would wait with it. It
+    decides itself what to answer for a locked row. If it fails, all its items fail. No item waits for others: if
+    nothing is running, it starts at once.
     """
 
     def __init__(self, together: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
@@ -34,7 +34,7 @@ class Grouping(Generic[Item, Answer]):
         future: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((item, future))
         if self._running is None:
-            # A task of its own: a caller that is cancelled takes nobody else's statement with it.
+            # In a task of its own: a caller that is cancelled does not cancel the statement of others.
             self._running = loop.create_task(self._run())
         return await future
 

@@ -1,4 +1,4 @@
-"""Keeps code that is lent a session from ending its transaction."""
+"""Stops code that uses a lent session from ending its transaction."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HINT: Final = "return from the handler: the bus commits; to undo everything rai
 
 
 class Guard:
-    """Watches over the session's current transaction or savepoint. Savepoints begun inside are nobody's business.
+    """Watches the session's current transaction or savepoint. Savepoints that begin inside it are allowed.
 
-    A commit is refused before it happens. A rollback or close cannot be: it is told at the end of the block.
+    A commit is refused before it happens. A rollback or close cannot be; it raises at the end of the block.
     """
 
     def __init__(self, session: Session) -> None:
@@ -34,15 +34,15 @@ class Guard:
             try:
                 yield
             except InvalidRequestError as error:
-                # What SQLAlchemy says when a session is used after its end.
+                # SQLAlchemy raises this when a session is used after its end.
                 self._check(error)
                 raise
             self._check(None)
 
     def _on_commit(self, session: Session) -> None:
         if session.in_nested_transaction() and not self._announced:
-            # A savepoint's release, as a rule. If it is the commit of a transaction around it, that announces the
-            # savepoint's next, before anything else happens.
+            # Usually the release of a savepoint. If it is the commit of the outer transaction, this is called
+            # again before anything else happens.
             self._announced = True
             return
         raise CommitRefused("a handler must not commit the session of its unit of work", hint=_HINT)

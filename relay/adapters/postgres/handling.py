@@ -1,7 +1,7 @@
 """The transaction of a Python function: its writes and the end of its row commit together, or not at all.
 
-Whoever is lent the connection can neither commit nor roll back, so a handler cannot commit its half alone. A
-session works in a savepoint of its own; its commit and rollback act on that savepoint.
+The connection is lent: a handler can neither commit nor roll back, so it cannot commit its half alone. A session
+works in a savepoint of its own, and its commit and rollback act on that savepoint.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _BegunAsync: TypeAlias = tuple[AsyncConnection, LazyAsyncConnection, psycopg.Asy
 
 
 class Claimed:
-    """A row that was claimed for a plain function, and the transaction that is there for it.
+    """A row that was claimed for a plain function, and its transaction.
 
-    Either `settle` it, once, in whatever thread, or `leave` it. Without ``borrowed`` the transaction begins when
-    the function first writes or reads in it, if it does.
+    Either `settle` it once, in any thread, or `leave` it. Without ``borrowed`` the transaction begins when the
+    function first reads or writes in it. If the function does neither, no transaction begins.
     """
 
     def __init__(self, lender: Lender, limit: timedelta, borrowed: Lendable | None = None) -> None:
         self._lender = lender
         self._limit = limit
-        # Whoever takes it out has it: the thread that calls the function, or the one that gave up before.
+        # Only one thread can take it out: the one that calls the function, or the one that gave up before.
         self._held = [borrowed]
 
     @contextmanager
     def settle(self, settlement: Settlement) -> Iterator[Transaction]:
         """Run the block in the transaction, as `HandlerTransactions.settle` does.
 
-        If it has never begun, ``settled`` of what the block was given is false in the end: nothing ended the row.
+        If the transaction never begins, it does not end the row: the block's transaction has ``settled`` false.
         """
         try:
             borrowed = self._held.pop()
@@ -70,17 +70,17 @@ class Claimed:
             self._lender.give_back(borrowed)
 
     def leave(self) -> None:
-        """End the transaction, if nobody was given it. The row stays claimed."""
+        """End the transaction, unless `settle` has taken it. The row stays claimed."""
         with suppress(IndexError):
             if (borrowed := self._held.pop()) is not None:
                 self._lender.give_back(borrowed)
 
 
 class HandlerTransactions:
-    """Transactions on a context's database. Whoever asks for them bounds how many there are at once.
+    """Transactions on a context's database. The caller bounds how many there are at once.
 
-    ``size``: how many connections of either kind are kept for the next. ``limit``: for how long a transaction may
-    idle, and a statement take. A worker that is paused in a handler holds the locks of its rows no longer.
+    ``size``: how many idle connections are kept, for functions and for coroutines each. ``limit``: how long a
+    transaction may idle and a statement may take. A worker that pauses in a handler holds its locks no longer.
     """
 
     def __init__(self, url: str, *, limit: timedelta, size: int, application_name: str) -> None:
@@ -91,7 +91,7 @@ class HandlerTransactions:
         self._pool: dict[str, Any] = {
             "pool_size": size,
             "max_overflow": -1,
-            # What a handler writes is nobody else's to read.
+            # Errors and logs must not show what a handler writes.
             "hide_parameters": True,
         }
 
@@ -108,8 +108,8 @@ class HandlerTransactions:
     def settle(self, settlement: Settlement) -> Iterator[Transaction]:
         """Run the block in a transaction that ends the claimed row when it commits.
 
-        Raises ClaimLost, and rolls back, when the claim is not ours at the end. Who stops waiting for a thread
-        needs do no more than settle the row in another way: that ends the claim.
+        Raises ClaimLost, and rolls back, when the claim is not ours at the end. To stop waiting for a thread, it
+        is enough to settle the row in another way: that ends the claim.
         """
         with self._lender.lending() as borrowed:
             borrowed.begin(settlement.limit or self._limit)
@@ -122,7 +122,7 @@ class HandlerTransactions:
     ) -> tuple[dict[str, Any], Claimed] | None:
         """Claim a row for a plain function and begin its transaction, in one round trip; None when it is not free.
 
-        The claim is committed on its own. Without ``begin`` no transaction is open. Raises DatabaseUnreachable.
+        The claim commits on its own. Without ``begin`` no transaction is open. Raises DatabaseUnreachable.
         """
         limit = limit or self._limit
         with reached():
@@ -138,17 +138,17 @@ class HandlerTransactions:
         return None if row is None else (row, taken)
 
     def claimed(self, limit: timedelta | None = None) -> Claimed:
-        """What `claim` returns with the row, for one that is claimed already."""
+        """Return what `claim` returns with the row, for a row that is claimed already."""
         return Claimed(self._lender, limit or self._limit)
 
     def run(self, command: Command) -> list[dict[str, Any]]:
-        """Run a statement of ours by itself and return its rows. Raises DatabaseUnreachable."""
+        """Run one of our statements by itself and return its rows. Raises DatabaseUnreachable."""
         with reached(), self._lender.lending() as borrowed:
             return borrowed.run(command)
 
     @asynccontextmanager
     async def settle_async(self, settlement: Settlement) -> AsyncIterator[AsyncTransaction]:
-        """Do the same for a coroutine. Who gives up cancels it."""
+        """Do the same for a coroutine. To give up, cancel it."""
         async with self._begun_async(settlement.limit) as (outer, driver, cursor):
             async with AsyncTransaction(outer, driver).used() as transaction:
                 yield transaction
@@ -167,7 +167,7 @@ class HandlerTransactions:
             cursor = await stack.enter_async_context(psycopg.AsyncCursor(driver))
             async with driver.pipeline():
                 await stack.enter_async_context(psycopg.AsyncTransaction(driver))
-                await cursor.execute(statement("begin_handling"), self._limits(limit))
+                await cursor.execute(statement("session/begin_handling"), self._limits(limit))
             yield outer, driver, cursor
 
     def _limits(self, limit: timedelta | None = None) -> dict[str, str]:
@@ -176,7 +176,7 @@ class HandlerTransactions:
 
     @contextmanager
     def share(self) -> Iterator[SharedTransaction]:
-        """Run the block in a transaction for several functions; it settles their rows before it ends."""
+        """Run the block in a transaction for several functions. The block settles their rows before it ends."""
         with self._lender.lending() as borrowed:
             borrowed.begin(self._limit)
             with psycopg.Cursor(borrowed.driver) as cursor:
@@ -190,9 +190,9 @@ class HandlerTransactions:
             yield AsyncSharedTransaction(*begun)
 
     def end_session(self, pid: int) -> None:
-        """End another transaction of ours, and its connection with it. Does nothing if that cannot be done."""
+        """End another transaction of ours together with its connection. Ignores errors."""
         with suppress(psycopg.Error), psycopg.connect(self._url, **self._connection) as connection:
-            connection.execute(statement("end_session"), {"pid": pid})
+            connection.execute(statement("session/end"), {"pid": pid})
 
     async def close(self) -> None:
         """Close the connections."""
@@ -202,9 +202,9 @@ class HandlerTransactions:
 
 
 def _check_alive(_connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
-    """Replace a connection on which the server has said something while it lay idle: as a rule, farewell.
+    """Replace a connection that has input while idle: usually the server has closed it.
 
-    A look at the socket; asking the server would cost every message a round trip.
+    This only looks at the socket. To ask the server would cost a round trip for every message.
     """
     driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None = record.driver_connection
     if driver is None or driver.closed or _has_input(driver.fileno()):

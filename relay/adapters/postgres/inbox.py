@@ -66,22 +66,22 @@ _WRITERS: Final[Mapping[str, Callable[[Any], str]]] = {
     "order_key": array.of_texts,
 }
 _LOOK: Final = 60.0
-#: What the claims of one statement share: the lease, and after how many attempts a message is given up.
+#: What the claims of one statement share: the lease, and the number of attempts after which a message is given up.
 _Terms: TypeAlias = tuple[timedelta, int]
 _BEGINNING: Final = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 
 
 class PostgresInboxAdapter:
-    """Claims are leases on the database's clock, every later write is fenced by the claim's token.
+    """Claims are leases by the clock of the database. The claim's token fences every later write.
 
-    Claims that are asked for at the same time are one statement, and so is marking what is processed.
-    ``grace``: how long after a row should have been picked up the sweep takes it for lost.
+    Claims that are asked for at the same time share one statement. So do marks of processed messages.
+    ``grace``: when a row is this long overdue for a claim, the sweep treats it as lost.
     """
 
-    _claim = "claim_message"
-    _claim_many: str | None = "claim_messages"
-    _overdue = "overdue_messages"
-    _due = "due_messages"
+    _claim = "inbox/claim"
+    _claim_many: str | None = "inbox/claim_many"
+    _overdue = "inbox/overdue"
+    _due = "inbox/due"
 
     def __init__(self, pool: Pool, *, grace: timedelta = timedelta(seconds=5)) -> None:
         self._pool = pool
@@ -95,7 +95,7 @@ class PostgresInboxAdapter:
         if not rows:
             return []
         async with connection(self._pool) as conn:
-            return await insert(conn, "insert_inbox", rows)
+            return await insert(conn, "inbox/insert", rows)
 
     async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
         terms = lease, max_attempts
@@ -112,7 +112,7 @@ class PostgresInboxAdapter:
     ) -> Sequence[ClaimedMessage | None]:
         found = await self._take(name, terms, ids=array.of_plain(ids), again=array.of_plain(ids))
         claims = {claim.row.message_id: claim for claim in found}
-        # A message that two have asked for is the first one's.
+        # If two callers asked for the same message, the first one gets it.
         return [claims.pop(id, None) for id in ids]
 
     async def _take(self, name: str, terms: _Terms, **which: Any) -> Sequence[ClaimedMessage]:
@@ -122,54 +122,56 @@ class PostgresInboxAdapter:
             return [claimed(token, row, since) for row in rows]
 
     def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> tuple[UUID, Command]:
-        """The statement that claims a row, and the token under which it does."""
+        """Return the token and the statement that claims a row under it."""
         token = uuid4()
         return token, (self._claim, {"message_id": message_id, **_terms(token, lease, max_attempts)})
 
     def claim_ahead_command(
         self, message_id: UUID, others: Sequence[UUID], lease: timedelta, max_attempts: int
     ) -> tuple[UUID, Command]:
-        """The statement that also claims those of the others that were never tried. Not for messages in order."""
+        """Do the same for a row and those of ``others`` that were never tried. Not for ordered messages."""
         assert self._claim_many is not None
         token = uuid4()
         ids = {"ids": array.of_plain([message_id, *others]), "again": array.of_plain([message_id])}
         return token, (self._claim_many, {**ids, **_terms(token, lease, max_attempts)})
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
-        return await self._settle("renew_claim", claim, lease=lease)
+        return await self._settle("inbox/renew", claim, lease=lease)
 
     async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
-        return await self._marks.ask(claim) or await self._settle("mark_processed", claim)
+        return await self._marks.ask(claim) or await self._settle("inbox/mark_processed", claim)
 
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        """Mark messages as processed; returns those of which the claim was ours. Raises DatabaseUnreachable."""
+        """Mark messages as processed; returns those whose claim was still ours. Raises DatabaseUnreachable."""
         marked = await self._mark_many(claims)
         return [
             claim
             for claim, done in zip(claims, marked, strict=True)
-            if done or await self._settle("mark_processed", claim)
+            if done or await self._settle("inbox/mark_processed", claim)
         ]
 
     async def _mark_many(self, claims: Sequence[ClaimedMessage]) -> Sequence[bool]:
         ids = [claim.row.message_id for claim in claims]
         async with connection(self._pool) as conn:
-            rows = await fetch(conn, ("mark_messages_processed", ids_and_tokens(claims)))
+            rows = await fetch(conn, ("inbox/mark_many_processed", ids_and_tokens(claims)))
         marked = {row["message_id"] for row in rows}
         return [id in marked for id in ids]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
-        return await self._settle("record_error", claim, error=clean(disposition.error), delay=disposition.delay)
+        return await self._settle(
+            "inbox/record_error", claim, error=clean(disposition.error), delay=disposition.delay
+        )
 
     async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
         return await self._settle(
-            "condemn_message", claim, reason=clean(disposition.reason), kind=disposition.kind.value
+            "inbox/condemn", claim, reason=clean(disposition.reason), kind=disposition.kind.value
         )
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
-        return await self._settle("mark_dead_lettered", claim)
+        return await self._settle("inbox/mark_dead_lettered", claim)
 
     async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
-        return await self._settle("release_message", claim, delay=delay)
+        return await self._settle("inbox/release", claim, delay=delay)
 
     async def _settle(self, name: str, claim: ClaimedMessage, **values: Any) -> bool:
         parameters = {"message_id": claim.row.message_id, "token": claim.token, **values}
@@ -191,7 +193,7 @@ class PostgresInboxAdapter:
         while True:
             parameters = {"subscription": subscription, "limit": page, "received_at": at, "message_id": id}
             async with connection(self._pool) as conn:
-                cursor = await conn.execute(statement("waiting_messages"), parameters)
+                cursor = await conn.execute(statement("inbox/waiting"), parameters)
                 rows = await cursor.fetchall()
             yield [reply for _, _, reply in rows]
             if len(rows) < page:
@@ -199,21 +201,21 @@ class PostgresInboxAdapter:
             at, id, _ = rows[-1]
 
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
-        rows = await self._range("missing_messages", subscription, stream, after, upto)
+        rows = await self._range("inbox/missing", subscription, stream, after, upto)
         return [seq for (seq,) in rows]
 
     async def finished(
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
     ) -> Sequence[Finished]:
-        rows = await self._range("finished_messages", subscription, stream, after, upto, on_receipt=on_receipt)
+        rows = await self._range("inbox/finished", subscription, stream, after, upto, on_receipt=on_receipt)
         return [Finished(*row) for row in rows]
 
     async def _forget_order(self, subscription: str) -> None:
-        """Let run, looking once a minute, what an order that was given up since still holds back."""
+        """Release messages that a former order still holds back. Looks once a minute."""
         now = time.monotonic()
         if now >= self._looked.get(subscription, now):
             async with connection(self._pool) as conn:
-                await conn.execute(statement("forget_order"), {"subscription": subscription})
+                await conn.execute(statement("inbox/forget_order"), {"subscription": subscription})
             self._looked[subscription] = now + _LOOK
 
     async def due(self, subscription: str, limit: int) -> int:
@@ -237,7 +239,7 @@ class PostgresInboxAdapter:
 
 async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: Any) -> list[Inserted]:
     """Insert a batch by the statement ``name``. Raises MalformedMessage when PostgreSQL refuses a value of it."""
-    # A statement may touch a row once: of a message that is in the batch twice, the later delivery counts.
+    # A statement may change a row only once. If a message is in the batch twice, the later delivery counts.
     rows = list({row.message_id: row for row in rows}.values())
     columns = zip(InboxRow._fields, zip(*rows, strict=True), strict=True)
     arrays = {name: _WRITERS[name](values) for name, values in columns if name in _WRITERS}
@@ -247,19 +249,19 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
     try:
         cursor = await conn.execute(statement(name), {**arrays, **more})
     except psycopg.DataError as error:
-        # What the server says may quote the value.
+        # The server's own message may quote the value.
         raise MalformedMessage(f"the inbox cannot store it: {told(error)}") from None
     return [Inserted(*row) for row in await cursor.fetchall()]
 
 
 def _terms(token: UUID, lease: timedelta, max_attempts: int) -> dict[str, Any]:
-    """What every statement that claims is told."""
+    """Return the parameters that all claim statements share."""
     exhausted = unanswered(max_attempts).reason
     return {"token": token, "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted}
 
 
 def ids_and_tokens(claims: Sequence[ClaimedMessage]) -> dict[str, str]:
-    """Claims for a statement that fences each by its token."""
+    """Return the parameters of a statement that fences each claim by its token."""
     return {
         "ids": array.of_plain(claim.row.message_id for claim in claims),
         "tokens": array.of_plain(claim.token for claim in claims),
@@ -267,12 +269,12 @@ def ids_and_tokens(claims: Sequence[ClaimedMessage]) -> dict[str, str]:
 
 
 def clean(text: str) -> str:
-    """Text that PostgreSQL stores and a terminal shows: no control characters, bounded."""
+    """Return text that is safe to store and to show: bounded, and without control characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_ERROR_LIMIT])
 
 
 def claimed(token: UUID, row: Mapping[str, Any], since: float) -> ClaimedMessage:
-    """The claim of a row that was taken under ``token``."""
+    """Return the claim of a row that was claimed under ``token``."""
     reason = row["dead_letter_reason"]
     condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
     columns = {name: row[name] for name in _COLUMNS}

@@ -1,4 +1,4 @@
-"""Incidents in the table dead_letters: recorded, told, listed, decided over (DESIGN §7)."""
+"""Incidents in the table dead_letters: recorded, alerted, listed and decided on (DESIGN §7)."""
 
 from __future__ import annotations
 
@@ -47,31 +47,31 @@ _COLUMNS: Final = (
 
 @dataclass(slots=True)
 class _Alerts:
-    """Incidents locked while somebody is told of them; leaving the block commits."""
+    """Incidents that are locked while an alert names them. The end of the block commits."""
 
     conn: Connection
     incidents: Sequence[RecordedIncident]
 
     async def mark(self) -> None:
         ids = [incident.id for incident in self.incidents]
-        await self.conn.execute(statement("mark_alerted"), {"ids": ids})
+        await self.conn.execute(statement("incidents/mark_alerted"), {"ids": ids})
 
 
 @dataclass(slots=True)
 class IncidentWrites(Audit):
-    """What an operator's transaction does to incidents, and to the keys that their messages hold."""
+    """What an operator's transaction does to incidents, and to the keys that their messages block."""
 
     async def requeue(self, ids: Sequence[int]) -> Sequence[int]:
-        cursor = await self.conn.execute(statement("requeue_messages"), {"ids": list(ids)})
+        cursor = await self.conn.execute(statement("inbox/requeue"), {"ids": list(ids)})
         return [id for (id,) in await cursor.fetchall()]
 
     async def close(self, ids: Sequence[int], status: IncidentStatus, by: Operator) -> None:
-        """Whatever is decided, a key that stood still for the message goes on: with it, or without it."""
+        """Close incidents. A key that a message blocked goes on: with the message if requeued, else without."""
         parameters = {"ids": list(ids), "status": status.value, **self.who(by)}
-        await self.conn.execute(statement("close_incidents"), parameters)
+        await self.conn.execute(statement("incidents/close"), parameters)
         if status is not IncidentStatus.REQUEUED:
-            await self.conn.execute(statement("step_over_heads"), {"ids": list(ids)})
-        await self.conn.execute(statement("release_heads"), {"ids": list(ids)})
+            await self.conn.execute(statement("outbox/step_over_heads"), {"ids": list(ids)})
+        await self.conn.execute(statement("outbox/release_heads"), {"ids": list(ids)})
 
 
 @dataclass(slots=True)
@@ -82,35 +82,35 @@ class _Change(IncidentWrites):
 
 
 class PostgresIncidents:
-    """One incident for each death of each message, however often its letter is read."""
+    """Keeps one incident for each time a message dies, however often its dead letter is read."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     async def record(self, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
-        """Record dead letters; returns those that were not known. Repeatable."""
+        """Record dead letters; returns the new ones. Repeatable."""
         columns: dict[str, list[Any]] = {name: [getattr(letter, name) for letter in letters] for name in _COLUMNS}
         columns["kind"] = [letter.kind.value for letter in letters]
         columns["headers"] = [json.dumps(dict(letter.headers)) for letter in letters]
         async with self._source() as conn:
-            cursor = await conn.execute(statement("record_dead_letters"), columns)
+            cursor = await conn.execute(statement("incidents/record"), columns)
             return [RecordedIncident(*row) for row in await cursor.fetchall()]
 
     @asynccontextmanager
     async def unalerted(self, spacing: timedelta) -> AsyncIterator[_Alerts]:
-        """Lock the open incidents nobody was told of; none, while the last alert is younger than ``spacing``."""
+        """Lock the open incidents without an alert; none while the last alert is younger than ``spacing``."""
         async with self._source() as conn, conn.transaction():
-            cursor = await conn.execute(statement("alert_due"), {"spacing": spacing})
+            cursor = await conn.execute(statement("incidents/alert_due"), {"spacing": spacing})
             if await cursor.fetchone() != (True,):
                 yield _Alerts(conn, [])
                 return
-            cursor = await conn.execute(statement("unalerted_incidents"))
+            cursor = await conn.execute(statement("incidents/unalerted"))
             yield _Alerts(conn, [RecordedIncident(*row) for row in await cursor.fetchall()])
 
     async def find(self, wanted: IncidentFilter, limit: int) -> Page[Incident]:
         """See the reader."""
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("incidents"), _parameters(wanted, limit))
+            await cursor.execute(statement("incidents/incidents"), _parameters(wanted, limit))
             rows = await cursor.fetchall()
         total = rows[0]["total"] if rows else 0
         return Page([_incident(row) for row in rows], total)
@@ -118,9 +118,9 @@ class PostgresIncidents:
     async def get(self, id: int) -> IncidentDetail | None:
         """See the reader."""
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("incident"), {"id": id})
+            await cursor.execute(statement("incidents/incident"), {"id": id})
             row = await cursor.fetchone()
-            await cursor.execute(statement("incident_history"), {"id": id})
+            await cursor.execute(statement("incidents/history"), {"id": id})
             history = await cursor.fetchall()
         if row is None:
             return None
@@ -132,7 +132,7 @@ class PostgresIncidents:
     @asynccontextmanager
     async def _change(self, ids: Sequence[int]) -> AsyncIterator[_Change]:
         async with self._source() as conn, conn.transaction():
-            cursor = await conn.execute(statement("lock_incidents"), {"ids": list(ids)})
+            cursor = await conn.execute(statement("incidents/lock"), {"ids": list(ids)})
             rows = await cursor.fetchall()
             yield _Change(conn, [Candidate(id, IncidentStatus(status), *rest) for id, status, *rest in rows])
 

@@ -1,8 +1,8 @@
-"""Connections that send a command only when something else is sent after it.
+"""Connections that hold a command back until something else is sent after it.
 
-A savepoint for a function that then asks the server nothing costs as much as its message otherwise does, and one
-that is kept needs no word where the transaction ends next. Whatever the driver, SQLAlchemy above it or a function
-sends goes through `wait`, the first of it included.
+If a function asks the server nothing, its savepoint would double the cost of its message. And a savepoint need not
+be released if the transaction ends next. Everything that the driver, SQLAlchemy or a function sends goes through
+`wait`, including the first command.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import errors, pq
+from psycopg.abc import PQGen
 from psycopg.generators import execute
 
 Result = TypeVar("Result")
@@ -20,21 +21,21 @@ _AND: Final = b"; "
 
 
 class Lazy:
-    """What waits to be sent.
+    """Commands that wait to be sent.
 
-    ``before``: goes out ahead of what is sent next; None once it has, or when there is nothing. ``kept``: goes out
-    even ahead of that, and need not if the transaction ends.
+    ``before``: is sent ahead of the next command; None when nothing waits. ``kept``: is sent ahead of ``before``,
+    and may be dropped if the transaction ends.
     """
 
     before: bytes | None = None
     kept: bytes | None = None
 
     def begin_step(self, command: bytes) -> None:
-        """Have a savepoint set when something is sent in it."""
+        """Set a savepoint as soon as something is sent in it."""
         self.before = _joined(self.before, command)
 
     def drop_step(self, command: bytes) -> bool:
-        """Forget a savepoint; False if it has been set."""
+        """Drop a savepoint that is not sent yet; False if it was sent."""
         waiting = self.before or b""
         if not waiting.endswith(command):
             return False
@@ -42,7 +43,7 @@ class Lazy:
         return True
 
     def keep_step(self, command: bytes) -> None:
-        """Have a savepoint released, if the transaction goes on."""
+        """Release a savepoint, if the transaction goes on."""
         self.kept = _joined(self.kept, command)
 
     def _take(self) -> bytes | None:
@@ -64,6 +65,12 @@ class LazyConnection(Lazy, psycopg.Connection[Any]):
 class LazyAsyncConnection(Lazy, psycopg.AsyncConnection[Any]):
     """The same for coroutines."""
 
+    def _start_query(self) -> PQGen[None]:
+        # Within a `transaction` block BEGIN is already on its way. In a pipeline the driver does not see that and
+        # would send a second one. The server would log a warning about it.
+        if not self._num_transactions:
+            yield from super()._start_query()
+
     async def wait(self, gen: Generator[Any, Any, Result], *args: Any, **options: Any) -> Result:
         """Send what waits, then as the driver does."""
         if (command := self._take()) is not None:
@@ -76,7 +83,7 @@ def _joined(first: bytes | None, second: bytes | None) -> bytes | None:
 
 
 def _send(connection: pq.abc.PGconn, command: bytes) -> Generator[Any, Any, None]:
-    """Send commands by themselves: they come before the pipeline, should a function begin with one."""
+    """Send commands outside of any pipeline: before it, if a function begins with one."""
     connection.send_query(command)
     for result in (yield from execute(connection)):
         if result.status == pq.ExecStatus.FATAL_ERROR:

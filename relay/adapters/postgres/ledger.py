@@ -1,4 +1,4 @@
-"""The PubAck ledger in outbox_events, and the inbox by message id: what reconciliation compares with streams."""
+"""The PubAck ledger in outbox_events, and the ids in the inbox. Reconciliation compares both with the streams."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class PostgresLedger:
         self._pool = pool
 
     async def streams(self) -> Sequence[str]:
-        return [name for (name,) in await self._all("ledger_streams")]
+        return [name for (name,) in await self._all("outbox/ledger_streams")]
 
     async def highest(self, stream: str) -> tuple[int, datetime]:
-        [(seq, at)] = await self._all("ledger_highest", stream=stream)
+        [(seq, at)] = await self._all("outbox/ledger_highest", stream=stream)
         return seq, at
 
     async def beyond(self, stream: str, state: StreamState, before: datetime, *, republish: bool) -> Losses:
         [(count, ids)] = await self._all(
-            "republish_beyond" if republish else "ledger_beyond",
+            "outbox/republish_beyond" if republish else "outbox/ledger_beyond",
             stream=stream,
             last_seq=state.last_seq,
             before=before,
@@ -40,7 +40,7 @@ class PostgresLedger:
         self, stream: str, state: StreamState, first: int, last: int, before: datetime, limit: int
     ) -> Sequence[LedgerEntry]:
         rows = await self._all(
-            "ledger_page",
+            "outbox/ledger_page",
             stream=stream,
             first=first,
             last=last,
@@ -51,12 +51,14 @@ class PostgresLedger:
         return [LedgerEntry(id, seq) for id, seq in rows]
 
     async def reused(self, stream: str, state: StreamState, limit: int) -> tuple[int, int] | None:
-        [(first, last)] = await self._all("ledger_reused", stream=stream, max_age=state.max_age, limit=limit)
+        [(first, last)] = await self._all(
+            "outbox/ledger_reused", stream=stream, max_age=state.max_age, limit=limit
+        )
         return None if first is None else (first, last)
 
     async def republish(self, stream: str, state: StreamState, lost: Sequence[LedgerEntry]) -> Losses:
         [(count, ids)] = await self._all(
-            "republish_events",
+            "outbox/republish",
             stream=stream,
             ids=[entry.id for entry in lost],
             seqs=[entry.seq for entry in lost],
@@ -65,7 +67,7 @@ class PostgresLedger:
         return Losses(count, tuple(ids or ()))
 
     async def known(self, ids: Collection[UUID]) -> set[UUID]:
-        return {id for (id,) in await self._all("known_messages", ids=list(ids))}
+        return {id for (id,) in await self._all("inbox/known", ids=list(ids))}
 
     async def _all(self, name: str, **parameters: Any) -> list[Any]:
         async with connection(self._pool) as conn:

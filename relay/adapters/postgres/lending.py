@@ -22,10 +22,10 @@ from relay.failpoints import enabled, reach
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The statement that ends the claimed row of a transaction, fenced by the token it carries.
+    """The statement that ends the claimed row of a transaction, fenced by the claim's token.
 
-    It divides by zero when the claim is not ours. ``limit``: for how long this transaction may idle, where it
-    is not what the others get.
+    It divides by zero when the claim is not ours. ``limit``: how long this transaction may idle, if it differs
+    from the usual limit.
     """
 
     statement: str
@@ -35,20 +35,20 @@ class Settlement:
     @classmethod
     def of_message(cls, message_id: UUID, token: UUID) -> Settlement:
         """Mark an inbox row as processed."""
-        return cls("settle_message", {"message_id": message_id, "token": token})
+        return cls("inbox/settle", {"message_id": message_id, "token": token})
 
     @classmethod
     def of_task(cls, task_id: UUID, token: UUID, limit: timedelta) -> Settlement:
         """Mark a task as completed."""
-        return cls("settle_task", {"id": task_id, "token": token}, limit)
+        return cls("tasks/settle", {"id": task_id, "token": token}, limit)
 
 
 class Lendable:
-    """A connection to lend, with an engine on top of it for those who ask for a session."""
+    """A connection to lend, with an engine on top of it for functions that use a session."""
 
     def __init__(self, driver: LentConnection) -> None:
         self.driver = driver
-        # What a handler writes is nobody else's to read.
+        # Errors and logs must not show what a handler writes.
         self._engine = create_engine(
             DIALECT,
             creator=lambda: driver,
@@ -56,7 +56,7 @@ class Lendable:
             pool_reset_on_return=None,
             hide_parameters=True,
         )
-        # Now, as its first connection asks the server a few things.
+        # Connect once now: the engine's first connection asks the server a few questions.
         self._engine.connect().close()
         driver.rollback()
         self._outer: Connection | None = None
@@ -64,7 +64,7 @@ class Lendable:
         self._limit: timedelta | None = None
 
     def outer(self) -> Connection:
-        """SQLAlchemy's view of the open transaction, a new one for each: it numbers the savepoints."""
+        """Return SQLAlchemy's view of the open transaction: a new one for each, as it numbers the savepoints."""
         if self._outer is None:
             self._outer = self._engine.connect()
             self._outer.begin()
@@ -72,13 +72,13 @@ class Lendable:
 
     @property
     def usable(self) -> bool:
-        """Whether it may be lent again: neither broken nor left by the server."""
+        """Whether the connection may be lent again: it works and the server has not closed it."""
         return self._pipeline.usable
 
     def claim(self, claim: Command, limit: timedelta, *, begin: bool) -> dict[str, Any] | None:
         """Claim a row and, in the same round trip, begin the transaction of a function; None when it is not free.
 
-        The claim is committed on its own: it counts the attempt, whatever becomes of the function.
+        The claim commits on its own, so the attempt counts even if the function fails.
         """
         self._keep_to(limit)
         results = self._pipeline.run(claim, SYNC, BEGIN) if begin else self._pipeline.run(claim)
@@ -97,18 +97,18 @@ class Lendable:
         self.driver.lent = True
 
     def begin_late(self, limit: timedelta) -> None:
-        """Have the transaction of functions begin with the first thing that is sent."""
+        """Let the transaction of functions begin with the first command that is sent."""
         self._keep_to(limit)
         self.driver.begin_step(b"BEGIN")
         self.driver.lent = True
 
     @property
     def begun(self) -> bool:
-        """Whether there is a transaction to end."""
+        """Whether a transaction has begun."""
         return self.driver.before is None
 
     def settle(self, settlement: Settlement) -> None:
-        """End the row and commit, in one round trip. Raises ClaimLost, and then nothing is committed."""
+        """End the row and commit, in one round trip. Raises ClaimLost; then nothing is committed."""
         self.driver.kept = None
         end = settlement.statement, settlement.parameters
         try:
@@ -122,11 +122,11 @@ class Lendable:
             raise ClaimLost("another worker holds the row by now; what was written is rolled back") from None
 
     def commit(self) -> None:
-        """Commit what was settled by its borrowers."""
+        """Commit a transaction whose rows the borrowers have settled."""
         self._pipeline.run(COMMIT)
 
     def end(self) -> None:
-        """Undo what is still open."""
+        """Roll back what is still open."""
         self.driver.lent = False
         self.driver.before = self.driver.kept = None
         with suppress(psycopg.Error, SQLAlchemyError):
@@ -135,7 +135,7 @@ class Lendable:
         outer, self._outer = self._outer, None
         with suppress(psycopg.Error, SQLAlchemyError):
             if outer is not None:
-                # The driver, which SQLAlchemy asks for a rollback, has nothing to do any more.
+                # SQLAlchemy asks the driver for a rollback, but nothing is open any more.
                 outer.close()
 
     def close(self) -> None:
@@ -145,18 +145,18 @@ class Lendable:
 
     @property
     def idle(self) -> bool:
-        """Whether it is open and no transaction is."""
+        """Whether the connection is open without an open transaction."""
         return self._pipeline.idle
 
     def _keep_to(self, limit: timedelta) -> None:
-        """Have transactions limited. It is a round trip of its own, so that no rollback takes it back."""
+        """Set the limits of transactions, in a round trip of its own, so that no rollback undoes them."""
         if limit != self._limit:
-            self._pipeline.run(("limit_session", {"limit": str(max(1, limit // timedelta(milliseconds=1)))}))
+            self._pipeline.run(("session/limit", {"limit": str(max(1, limit // timedelta(milliseconds=1)))}))
             self._limit = limit
 
 
 class Lender:
-    """The connections of one kind of functions. Whoever borrows bounds how many are lent at once."""
+    """The connections of one kind of functions. The borrowers bound how many are lent at once."""
 
     def __init__(self, url: str, *, keep: int, application_name: str) -> None:
         self._url = url
@@ -165,7 +165,7 @@ class Lender:
         self._idle: list[Lendable] = []
 
     def borrow(self) -> Lendable:
-        """Take a connection that is alive; `give_back` it. Raises psycopg's errors."""
+        """Take a live connection. `give_back` it later. Raises psycopg's errors."""
         while self._idle:
             with suppress(IndexError):
                 found = self._idle.pop()
@@ -178,7 +178,7 @@ class Lender:
             raise error.orig or error from None
 
     def give_back(self, borrowed: Lendable) -> None:
-        """Undo what is open on it, and keep it for the next."""
+        """Roll back what is open on a connection, and keep it for the next borrower."""
         borrowed.end()
         if borrowed.idle and len(self._idle) < self._keep:
             self._idle.append(borrowed)
@@ -195,7 +195,7 @@ class Lender:
             self.give_back(borrowed)
 
     def close(self) -> None:
-        """Close those that are not lent."""
+        """Close the connections that are not lent, and keep no others."""
         self._keep = 0
         while self._idle:
             self._idle.pop().close()

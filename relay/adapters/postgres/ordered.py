@@ -1,7 +1,7 @@
-"""The inbox of an ordered subscription: of each key only the head runs (DESIGN §6).
+"""The inbox of an ordered subscription: only the head of each key runs (DESIGN §6).
 
-The index idx_inbox_order holds what holds its key; its first entry of a key is the head. A dead head stays
-in it, and so stops its key, until an operator decides, unless the policy is to step over it.
+The index idx_inbox_order contains the unfinished messages of each key. The first entry of a key is its head. A
+dead head stays in the index and blocks its key until an operator decides, unless the policy is to step over it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Change = Callable[[Watermark], Watermark]
 class OrderedInboxAdapter(PostgresInboxAdapter):
     """The same contract, and what `consumer.order.KeyOrder` asks for.
 
-    The watermark moves in the transaction of the rows it speaks of, under its lock: who sees it moved sees
-    the rows too.
+    The watermark moves under its lock, in the transaction that inserts the rows. So a reader that sees the new
+    watermark also sees the rows.
     """
 
-    _claim = "claim_ordered"
+    _claim = "inbox/claim_ordered"
     _claim_many = None
-    _overdue = "overdue_ordered"
-    _due = "due_ordered"
+    _overdue = "inbox/overdue_ordered"
+    _due = "inbox/due_ordered"
 
     def __init__(self, pool: Pool, *, failed_head: FailedHead = "block", **options: Any) -> None:
         super().__init__(pool, **options)
@@ -49,10 +49,10 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
         async with connection(self._pool) as conn, conn.transaction():
             mark = await _move(conn, rows[0].subscription, rows[0].stream, lambda mark: mark.received(numbered))
             more = {"mark": mark.stream_seq, "order_seq": array.of_plain(place.values())}
-            return await insert(conn, "insert_ordered", rows, **more)
+            return await insert(conn, "inbox/insert_ordered", rows, **more)
 
     async def _forget_order(self, subscription: str) -> None:
-        """It is not given up."""
+        """Do nothing: this subscription is ordered."""
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
         row = claim.row
@@ -60,27 +60,27 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
         parks = self._failed_head == "park" and row.order_key is not None
         async with connection(self._pool) as conn, conn.transaction():
             if parks:
-                # No batch may come in half: its messages are either set aside here or see that the key is parked.
+                # The lock keeps batches out: their messages are either parked here or see that the key is parked.
                 await _locked(conn, row.subscription, row.stream)
-            cursor = await conn.execute(statement("mark_dead_lettered_ordered"), parameters)
+            cursor = await conn.execute(statement("inbox/mark_dead_lettered_ordered"), parameters)
             if cursor.rowcount == 1 and parks:
-                await conn.execute(statement("park_key"), {"message_id": row.message_id})
+                await conn.execute(statement("inbox/park_key"), {"message_id": row.message_id})
             return cursor.rowcount == 1
 
     async def promote(self, ids: Sequence[UUID]) -> Sequence[UUID]:
         """See KeyOrder."""
-        return await self._values("promote_messages", {"ids": list(ids)})
+        return await self._values("inbox/promote", {"ids": list(ids)})
 
     async def next_of_keys(self, subscription: str, keys: Sequence[str]) -> Sequence[UUID]:
         """See KeyOrder."""
-        return await self._values("next_of_keys", {"subscription": subscription, "order_keys": list(keys)})
+        return await self._values("inbox/next_of_keys", {"subscription": subscription, "order_keys": list(keys)})
 
     async def set_aside(self, row: InboxRow) -> Sequence[str]:
         """See KeyOrder."""
         if self._failed_head != "park":
             return []
         parameters = {"subscription": row.subscription, "order_key": row.order_key}
-        return await self._values("set_aside_messages", parameters)
+        return await self._values("inbox/set_aside", parameters)
 
     async def _values(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         async with connection(self._pool) as conn:
@@ -91,7 +91,7 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
         """See KeyOrder."""
         async with connection(self._pool) as conn:
             parameters = {"subscription": subscription, "stream": stream}
-            row = await (await conn.execute(statement("watermark"), parameters)).fetchone()
+            row = await (await conn.execute(statement("inbox/watermark"), parameters)).fetchone()
         return Watermark() if row is None else _watermark(*row)
 
     async def move(self, subscription: str, stream: str, change: Change) -> Watermark:
@@ -112,16 +112,16 @@ async def _move(conn: Connection, subscription: str, stream: str, change: Change
             "stream_seq": after.stream_seq,
             "ahead": json.dumps([asdict(span) for span in after.ahead]),
         }
-        await conn.execute(statement("set_watermark"), parameters)
+        await conn.execute(statement("inbox/set_watermark"), parameters)
     return after
 
 
 async def _locked(conn: Connection, subscription: str, stream: str) -> Watermark:
     parameters = {"subscription": subscription, "stream": stream}
-    cursor = await conn.execute(statement("lock_watermark"), parameters)
+    cursor = await conn.execute(statement("inbox/lock_watermark"), parameters)
     if (row := await cursor.fetchone()) is None:
-        await conn.execute(statement("make_watermark"), parameters)
-        row = await (await conn.execute(statement("lock_watermark"), parameters)).fetchone()
+        await conn.execute(statement("inbox/make_watermark"), parameters)
+        row = await (await conn.execute(statement("inbox/lock_watermark"), parameters)).fetchone()
         assert row is not None
     return _watermark(*row)
 

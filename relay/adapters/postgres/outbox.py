@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,13 +20,13 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
 
-#: What the database says of one row, by a constraint or a trigger say: it is up and in order otherwise.
+#: Errors about a single row, for example from a constraint or a trigger. The database itself is healthy.
 _ROW_ERRORS: Final = (psycopg.IntegrityError, psycopg.DataError, psycopg.errors.RaiseException)
-#: For how long a row of which nothing can be recorded is left alone, in seconds.
+#: For how long a row whose result cannot be recorded is left alone, in seconds.
 _LEFT_ALONE: Final = 3600.0
-#: As many rows as a claim may have.
+#: The most rows that a claim may have.
 _MOST: Final = 1_000
-#: A claim that took longer, in seconds, has its time begin anew.
+#: After this many seconds, the idle time-out of a claim is restarted.
 _LONG: Final = 0.5
 
 
@@ -33,7 +34,7 @@ _LONG: Final = 0.5
 class _Claim:
     """The rows of one open claim transaction, and the writes that settle them.
 
-    ``unsettled``: until when the rows of which nothing can be recorded are not claimed again.
+    ``unsettled``: rows whose result cannot be recorded, and until when each is not claimed again.
     """
 
     conn: Connection
@@ -45,22 +46,26 @@ class _Claim:
     begun: float = field(default_factory=time.monotonic)
 
     async def keep(self) -> None:
-        """Have the time of the claim begin anew, unless it began just now."""
+        """Restart the idle time-out of the claim, unless it began just now."""
         if time.monotonic() - self.begun > _LONG:
             self.begun = time.monotonic()
-            await self.conn.execute(statement("keep_claim"))
+            await self.conn.execute(statement("outbox/keep_claim"))
 
-    async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, str]:
+    async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, datetime | str]:
         if not acks:
             return {}
         try:
-            await self._mark(acks)
+            return await self._mark(acks)
         except _ROW_ERRORS:
-            # All that is lost with the transaction are the locks.
+            # The rollback loses only the locks.
             await self.conn.rollback()
-            await self.conn.execute(statement("begin_claim"))
-            return await self._apart(acks, lambda id: self._mark({id: acks[id]}))
-        return {}
+            await self.conn.execute(statement("outbox/begin_claim"))
+            marked: dict[str, datetime | str] = {}
+
+            async def mark(id: str) -> None:
+                marked.update(await self._mark({id: acks[id]}))
+
+            return marked | await self._apart(acks, mark)
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
         if not failures:
@@ -74,7 +79,7 @@ class _Claim:
             self.unsettled |= dict.fromkeys(await self._apart(by_id, lambda id: self._fail([by_id[id]])), until)
 
     async def _apart(self, ids: Iterable[str], settle: Callable[[str], Awaitable[None]]) -> dict[str, str]:
-        """Settle rows one by one; returns those that cannot be, and why in words without any of their content."""
+        """Settle rows one by one. Returns the rows that failed, with a reason that shows no content."""
         refused = {}
         for id in ids:
             try:
@@ -84,9 +89,9 @@ class _Claim:
                 refused[id] = f"{error.diag.constraint_name or type(error).__name__} ({error.sqlstate})"
         return refused
 
-    async def _mark(self, acks: Mapping[str, Published]) -> None:
-        await self.conn.execute(
-            statement("mark_published"),
+    async def _mark(self, acks: Mapping[str, Published]) -> dict[str, datetime]:
+        cursor = await self.conn.execute(
+            statement("outbox/mark_published"),
             {
                 "ids": array.of_plain(acks),
                 "streams": array.of_plain(ack.stream for ack in acks.values()),
@@ -94,10 +99,12 @@ class _Claim:
                 "duplicates": array.of_plain(ack.duplicate for ack in acks.values()),
             },
         )
+        [(at,)] = await cursor.fetchall()
+        return dict.fromkeys(acks, at)
 
     async def _fail(self, failures: Sequence[PublishFailure]) -> None:
         await self.conn.execute(
-            statement("record_publish_failures"),
+            statement("outbox/record_failures"),
             {
                 "ids": [failure.id for failure in failures],
                 "errors": [failure.error[:2_000] for failure in failures],
@@ -117,7 +124,7 @@ class PostgresOutboxAdapter:
         self._dead_head_blocks = dead_head_blocks
         self._floors = Floors()
         self._unsettled: dict[str, float] = {}
-        #: How many rows a claim asks for at most: of large ones no more than it may take, at about.
+        #: How many rows a claim asks for at most. With large rows, about as many as a claim may take.
         self._most = _MOST
 
     def find_unpublished(
@@ -133,7 +140,7 @@ class PostgresOutboxAdapter:
             if found is None:
                 claim.more = True
             else:
-                # Behind an event come its lane, the share of a lane, and how often events were reopened.
+                # The last columns: the event's lane, the share of a lane, and how often events were reopened.
                 rows = self._to_settle([OutboxRow._make(row[:-3]) for row in found])
                 claim.rows = await _within(claim, rows, max_bytes)
                 cut = len(claim.rows) < len(rows)
@@ -145,7 +152,7 @@ class PostgresOutboxAdapter:
             yield claim
 
     def _to_settle(self, rows: list[OutboxRow]) -> list[OutboxRow]:
-        """Leave out what lately could not be settled: it would be sent in vain again."""
+        """Leave out rows that could not be settled lately: to send them again would be useless."""
         if not self._unsettled:
             return rows
         now = time.monotonic()
@@ -154,8 +161,10 @@ class PostgresOutboxAdapter:
         return [row for row in rows if row.id not in self._unsettled]
 
     async def _take(self, claim: _Claim, lanes: Sequence[int], limit: int) -> Sequence[tuple[Any, ...]] | None:
-        """Lock lanes and claim what is ready in them; None while the way there is too far."""
-        locked = await (await claim.conn.execute(statement("lock_lanes"), {"lanes": list(lanes)})).fetchall()
+        """Lock lanes and claim what is ready in them; None while the floors are too far behind."""
+        locked = await (
+            await claim.conn.execute(statement("outbox/lock_lanes"), {"lanes": list(lanes)})
+        ).fetchall()
         claim.lanes = [lane for lane, *_ in locked if lane is not None]
         _, *epoch = locked[0]
         floors = await self._floors.find(claim.conn, [*claim.lanes, NO_LANE], tuple(epoch))
@@ -163,7 +172,7 @@ class PostgresOutboxAdapter:
             return None
         found = await self._claim_from(floors, claim, limit)
         if found and found[0][-1] != epoch[0]:
-            # What has come back just now may lie below the floors, and before what was found.
+            # Events that were reopened just now may lie below the floors, and before those that were found.
             found = await self._claim_from([NONE] * len(floors), claim, limit)
         return found
 
@@ -176,12 +185,12 @@ class PostgresOutboxAdapter:
         }
         begun = claim.begun = time.monotonic()
         try:
-            cursor = await claim.conn.execute(statement("claim_outbox"), terms)
+            cursor = await claim.conn.execute(statement("outbox/claim"), terms)
         except psycopg.errors.QueryCanceled:
             self._most = max(limit // 8, 1)
             raise
         finally:
-            # One that did not end in its time needs them most.
+            # Also after a time-out: such a claim needs floors most.
             self._floors.note(time.monotonic() - begun)
         return await cursor.fetchall()
 
@@ -191,10 +200,10 @@ class PostgresOutboxAdapter:
     @asynccontextmanager
     async def _find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
         async with _claim(self._pool, {}) as claim:
-            await claim.conn.execute(statement("lock_lane_of_event"), {"id": event_id})
+            await claim.conn.execute(statement("outbox/lock_lane_of_event"), {"id": event_id})
             claim.begun = time.monotonic()
             cursor = await claim.conn.execute(
-                statement("claim_event"), {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
+                statement("outbox/claim_event"), {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
             )
             claim.rows = [OutboxRow._make(row) for row in await cursor.fetchall()]
             await claim.keep()
@@ -202,7 +211,7 @@ class PostgresOutboxAdapter:
 
 
 async def _within(claim: _Claim, rows: Sequence[OutboxRow], max_bytes: int) -> list[OutboxRow]:
-    """The first of these rows that have so many bytes together, or the first alone; large ones are fetched."""
+    """Return the first rows up to ``max_bytes`` in sum, but at least one. Fetches the large ones."""
     large = [row.id for row in rows if row.payload is None]
     fetched = {row.id: row for row in await _fetch(claim, large, max_bytes)} if large else {}
     await claim.keep()
@@ -218,7 +227,7 @@ async def _within(claim: _Claim, rows: Sequence[OutboxRow], max_bytes: int) -> l
 
 
 async def _fetch(claim: _Claim, ids: Sequence[str], max_bytes: int) -> list[OutboxRow]:
-    """Large rows in this order, at least one. One that PostgreSQL cannot render comes without a payload."""
+    """Fetch large rows in this order, at least one. A row that PostgreSQL cannot render has no payload."""
     for some in (ids, ids[:1]):
         with suppress(psycopg.errors.ProgramLimitExceeded, psycopg.errors.QueryCanceled):
             async with claim.conn.transaction():
@@ -229,7 +238,7 @@ async def _fetch(claim: _Claim, ids: Sequence[str], max_bytes: int) -> list[Outb
 async def _read(claim: _Claim, ids: Sequence[str], max_bytes: int, *, readable: bool) -> list[OutboxRow]:
     claim.begun = time.monotonic()
     terms = {"ids": array.of_plain(ids), "bytes": max_bytes, "readable": readable}
-    cursor = await claim.conn.execute(statement("large_events"), terms)
+    cursor = await claim.conn.execute(statement("outbox/large"), terms)
     return [OutboxRow._make(row) for row in await cursor.fetchall()]
 
 
@@ -237,7 +246,7 @@ async def _read(claim: _Claim, ids: Sequence[str], max_bytes: int, *, readable: 
 async def _claim(pool: Pool, unsettled: dict[str, float]) -> AsyncIterator[_Claim]:
     """Open the claim transaction, commit it on the way out, roll it back on an exception."""
     async with connection(pool) as conn:
-        await conn.execute(statement("begin_claim"))
+        await conn.execute(statement("outbox/begin_claim"))
         try:
             yield _Claim(conn, unsettled)
         except BaseException:
@@ -250,5 +259,5 @@ async def _rollback(conn: Connection) -> None:
     try:
         await conn.rollback()
     except psycopg.Error:
-        # The connection is gone, and with it the transaction: the pool replaces it.
+        # Connection and transaction are lost. The pool replaces the connection.
         await conn.close()

@@ -26,14 +26,14 @@ class _Change(Audit):
     events: Sequence[EventState]
 
     async def retry(self, ids: Sequence[str]) -> None:
-        await self.conn.execute(statement("retry_events"), {"ids": list(ids)})
+        await self.conn.execute(statement("outbox/retry"), {"ids": list(ids)})
 
     async def replay(self, ids: Sequence[str]) -> None:
-        await self.conn.execute(statement("replay_events"), {"ids": list(ids)})
+        await self.conn.execute(statement("outbox/replay"), {"ids": list(ids)})
 
 
 class PostgresOutboxOperations:
-    """Changes rows only; the relay's publishers do the rest, with their locks and retries."""
+    """Changes rows only. The relay's publishers do the rest, with their locks and retries."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -41,16 +41,16 @@ class PostgresOutboxOperations:
     async def find(self, wanted: EventFilter, limit: int) -> Page[OutboxEventView]:
         """See the reader."""
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("outbox_events"), _parameters(wanted, limit))
+            await cursor.execute(statement("outbox/events"), _parameters(wanted, limit))
             rows = await cursor.fetchall()
         return Page([_view(row) for row in rows], rows[0]["total"] if rows else 0)
 
     async def get(self, id: UUID) -> OutboxEventDetail | None:
         """See the reader."""
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("outbox_event"), {"id": id})
+            await cursor.execute(statement("outbox/event"), {"id": id})
             row = await cursor.fetchone()
-            await cursor.execute(statement("outbox_history"), {"id": str(id)})
+            await cursor.execute(statement("outbox/history"), {"id": str(id)})
             history = await cursor.fetchall()
         return None if row is None else OutboxEventDetail(_view(row), row["headers"], row["payload"], history)
 
@@ -60,7 +60,7 @@ class PostgresOutboxOperations:
     @asynccontextmanager
     async def _change(self, ids: Sequence[UUID]) -> AsyncIterator[_Change]:
         async with self._source() as conn, conn.transaction():
-            cursor = await conn.execute(statement("lock_events"), {"ids": list(ids)})
+            cursor = await conn.execute(statement("outbox/lock"), {"ids": list(ids)})
             yield _Change(conn, [EventState(*row) for row in await cursor.fetchall()])
 
 

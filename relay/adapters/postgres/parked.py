@@ -22,18 +22,18 @@ class _Change(IncidentWrites):
 
     async def release(self, keys: Sequence[ParkedCandidate]) -> None:
         parameters = {"subscriptions": [it.subscription for it in keys], "keys": [it.key for it in keys]}
-        await self.conn.execute(statement("release_keys"), parameters)
+        await self.conn.execute(statement("inbox/release_keys"), parameters)
 
 
 class PostgresParkedKeys:
-    """Changes rows only; the sweep finds what may run."""
+    """Changes rows only. The sweep finds the messages that may run then."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     async def list(self) -> Sequence[ParkedKey]:
         async with self._source() as conn, conn.cursor(row_factory=class_row(ParkedKey)) as cursor:
-            await cursor.execute(statement("parked_keys"))
+            await cursor.execute(statement("inbox/parked_keys"))
             return await cursor.fetchall()
 
     def change(self, keys: Sequence[str] | None, subscription: str | None) -> AbstractAsyncContextManager[_Change]:
@@ -44,6 +44,6 @@ class PostgresParkedKeys:
         parameters = {"keys": None if keys is None else list(keys), "subscription": subscription}
         async with self._source() as conn, conn.transaction():
             async with conn.cursor(row_factory=class_row(ParkedCandidate)) as cursor:
-                await cursor.execute(statement("lock_parked"), parameters)
+                await cursor.execute(statement("inbox/lock_parked"), parameters)
                 found = await cursor.fetchall()
             yield _Change(conn, found)

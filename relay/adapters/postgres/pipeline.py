@@ -1,7 +1,7 @@
-"""Statements of ours in few round trips: prepared once on a connection, sent together, answered together.
+"""Our own statements in few round trips: prepared once on a connection, then sent and answered together.
 
-This is what a message costs most often, so it speaks to libpq itself: psycopg's own pipeline, with a cursor
-for each statement, takes three times as long in Python.
+Every message passes through here, so this calls libpq directly. psycopg's own pipeline, with a cursor for each
+statement, takes three times as long in Python.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ Command: TypeAlias = tuple[str, Mapping[str, Any]]
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 GOOD: Final = {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}
-BEGIN: Final[Command] = ("begin", {})
-COMMIT: Final[Command] = ("commit", {})
-ROLLBACK: Final[Command] = ("rollback", {})
-#: Ends what came before: outside of a transaction that is a commit, and an error does not reach what comes after.
+BEGIN: Final[Command] = ("session/begin", {})
+COMMIT: Final[Command] = ("session/commit", {})
+ROLLBACK: Final[Command] = ("session/rollback", {})
+#: Ends the statements before it. Outside of a transaction it commits them. An error does not affect later ones.
 SYNC: Final[Command] = ("", {})
 
 
 class LentConnection(LazyConnection):
-    """A connection that can be lent: who has it may write, and neither commit nor roll back.
+    """A connection that can be lent: the borrower may write, but neither commit nor roll back.
 
-    ``forgotten``: the driver has had the server forget every prepared statement, so ours too.
+    ``forgotten``: the driver has deallocated every prepared statement, including ours.
     """
 
     lent = False
     forgotten = False
 
     def commit(self) -> None:
-        """Refuse, while it is lent."""
+        """Commit. Raises ProgrammingError while it is lent."""
         self._refuse("commit")
         super().commit()
 
     def rollback(self) -> None:
-        """Refuse, while it is lent."""
+        """Roll back. Raises ProgrammingError while it is lent."""
         self._refuse("rollback")
         super().rollback()
 
@@ -65,7 +65,7 @@ class LentConnection(LazyConnection):
 
 
 class Pipeline:
-    """One connection and what is prepared on it. Used by one thread at a time."""
+    """One connection and its prepared statements. Only one thread may use it at a time."""
 
     def __init__(self, connection: LentConnection) -> None:
         self.connection = connection
@@ -77,21 +77,21 @@ class Pipeline:
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is open and the server has said nothing while it lay idle: as a rule, farewell.
+        """Whether the connection is open and has no input. Input while idle usually means the server closed it.
 
-        A look at the socket; asking the server would cost every message a round trip.
+        This only looks at the socket. To ask the server would cost a round trip for every message.
         """
         return not self.connection.closed and not self._input.poll(0)
 
     @property
     def idle(self) -> bool:
-        """Whether the connection is open and no transaction is."""
+        """Whether the connection is open without an open transaction."""
         return self._libpq.transaction_status == TransactionStatus.IDLE
 
     def run(self, *commands: Command) -> list[PGresult]:
-        """Run statements in one round trip. The first that fails keeps those behind it from running.
+        """Run statements in one round trip. When one fails, those after it do not run.
 
-        Raises psycopg's errors. When the server is lost on the way, nobody knows what it has done.
+        Raises psycopg's errors. If the connection is lost on the way, it is unknown what the server has done.
         """
         if self.connection.forgotten:
             self._prepared.clear()
@@ -117,11 +117,11 @@ class Pipeline:
         return error
 
     def rows(self, result: PGresult) -> list[dict[str, Any]]:
-        """What a statement has returned."""
+        """Return the rows of a statement's result."""
         return rows(result, self.connection)
 
     def _send(self, commands: Sequence[Command]) -> list[str | None]:
-        """Send statements; of each result that will come: which statement it prepares, if that is all it does."""
+        """Send statements. Returns for each coming result the statement it prepares, or None if it runs one."""
         sent: list[str | None] = []
         for name, values in commands:
             if not name:
@@ -139,9 +139,9 @@ class Pipeline:
         return sent
 
     def _results(self, syncs: int) -> Iterator[PGresult]:
-        """Yield the answers up to the end of the round trip. Raises psycopg.OperationalError."""
+        """Yield the results up to the end of the round trip. Raises psycopg.OperationalError."""
         while syncs:
-            # Each of these looks lets another thread have its turn, so there are as few of them as can be.
+            # Each of these polls may give another thread its turn, so there are as few as possible.
             while self._libpq.is_busy():
                 self._input.poll()
                 self._libpq.consume_input()
@@ -153,13 +153,13 @@ class Pipeline:
                 syncs -= 1
             else:
                 yield result
-                # The end of that statement's results, which is known with them.
+                # The None that ends this statement's results has arrived with them.
                 if result.status in GOOD:
                     self._libpq.get_result()
 
 
 def as_sent(command: Command) -> tuple[bytes, bytes, list[bytes | None]]:
-    """A statement as libpq takes it: what it is called on a connection, its text, and its values."""
+    """Return a statement as libpq takes it: its prepared name, its text, and its values."""
     name, values = command
     text, order = _positional(name)
     return _name(name), text, [_text(values[key]) for key in order]
@@ -168,7 +168,7 @@ def as_sent(command: Command) -> tuple[bytes, bytes, list[bytes | None]]:
 def rows(
     result: PGresult, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 ) -> list[dict[str, Any]]:
-    """What a statement has returned."""
+    """Return the rows of a result as dictionaries."""
     names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
     reader = Transformer(connection)
     reader.set_pgresult(result)
@@ -177,19 +177,19 @@ def rows(
 
 @cache
 def _name(name: str) -> bytes:
-    return f"jetrelay_{name}".encode()
+    return f"jetrelay_{name}".replace("/", "_").encode()
 
 
 @cache
 def _positional(name: str) -> tuple[bytes, list[str]]:
-    """A statement as libpq takes it, and the names of its parameters in order."""
+    """Return the text of a statement as libpq takes it, and the names of its parameters in order."""
     text = statement(name)
     order = list(dict.fromkeys(_PARAMETER.findall(text)))
     return _PARAMETER.sub(lambda found: f"${order.index(found[1]) + 1}", text).encode(), order
 
 
 def _text(value: Any) -> bytes | None:
-    """A value as PostgreSQL reads it; the statement says what it is."""
+    """Return a value as PostgreSQL text. The statement defines its type."""
     match value:
         case None:
             return None

@@ -28,7 +28,7 @@ CONNECTION: Final[dict[str, Any]] = {
 
 
 def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
-    """A pool that connects on demand. Open it with ``await pool.open()`` inside the event loop."""
+    """Return a pool that connects on demand. Open it with ``await pool.open()`` inside the event loop."""
     return AsyncConnectionPool(
         url,
         connection_class=_noting(),
@@ -36,7 +36,7 @@ def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
         min_size=1,
         max_size=max_size,
         timeout=3,
-        # The pool gives up on a connection attempt quickly; the job that needs it backs off by itself.
+        # The pool soon gives up an attempt to connect. The job that needs the connection has its own back-off.
         reconnect_timeout=5,
         open=False,
         check=None,
@@ -45,7 +45,7 @@ def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
 
 
 class _Noting(psycopg.AsyncConnection[Any]):
-    """Remembers why the last attempt to connect failed: the pool only says that it took too long."""
+    """Remembers why the last attempt to connect failed. The pool itself only reports a time-out."""
 
     failure: ClassVar[str | None] = None
 
@@ -61,13 +61,13 @@ class _Noting(psycopg.AsyncConnection[Any]):
 
 
 def _noting() -> type[_Noting]:
-    """A class for one pool."""
+    """Return a new class, so that each pool remembers its own failure."""
     return type("_Noting", (_Noting,), {})
 
 
 @asynccontextmanager
 async def connection(pool: Pool) -> AsyncIterator[Connection]:
-    """A connection from the pool. Whatever says that the server is away becomes DatabaseUnreachable."""
+    """Lend a connection of the pool. Errors that mean the server is away become DatabaseUnreachable."""
     with reached(pool):
         async with pool.connection() as conn:
             yield conn
@@ -75,14 +75,14 @@ async def connection(pool: Pool) -> AsyncIterator[Connection]:
 
 @contextmanager
 def reached(pool: Pool | None = None) -> Iterator[None]:
-    """Turn whatever says that the server is away into DatabaseUnreachable."""
+    """Turn errors that mean the server is away into DatabaseUnreachable."""
     try:
         yield
     except (PoolTimeout, PoolClosed) as error:
         why = getattr(pool.connection_class, "failure", None) if pool is not None else None
         raise DatabaseUnreachable(f"{error}: {why}" if why else str(error)) from error
     except psycopg.OperationalError as error:
-        # Deadlock, lock and statement time-outs belong here too: all of them pass when tried again.
+        # This includes deadlocks, lock time-outs and statement time-outs: a retry can succeed.
         raise DatabaseUnreachable(first_line(error)) from error
     except (
         psycopg.InterfaceError,
@@ -90,5 +90,5 @@ def reached(pool: Pool | None = None) -> Iterator[None]:
         psycopg.errors.TransactionTimeout,
         psycopg.errors.ReadOnlySqlTransaction,
     ) as error:
-        # A process that was paused in a claim lost it; after a failover a replica answers for a moment.
+        # A process that paused in a claim has lost it. After a failover, a replica may answer for a moment.
         raise DatabaseUnreachable(first_line(error)) from error

@@ -1,6 +1,6 @@
-"""Statements of ours on the event loop, prepared once on a connection and sent by libpq itself.
+"""Our own statements on the event loop, prepared once on a connection and sent by libpq directly.
 
-For those that run for every message: the driver's cursor takes several times as long in Python.
+For statements that run for every message: the driver's cursor takes several times as long in Python.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from psycopg.pq.abc import PGconn, PGresult
 from relay.adapters.postgres.pipeline import GOOD, Command, as_sent, rows
 from relay.adapters.postgres.pool import Connection
 
-#: What is prepared on a connection.
+#: The names of the statements that are prepared on a connection.
 _prepared: Final[WeakKeyDictionary[Connection, set[bytes]]] = WeakKeyDictionary()
 
 
 async def fetch(connection: Connection, command: Command) -> list[dict[str, Any]]:
-    """Run one statement, which commits by itself, and return its rows. Raises psycopg's errors."""
+    """Run one statement in its own transaction and return its rows. Raises psycopg's errors."""
     try:
         return await _fetch(connection, command)
     except psycopg.errors.InvalidSqlStatementName:
-        # Nothing has run. The driver has had the server forget every statement, as it does after a rollback, or
-        # this one was never prepared: who prepared it was cancelled. Others may be there, and stay as they are.
+        # Nothing has run. Either the driver has deallocated every statement, as it does after a rollback, or the
+        # task that prepared this one was cancelled. Forget only this one: others may still be prepared.
         _prepared[connection].discard(as_sent(command)[0])
         return await _fetch(connection, command)
 
@@ -37,18 +37,18 @@ async def _fetch(connection: Connection, command: Command) -> list[dict[str, Any
     name, text, values = as_sent(command)
     known, libpq = _prepared.setdefault(connection, set()), connection.pgconn
     if name not in known:
-        # Before, for who is cancelled meanwhile does not learn of it.
+        # Noted first: a task that is cancelled while it waits could not note it afterwards.
         known.add(name)
         libpq.send_prepare(name, text)
         _checked(await connection.wait(execute(libpq)))
     libpq.send_query_prepared(name, values)
-    # As a rule all of it goes out at once; what does not is the driver's to send.
+    # Usually everything goes out at once. Otherwise the driver sends the rest.
     results = await (connection.wait(execute(libpq)) if libpq.flush() else _results(libpq))
     return rows(_checked(results), connection)
 
 
 async def _results(libpq: PGconn) -> list[PGresult]:
-    """The answer to what has been sent. Raises psycopg.OperationalError when the connection is lost."""
+    """Return the results of what was sent. Raises psycopg.OperationalError when the connection is lost."""
     results: list[PGresult] = []
     while True:
         while libpq.is_busy():

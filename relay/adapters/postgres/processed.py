@@ -1,7 +1,7 @@
-"""`processed_events`: which messages a handler has dealt with, written in the handler's own transaction.
+"""`processed_events`: which messages a handler has handled, written in the handler's own transaction.
 
-The row and the effect commit together, so a repeated message finds the row exactly when the effect is
-there. The table lies in the database of whoever handles: a context's, or that of a service.
+The row and the effect commit together. So a repeated message finds the row exactly when the effect is committed.
+The table is in the database of the handler: a context's database, or a service's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INSERTS: Final = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 
 class Claim(Enum):
-    """What became of the attempt to be the one that handles a message."""
+    """The result of a claim: this caller handles the message, it was handled before, or another handles it now."""
 
     OURS = "ours"
     REPEATED = "repeated"
@@ -45,7 +45,7 @@ class Claim(Enum):
 
 
 def processed_events_table(metadata: MetaData) -> Table:
-    """The table in ``metadata``, for a service with its own schema and migrations; made on the first call.
+    """Return the table in ``metadata``, for a service with its own migrations. The first call creates it.
 
     Let Alembic compare it, or call ``metadata.create_all``. Primary key: handler name and message id.
     """
@@ -64,10 +64,10 @@ def processed_events_table(metadata: MetaData) -> Table:
 
 
 def claim(connection: Connection, table: Table, handler: str, message_id: UUID) -> Claim:
-    """Insert the row in the open transaction of ``connection``, unless it is there or about to be.
+    """Insert the row in the open transaction of ``connection``, unless it exists or another transaction adds it.
 
-    BUSY: another transaction handles the message now. It is not waited for: calls that wait for one that
-    hangs would take up all connections of the service. Raises UnsupportedTarget for other databases than
+    BUSY: another transaction handles the message now. This does not wait for it: if that one hangs, waiting calls
+    would use up all connections of the service. Raises UnsupportedTarget for other databases than
     PostgreSQL (and SQLite, for a service's tests).
     """
     dialect = connection.dialect.name
@@ -83,9 +83,9 @@ def claim(connection: Connection, table: Table, handler: str, message_id: UUID) 
 
 
 def prune(connection: Connection, table: Table, keep: timedelta = KEEP) -> int:
-    """Forget what was handled longer than ``keep`` ago; returns how many rows went. The caller commits.
+    """Delete rows of messages handled longer than ``keep`` ago; returns how many. The caller commits.
 
-    A message that comes again after that is handled again, so ``keep`` must outlast every replay.
+    A message that arrives again after that is handled again, so ``keep`` must be longer than any replay reaches.
     """
     return connection.execute(delete(table).where(table.c.processed_at < datetime.now(UTC) - keep)).rowcount
 

@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 
 
 class PostgresBacklogReader:
-    """BacklogReader on a pool, which may be shared, or on one connection, which must not be in use elsewhere."""
+    """BacklogReader on a pool, which others may share, or on a connection that nobody else uses."""
 
     def __init__(self, source: Pool | Connection) -> None:
         self._source = source
@@ -37,23 +37,23 @@ class PostgresBacklogReader:
     async def outbox_backlog(self) -> OutboxBacklog:
         """QRY-050."""
         async with self._reading() as conn:
-            return await _one(conn, "outbox_backlog", OutboxBacklog)
+            return await _one(conn, "outbox/backlog", OutboxBacklog)
 
     async def inbox_backlog(self) -> InboxBacklog:
         """QRY-051."""
         async with self._reading() as conn:
-            return await _one(conn, "inbox_backlog", InboxBacklog)
+            return await _one(conn, "inbox/backlog", InboxBacklog)
 
     async def backlogs(self) -> Backlogs:
-        """What metrics show."""
+        """Return the backlogs for the metrics."""
         async with self._reading() as conn:
             return Backlogs(
-                outbox=await _one(conn, "outbox_backlog", OutboxBacklog),
-                overdue=await _one(conn, "outbox_overdue", Overdue),
-                inbox=await _all(conn, "inbox_backlogs", SubscriptionBacklog),
-                tasks=await _one(conn, "task_backlog", TaskBacklog),
-                incidents=await _all(conn, "open_incidents", Waiting),
-                parked=await _all(conn, "parked_backlog", Waiting),
+                outbox=await _one(conn, "outbox/backlog", OutboxBacklog),
+                overdue=await _one(conn, "outbox/overdue", Overdue),
+                inbox=await _all(conn, "inbox/backlogs", SubscriptionBacklog),
+                tasks=await _one(conn, "tasks/backlog", TaskBacklog),
+                incidents=await _all(conn, "incidents/open", Waiting),
+                parked=await _all(conn, "inbox/parked_backlog", Waiting),
             )
 
     @asynccontextmanager

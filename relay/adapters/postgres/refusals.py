@@ -1,4 +1,4 @@
-"""What PostgreSQL says to a row of an application, as an error of ours: with a code, and without the row in it."""
+"""Turns PostgreSQL's errors about an application's row into our own: with a code, and without the row's data."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _IDS = ("outbox_events_pkey", "task_outbox_pkey")
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise what the database refuses in our statements by our codes; the driver's error is the cause.
+    """Raise our own error when the database refuses a row. The driver's error is its cause.
 
-    The transaction is as the driver has left it. What is no refusal, a lost connection say, passes as it is.
+    The transaction stays as the driver has left it. Other errors, such as a lost connection, pass unchanged.
     """
     try:
         yield
@@ -28,7 +28,7 @@ def refusals() -> Iterator[None]:
             raise refusal from error
         raise
     except DBAPIError as error:
-        # SQLAlchemy's own error repeats the parameters, and with them the payload.
+        # Not from SQLAlchemy's own error: it shows the parameters, including the payload.
         if isinstance(error.orig, psycopg.Error) and (refusal := _refusal(error.orig)):
             raise refusal from error.orig
         raise

@@ -1,6 +1,7 @@
 """SQLAlchemy's savepoints on lazy connections: ``create_engine(DIALECT, ...)``.
 
-Apart from the connections, as processes without Python handlers do without SQLAlchemy, which takes long to load.
+This module is separate from the connections, because SQLAlchemy loads slowly and processes without Python handlers
+do not need it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LazyDialect(_LazySavepoints, PGDialect_psycopg):
 
     @classmethod
     def get_async_dialect_cls(cls, _url: Any) -> type[LazyAsyncDialect]:
-        """The one for coroutines."""
+        """Return the dialect for coroutines."""
         return LazyAsyncDialect
 
 

@@ -18,13 +18,13 @@ from relay.commands.operate import Operator
 from relay.domain.policies import KEEP
 from relay.domain.schedule import CLAIM, ClaimedRun, Due, JobRecord, JobView, Lead, RunState, Schedule, WaitingRun
 
-#: After this long a run that nobody took up is enqueued again: the queue may have lost it.
+#: A run that nobody has claimed for this long is enqueued again: the queue may have lost it.
 _PATIENCE: Final = timedelta(seconds=10)
 _BITE: Final = 5_000
 
 
 class PostgresLease:
-    """The lead of one context as one scheduler, ``holder``, sees it.
+    """The lease of one context, as one scheduler sees it: ``holder``.
 
     All raise DatabaseUnreachable and SchemaMissing.
     """
@@ -35,23 +35,25 @@ class PostgresLease:
         self._who = who
 
     async def take(self, ttl: timedelta) -> Lead:
-        """Take the lead or keep it, for ``ttl`` from now."""
+        """Take or renew the lease, for ``ttl`` from now."""
         async with self._source() as conn:
-            cursor = await conn.execute(statement("take_lease"), {**self._holder, "who": self._who, "ttl": ttl})
+            cursor = await conn.execute(
+                statement("schedule/take_lease"), {**self._holder, "who": self._who, "ttl": ttl}
+            )
             row = await cursor.fetchone()
         if row is None:
-            # Somebody deleted the row; migrations put it there.
+            # Somebody has deleted the row that the migrations insert.
             return Lead(None, 0.0)
         term, remaining, names, times = row
         return Lead(term, remaining or 0.0, dict(zip(names or (), times or (), strict=True)))
 
     async def release(self) -> None:
-        """Give it up at once."""
+        """Give the lease up at once."""
         async with self._source() as conn:
-            await conn.execute(statement("release_lease"), self._holder)
+            await conn.execute(statement("schedule/release_lease"), self._holder)
 
     async def open(self, job: str, due: Due, correlation_id: UUID) -> RunState | None:
-        """Record that a job is due; None when that is known already or the lead is another's."""
+        """Record that a job is due; None when it is recorded already or another scheduler leads."""
         parameters = {
             **self._holder,
             "job": job,
@@ -60,7 +62,7 @@ class PostgresLease:
             "correlation_id": correlation_id,
         }
         async with self._source() as conn:
-            row = await (await conn.execute(statement("open_run"), parameters)).fetchone()
+            row = await (await conn.execute(statement("schedule/open_run"), parameters)).fetchone()
         return None if row is None else RunState(row[0])
 
 
@@ -73,7 +75,7 @@ class PostgresSchedule:
     # --- the leader ---
 
     async def record(self, jobs: Sequence[JobRecord], *, all_of_them: bool = False) -> None:
-        """Tell of jobs; ``all_of_them``: what is not among them is not scheduled any more."""
+        """Record jobs. With ``all_of_them``, remove all jobs that are not among them."""
         columns = {
             "names": [job.name for job in jobs],
             "schedules": [job.schedule for job in jobs],
@@ -83,65 +85,67 @@ class PostgresSchedule:
         }
         async with self._source() as conn, conn.transaction():
             if all_of_them:
-                await conn.execute(statement("remove_jobs"), {"names": columns["names"]})
-            await conn.execute(statement("record_jobs"), columns)
+                await conn.execute(statement("schedule/remove_jobs"), {"names": columns["names"]})
+            await conn.execute(statement("schedule/record_jobs"), columns)
 
     async def last_fired(self, jobs: Iterable[str]) -> Mapping[str, datetime]:
-        """Since when each of the cron jobs may be due."""
-        return dict(await self._all("last_fired", names=list(jobs)))
+        """Return the time since when each of the cron jobs may be due."""
+        return dict(await self._all("schedule/last_fired", names=list(jobs)))
 
     async def waiting(self) -> Sequence[WaitingRun]:
-        """Runs for the queue. They do not come again for ten seconds, unless they change."""
-        return [WaitingRun(*row) for row in await self._all("waiting_runs", patience=_PATIENCE)]
+        """Return runs for the queue. A run is not returned again for ten seconds, unless it changes."""
+        return [WaitingRun(*row) for row in await self._all("schedule/waiting_runs", patience=_PATIENCE)]
 
     async def answer(self, job: str, requested_at: datetime) -> None:
-        """An operator's request is dealt with."""
-        await self._do("answer_request", name=job, requested_at=requested_at)
+        """Record that an operator's request is done."""
+        await self._do("schedule/answer_request", name=job, requested_at=requested_at)
 
     # --- the worker ---
 
     async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
-        """Take up a run; None when it is over, another's, or an earlier one of its job is under way."""
+        """Claim a run; None when it is over, claimed by another, or an earlier run of its job is running."""
         parameters = {**_key(run), "token": token, "who": who, "lease": CLAIM}
         try:
-            rows = await self._all("claim_run", **parameters)
+            rows = await self._all("schedule/claim_run", **parameters)
         except UniqueViolation:
             return None
         claimed = (ClaimedRun(run.job, run.scheduled_for, id, attempt, token) for id, attempt in rows)
         return next(claimed, None)
 
     async def renew(self, run: ClaimedRun) -> bool:
-        """Keep the claim. False when it was lost."""
-        return await self._do("renew_run", **_key(run), token=run.token, lease=CLAIM) > 0
+        """Extend the claim. False when it was lost."""
+        return await self._do("schedule/renew_run", **_key(run), token=run.token, lease=CLAIM) > 0
 
     async def settle(
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
     ) -> None:
-        """Record how an attempt ended. Does nothing once the claim is another's."""
+        """Record how an attempt ended. Does nothing if the claim was lost."""
         error = None if error is None else clean(error)
-        await self._do("settle_run", **_key(run), token=run.token, state=state.value, error=error, delay=delay)
+        await self._do(
+            "schedule/settle_run", **_key(run), token=run.token, state=state.value, error=error, delay=delay
+        )
 
     async def prune(self) -> None:
-        """Forget what is older than 30 days: processed events, runs, jobs that are gone."""
-        for name in ("prune_processed", "prune_runs"):
+        """Delete what is older than 30 days: processed events, runs, removed jobs."""
+        for name in ("inbox/prune_processed", "schedule/prune_runs"):
             while await self._do(name, keep=KEEP, limit=_BITE) == _BITE:
                 pass
-        await self._do("prune_jobs", keep=KEEP)
+        await self._do("schedule/prune_jobs", keep=KEEP)
 
     # --- the operator ---
 
     async def schedule(self) -> Schedule:
-        """Everything that is scheduled, and who leads."""
+        """Return everything that is scheduled, and the leader."""
         async with self._source() as conn, conn.cursor(row_factory=class_row(JobView)) as cursor:
-            await cursor.execute(statement("scheduled_jobs"))
+            await cursor.execute(statement("schedule/jobs"))
             jobs = tuple(await cursor.fetchall())
-            leader = await (await conn.execute(statement("lease_holder"))).fetchone()
+            leader = await (await conn.execute(statement("schedule/lease_holder"))).fetchone()
         return Schedule(leader[0] if leader else None, jobs)
 
     async def request(self, job: str, by: Operator) -> datetime | None:
-        """Ask the leader to run a job now; returns since when that is asked, None for an unknown job."""
+        """Ask the leader to run a job now; returns the time of the first request, None for an unknown job."""
         async with self._source() as conn, conn.transaction():
-            row = await (await conn.execute(statement("request_job"), {"name": job})).fetchone()
+            row = await (await conn.execute(statement("schedule/request_job"), {"name": job})).fetchone()
             if row is None:
                 return None
             await Audit(conn).audit("schedule run", [job], by)
@@ -149,8 +153,8 @@ class PostgresSchedule:
         return requested_at
 
     async def outcome(self, job: str, scheduled_for: datetime) -> tuple[RunState, str | None] | None:
-        """What became of a cron job's run; None when there is none."""
-        rows = await self._all("scheduled_run", job=job, scheduled_for=scheduled_for)
+        """Return the state and error of a cron job's run; None when there is no such run."""
+        rows = await self._all("schedule/run", job=job, scheduled_for=scheduled_for)
         return next(((RunState(state), error) for state, error in rows), None)
 
     async def _all(self, name: str, /, **parameters: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The scheduler's tables as SQLAlchemy sees them: the migrations are the truth, as for those of `schema`."""
+"""The scheduler's tables as SQLAlchemy sees them. As for those of `schema`, the migrations define them."""
 
 from __future__ import annotations
 

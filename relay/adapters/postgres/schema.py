@@ -1,7 +1,7 @@
 """The tables of a context's database (SDS-047 §9, extended by DESIGN §4) as SQLAlchemy sees them.
 
-For reads, for Alembic's comparison and for applications that want the tables in their own metadata. The
-migrations are the truth: only they make the triggers, the storage parameters and the wake-up row.
+For reads, for Alembic's comparison and for applications that want the tables in their own metadata. The migrations
+define the tables: only they make the triggers, the storage parameters and the wake-up row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ZERO: Final = text("0")
 _NOW: Final = text("now()")
 _EMPTY: Final = text("'{}'::jsonb")
 
-#: Events written in an application's transaction, waiting for or past publication (OutboxEvent, §2.1).
+#: Events written in an application's transaction, published or not (OutboxEvent, §2.1).
 outbox_events: Final = Table(
     "outbox_events",
     metadata,
@@ -65,7 +65,7 @@ outbox_events: Final = Table(
     Column("published_seq", BigInteger),
     Column("published_duplicate", Boolean),
     Column("generation", Integer, nullable=False, server_default=_ZERO),
-    # chk_occurred_not_future is a constraint trigger: it is for new rows only.
+    # chk_occurred_not_future is a constraint trigger, because it checks new rows only.
 )
 
 _outbox: Final = outbox_events.c
@@ -166,7 +166,7 @@ Index(
     postgresql_where=_inbox.order_key.is_not(None) & _open & ~_inbox.stepped_over,
 )
 
-#: Up to where everything delivered is known to be in the inbox of an ordered subscription (DESIGN §6).
+#: The place up to which the inbox of an ordered subscription is known to be complete (DESIGN §6).
 inbox_watermarks: Final = Table(
     "inbox_watermarks",
     metadata,
@@ -177,7 +177,7 @@ inbox_watermarks: Final = Table(
     Column("ahead", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
-#: Keys that are set aside behind a dead letter (DESIGN §6).
+#: Keys that are parked behind a dead letter (DESIGN §6).
 parked_keys: Final = Table(
     "parked_keys",
     metadata,
@@ -196,7 +196,7 @@ relay_wakeup: Final = Table(
     Column("sleeping", Boolean, nullable=False, server_default=text("false")),
 )
 
-#: Dead letters as incidents: one death of one message each (DESIGN §7).
+#: Dead letters as incidents: one row for each time a message dies (DESIGN §7).
 dead_letters: Final = Table(
     "dead_letters",
     metadata,
@@ -243,7 +243,7 @@ Index(
 )
 Index("idx_dead_letters_correlation", _incident.correlation_id)
 
-#: What operators did to which incidents and events, written in the transaction that did it.
+#: What operators did to which rows, written in the same transaction as the action.
 audit_log: Final = Table(
     "audit_log",
     metadata,
@@ -256,10 +256,10 @@ audit_log: Final = Table(
 )
 Index("idx_audit_log_at", audit_log.c.at)
 
-#: What handlers and tasks have dealt with, so that a repeat is recognised (DESIGN §4).
+#: What handlers and tasks have finished, so that a repeat is recognised (DESIGN §4).
 processed_events: Final = processed_events_table(metadata)
 
-#: Background tasks, and where the rate limit of each type stands (DESIGN §8).
+#: Background tasks, and the state of each type's rate limit (DESIGN §8).
 task_outbox, task_rates = task_tables(metadata)
 
 #: The lease, the schedule and the runs of cron jobs (DESIGN §8).

@@ -1,9 +1,9 @@
 """Events and tasks added to a SQLAlchemy session wait in the session and are written when it commits.
 
-Written at the last moment, all at once, they hold the locks of their keys for an instant only, and the
-locks of a whole transaction are taken in one sorted order, so that two transactions cannot deadlock
-over them. A row belongs to the innermost transaction it was added in: a released savepoint hands its
-rows to the transaction around it, and whatever a transaction still has when it ends is forgotten.
+They are written at the last moment and all at once. So they hold the locks of their keys only briefly, and the
+locks are taken in one sorted order, so that two transactions cannot deadlock over them. A row belongs to the
+innermost transaction or savepoint in which it was added. A released savepoint hands its rows to the transaction
+around it. Rows that a transaction still has when it ends are dropped.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LATER: Final = "jetrelay_outbox_later"
 class _Waiting:
     """The rows of ``session`` that are not written yet, each batch with its transaction.
 
-    ``announced``: a savepoint is about to be released. ``written``: the commit is under way and has
-    written its rows; what is added from now on, by listeners of the flush say, is written at once.
+    ``announced``: a savepoint is about to be released. ``written``: the commit has begun and has written its
+    rows. Rows that are added after that, for example by listeners of the flush, are written at once.
     """
 
     session: Session
@@ -51,9 +51,9 @@ def collect(session: Session, rows: Sequence[Row]) -> None:
 
 
 def write_later(session: Session, rows: list[Row]) -> None:
-    """Have the session add to ``rows`` what it would write when it commits.
+    """Make the session add its rows to ``rows`` when it commits, instead of writing them.
 
-    For sessions that share a transaction: whoever commits it writes what all of them have added, at once.
+    For sessions that share a transaction: the code that commits it writes the rows of all sessions at once.
     """
     session.info[_LATER] = session, rows
 
@@ -77,7 +77,7 @@ def _check_bind(session: Session) -> None:
 
 
 def _innermost(session: Session) -> SessionTransaction:
-    """Return the session's current transaction or savepoint; one is begun if need be, as ``session.add`` does."""
+    """Return the session's current transaction or savepoint. Begins a transaction if none is open."""
     if not session.in_transaction():
         if not session.autobegin:
             raise NoTransaction("the session has not begun a transaction", field="target")
@@ -93,14 +93,14 @@ def _innermost(session: Session) -> SessionTransaction:
 
 
 def _watch(session: Session) -> _Waiting:
-    """Return what waits in the session. On first sight its commits get a listener of their own.
+    """Return what waits in the session. The first call adds a listener for its commits.
 
-    On the session itself, so that it comes after the application's listeners of all sessions, which may
-    still complete rows that the flush would refuse.
+    The listener is on this session, so it runs after listeners that the application has on all sessions. Those
+    may still complete rows that the flush would refuse.
     """
     waiting: _Waiting | None = session.info.get(_KEY)
     if waiting is None or waiting.session is not session:
-        # The second: applications copy ``info`` from one session to another.
+        # The second condition is needed because applications copy ``info`` between sessions.
         waiting = session.info[_KEY] = _Waiting(session)
         listen.listen(session, "before_commit", _write)
     return waiting
@@ -109,11 +109,11 @@ def _watch(session: Session) -> _Waiting:
 def _write(session: Session) -> None:
     waiting = _watch(session)
     if session.in_nested_transaction() and not waiting.announced:
-        # A savepoint's release, as a rule, which writes nothing. If it is the commit of a transaction around
-        # it, the next announcement follows before anything else happens.
+        # Usually the release of a savepoint, which writes nothing. If it is the commit of the outer transaction,
+        # this is called again before anything else happens.
         waiting.announced = True
         return
-    # Listeners of the flush may add events of their own, so the flush that a commit does anyway comes first.
+    # Listeners of the flush may add events, so flush first. The commit would flush anyway.
     session.flush()
     rows = [row for _, batch in waiting.batches for row in batch]
     if rows:
@@ -124,7 +124,7 @@ def _write(session: Session) -> None:
 
 @listen.listens_for(Session, "after_transaction_create")
 def _on_create(session: Session, _: SessionTransaction) -> None:
-    # Not only when an event is added: the first one may come from a listener, in the middle of a commit.
+    # Always, because a listener may add the first event in the middle of a commit.
     _watch(session)
 
 

@@ -1,9 +1,8 @@
-"""One transaction for the functions of several messages: each works in a savepoint of its own.
+"""One transaction for the functions of several messages. Each function works in a savepoint of its own.
 
-A function that fails undoes what it wrote and nothing else; one that asks the server nothing pays for no
-savepoint. What their sessions add to an outbox is written
-when all are done, in one statement: its locks are taken in one order, so that two such transactions cannot
-deadlock over them.
+A function that fails undoes only its own writes. A function that sends nothing to the server needs no savepoint.
+The outbox rows of all sessions are written in one statement when all functions are done. So the locks are taken in
+one order, and two such transactions cannot deadlock over them.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from relay.failpoints import reach
 _BEGIN: Final = b"SAVEPOINT jetrelay"
 _KEEP: Final = b"RELEASE SAVEPOINT jetrelay"
 _UNDO: Final = b"ROLLBACK TO SAVEPOINT jetrelay"
-#: Deadlock and serialization failure: nobody's fault, and gone when it is tried again.
+#: Deadlock and serialization failure: a retry usually succeeds.
 _CONFLICTS: Final = {"40P01", "40001"}
 
 
 class Transaction:
-    """What a function in a thread may write through; both are one transaction.
+    """The session and the connection that a function in a thread may use. Both are in one transaction.
 
-    The session is made for those who ask for it. ``later``: where it leaves its outbox rows. ``settled``: whether
-    its end has been that of the row, too.
+    The session is created on first use. ``later``: the list that takes the session's outbox rows. ``settled``:
+    whether the transaction also ended the row.
     """
 
     settled = True
@@ -64,7 +63,7 @@ class Transaction:
 
     @contextmanager
     def used(self) -> Iterator[Transaction]:
-        """Keep what the session has written when the block ends well."""
+        """Commit the session when the block ends without an error."""
         try:
             yield self
             if "session" in self.__dict__ and self.session.in_transaction():
@@ -75,7 +74,7 @@ class Transaction:
 
 
 class AsyncTransaction:
-    """What a coroutine may write through; see `Transaction`."""
+    """The session and the connection that a coroutine may use; see `Transaction`."""
 
     def __init__(
         self, outer: AsyncConnection, connection: psycopg.AsyncConnection[Any], later: list[Row] | None = None
@@ -94,22 +93,22 @@ class AsyncTransaction:
 
     @asynccontextmanager
     async def used(self) -> AsyncIterator[AsyncTransaction]:
-        """Keep what the session has written when the block ends well."""
+        """Commit the session when the block ends without an error."""
         try:
             yield self
             if "session" in self.__dict__ and self.session.in_transaction():
                 await self.session.commit()
         finally:
             if "session" in self.__dict__:
-                # Also when the coroutine is being stopped.
+                # Also when the coroutine is cancelled.
                 await asyncio.shield(self.session.close())
 
 
 class _Shared:
     """What the two kinds have in common.
 
-    ``broken``: a savepoint could not be kept or undone, so nothing of the transaction may be relied on.
-    ``conflict``: a function has lost a deadlock to another transaction, so this one should end soon.
+    ``broken``: a savepoint could not be released or rolled back, so the whole transaction is unusable.
+    ``conflict``: a function lost a conflict with another transaction, for example a deadlock. End this one soon.
     """
 
     def __init__(self) -> None:
@@ -118,11 +117,11 @@ class _Shared:
         self._open = False
 
     def _arm(self, driver: LazyConnection | LazyAsyncConnection) -> None:
-        """Have a step begin when it is used; in the same trip the one before is kept, or undone already."""
+        """Begin a step when something is sent in it. The same round trip releases the savepoint before it."""
         driver.before = _KEEP + b"; " + _BEGIN if self._open else _BEGIN
 
     def _disarm(self, driver: LazyConnection | LazyAsyncConnection) -> bool:
-        """Whether the step was used."""
+        """End the step; returns whether anything was sent in it."""
         used, driver.before = driver.before is None, None
         self._open = self._open or used
         return used
@@ -137,7 +136,7 @@ class _Shared:
 
 
 class SharedTransaction(_Shared):
-    """For plain functions, in a thread. ``pid`` is the server's name for it."""
+    """A shared transaction for plain functions, in a thread. ``pid``: the server process of its connection."""
 
     def __init__(self, outer: Connection, driver: LazyConnection, cursor: psycopg.Cursor[Any]) -> None:
         super().__init__()
@@ -161,11 +160,11 @@ class SharedTransaction(_Shared):
         self._rows += rows
 
     def settle(self, ids: Sequence[UUID], token: UUID) -> None:
-        """End the rows of the steps that were kept. Raises ClaimLost when one of their claims is not ours."""
+        """End the rows of the steps that succeeded. Raises ClaimLost when one of their claims is not ours."""
         if self._open:
             self._execute(_KEEP)
         insert_sqlalchemy(self._outer, self._rows)
-        self._cursor.execute(statement("mark_chunk_processed"), {"ids": list(ids), "token": token})
+        self._cursor.execute(statement("inbox/mark_chunk_processed"), {"ids": list(ids), "token": token})
         self._check(self._cursor.rowcount, ids)
 
     def _execute(self, sql: bytes) -> None:
@@ -202,11 +201,11 @@ class AsyncSharedTransaction(_Shared):
         self._rows += rows
 
     async def settle(self, ids: Sequence[UUID], token: UUID) -> None:
-        """End the rows of the steps that were kept. Raises ClaimLost when one of their claims is not ours."""
+        """End the rows of the steps that succeeded. Raises ClaimLost when one of their claims is not ours."""
         if self._open:
             await self._execute(_KEEP)
         await insert_sqlalchemy_async(self._outer, self._rows)
-        await self._cursor.execute(statement("mark_chunk_processed"), {"ids": list(ids), "token": token})
+        await self._cursor.execute(statement("inbox/mark_chunk_processed"), {"ids": list(ids), "token": token})
         self._check(self._cursor.rowcount, ids)
 
     async def _execute(self, sql: bytes) -> None:
@@ -218,7 +217,7 @@ class AsyncSharedTransaction(_Shared):
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """The code that PostgreSQL gave, if it was PostgreSQL that refused."""
+    """Return the SQLSTATE of an error, if PostgreSQL raised it."""
     if isinstance(error, WriteConflict) and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, DBAPIError) and error.orig is not None:

@@ -1,4 +1,4 @@
-"""Where a query gets its connection: from a pool that others share, or one opened for a single command."""
+"""Where a query gets its connection: from a shared pool, or one that is opened for a single command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pooled(pool: Pool) -> Source:
 
 @asynccontextmanager
 async def connected(url: str, name: str) -> AsyncIterator[Source]:
-    """Open one connection for a command and lend that. Raises DatabaseUnreachable."""
+    """Open one connection for a command and lend it. Raises DatabaseUnreachable."""
     with reaching():
         conn = await psycopg.AsyncConnection.connect(
             url, autocommit=True, connect_timeout=5, application_name=f"jetrelay-{name}"
@@ -52,7 +52,7 @@ async def connected(url: str, name: str) -> AsyncIterator[Source]:
 
 @contextmanager
 def _migrated() -> Iterator[None]:
-    """Turn what PostgreSQL says of a database without our tables into SchemaMissing."""
+    """Turn PostgreSQL's errors about missing tables or columns into SchemaMissing."""
     try:
         yield
     except (UndefinedTable, UndefinedColumn) as error:

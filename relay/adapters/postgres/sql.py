@@ -1,4 +1,4 @@
-"""The SQL of the hot paths and reads: one statement a file in ``sql/``, named for what it does."""
+"""The SQL of the hot paths and reads: one file in ``sql/`` for each statement."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import LiteralString
 
 @cache
 def statement(name: str) -> LiteralString:
-    """Return the statement in ``sql/<name>.sql`` without its comment lines; each file is read once per process.
+    """Return the statement in ``sql/<name>.sql``, for example ``outbox/claim``, without its comment lines.
 
-    Typed as a literal: a file of the package is as trustworthy as one, and psycopg asks for it.
+    Each file is read once per process. The type is that of a literal, because psycopg requires one. A file of the
+    package is as safe as a literal.
     """
     text = resources.files("relay.adapters.postgres").joinpath("sql", f"{name}.sql").read_text("utf-8")
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--")).strip()

@@ -1,4 +1,4 @@
-"""The sessions and connections of applications, as places where rows are written in an open transaction."""
+"""The sessions and connections of applications, through which rows are written in an open transaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Other = TypeVar("Other")
 
 
 class _Ready(Generic[Value]):
-    """An awaitable that has its value already, and may be left unawaited without harm."""
+    """An awaitable that already has its value. It does no harm not to await it."""
 
     def __init__(self, value: Value) -> None:
         self.value = value
@@ -36,7 +36,7 @@ class _Ready(Generic[Value]):
 def write(target: SyncTarget | AsyncTarget, rows: Sequence[Row], answer: Value) -> Value | Awaitable[Value]:
     """Record ``rows`` in the open transaction of ``target`` and return ``answer``, awaitable for an async target.
 
-    A session keeps them until it commits, a connection writes them at once, in one statement for each kind of
+    A session keeps the rows until it commits. A connection writes them at once, in one statement for each kind of
     row. Raises UnsupportedTarget and NoTransaction.
     """
     if isinstance(target, scoped_session | async_scoped_session):

@@ -20,7 +20,7 @@ from relay.queries import Page
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
-    """Which tasks are meant; what is None excludes nothing. ``error`` is a part of the text."""
+    """Which tasks to find. A field that is None excludes nothing. ``error`` is a part of the error's text."""
 
     statuses: tuple[str, ...]
     type: str | None = None
@@ -70,14 +70,14 @@ class _Change(Audit):
     tasks: Sequence[TaskState]
 
     async def retry(self, ids: Sequence[str]) -> None:
-        await self.conn.execute(statement("retry_tasks"), {"ids": list(ids)})
+        await self.conn.execute(statement("tasks/retry"), {"ids": list(ids)})
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        await self.conn.execute(statement("cancel_tasks"), {"ids": list(ids)})
+        await self.conn.execute(statement("tasks/cancel"), {"ids": list(ids)})
 
 
 class PostgresTaskOperations:
-    """Reads and changes rows only. All raise DatabaseUnreachable and SchemaMissing."""
+    """Reads and changes rows only. All methods raise DatabaseUnreachable and SchemaMissing."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -87,16 +87,16 @@ class PostgresTaskOperations:
         parameters = {name: getattr(wanted, name) for name in TaskFilter.__dataclass_fields__}
         parameters |= {"statuses": list(wanted.statuses), "limit": limit}
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("tasks"), parameters)
+            await cursor.execute(statement("tasks/tasks"), parameters)
             rows = await cursor.fetchall()
         return Page([_view(row) for row in rows], rows[0]["total"] if rows else 0)
 
     async def get(self, id: UUID) -> TaskDetail | None:
         """One task with its payload, or None."""
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("task"), {"id": id})
+            await cursor.execute(statement("tasks/task"), {"id": id})
             row = await cursor.fetchone()
-            await cursor.execute(statement("task_history"), {"id": str(id)})
+            await cursor.execute(statement("tasks/history"), {"id": str(id)})
             history = await cursor.fetchall()
         return None if row is None else TaskDetail(_view(row), row["metadata"], row["payload"], history)
 
@@ -106,7 +106,7 @@ class PostgresTaskOperations:
     @asynccontextmanager
     async def _change(self, ids: Sequence[UUID]) -> AsyncIterator[_Change]:
         async with self._source() as conn, conn.transaction():
-            cursor = await conn.execute(statement("lock_tasks"), {"ids": list(ids)})
+            cursor = await conn.execute(statement("tasks/lock_many"), {"ids": list(ids)})
             yield _Change(conn, [TaskState(*row) for row in await cursor.fetchall()])
 
 

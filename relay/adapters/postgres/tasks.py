@@ -1,7 +1,7 @@
-"""Background tasks in task_outbox: delivered to a queue or taken by a worker, claimed, and ended.
+"""Background tasks in task_outbox: delivered to a queue, claimed by a worker, and ended.
 
-Claims are leases on the database's clock, every later write is fenced by the claim's token. Limits are
-decided in the transaction of the claim, so that they hold whatever becomes of Redis.
+Claims are leases by the clock of the database. The claim's token fences every later write. Limits are checked in
+the transaction of the claim, so they hold whatever happens to Redis.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, turn
 
-#: How long after a task should have begun the sweep takes it for lost.
+#: When a task is this long overdue to begin, the sweep treats it as lost.
 GRACE: Final = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a type's tasks are held to. ``interval``: the least time between two starts."""
+    """The limits of a task type. ``interval``: the shortest time between two starts."""
 
     concurrency: int | None = None
     interval: timedelta | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether there is any limit."""
         return self.concurrency is not None or self.interval is not None
 
 
 class PostgresTasks:
     """The tasks of one context.
 
-    ``grace``: how long after a task should have begun the sweep takes it for lost. ``full_wait``: how soon a task
-    that finds too many of its key running looks again by itself; as a rule the one that ends wakes it.
+    ``grace``: when a task is this long overdue to begin, the sweep treats it as lost. ``full_wait``: when too many
+    tasks of a key run, another one looks again after this time. Usually a task that ends wakes it earlier.
     """
 
     def __init__(
@@ -58,34 +58,34 @@ class PostgresTasks:
     # --- on the way to a queue ---
 
     async def pending_queues(self) -> Sequence[str]:
-        """The queues for which tasks are due. Raises DatabaseUnreachable, as all of these do."""
+        """Return the queues that have due tasks. Raises DatabaseUnreachable, as all methods here do."""
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("pending_task_queues"))
+            cursor = await conn.execute(statement("tasks/pending_queues"))
             return [queue for (queue,) in await cursor.fetchall()]
 
     @asynccontextmanager
     async def deliver(self, queue: str, limit: int) -> AsyncIterator[Sequence[TaskRef]]:
-        """Mark up to ``limit`` due tasks of a queue as delivered, which counts once the block has ended well.
+        """Mark up to ``limit`` due tasks of a queue as delivered. This commits when the block ends.
 
-        Others wait for these rows until then; an exception gives them back.
+        Other processes wait for these rows until then. An exception in the block releases them.
         """
         async with connection(self._pool) as conn, conn.transaction():
-            cursor = await conn.execute(statement("claim_pending_tasks"), {"queue": queue, "limit": limit})
+            cursor = await conn.execute(statement("tasks/claim_pending"), {"queue": queue, "limit": limit})
             rows = await cursor.fetchall()
             # UPDATE ... RETURNING keeps no order.
             yield [TaskRef(id, name, queue, priority) for priority, _, id, name, queue in sorted(rows)]
 
     async def overdue_queues(self) -> Sequence[str]:
-        """The queues that by the age of their tasks have lost some."""
+        """Return the queues that have overdue tasks, and so have probably lost some."""
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("delivered_task_queues"), {"grace": self._grace})
+            cursor = await conn.execute(statement("tasks/delivered_queues"), {"grace": self._grace})
             return [queue for (queue,) in await cursor.fetchall()]
 
     async def overdue(self, queue: str, limit: int) -> Sequence[TaskRef]:
-        """Tasks that should be in a queue and by their age are not; marks them as enqueued now."""
+        """Return overdue delivered tasks: the queue has probably lost them. Marks them as enqueued now."""
         parameters = {"queue": queue, "limit": limit, "grace": self._grace}
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("overdue_tasks"), parameters)
+            cursor = await conn.execute(statement("tasks/overdue"), parameters)
             refs = [TaskRef(*row) for row in await cursor.fetchall()]
         # UPDATE ... RETURNING keeps no order.
         return sorted(refs, key=lambda ref: ref.priority)
@@ -95,16 +95,16 @@ class PostgresTasks:
     async def claim(
         self, id: UUID, task_type: str, lease: timedelta, limits: Limits
     ) -> ClaimedTask | PutOff | None:
-        """Take a due, unclaimed, unfinished task and count the attempt; None if it is not.
+        """Claim a due, unclaimed, unfinished task and count the attempt; None if it is not one.
 
-        PutOff when a limit does not let it start, which is noted.
+        Returns PutOff, and records it, when a limit does not let the task start.
         """
         since = time.monotonic()
         async with connection(self._pool) as conn:
             if not limits:
                 return await _claim(conn, id, lease, since)
             async with conn.transaction():
-                cursor = await conn.execute(statement("lock_task"), {"id": id})
+                cursor = await conn.execute(statement("tasks/lock"), {"id": id})
                 if (row := await cursor.fetchone()) is None:
                     return None
                 key, waits_for = row
@@ -114,55 +114,57 @@ class PostgresTasks:
                     return held
                 claimed = await _claim(conn, id, lease, since)
                 if claimed is not None and limits.interval is not None:
-                    # Only now: the interval is one between starts.
-                    await conn.execute(statement("take_turn"), {"type": task_type, "interval": limits.interval})
+                    # Only after the claim, because the interval is between starts.
+                    await conn.execute(
+                        statement("tasks/take_turn"), {"type": task_type, "interval": limits.interval}
+                    )
                 return claimed
 
     async def _held(self, conn: Connection, key: str | None, limits: Limits) -> PutOff | None:
-        """Whether too many tasks of ``key`` run. The lock on the key is held until the claim commits."""
+        """Return PutOff if too many tasks of ``key`` run. Holds the lock of the key until the claim commits."""
         if key is None or limits.concurrency is None:
             return None
-        await conn.execute(statement("lock_concurrency"), {"key": key})
-        cursor = await conn.execute(statement("running_tasks"), {"key": key})
+        await conn.execute(statement("tasks/lock_concurrency"), {"key": key})
+        cursor = await conn.execute(statement("tasks/running"), {"key": key})
         row = await cursor.fetchone()
         return PutOff(self._full_wait, "room") if row and row[0] >= limits.concurrency else None
 
     async def put_off(self, id: UUID, reason: PutOff) -> None:
-        """Have a task wait without an attempt, unless it is claimed."""
+        """Delay a task without counting an attempt, unless it is claimed."""
         async with connection(self._pool) as conn:
             await _put_off(conn, id, reason)
 
     async def renew(self, claim: ClaimedTask, lease: timedelta) -> bool:
         """Extend the claim to ``lease`` from now. False when it was lost."""
-        return await self._settle("renew_task", claim, lease=lease)
+        return await self._settle("tasks/renew", claim, lease=lease)
 
     async def complete(self, claim: ClaimedTask) -> bool:
         """End the task. False when the claim was lost."""
-        return await self._settle("complete_task", claim)
+        return await self._settle("tasks/complete", claim)
 
     async def complete_all(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
-        """End tasks; returns those of which the claim was ours."""
+        """End tasks; returns those whose claim was still ours."""
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("complete_tasks"), _ids_and_tokens(claims))
+            cursor = await conn.execute(statement("tasks/complete_many"), _ids_and_tokens(claims))
             done = {id for (id,) in await cursor.fetchall()}
         return [claim for claim in claims if claim.id in done or await self.complete(claim)]
 
     async def record_error(self, claim: ClaimedTask, error: str, delay: timedelta) -> bool:
         """Note the error, set the next attempt, release the claim. False when the claim was lost."""
-        return await self._settle("record_task_error", claim, error=clean(error), delay=delay)
+        return await self._settle("tasks/record_error", claim, error=clean(error), delay=delay)
 
     async def fail(self, claim: ClaimedTask, error: str) -> bool:
         """End the task as failed. False when the claim was lost."""
-        return await self._settle("fail_task", claim, error=clean(error))
+        return await self._settle("tasks/fail", claim, error=clean(error))
 
     async def next_of_key(self, key: str) -> Sequence[TaskRef]:
-        """The task that waits at the head of a key, due from now on; none or one.
+        """Make the first waiting task of a key due now and return it; none or one.
 
-        Waits for a task of the key that is just being put off, which would otherwise be missed.
+        Waits while another transaction puts off a task of the key. Otherwise it would miss that task.
         """
         async with connection(self._pool) as conn, conn.transaction():
-            await conn.execute(statement("lock_concurrency"), {"key": key})
-            cursor = await conn.execute(statement("next_task_of_key"), {"key": key})
+            await conn.execute(statement("tasks/lock_concurrency"), {"key": key})
+            cursor = await conn.execute(statement("tasks/next_of_key"), {"key": key})
             return [TaskRef(*row) for row in await cursor.fetchall()]
 
     async def _settle(self, name: str, claim: ClaimedTask, **values: Any) -> bool:
@@ -172,19 +174,19 @@ class PostgresTasks:
 
 
 def claim_command(id: UUID, lease: timedelta) -> Command:
-    """The statement that claims a task of a type without limits; its row is that of a `ClaimedTask`."""
-    return "claim_task", {"id": id, "token": uuid4(), "lease": lease}
+    """Return the statement that claims a task of a type without limits. Its row is that of a `ClaimedTask`."""
+    return "tasks/claim", {"id": id, "token": uuid4(), "lease": lease}
 
 
 def claim_ahead_command(id: UUID, others: Sequence[UUID], lease: timedelta) -> Command:
-    """The statement that claims such a task together with those of the others that never began."""
+    """Return the statement that claims such a task together with those of ``others`` that never began."""
     ids = array.of_plain([id, *others])
-    return "claim_tasks", {"ids": ids, "first": id, "token": uuid4(), "lease": lease}
+    return "tasks/claim_many", {"ids": ids, "first": id, "token": uuid4(), "lease": lease}
 
 
 def give_back_command(claims: Sequence[ClaimedTask]) -> Command:
-    """The statement that undoes claims of tasks that had never begun, and the attempts that they have counted."""
-    return "unclaim_tasks", _ids_and_tokens(claims)
+    """Return the statement that undoes claims of tasks that never began, with the attempts they counted."""
+    return "tasks/unclaim", _ids_and_tokens(claims)
 
 
 def _ids_and_tokens(claims: Sequence[ClaimedTask]) -> dict[str, str]:
@@ -201,14 +203,16 @@ async def _claim(conn: Connection, id: UUID, lease: timedelta, since: float) -> 
 
 
 async def _put_off(conn: Connection, id: UUID, reason: PutOff) -> None:
-    await conn.execute(statement("put_off_task"), {"id": id, "delay": reason.delay, "waits_for": reason.waits_for})
+    await conn.execute(
+        statement("tasks/put_off"), {"id": id, "delay": reason.delay, "waits_for": reason.waits_for}
+    )
 
 
 async def _turn(conn: Connection, task_type: str, limits: Limits, waits_for: str | None) -> PutOff | None:
-    """Hold the rate limit; where there is no turn now, have one promised."""
+    """Lock the rate limit. If there is no turn now, promise one and return PutOff."""
     if limits.interval is None:
         return None
-    cursor = await conn.execute(statement("lock_rate"), {"type": task_type})
+    cursor = await conn.execute(statement("tasks/lock_rate"), {"type": task_type})
     row = await cursor.fetchone()
     assert row is not None  # an upsert returns its row
     promised = waits_for == "turn"
@@ -216,5 +220,5 @@ async def _turn(conn: Connection, task_type: str, limits: Limits, waits_for: str
     if delay <= timedelta(0):
         return None
     if not promised:
-        await conn.execute(statement("promise_turn"), {"type": task_type, "delay": delay})
+        await conn.execute(statement("tasks/promise_turn"), {"type": task_type, "delay": delay})
     return PutOff(delay, "turn")

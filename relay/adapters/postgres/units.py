@@ -1,7 +1,7 @@
 """Units of work on SQLAlchemy sessions, plain and async.
 
-A unit that begins by itself opens a session and commits it once. One that joins works in a savepoint of the
-session it joins: whatever fails in it is undone alone, and the commit is left to whoever began.
+A unit that begins by itself opens a session and commits it once. A unit that joins a session works in a savepoint
+of it. If the unit fails, only its own writes are undone. The outer unit commits.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class SqlAlchemyUnit(UnitOfWork[AnySession]):
         self.units = units
         self.plain: Session = session.sync_session if isinstance(session, AsyncSession) else session
         self._owner = _runner()
-        # Saved aggregates, in order. The session alone forgets an object once it is flushed and out of use.
+        # Saved aggregates, in order. The session forgets an object that is flushed and no longer referenced.
         self._saved: dict[int, AggregateRoot] = {}
         self._pulled: list[DomainEvent] = []
 
     @property
     def is_ours(self) -> bool:
-        """Whether the running thread and asyncio task is the unit's: nobody else may use its session."""
+        """Whether this thread and asyncio task began the unit. No other may use its session."""
         return self._owner == _runner()
 
     def save(self, aggregate: AggregateRoot) -> None:
@@ -82,7 +82,7 @@ class SqlAlchemyUnit(UnitOfWork[AnySession]):
         return events
 
     def pull(self) -> None:
-        """Take the recorded events over from the aggregates."""
+        """Take the recorded events from the aggregates."""
         for entity in self.plain:
             if isinstance(entity, AggregateRoot):
                 self.track(entity)
@@ -91,7 +91,7 @@ class SqlAlchemyUnit(UnitOfWork[AnySession]):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be the current unit for the block, which must not end the transaction."""
+        """Make this the current unit during the block, which must not end the transaction."""
         with Guard(self.plain).watch(), listening(self.plain, {"before_flush": self._on_flush}):
             token = _current.set(self)
             try:
@@ -108,7 +108,7 @@ class SqlAlchemyUnit(UnitOfWork[AnySession]):
 class SqlAlchemyUnits(Generic[AnySession]):
     """Units of work on an engine or session factory.
 
-    ``outbox``: where integration events go. ``schedule``: `tasks.schedule`, for services with background tasks.
+    ``outbox``: takes integration events. ``schedule``: `tasks.schedule`, for services with background tasks.
     """
 
     @overload
@@ -139,7 +139,7 @@ class SqlAlchemyUnits(Generic[AnySession]):
 
     @asynccontextmanager
     async def begin(self, session: AnySession | None = None) -> AsyncIterator[UnitOfWork[AnySession]]:
-        """See UnitsOfWork. Code in another thread or asyncio task than the unit's begins one of its own."""
+        """See UnitsOfWork. Code in another thread or asyncio task begins a unit of its own."""
         outer = _current.get()
         if outer is not None and not (outer.units is self and outer.is_ours):
             outer = None
@@ -149,7 +149,7 @@ class SqlAlchemyUnits(Generic[AnySession]):
                 hint="session=unit.session makes it a part of that one; otherwise dispatch it before or after",
             )
         if outer is not None and session is outer.session:
-            outer.pull()  # what was recorded so far is not undone with us
+            outer.pull()  # a failure of the inner unit must not drop these
         begun = self._open() if session is None else self._join(session)
         async with begun as unit:
             yield unit
@@ -168,7 +168,7 @@ class SqlAlchemyUnits(Generic[AnySession]):
             else:
                 unit.plain.commit()
         finally:
-            # Closing rolls back what is not committed; a cancelled task has to wait for it.
+            # Closing rolls back what is not committed. Even a cancelled task must wait for it.
             if isinstance(session, AsyncSession):
                 await asyncio.shield(session.close())
             else:
@@ -182,7 +182,7 @@ class SqlAlchemyUnits(Generic[AnySession]):
                 with unit.running():
                     yield unit
             except BaseException:
-                unit.pull()  # of aggregates that outlive the savepoint: these events did not happen
+                unit.pull()  # aggregates may outlive the savepoint; drop their events
                 raise
 
 

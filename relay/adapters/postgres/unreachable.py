@@ -1,7 +1,7 @@
-"""Why PostgreSQL could not be reached, said without anything of the connection string.
+"""Why PostgreSQL could not be reached, in words that show nothing of the connection string.
 
-The driver's own words may quote host names, users and, of a malformed URL, the password. So they are
-matched here, never passed on.
+The driver's messages may quote host names, users and, for a malformed URL, the password. So this module matches
+them and never passes them on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psycopg
 from relay.domain.errors import DatabaseUnreachable
 
 _REASONS: Final = (
-    # First, as the texts of these hold signs of others.
+    # These come first, because their texts also contain the signs of other errors.
     ("root certificate file", "TLS: the file of sslrootcert cannot be read"),
     ("private key file", "TLS: the file of sslkey cannot be read, or others may read it too"),
     ("certificate file", "TLS: the file of sslcert cannot be read"),
@@ -47,16 +47,16 @@ _HINT: Final = "check database_url of the context, and that the server runs"
 
 
 def reason(error: BaseException) -> str:
-    """Say what the driver means, in words that hold no part of the connection string."""
+    """Return what the driver's error means, in words that show nothing of the connection string."""
     text = str(error)
     return next((words for sign, words in _REASONS if sign in text), _OTHER)
 
 
 @contextmanager
 def reaching() -> Iterator[None]:
-    """Turn whatever the driver raises while it connects into DatabaseUnreachable.
+    """Turn every error that the driver raises while it connects into DatabaseUnreachable.
 
-    The original is dropped, not chained: a traceback would print it.
+    The original is not chained, because a traceback would print it.
     """
     try:
         yield

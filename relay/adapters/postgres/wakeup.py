@@ -1,7 +1,7 @@
 """Wake-up by LISTEN/NOTIFY: a hint that costs nothing under load (DESIGN §5).
 
-A NOTIFY takes a lock of the whole database cluster at commit, so producers send one only while the
-publisher has said that it sleeps. Polling is the guarantee; without hints everything still works.
+A NOTIFY takes a lock of the whole database cluster at commit. So producers send one only while the publisher has
+said that it sleeps. Hints only save time: polling finds all work without them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHANNEL: Final = "relay_outbox"
 #: The payloads of hints: an event was recorded, a task was scheduled.
 EVENTS: Final = ""
 TASKS: Final = "tasks"
-#: A question that takes longer, in seconds, is asked again after so many times that.
+#: A question that takes longer than _SLOW seconds is asked again only after _REST times as long.
 _SLOW: Final = 0.1
 _REST: Final = 20
 _ALL_LANES: Final = (1 << LANES) - 1
@@ -32,18 +32,18 @@ _ALL_LANES: Final = (1 << LANES) - 1
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """How many events wait to be published, and the lanes of their keys, a bit each."""
+    """How many events wait to be published, and the lanes of their keys: one bit for each lane."""
 
     count: int
     lanes: int
 
     def concerns(self, shard: Shard) -> bool:
-        """Whether any is in a lane of ``shard``."""
+        """Whether any of the events is in a lane of ``shard``."""
         return any(self.lanes >> lane & 1 for lane in shard.lanes)
 
 
 class Wakeup:
-    """Asks whether anything is due, and hears hints, on a connection of its own."""
+    """Asks whether anything is due, and receives hints, on a connection of its own."""
 
     def __init__(self, pool: Pool, url: str) -> None:
         self._pool = pool
@@ -53,16 +53,16 @@ class Wakeup:
         self._wakes: dict[str, Callable[[], None]] = {}
 
     async def due(self, limit: int) -> Due:
-        """What waits to be published, counted up to ``limit``. Raises DatabaseUnreachable.
+        """Return what waits to be published, counted up to ``limit``. Raises DatabaseUnreachable.
 
-        Where the answer takes long, as after an hour under an old snapshot, it is seldom asked for: meanwhile, and
-        where there is none in time, as many as can be may wait in any lane. An outage is no answer.
+        When the answer takes long, for example after an hour under an old snapshot, this asks seldom. Between two
+        questions, and after a time-out, it returns ``limit`` and all lanes. An outage raises.
         """
         begun = time.monotonic()
         if begun < self._rest_until:
             return Due(limit, _ALL_LANES)
         try:
-            [[count, lanes]] = await self._watch.ask("outbox_due", {"limit": limit})
+            [[count, lanes]] = await self._watch.ask("outbox/due", {"limit": limit})
             due = Due(int(count or 0), int(lanes or 0))
         except DatabaseUnreachable as error:
             if not isinstance(error.__cause__, QueryCanceled):
@@ -74,26 +74,26 @@ class Wakeup:
 
     async def tasks_due(self) -> bool:
         """Whether a task is waiting to be delivered. Raises DatabaseUnreachable."""
-        return bool(await self._watch.ask("pending_task_queues"))
+        return bool(await self._watch.ask("tasks/pending_queues"))
 
     async def tasks_overdue(self) -> bool:
         """Whether a delivered task should have begun by now. Raises DatabaseUnreachable."""
-        return bool(await self._watch.ask("delivered_task_queues", {"grace": GRACE}))
+        return bool(await self._watch.ask("tasks/delivered_queues", {"grace": GRACE}))
 
     async def inbox_open(self, subscription: str) -> bool:
-        """Whether any message of a subscription has not come to its end. Raises DatabaseUnreachable."""
-        return bool(await self._watch.ask("inbox_open", {"subscription": subscription}))
+        """Whether a subscription has any unfinished message. Raises DatabaseUnreachable."""
+        return bool(await self._watch.ask("inbox/open", {"subscription": subscription}))
 
     async def set_sleeping(self, sleeping: bool) -> None:
-        """Tell producers whether to send hints; does nothing when they were told already."""
+        """Tell producers whether to send hints. Does nothing if they know already."""
         if sleeping != self._sleeping:
             async with connection(self._pool) as conn, conn.transaction():
                 await conn.execute("SET LOCAL synchronous_commit = off")
-                await conn.execute(statement("set_sleeping"), {"sleeping": sleeping})
+                await conn.execute(statement("schedule/set_sleeping"), {"sleeping": sleeping})
             self._sleeping = sleeping
 
     def listen(self, kind: str, wake: Callable[[], None]) -> None:
-        """Call ``wake`` for every hint of a kind, in the event loop, from the next look until `close`."""
+        """Call ``wake`` for every hint of a kind, in the event loop, from the next question until `close`."""
         self._wakes[kind] = wake
 
     async def close(self) -> None:
@@ -103,7 +103,7 @@ class Wakeup:
 
     def _hear(self, kind: str | None) -> None:
         if kind is None:
-            # Another process may have told producers otherwise meanwhile.
+            # Another process may have told producers something else meanwhile.
             self._sleeping = None
             for wake in list(self._wakes.values()):
                 wake()

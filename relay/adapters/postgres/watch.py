@@ -1,8 +1,8 @@
-"""A connection that is asked the same short questions all day and hears notifications meanwhile.
+"""A connection for the same short questions, asked all day. Meanwhile it receives notifications.
 
-A scheduler with nothing to do asks some fifty questions a second. Through a pool and a cursor each would cost it
-several times what the answer costs the server. So this speaks libpq directly: statements that the server has
-prepared, and one reader that stays with the socket.
+An idle scheduler asks about fifty questions a second. With a pool and a cursor, a question would cost several
+times as much as the server needs to answer it. So this calls libpq directly: the server has the statements
+prepared, and one reader stays on the socket.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from relay.adapters.postgres.sql import statement
 #: Rows as the server writes them, in text.
 Rows: TypeAlias = Sequence[Sequence[bytes | None]]
 
-#: How soon after an attempt to connect the next is made, in seconds.
+#: The shortest time between two attempts to connect, in seconds.
 _RECONNECT: Final = 1.0
-#: Soon after, whoever asked gives up, and the server cannot tell.
+#: Shortly after this time the caller gives up, and the server would not notice.
 _LIMIT: Final = "SET statement_timeout = '4s'"
 
 
 class Watch:
-    """Connects when first asked and after every loss. One question is under way at a time.
+    """Connects on the first question and after every loss. Asks one question at a time.
 
-    ``hear`` gets the payload of every notification on ``channel``, and None after each connecting and each loss:
-    any number may have been missed, so ask. It is called in the event loop.
+    ``hear`` gets the payload of every notification on ``channel``. It gets None after each connect and each loss:
+    notifications may be missing then, so ask again. It is called in the event loop.
     """
 
     def __init__(self, url: str, channel: str, hear: Callable[[str | None], None]) -> None:
@@ -48,7 +48,7 @@ class Watch:
         self._cancelled: QueryCanceled | None = None
 
     async def ask(self, question: str, parameters: Mapping[str, Any] | None = None) -> Rows:
-        """The rows of a statement of ``sql/``. Raises DatabaseUnreachable."""
+        """Return the rows of a statement in ``sql/``. Raises DatabaseUnreachable."""
         with reached():
             if self._conn is None:
                 await self._connected()
@@ -59,14 +59,14 @@ class Watch:
                     name = await self._name(self._conn, question, parameters or {})
                     return await self._exchange(self._conn, name)
                 except BaseException as error:
-                    # The answer may come yet, and would be taken for that of the next question. That it took too
-                    # long is one.
+                    # The answer may still arrive and would look like the next one's. A time-out of the statement
+                    # is itself an answer, so then the connection stays.
                     if error is not self._cancelled:
                         self._drop()
                     raise
 
     async def close(self) -> None:
-        """Let go of the connection; it is made again when asked."""
+        """Close the connection. The next question opens it again."""
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
@@ -78,7 +78,7 @@ class Watch:
     # --- the connection ---
 
     async def _connected(self) -> None:
-        """Connect; whoever asks meanwhile shares the attempt."""
+        """Connect. Callers that ask meanwhile share the attempt."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect())
         await asyncio.shield(self._connecting)
@@ -110,14 +110,14 @@ class Watch:
 
     def _drop(self) -> None:
         if self._conn is not None:
-            # By its number: libpq may have closed the socket already.
+            # By the stored number, because libpq may have closed the socket already.
             asyncio.get_running_loop().remove_reader(self._socket)
             self._conn.pgconn.finish()
             self._conn = None
             self._ask_again()
 
     def _ask_again(self) -> None:
-        """Have someone ask soon, and so connect, however seldom they ask by themselves."""
+        """Call ``hear`` soon, so that somebody asks and so connects."""
         if self._again is not None:
             self._again.cancel()
         self._again = asyncio.get_running_loop().call_later(_RECONNECT, self._hear, None)
@@ -125,13 +125,13 @@ class Watch:
     # --- questions ---
 
     async def _name(self, conn: Connection, question: str, parameters: Mapping[str, Any]) -> bytes:
-        """The name under which the server knows a question; it is told on its first use."""
+        """Return the prepared name of a question. Prepares it on first use."""
         key = (question, *parameters.items())
         if key not in self._prepared:
-            name = f"{question}_{len(self._prepared)}"
+            name = f"{question}_{len(self._prepared)}".replace("/", "_")
             text = psycopg.AsyncClientCursor(conn).mogrify(statement(question), parameters)
             loop = asyncio.get_running_loop()
-            # While it waits psycopg puts a reader of its own in the place of ours.
+            # While psycopg waits, it replaces our reader of the socket by its own.
             loop.remove_reader(self._socket)
             await conn.execute(f"PREPARE {name} AS {text}".encode())
             loop.add_reader(self._socket, self._read)
@@ -143,14 +143,14 @@ class Watch:
         self._cancelled = None
         try:
             conn.pgconn.send_query_prepared(name, None)
-            # So few bytes that they fit, or the server has long been silent.
+            # So few bytes always fit into the socket, unless the server has long stopped reading.
             conn.pgconn.flush()
             return await self._answer
         finally:
             self._answer = None
 
     def _read(self) -> None:
-        """Something has come: notifications, an answer, or the end of the connection."""
+        """Read what has arrived: notifications, an answer, or the end of the connection."""
         assert self._conn is not None
         try:
             self._take_in(self._conn)

@@ -1,4 +1,4 @@
-"""Do the accounts balance? Compares what was committed with what every place says about it."""
+"""Check whether the accounts balance: compare the committed events with the records of every place."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What each place says, by event id.
+    """The event ids that each place holds.
 
-    ``committed`` and ``rolled_back`` are the producer's own memory, ``business`` the rows of its table.
-    ``done`` are the handler's calls answered 200, ``effects`` the rows they wrote. Sequences name an id as
-    often as the place holds it.
+    ``committed`` and ``rolled_back`` are the producer's own memory, ``business`` the rows of its table. ``done``
+    are the handler's calls answered 200, ``effects`` the rows they wrote. A sequence repeats an id as often as the
+    place holds it.
     """
 
     committed: Mapping[UUID, Verdict]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from relay.devstack.fleet import Fleet, FleetOptions
 
 _INTERRUPTED: Final = 130
-#: Short, so that the call that is never answered is soon repeated.
+#: Short, so that a call without an answer is soon repeated.
 _HANDLER_TIMEOUT: Final = "2s"
 
 
@@ -54,7 +54,7 @@ def demo(
 
 
 def _options(directory: Path) -> FleetOptions:
-    """Take the demo's own configuration, wherever we are; the settings of the shell are for other systems."""
+    """Use only the demo's own configuration, in any directory. The shell's settings are for other systems."""
     from relay.devstack.configuration import variable
     from relay.devstack.fleet import FleetOptions
 

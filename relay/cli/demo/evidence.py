@@ -1,4 +1,4 @@
-"""Read from servers what became of the demo's events. Nothing here trusts what the fleet says of itself."""
+"""Read the outcome of the demo's events from the servers. Nothing here relies on reports of the fleet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relay.access import jetstream
 from relay.cli.demo.accounts import Books
 from relay.cli.demo.scenario import Production, Vibe
 from relay.devstack import sample
-from relay.domain.envelope import MSG_ID
+from relay.domain.envelopes import MSG_ID
 from relay.settings import Settings
 
 PRODUCER: Final = "vibespro"
@@ -33,7 +33,7 @@ _inbox = table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """The live figures, in the order in which an event passes them."""
+    """The live figures, in the order of an event's way."""
 
     committed: int
     published: int
@@ -47,7 +47,7 @@ class Counts:
 class Latencies:
     """Seconds from the write of the business row, just before its commit, sorted.
 
-    ``handled`` leaves out what the handler refused at first: its waiting is wanted.
+    ``handled`` leaves out events that the handler refused at first: they wait on purpose.
     """
 
     published: Sequence[float]
@@ -68,7 +68,7 @@ class Evidence:
         self._consumer.dispose()
 
     def counts(self) -> Counts:
-        """Count where the events are now: upstream last, so that no stage seems ahead of the one before it."""
+        """Count the events at each stage. Reads later stages first, so that none seems ahead of an earlier one."""
         inbox = self._rows(
             self._consumer,
             select(
@@ -123,7 +123,7 @@ class Evidence:
         return found
 
     def latencies(self) -> Latencies:
-        """Measure by the clock of the database server, which stamps both ends."""
+        """Measure latencies by the database server's clock, which stamps both ends."""
         written = dict(self._rows(self.producer, select(Vibe.event_id, Vibe.created_at)))
         published = self._rows(self.producer, select(_outbox.c.id, _outbox.c.published_at))
         at_once = select(_inbox.c.message_id, _inbox.c.processed_at).where(_inbox.c.attempts == 1)

@@ -1,4 +1,4 @@
-"""One performance on a running fleet: produce, watch until everything has arrived, check the books."""
+"""One run of the demo on a running fleet: produce, watch until everything has arrived, check the books."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_EVERY: Final = 0.25
 
 
 def play(fleet: Fleet, console: Console, events: int, seconds: float) -> bool:
-    """Run the scenario and print what came of it; returns whether the accounts balance."""
+    """Run the scenario and print its outcome; returns whether the accounts balance."""
     evidence = Evidence(fleet.configuration.settings)
     production = Production()
     try:
@@ -42,7 +42,7 @@ def play(fleet: Fleet, console: Console, events: int, seconds: float) -> bool:
 def _perform(
     fleet: Fleet, evidence: Evidence, production: Production, screen: Screen, events: int, seconds: float
 ) -> str | None:
-    """Produce and watch to the end; returns what went wrong meanwhile."""
+    """Produce and watch to the end; returns what went wrong, if anything."""
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="producer") as producer, screen.open():
         try:

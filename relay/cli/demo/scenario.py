@@ -18,7 +18,7 @@ from relay import Outbox, event
 from relay.cli.demo.accounts import Verdict
 
 CONTEXT: Final = "vibespro"
-#: One event in so many gets this verdict; `plan` sees to it that each is there at least once.
+#: One event in this many gets the verdict. `plan` makes sure that each verdict is there at least once.
 _ONE_IN: Final = {Verdict.ALREADY: 50, Verdict.POISON: 50, Verdict.FLAKY: 40}
 _MOST_IN_A_TRANSACTION: Final = 4
 _ROLLED_BACK_SHARE: Final = 0.12
@@ -62,18 +62,18 @@ class Transaction:
 
 @dataclass(slots=True)
 class Production:
-    """What the producer remembers; filled while it works."""
+    """The producer's own record, filled while it works."""
 
     committed: dict[UUID, Verdict] = field(default_factory=dict)
     rolled_back: set[UUID] = field(default_factory=set)
 
 
 class ChangedMind(Exception):
-    """The business decides against it, after everything was written."""
+    """Raised to roll back, after everything was written."""
 
 
 def plan(events: int, seed: int = 47) -> list[Transaction]:
-    """Spread ``events`` over transactions, every verdict among them, with others between that roll back."""
+    """Spread ``events`` over transactions, with every verdict. Other transactions between them roll back."""
     chance = random.Random(seed)  # noqa: S311
     verdicts = [Verdict.SLOW] + [verdict for verdict, n in _ONE_IN.items() for _ in range(max(1, events // n))]
     verdicts += [Verdict.OK] * (events - len(verdicts))
@@ -115,7 +115,7 @@ def _run(engine: Engine, transaction: Transaction, production: Production) -> No
 
 
 def _create_vibe(session: Session, verdict: Verdict, *, at_once: bool) -> UUID:
-    """Write a vibe and its event; ``at_once``, not at the commit, so that a rollback has something to undo."""
+    """Write a vibe and its event. ``at_once``: before the commit, so that a rollback has something to undo."""
     vibe_id = uuid4()
     title = f"a vibe to be answered {verdict}"
     target = session.connection() if at_once else session

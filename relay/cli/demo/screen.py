@@ -60,7 +60,7 @@ class Screen:
             yield
 
     def show(self, counts: Counts, *, last: bool = False) -> None:
-        """Show the latest counts; plain lines at most once a second, ``last`` at any rate."""
+        """Show the latest counts. Plain lines appear at most once a second; ``last`` always prints one."""
         seconds = time.monotonic() - self._begin
         if self._live is not None:
             self._live.update(self._table(counts, seconds), refresh=True)
@@ -83,7 +83,7 @@ class Screen:
 
 
 def summarise(console: Console, books: Books, answers: Mapping[UUID, Sequence[int]], latencies: Latencies) -> None:
-    """Print what was asked of the handler and what came of it, and how long events took."""
+    """Print what was asked of the handler, what happened, and how long events took."""
     console.print()
     console.print(_outcomes(books, answers))
     console.print()
@@ -151,7 +151,7 @@ def _percentiles(seconds: Sequence[float]) -> list[str]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that ``share`` of all do not exceed; None of nothing."""
+    """Return the smallest value that at least ``share`` of all values do not exceed. None without values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 

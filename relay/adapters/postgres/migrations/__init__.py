@@ -1,7 +1,7 @@
 """Migrations of a context's database: bring it up to date, compare it, print them as SQL.
 
-Alembic does the work, configured here and nowhere else, so that an installed wheel needs no file of its
-own. All functions take the address that psycopg takes (``postgresql://…``) and block.
+Alembic does the work. It is configured only here, so an installed wheel needs no configuration file. All functions
+take the address that psycopg takes (``postgresql://…``) and block.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _OWNER: Final = "migrations run as a role that may create tables in the first sc
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """The revision a database is at, the newest one, and those it lacks, oldest first.
+    """The revision of a database, the newest one, and those that the database lacks, oldest first.
 
-    ``current`` is None in a database without our tables. A revision this release does not know was made
-    by a newer one: then nothing is pending.
+    ``current`` is None in a database without our tables. If this release does not know ``current``, a newer
+    release made it, and nothing is pending.
     """
 
     current: str | None
@@ -49,12 +49,12 @@ def upgrade(
     waiting: Callable[[str], None] = lambda _: None,
     patience: float = PATIENCE,
 ) -> None:
-    """Apply what is missing up to ``revision``, each revision in a transaction of its own.
+    """Apply the missing revisions up to ``revision``, each in a transaction of its own.
 
-    Producers and workers may go on meanwhile, those of the release before as well. Repeatable, also after a
-    crash in the middle, and safe to start from many processes at once: one works, the others wait and find it
-    done. A database of a newer release is left as it is; an empty one gets everything or nothing. ``waiting``
-    is called with a line whenever others have to be waited for, up to ``patience`` seconds for each step.
+    Producers and workers may go on meanwhile, also those of the release before. Repeatable, even after a crash in
+    the middle. Many processes may start it at once: one works, the others wait and find it done. A database of a
+    newer release does not change. An empty database gets everything or nothing. While the upgrade waits for
+    others, it calls ``waiting`` with a line of text. It waits up to ``patience`` seconds for each step.
     Raises DatabaseUnreachable, UpgradeBlocked when patience ends, and ConfigurationError when the role may not.
     """
     with _connect(url) as engine:
@@ -76,6 +76,11 @@ def _place(pending: tuple[str, ...], revision: str) -> int:
     return pending.index(revision) + 1 if revision in pending else 0
 
 
+def newest() -> str:
+    """Return the newest revision that this release knows."""
+    return _known()[-1]
+
+
 def status(url: str) -> MigrationStatus:
     """Compare a database with the migrations of this release; changes nothing. Raises DatabaseUnreachable."""
     with _connect(url) as engine, engine.begin() as connection:
@@ -83,7 +88,7 @@ def status(url: str) -> MigrationStatus:
 
 
 def sql() -> str:
-    """All migrations as plain SQL for an empty database, for other tools to apply (``psql -f``)."""
+    """Return all migrations as plain SQL for an empty database, for other tools to apply (``psql -f``)."""
     output = io.StringIO()
     with ALEMBIC:
         command.upgrade(_config(output), "head", sql=True)
@@ -93,14 +98,18 @@ def sql() -> str:
 def _status(connection: Connection) -> MigrationStatus:
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
     current = context.get_current_revision()
-    known = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()][::-1]
+    known = _known()
     done = 0 if current is None else known.index(current) + 1 if current in known else len(known)
     return MigrationStatus(current, known[-1], tuple(known[done:]))
 
 
+def _known() -> list[str]:
+    return [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()][::-1]
+
+
 @contextmanager
 def _connect(url: str) -> Iterator[Engine]:
-    """An engine of one connection. psycopg itself reads ``url``, so libpq's full syntax holds."""
+    """Lend an engine with one connection. psycopg itself reads ``url``, so libpq's full syntax works."""
 
     def connect() -> psycopg.Connection[Any]:
         with reaching():

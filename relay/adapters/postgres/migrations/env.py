@@ -1,4 +1,4 @@
-"""What Alembic runs to reach the database: the connection it is handed, or none when it prints SQL."""
+"""What Alembic runs to reach the database: it uses the given connection, or none when it prints SQL."""
 
 from __future__ import annotations
 

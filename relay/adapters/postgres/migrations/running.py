@@ -1,8 +1,8 @@
-"""Applying migrations while producers and workers go on: no step makes them wait for longer than a moment.
+"""Applies migrations while producers and workers go on. No step makes them wait for longer than a moment.
 
-What takes long, an index above all, is built beforehand and beside the writers. What shuts them out takes a
-moment, and gives up its place in the queue after 300 ms if somebody else does not let go of the table, for
-whoever comes later would stand behind it. It is tried again until it succeeds or patience ends.
+Long steps, above all index builds, run beforehand and do not block writers. Steps that block writers are short. If
+somebody else holds the table, such a step gives up its place in the lock queue after 300 ms, because later writers
+would wait behind it. It is tried again until it succeeds or ``patience`` ends.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from relay.domain.errors import UpgradeBlocked
 
 #: How long one step may be tried, in seconds.
 PATIENCE: Final = 600.0
-#: How long whoever shuts others out waits for its turn, and how long it lets them go on then.
+#: How long a step that blocks others waits for its lock, and how many seconds it pauses before the next try.
 _LOCK_TIMEOUT: Final = "300ms"
 _PAUSE: Final = 1.0
 _POLL: Final = 0.1
 #: Alembic keeps the running migration in module globals, so threads must not run it side by side.
 ALEMBIC: Final = threading.Lock()
 _INDEX: Final = re.compile(r"\s*CREATE INDEX IF NOT EXISTS (\w+)")
-#: One upgrade of a database at a time; the neighbours of this number are the locks of the outbox.
+#: One upgrade of a database at a time. The numbers next to this one are the locks of the outbox.
 _TURN: Final = text("SELECT pg_try_advisory_lock(1785882986, 0)")
 _INVALID: Final = text("SELECT NOT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Applies revisions over the one connection of ``engine``, which is no transaction's but theirs.
+    """Applies revisions over the one connection of ``engine``, which nothing else uses.
 
-    ``waiting`` is told, in a line, for what an upgrade waits. ``patience``: seconds for each step.
+    ``waiting`` gets a line of text about what an upgrade waits for. ``patience``: seconds for each step.
     """
 
     engine: Engine
@@ -50,10 +50,10 @@ class Runner:
     patience: float = PATIENCE
 
     def take_turn(self) -> None:
-        """Wait until nobody else upgrades this database. Held until the connection ends.
+        """Wait until nobody else upgrades this database. The lock is held until the connection ends.
 
-        Asked for again and again: whoever waited within a statement would be waited for by the one that has it,
-        which builds an index.
+        This polls. A process that waited within a statement would hold a snapshot, and the other process's index
+        build would wait for it.
         """
         with self._apart() as connection:
             connection.execute(text("SET statement_timeout = 0"))
@@ -62,7 +62,7 @@ class Runner:
                 time.sleep(_POLL)
 
     def prepare(self, statements: Sequence[str]) -> None:
-        """Do beforehand what a revision needs and can be done beside writers. Raises UpgradeBlocked."""
+        """Run beforehand what a revision needs and does not block writers. Raises UpgradeBlocked."""
         for step in statements:
             index = _INDEX.match(step)
             self._persist(lambda: self._build(index[1], step) if index else self._briefly(step))  # noqa: B023
@@ -79,7 +79,7 @@ class Runner:
         self._persist(once)
 
     def _apart(self) -> Connection:
-        """A connection on which each statement is its own transaction."""
+        """Return a connection on which each statement is its own transaction."""
         return self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
     def _briefly(self, step: str) -> None:
@@ -88,9 +88,9 @@ class Runner:
             connection.exec_driver_sql(step)
 
     def _build(self, name: str, step: str) -> None:
-        """Build an index beside writers. One whose building was broken off is of no use, and goes first."""
+        """Build an index without blocking writers. First drops an index whose build was interrupted."""
         with self._apart() as connection:
-            # Nobody stands behind it, so it may wait for old transactions to end, and must not begin anew.
+            # Nobody waits behind it, so it may wait for old transactions to end instead of starting anew.
             connection.execute(text(f"SET lock_timeout = '{max(1, round(self.patience))}s'"))
             if connection.scalar(_INVALID, {"name": name}):
                 connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY {name}")
@@ -114,16 +114,16 @@ class Runner:
             time.sleep(_PAUSE)
 
     def _others(self) -> str:
-        """The oldest transactions that are in the way, without what they ask."""
+        """Return the oldest transactions that block the upgrade, without the text of their queries."""
         with self._apart() as connection:
-            rows: Sequence[Any] = connection.exec_driver_sql(statement("upgrade_blockers")).fetchall()
+            rows: Sequence[Any] = connection.exec_driver_sql(statement("session/upgrade_blockers")).fetchall()
         return "; ".join(
             f"pid {pid} ({name or 'unnamed'}, {state}, transaction of {age} s)" for pid, name, state, age in rows
         ) or ("somebody who is gone by now")
 
 
 def beforehand(directory: ScriptDirectory, revision: str) -> Sequence[str]:
-    """What can be done before a revision, beside writers: statements that may be repeated."""
+    """Return the statements that may run before a revision without blocking writers. They are repeatable."""
     script = directory.get_revision(revision)
     found: Sequence[str] = getattr(script.module, "BEFOREHAND", ())
     return found

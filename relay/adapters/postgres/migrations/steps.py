@@ -8,7 +8,7 @@ from alembic import context, op
 
 
 def do_beforehand(statements: Sequence[str]) -> None:
-    """Do what was to be done beforehand, if it was not: for an empty database, and in SQL that is printed."""
+    """Run the statements of BEFOREHAND if they have not run: for an empty database, and for printed SQL."""
     if not context.config.attributes.get("prepared"):
         for statement in statements:
             op.execute(statement)

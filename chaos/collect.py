@@ -1,0 +1,266 @@
+"""The end of a run: wait until nothing moves any more, then record what every table and stream holds."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, LiteralString
+from uuid import UUID
+
+import nats.errors
+import psycopg
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerInfo
+from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError
+
+from chaos.deployment import STREAM
+from chaos.history import (
+    Business,
+    ConsumerEnd,
+    Effect,
+    History,
+    InboxState,
+    Incident,
+    Operated,
+    OutboxState,
+    Record,
+    Source,
+    Stored,
+)
+from relay.adapters.jetstream.auditor import NatsStreamAuditor
+from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.topology import connect_once
+from relay.commands.reconcile import Stored as StoredMessage
+from relay.domain.errors import Outage
+
+Urls = Mapping[str, str]
+
+_POLL_SECONDS: Final = 1.0
+#: Messages of the stream that are read at once, and records that are written at once.
+_PAGE: Final = 10_000
+_CHUNK: Final = 1_000
+
+_UNPUBLISHED: Final = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND dead_at IS NULL"
+#: What must be none, by database.
+_WAITING: Final[tuple[tuple[str, str, LiteralString], ...]] = (
+    ("shop", "events are not published", _UNPUBLISHED),
+    ("sea", "events of the consuming context are not published", _UNPUBLISHED),
+    (
+        "sea",
+        "messages are not handled",
+        "SELECT count(*) FROM inbox_messages WHERE processed_at IS NULL AND dead_lettered_at IS NULL",
+    ),
+    (
+        "sea",
+        "dead letters have no incident",
+        """
+        SELECT count(*) FROM inbox_messages AS m
+        WHERE dead_lettered_at IS NOT NULL
+          AND NOT EXISTS (SELECT FROM dead_letters AS d WHERE d.message_id = m.message_id)
+        """,
+    ),
+    (
+        "sea",
+        "jobs that were asked for have not run",
+        """
+        SELECT count(*) FROM scheduled_jobs AS job
+        WHERE requested_at IS NOT NULL
+           OR name = 'chaos-asked' AND EXISTS (
+                SELECT FROM scheduled_runs WHERE job.name = scheduled_runs.job AND state IN ('waiting', 'started'))
+        """,
+    ),
+)
+_PUBLISHED: Final = "SELECT id FROM outbox_events WHERE published_at IS NOT NULL"
+_RECEIVED: Final = "SELECT message_id FROM inbox_messages"
+
+_BUSINESS: Final = "SELECT event_id::text, key, place FROM chaos_business"
+_OUTBOX: Final = """
+SELECT id::text,
+       CASE WHEN published_at IS NOT NULL THEN 'published' WHEN dead_at IS NOT NULL THEN 'dead' ELSE 'waiting' END,
+       published_seq
+FROM outbox_events
+"""
+_INBOX: Final = """
+SELECT message_id::text, coalesce(subscription, ''),
+       CASE WHEN processed_at IS NOT NULL THEN 'processed'
+            WHEN dead_lettered_at IS NOT NULL THEN 'dead-lettered'
+            ELSE 'open' END,
+       attempts
+FROM inbox_messages
+"""
+_EFFECTS: Final = "SELECT message_id::text, source, key, place FROM chaos_effects ORDER BY place"
+_ASKED: Final = "SELECT 0, ids, extract(epoch FROM at)::float8 FROM audit_log WHERE action = 'schedule run'"
+_INCIDENTS: Final = (
+    "SELECT message_id::text, coalesce(subscription, ''), class, attempts FROM dead_letters ORDER BY id"
+)
+
+
+def settle(urls: Urls, nats_url: str, seconds: float = 120.0, cold: Path | None = None) -> bool:
+    """Wait until the system is drained; returns whether this took at most ``seconds``. See `left`."""
+    deadline = time.monotonic() + seconds
+    while left(urls, nats_url, cold):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def left(urls: Urls, nats_url: str, cold: Path | None = None) -> Sequence[str]:
+    """Return in words what is still open; nothing when the system is drained. A server that is down is open too.
+
+    ``cold``: the archive, which may hold some of the rows.
+    """
+    try:
+        # The last look is expensive: it reads the whole stream.
+        return _waiting(urls) or asyncio.run(_pending(nats_url)) or asyncio.run(_missing(urls, nats_url, cold))
+    except (psycopg.Error, Outage, nats.errors.Error, JetStreamError, OSError) as error:
+        return [f"not reachable: {type(error).__name__}"]
+
+
+def collect(urls: Urls, nats_url: str, history: History, cold: Path | None = None) -> None:
+    """Write the records of the final state, archived rows included. Raises psycopg.Error and BrokerUnreachable."""
+    _write(history, _records(urls["shop"], _BUSINESS, Business))
+    _write(
+        history, (OutboxState(row["id"], "published", row["published_seq"]) for row in archived(cold, "outbox"))
+    )
+    _write(history, _records(urls["shop"], _OUTBOX, OutboxState))
+    _write(history, map(_archived_message, archived(cold, "inbox")))
+    _write(history, _records(urls["sea"], _INBOX, InboxState))
+    for database in ("sea", "cases"):
+        _write(history, _records(urls[database], _EFFECTS, _effect))
+    _write(history, _records(urls["sea"], _INCIDENTS, Incident))
+    _write(history, _records(urls["sea"], _ASKED, _asked))
+    asyncio.run(_collect_stream(nats_url, history))
+
+
+# --- what is still to come ---
+
+
+def _waiting(urls: Urls) -> list[str]:
+    found = []
+    for database, what, statement in _WAITING:
+        [[count]] = _rows(urls[database], statement)
+        if count:
+            found.append(f"{count} {what}")
+    return found
+
+
+async def _pending(nats_url: str) -> list[str]:
+    async with connect_once(nats_url) as js:
+        consumers = await js.consumers_info(STREAM)
+    return [
+        f"consumer {info.name}: {info.num_pending} pending, {info.num_ack_pending} not acknowledged"
+        for info in consumers
+        if info.num_pending or info.num_ack_pending
+    ]
+
+
+async def _missing(urls: Urls, nats_url: str, cold: Path | None) -> list[str]:
+    """Return what counts do not show: events of a lost tail that reconciliation has not restored yet."""
+    published = {id.bytes for [id] in _rows(urls["shop"], _PUBLISHED)}
+    stored = set(published)
+    async for page in _stream(nats_url):
+        stored.difference_update(message.event_id.bytes for message in page if message.event_id)
+    published.difference_update(id.bytes for [id] in _rows(urls["sea"], _RECEIVED))
+    published.difference_update(UUID(row["message_id"]).bytes for row in archived(cold, "inbox"))
+    lacking = {"in the stream": stored, "in the inbox": published}
+    return [f"{len(ids)} published events are not {where}" for where, ids in lacking.items() if ids]
+
+
+# --- the final state ---
+
+
+def archived(cold: Path | None, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the archived rows of a kind. After a crash some of them may still be in their table, too."""
+    for path in sorted(cold.glob(f"*/{kind}/*.jsonl.gz")) if cold else ():
+        with gzip.open(path, "rt") as lines:
+            yield from map(json.loads, lines)
+
+
+def _archived_message(row: dict[str, Any]) -> InboxState:
+    state = "processed" if row["processed_at"] else "dead-lettered"
+    return InboxState(row["message_id"], row["subscription"] or "", state, row["attempts"])
+
+
+def _effect(message_id: str, source: str, key: str, place: int) -> Effect:
+    return Effect(message_id, Source(source), key, place)
+
+
+def _asked(fault: int, jobs: list[str], at: float) -> Operated:
+    return Operated(fault, "run", jobs, at)
+
+
+def _records(url: str, statement: LiteralString, make: Callable[..., Record]) -> Iterator[Record]:
+    return (make(*row) for row in _rows(url, statement))
+
+
+def _rows(url: str, statement: LiteralString) -> Iterator[tuple[Any, ...]]:
+    """Rows by a cursor on the server: a table may be larger than our memory."""
+    with psycopg.connect(url, connect_timeout=5) as connection, connection.cursor(name="chaos") as cursor:
+        cursor.itersize = _CHUNK
+        yield from cursor.execute(statement)
+
+
+def _write(history: History, records: Iterator[Record]) -> None:
+    chunk: list[Record] = []
+    for record in records:
+        chunk.append(record)
+        if len(chunk) == _CHUNK:
+            history.write(*chunk)
+            chunk.clear()
+    history.write(*chunk)
+
+
+async def _collect_stream(nats_url: str, history: History) -> None:
+    async for page in _stream(nats_url):
+        history.write(
+            *(
+                Stored(message.seq, str(message.event_id or message.msg_id or ""), message.at.timestamp())
+                for message in page
+            )
+        )
+    async with connect_once(nats_url) as js:
+        for info in await js.consumers_info(STREAM):
+            history.write(await _consumer_end(js, info))
+
+
+async def _stream(nats_url: str) -> AsyncIterator[Sequence[StoredMessage]]:
+    """The messages of the event stream in pages, without their payloads. Raises BrokerUnreachable."""
+    async with _auditor(nats_url) as auditor:
+        state = await auditor.state(STREAM)
+        if state is None:
+            return
+        for first in range(state.first_seq, state.last_seq + 1, _PAGE):
+            yield await auditor.stored(STREAM, first, min(first + _PAGE - 1, state.last_seq))
+
+
+@asynccontextmanager
+async def _auditor(nats_url: str) -> AsyncIterator[NatsStreamAuditor]:
+    connection = NatsConnection(nats_url, name="chaos-collect")
+    try:
+        yield NatsStreamAuditor(connection)
+    finally:
+        await connection.close()
+
+
+async def _consumer_end(js: JetStreamContext, info: ConsumerInfo) -> ConsumerEnd:
+    return ConsumerEnd(
+        name=info.name,
+        pending=info.num_pending or 0,
+        ack_pending=info.num_ack_pending or 0,
+        ack_floor=info.ack_floor.stream_seq if info.ack_floor else 0,
+        last_seq=await _last_seq(js, info.config.filter_subject or ">"),
+    )
+
+
+async def _last_seq(js: JetStreamContext, filter_subject: str) -> int:
+    try:
+        return (await js.get_last_msg(STREAM, filter_subject)).seq or 0
+    except NotFoundError:
+        return 0

@@ -1,0 +1,177 @@
+"""What a chaos run deploys: contexts, subscriptions, and the links from each role to the servers.
+
+One context produces. Another one consumes, with a subscription for each type of event (`history.Source`).
+Back-offs are short, so that a run of minutes has many retries. There are many attempts, so that no outage makes a
+dead letter.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from chaos.history import ORDERED as IN_ORDER
+from chaos.history import Source
+from relay.devstack.ports import LOOPBACK
+from relay.settings.model import SubscriptionSettings
+
+PRODUCING: Final = "shop"
+CONSUMING: Final = "sea"
+#: The database of the handler service.
+CASES: Final = "cases"
+DATABASES: Final = (PRODUCING, CONSUMING, CASES)
+STREAM: Final = "SHOP_EVENTS"
+#: The oldest database revision that the workers of this release support: a run may begin there. Then its producers
+#: write in raw SQL until the upgrade, because `Outbox.add` needs the newest revision.
+OLDER: Final = "0013_reopened"
+#: The archive of both, beside the configuration.
+COLD: Final = "cold"
+#: With the back-off below these attempts last more than a minute; every fault is healed within that time.
+MAX_ATTEMPTS: Final = 60
+
+_PYTHON: Final = (sys.executable, "-m")
+SCHEDULER_COMMAND: Final = (*_PYTHON, "scheduler")
+#: How long a worker may finish its work after SIGTERM; the supervisor kills it only after that.
+_PATIENCE_MS: Final = "8000"
+#: A handler's time-out. The slow one's is longer than a lease, so that a lease can be lost during a call.
+CALL_SECONDS: Final = {Source.HTTP: 3.0, Source.PYTHON: 3.0, Source.ORDERED: 3.0, Source.SLOW: 20.0}
+#: How long a claim outlives its worker.
+LEASE_SECONDS: Final = 8.0
+#: The back-off of a message after its first failure, and at most, in seconds.
+BACKOFF: Final = (0.2, 1.0)
+
+#: Each link is "role-server": the connections that processes of one role make to one server.
+LINKS: Final = (
+    "worker-postgres",
+    "worker-nats",
+    "worker-valkey",
+    "worker-service",
+    "scheduler-postgres",
+    "scheduler-nats",
+    "scheduler-valkey",
+    "service-postgres",
+    "producer-postgres",
+)
+
+_HANDLER: Final = "python:chaos.effects"
+_ORDERED: Final = {"order": '"key"', "failed_head": '"skip"'}
+#: Whether the subscription `ordered` asks for order, which not every version of the settings can.
+ORDERED: Final = _ORDERED.keys() <= SubscriptionSettings.model_fields.keys()
+
+_CONTEXTS: Final = f"""\
+[contexts.{PRODUCING}]
+[contexts.{PRODUCING}.stream]
+name = "{STREAM}"
+subjects = ["{PRODUCING}.event.>"]
+max_age = "3h"
+[contexts.{PRODUCING}.archive]
+after = "6h"
+directory = "COLD"
+[contexts.{PRODUCING}.publish]
+max_attempts = 3
+backoff_initial = "200ms"
+backoff_max = "2s"
+
+[contexts.{CONSUMING}]
+[contexts.{CONSUMING}.stream]
+max_age = "3h"
+[contexts.{CONSUMING}.archive]
+after = "6h"
+directory = "COLD"
+"""
+# max_deliver is out of reach: faults decide how often a message comes, and its handler what becomes of it.
+_SUBSCRIPTION: Final = """
+[contexts.{context}.subscriptions.{name}]
+stream = "{stream}"
+filter_subject = "{subject}"
+settle = "{settle}"
+handler = "{handler}"
+handler_timeout = "{timeout:g}s"
+ack_wait = "30s"
+max_deliver = 1000
+max_ack_pending = 200
+max_attempts = {max_attempts}
+backoff_initial = "{initial:g}s"
+backoff_max = "{most:g}s"
+"""
+
+
+def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS, replicas: int = 1) -> None:
+    """Write the relay.toml of the run, and make the archive beside it; servers are named by the environment.
+
+    ``replicas``: of each stream.
+    """
+    cold = path.with_name(COLD)
+    cold.mkdir(exist_ok=True)
+    contexts = _CONTEXTS.replace('"COLD"', json.dumps(str(cold)))
+    contexts = contexts.replace('max_age = "3h"', f'max_age = "3h"\nreplicas = {replicas}')
+    path.write_text(contexts + "".join(_subscription(source, service_url, max_attempts) for source in Source))
+
+
+def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
+    served = source in {Source.HTTP, Source.SLOW}
+    initial, most = BACKOFF
+    text = _SUBSCRIPTION.format(
+        context=CONSUMING,
+        name=source.value,
+        stream=STREAM,
+        timeout=CALL_SECONDS[source],
+        initial=initial,
+        most=most,
+        max_attempts=max_attempts,
+        subject=f"{PRODUCING}.event.{source.value}.>",
+        settle="handler" if served else "inbox",
+        handler=service_url if served else _HANDLER,
+    )
+    if source in IN_ORDER and ORDERED:
+        text += "".join(f"{key} = {value}\n" for key, value in _ORDERED.items())
+    return text
+
+
+def database_url(server: str, database: str) -> str:
+    """Return the address of a database; ``server``: of any database at the server, or at a link to it."""
+    return urlsplit(server)._replace(path=f"/{database}").geturl()
+
+
+def service_url(port: int) -> str:
+    """Return where the handler service takes messages."""
+    return f"http://{LOOPBACK}:{port}/handle"
+
+
+def variables(config: Path, servers: Mapping[str, str]) -> dict[str, str]:
+    """Return what the settings read; ``servers``: addresses of postgres, nats and valkey, or of links to them."""
+    databases = {
+        f"RELAY_CONTEXTS__{context.upper()}__DATABASE_URL": database_url(servers["postgres"], context)
+        for context in (PRODUCING, CONSUMING)
+    }
+    return {
+        **databases,
+        "RELAY_CONFIG": str(config),
+        "NATS_URL": servers["nats"],
+        "REDIS_URL": servers["valkey"],
+    }
+
+
+def worker_command(threads: int) -> tuple[str, ...]:
+    """Return the command of a worker."""
+    size = ("--processes", "1", "--threads", str(threads))
+    return (*_PYTHON, "dramatiq", "relay.actors", *size, "--worker-shutdown-timeout", _PATIENCE_MS)
+
+
+def service_command(postgres: str, port: int, history: Path, seed: int) -> tuple[str, ...]:
+    """Return the command of the handler service; it answers ``/handle``, and ``/healthz`` with 200.
+
+    ``postgres``: the address of the server, whose password goes into the environment: anybody can read a command.
+    """
+    parts = urlsplit(database_url(postgres, CASES))
+    database = parts._replace(netloc=f"{parts.username}@{parts.hostname}:{parts.port}").geturl()
+    options = {"database": database, "port": port, "directory": history, "seed": seed}
+    return (
+        *_PYTHON,
+        "chaos.service",
+        *(str(it) for name, value in options.items() for it in (f"--{name}", value)),
+    )

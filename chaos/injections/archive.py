@@ -1,0 +1,87 @@
+"""Rows that go to cold storage while everything else breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import nats.errors
+import psycopg
+
+from chaos.deployment import CONSUMING, PRODUCING, STREAM
+from chaos.history import Lost, Stored
+from chaos.injections.operators import run
+from chaos.stage import Stage
+from relay.adapters.jetstream.topology import connect_once
+from relay.domain.errors import BrokerUnreachable
+
+_MOST: Final = 150
+_SECONDS: Final = 3.0
+_DELETE: Final = f"$JS.API.STREAM.MSG.DELETE.{STREAM}"
+#: Only events that are older than every tail that a fault may lose, and that nobody publishes again.
+_EVENTS: Final = """
+SELECT id::text, published_seq FROM outbox_events
+WHERE published_at BETWEEN now() - interval '12 hours' AND now() - interval '60 s'
+  AND generation = 0
+ORDER BY seq
+LIMIT %s
+"""
+_FINISHED: Final = """
+SELECT message_id::text FROM inbox_messages
+WHERE message_id = ANY(%s::uuid[]) AND processed_at < now() - interval '30 s'
+"""
+#: Made older by a day, rows are beyond what `deployment` says, by far.
+_AGE_EVENTS: Final = """
+UPDATE outbox_events SET published_at = published_at - interval '1 day' WHERE id = ANY(%s::uuid[])
+"""
+_AGE_MESSAGES: Final = """
+UPDATE inbox_messages
+SET received_at = received_at - interval '1 day', processed_at = processed_at - interval '1 day'
+WHERE message_id = ANY(%s::uuid[])
+"""
+
+
+@contextmanager
+def archived(stage: Stage, _target: str) -> Iterator[None]:
+    """Make finished rows old, delete their messages from the stream, and move the rows with `relay archive`."""
+    try:
+        stage.note(f"{_age(stage)} events")
+    except (psycopg.Error, BrokerUnreachable, nats.errors.Error, OSError) as error:
+        stage.note(type(error).__name__)
+    stage.note(run(stage, ("archive",)))
+    yield
+
+
+def _age(stage: Stage) -> int:
+    """Make rows older by a day. Returns how many events became older."""
+    urls = stage.rig.urls
+    with (
+        psycopg.connect(urls[CONSUMING], connect_timeout=5) as sea,
+        psycopg.connect(urls[PRODUCING], connect_timeout=5) as shop,
+    ):
+        places: dict[str, int] = dict(shop.execute(_EVENTS.encode(), [_MOST]).fetchall())
+        finished = [id for [id] in sea.execute(_FINISHED.encode(), [list(places)]).fetchall()]
+        gone = asyncio.run(_delete(stage, {id: places[id] for id in finished}))
+        # First the outbox: what a stream lacks of it that is not old yet is published again.
+        shop.execute(_AGE_EVENTS.encode(), [gone])
+        shop.commit()
+        sea.execute(_AGE_MESSAGES.encode(), [gone])
+    return len(gone)
+
+
+async def _delete(stage: Stage, places: Mapping[str, int]) -> list[str]:
+    """Delete messages from the stream, because it keeps none of that age. Returns the deleted ones."""
+    gone: list[str] = []
+    async with connect_once(stage.rig.nats.url) as js:
+        for id, seq in places.items():
+            # Recorded before the request, because without an answer its outcome is unknown.
+            stage.history.write(Lost(stage.number, [id]), Stored(seq, id, time.time()))
+            request = json.dumps({"seq": seq, "no_erase": True}).encode()
+            answer = await js._nc.request(_DELETE, request, timeout=_SECONDS)  # noqa: SLF001 - it hides its client
+            if json.loads(answer.data).get("success"):
+                gone.append(id)
+    return gone

@@ -1,2 +1,0 @@
--- The leader has done what an operator asked for, unless somebody asked again.
-UPDATE scheduled_jobs SET requested_at = NULL WHERE name = %(name)s AND requested_at = %(requested_at)s

@@ -1,5 +1,0 @@
--- The batches in the archive; or only those whose manifest was perhaps not stored before a crash.
-SELECT kind, number, rows, size, sha256, first_id, first_at, last_id, last_at
-FROM archive_batches
-WHERE announced_at IS NULL OR NOT %(unannounced)s
-ORDER BY kind, number

@@ -1,2 +1,0 @@
--- Keep what the transaction has written.
-COMMIT

@@ -1,4 +1,0 @@
--- Record the verdict before the dead letter is published: a crash in between must not call the handler again.
-UPDATE inbox_messages
-SET dead_letter_reason = %(reason)s, dead_letter_class = %(kind)s, last_error = %(reason)s
-WHERE message_id = %(message_id)s AND claim_token = %(token)s

@@ -1,2 +1,0 @@
--- End the transaction of a function that outlived its time-out: others need what it has locked.
-SELECT pg_terminate_backend(%(pid)s)

@@ -1,0 +1,44 @@
+-- As inbox/insert, for an ordered subscription. Only messages that may run now are marked as enqueued. A message
+-- behind another one of its key, or beyond the watermark, waits for its turn. A message of a parked key is parked
+-- too. A copy does not change the order of a message, unless the copy has a lower place in the stream.
+INSERT INTO inbox_messages AS known (
+    message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
+    event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+    dead_letter_reason, dead_letter_class, order_key, order_seq, enqueued_at)
+SELECT message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers::jsonb,
+       event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+       reason, kind, order_key, order_seq,
+       CASE
+           WHEN order_key IS NULL THEN now()
+           WHEN EXISTS (
+               SELECT 1 FROM parked_keys AS p
+               WHERE p.subscription = received.subscription AND p.order_key = received.order_key) THEN 'infinity'
+           WHEN place = 1 AND order_seq <= %(mark)s AND NOT EXISTS (
+               SELECT 1 FROM inbox_messages AS earlier
+               WHERE earlier.subscription = received.subscription
+                 AND earlier.order_key = received.order_key
+                 AND earlier.order_key IS NOT NULL AND earlier.processed_at IS NULL AND NOT earlier.stepped_over
+                 AND (earlier.order_seq, earlier.message_id) < (received.order_seq, received.message_id))
+               THEN now()
+       END
+FROM (
+    SELECT *, row_number() OVER (PARTITION BY order_key ORDER BY order_seq, message_id) AS place
+    FROM unnest(
+        %(message_id)s::uuid[], %(subject)s::text[], %(subscription)s::text[], %(stream)s::text[],
+        %(stream_seq)s::bigint[], %(ack_subject)s::text[], %(body)s::bytea[], %(headers)s::text[],
+        %(event_type)s::text[], %(event_version)s::int[], %(occurred_at)s::timestamptz[],
+        %(partition_key)s::text[], %(correlation_id)s::uuid[], %(causation_id)s::uuid[],
+        %(reason)s::text[], %(kind)s::text[], %(order_key)s::text[], %(order_seq)s::bigint[])
+        AS batch (message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
+                  event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+                  reason, kind, order_key, order_seq)) AS received
+ON CONFLICT (message_id) DO UPDATE
+    SET ack_subject = coalesce(nullif(excluded.ack_subject, ''), known.ack_subject),
+        stream = excluded.stream,
+        stream_seq = excluded.stream_seq,
+        order_seq = least(known.order_seq, excluded.order_seq)
+RETURNING message_id,
+          (xmax = 0) AS new,
+          (processed_at IS NOT NULL OR dead_lettered_at IS NOT NULL) AS done,
+          (enqueued_at IS NOT DISTINCT FROM 'infinity') AS parked,
+          (enqueued_at IS NOT NULL) AS runnable

@@ -1,0 +1,18 @@
+-- Rows that a queue should have delivered by now: the queue was flushed, or its worker died. They are marked as
+-- enqueued, so that the next sweep does not send them again while they wait their turn. The ids are an array, so
+-- that the rows are found by their ids. For a few thousand ids, a join would read the whole table.
+UPDATE inbox_messages
+SET enqueued_at = now()
+WHERE message_id = ANY (ARRAY(
+    SELECT message_id
+    FROM inbox_messages
+    WHERE processed_at IS NULL
+      AND dead_lettered_at IS NULL
+      AND enqueued_at < now() - %(grace)s
+      AND subscription = %(subscription)s
+      AND (claimed_until IS NULL OR claimed_until < now())
+      AND (next_attempt_at IS NULL OR next_attempt_at <= now())
+    ORDER BY enqueued_at
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED))
+RETURNING message_id

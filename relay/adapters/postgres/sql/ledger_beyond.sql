@@ -1,7 +1,0 @@
--- Events that were acknowledged beyond the stream's last message: the stream has lost its tail.
-SELECT count(*), (array_agg(id ORDER BY seq))[1:20]
-FROM outbox_events
-WHERE published_stream = %(stream)s
-  AND published_seq > %(last_seq)s
-  AND published_at < %(before)s
-  AND (%(max_age)s::interval IS NULL OR published_at > clock_timestamp() - %(max_age)s::interval)

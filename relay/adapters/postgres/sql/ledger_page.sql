@@ -1,9 +1,0 @@
--- A page of the PubAck ledger: which event the stream is to hold at which sequence.
-SELECT id, published_seq
-FROM outbox_events
-WHERE published_stream = %(stream)s
-  AND published_seq BETWEEN %(first)s AND %(last)s
-  AND published_at < %(before)s
-  AND (%(max_age)s::interval IS NULL OR published_at > clock_timestamp() - %(max_age)s::interval)
-ORDER BY published_seq
-LIMIT %(limit)s

@@ -1,6 +1,0 @@
--- Lock tasks for an operator's action; a relay or worker that holds them is waited for.
-SELECT id::text, status, coalesce(claimed_until >= clock_timestamp(), false)
-FROM task_outbox
-WHERE id = ANY (%(ids)s::uuid[])
-ORDER BY seq
-FOR UPDATE

@@ -1,0 +1,24 @@
+-- Outbox events that match a filter, the newest first, and how many match in all.
+SELECT id::text, seq, aggregate_type, aggregate_id, event_type, event_version, occurred_at,
+       correlation_id::text, causation_id::text, partition_key, topic, published_at, publish_attempts,
+       publish_error, available_at, dead_at, published_stream, published_seq, generation,
+       CASE WHEN published_at IS NOT NULL THEN 'published'
+            WHEN dead_at IS NOT NULL THEN 'dead'
+            WHEN publish_attempts > 0 THEN 'failing'
+            ELSE 'waiting' END AS status,
+       count(*) OVER () AS total
+FROM outbox_events
+WHERE ((%(published)s AND published_at IS NOT NULL)
+       OR (%(dead)s AND published_at IS NULL AND dead_at IS NOT NULL)
+       OR (%(failing)s AND published_at IS NULL AND publish_attempts > 0 AND dead_at IS NULL)
+       OR (%(waiting)s AND published_at IS NULL AND publish_attempts = 0 AND dead_at IS NULL))
+  AND (%(ids)s::uuid[] IS NULL OR id = ANY (%(ids)s::uuid[]))
+  AND (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
+  AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
+  AND (%(aggregate_id)s::text IS NULL OR aggregate_id = %(aggregate_id)s)
+  AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
+  AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
+  AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
+  AND (%(error)s::text IS NULL OR position(lower(%(error)s) IN lower(publish_error)) > 0)
+ORDER BY seq DESC
+LIMIT %(limit)s

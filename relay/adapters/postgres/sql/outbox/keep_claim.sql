@@ -1,0 +1,2 @@
+-- Restart the idle time-out of a claim. Fails when the claim is lost.
+SELECT 1

@@ -1,0 +1,17 @@
+-- Publish published events again, under the next generation: so the stream does not drop them as duplicates, and
+-- consumers still know the id. The ledger keeps the last copy until the new one is acknowledged.
+--
+-- available_at lets new events go beside them instead of behind them. It differs by a microsecond for each, so
+-- that they are claimed in their order.
+UPDATE outbox_events AS e
+SET generation = e.generation + 1,
+    published_at = NULL,
+    publish_attempts = 0,
+    publish_error = NULL,
+    available_at = clock.now + replay.place * interval '1 microsecond'
+FROM (SELECT id, row_number() OVER (ORDER BY seq) AS place
+      FROM outbox_events
+      WHERE id = ANY (%(ids)s::uuid[])) AS replay,
+     (SELECT clock_timestamp() AS now) AS clock
+WHERE e.id = replay.id
+  AND e.published_at IS NOT NULL

@@ -1,2 +1,0 @@
--- The highest place that any event has been given so far, committed or not.
-SELECT last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM outbox_events_seq_seq

@@ -1,9 +1,0 @@
--- Keys that are set aside, the longest parked first: for whose failure, and how many wait behind it.
-SELECT p.subscription, p.order_key AS key, p.parked_at AS since, p.message_id AS head, p.reason,
-       (SELECT count(*)
-        FROM inbox_messages AS i
-        WHERE i.subscription = p.subscription AND i.order_key = p.order_key
-          AND i.order_key IS NOT NULL AND i.processed_at IS NULL AND NOT i.stepped_over
-          AND i.dead_lettered_at IS NULL) AS waiting
-FROM parked_keys AS p
-ORDER BY p.parked_at, p.subscription, p.order_key

@@ -1,8 +1,0 @@
--- Forget old runs; a job's latest stays, since it tells when the job last fired.
-DELETE FROM scheduled_runs
-WHERE id IN (
-  SELECT id FROM scheduled_runs AS old
-  WHERE opened_at < now() - %(keep)s AND state NOT IN ('waiting', 'started')
-    AND EXISTS (SELECT FROM scheduled_runs WHERE job = old.job AND scheduled_for > old.scheduled_for)
-  LIMIT %(limit)s
-)

@@ -1,8 +1,0 @@
--- Spend an attempt on each event. A null delay marks it dead: kept, and re-publishable by an operator.
-UPDATE outbox_events AS e
-SET publish_attempts = e.publish_attempts + 1,
-    publish_error = failure.error,
-    available_at = CASE WHEN failure.delay IS NULL THEN e.available_at ELSE clock_timestamp() + failure.delay END,
-    dead_at = CASE WHEN failure.delay IS NULL THEN clock_timestamp() END
-FROM unnest(%(ids)s::uuid[], %(errors)s::text[], %(delays)s::interval[]) AS failure (id, error, delay)
-WHERE e.id = failure.id

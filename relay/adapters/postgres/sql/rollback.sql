@@ -1,2 +1,0 @@
--- Undo what the transaction has written.
-ROLLBACK

@@ -1,0 +1,2 @@
+-- Roll the transaction back.
+ROLLBACK

@@ -1,2 +1,0 @@
--- A task has started: the next one of its type may start an interval later.
-UPDATE task_rates SET free_at = clock_timestamp() + %(interval)s WHERE type = %(type)s

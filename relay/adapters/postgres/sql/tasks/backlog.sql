@@ -1,0 +1,21 @@
+-- The tasks that wait to run, and for how long they have been due. Each part reads its own index, so the many
+-- finished tasks are not read.
+SELECT count(*) FILTER (WHERE NOT failed AND due <= clock_timestamp()) AS count,
+       coalesce(extract(epoch FROM
+           clock_timestamp() - min(due) FILTER (WHERE NOT failed AND due <= clock_timestamp())), 0)::float8
+           AS oldest_age_seconds,
+       count(*) FILTER (WHERE NOT failed AND due > clock_timestamp()) AS delayed,
+       count(*) FILTER (WHERE failed) AS failed
+FROM (
+    SELECT created_at AS due, false AS failed
+    FROM task_outbox WHERE status = 'pending' AND available_at IS NULL
+    UNION ALL
+    SELECT greatest(created_at, available_at), false
+    FROM task_outbox WHERE status = 'pending' AND available_at IS NOT NULL
+    UNION ALL
+    SELECT greatest(created_at, available_at), false
+    FROM task_outbox WHERE status = 'delivered'
+    UNION ALL
+    SELECT created_at, true
+    FROM task_outbox WHERE status = 'failed'
+) AS unfinished

@@ -1,0 +1,22 @@
+-- Claim one task under a token and count the attempt. The queue may bring a pending task before the relay commits
+-- its delivery; this waits for that commit. ``processed``: the effect of the task is committed, only this row
+-- lacks it. This does not wait for the disk: if a crash undoes a claim, the token fences off its worker.
+WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
+UPDATE task_outbox AS task
+SET status = 'delivered',
+    delivered_at = coalesce(delivered_at, clock_timestamp()),
+    enqueued_at = coalesce(enqueued_at, clock_timestamp()),
+    started_at = clock_timestamp(),
+    claim_token = %(token)s,
+    claimed_until = clock_timestamp() + %(lease)s,
+    attempts = attempts + 1,
+    waits_for = NULL
+FROM relaxed
+WHERE id = %(id)s
+  AND status IN ('pending', 'delivered')
+  AND (claimed_until IS NULL OR claimed_until < clock_timestamp())
+  AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp() + interval '50 milliseconds')
+  AND (available_at IS NULL OR available_at <= clock_timestamp() + interval '50 milliseconds')
+RETURNING claim_token AS token, id, type, payload::text, attempts, correlation_id, causation_id, metadata, concurrency_key,
+          EXISTS (SELECT FROM processed_events
+                  WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed

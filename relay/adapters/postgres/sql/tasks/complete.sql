@@ -1,0 +1,15 @@
+-- The handler is done. Fenced by the claim's token. The row in processed_events outlives this one.
+-- IS NOT DISTINCT FROM replaces = here and wherever a claimed task is settled. With =, the planner might read the
+-- whole index of running tasks instead of the primary key, if its statistics say that this index is empty.
+WITH done AS (
+    UPDATE task_outbox
+    SET status = 'completed', finished_at = clock_timestamp(), claim_token = NULL, claimed_until = NULL,
+        next_attempt_at = NULL
+    WHERE id = %(id)s AND claim_token IS NOT DISTINCT FROM %(token)s
+    RETURNING id, type
+), noted AS (
+    INSERT INTO processed_events (handler, message_id)
+    SELECT 'task:' || type, id FROM done
+    ON CONFLICT DO NOTHING
+)
+SELECT id FROM done

@@ -1,3 +1,0 @@
--- Who did what to which, and why; in the transaction that did it.
-INSERT INTO audit_log (at, actor, action, ids, note)
-VALUES (clock_timestamp(), %(actor)s, %(action)s, %(ids)s::text[], %(note)s)

@@ -1,1 +1,0 @@
-"""``relay chaos``: a seeded workload under seeded faults, and a judge of what came of it (DESIGN §9)."""

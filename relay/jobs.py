@@ -1,0 +1,125 @@
+"""Every job of the fleet as a value: its actor, its queue, and what it is about.
+
+Schedulers, workers and commands make their messages here. So each queue, key and actor name is defined in one
+place, and no code has to parse a name. Messages carry names and ids, never content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from dramatiq import Message
+
+from relay.adapters.shares import SHARE
+from relay.domain.schedule import WaitingRun
+from relay.domain.tasks import DEFAULT_QUEUE, TaskRef
+
+PUBLISH_QUEUE: Final = "relay-publish"
+PULL_QUEUE: Final = "relay-pull"
+HANDLE_QUEUE: Final = "relay-handle"
+UPKEEP_QUEUE: Final = "relay-upkeep"
+ARCHIVE_QUEUE: Final = "relay-archive"
+CRON_QUEUE: Final = "relay-cron"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the jobs of one actor have in common. ``name``: the name of their duties."""
+
+    actor: str
+    queue: str
+    name: str
+
+    def of(self, context: str, *about: str | int) -> Duty:
+        """The duty of a context. ``about``: the subscription or shard, if each has its own duty."""
+        return Duty(self, context, about)
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """Work that repeats. At most one job of a duty is outstanding (see `relay.adapters.gate`)."""
+
+    kind: Kind
+    context: str
+    about: tuple[str | int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The name of the duty's gate and of its row in ``relay schedule list``."""
+        return ":".join(map(str, (self.kind.name, self.context, *self.about)))
+
+    def message(self, token: str, *more: int | None) -> Message[Any]:
+        """The message of the job that holds ``token`` at the gate."""
+        args = (self.context, *self.about, *more, token)
+        return Message(queue_name=self.kind.queue, actor_name=self.kind.actor, args=args, kwargs={}, options={})
+
+
+def _kind(actor: str, queue: str = UPKEEP_QUEUE, name: str | None = None) -> Kind:
+    return Kind(actor, queue, name or actor)
+
+
+PUBLISH: Final = _kind("publish_shard", PUBLISH_QUEUE, "publish")
+RECONCILE_STREAM: Final = _kind("reconcile_stream")
+PRUNE: Final = _kind("prune")
+ARCHIVE: Final = _kind("archive", ARCHIVE_QUEUE)
+PULL: Final = _kind("pull_messages", PULL_QUEUE, "pull")
+SWEEP_INBOX: Final = _kind("sweep_inbox")
+KEEP_IN_PROGRESS: Final = _kind("keep_in_progress")
+RESCUE_EXHAUSTED: Final = _kind("rescue_exhausted")
+RECOVER_DELIVERIES: Final = _kind("recover_deliveries")
+RECONCILE_INBOX: Final = _kind("reconcile_inbox")
+RECORD_DEAD_LETTERS: Final = _kind("record_dead_letters")
+DELIVER_TASKS: Final = _kind("deliver_tasks")
+SWEEP_TASKS: Final = _kind("sweep_tasks")
+
+
+# --- jobs for one or a few rows: the row says whether there is work -------------------------------
+
+HANDLE_MESSAGE: Final = "handle_message"
+HANDLE_CHUNK: Final = "handle_chunk"
+RUN_CRON: Final = "run_cron"
+RUN_TASK: Final = "run_task"
+
+
+def handle(context: str, subscription: str, ids: Sequence[str]) -> Message[Any]:
+    """The job that handles one message, or a chunk of several."""
+    actor, what = (HANDLE_MESSAGE, ids[0]) if len(ids) == 1 else (HANDLE_CHUNK, list(ids))
+    return _row(HANDLE_QUEUE, actor, share(context, subscription), context, subscription, what)
+
+
+def handled_id(message: Message[Any]) -> UUID:
+    """The inbox message that a job of `handle` is about."""
+    return UUID(message.args[2])
+
+
+def run_cron(context: str, run: WaitingRun) -> Message[Any]:
+    """The job that runs a cron job."""
+    return _row(CRON_QUEUE, RUN_CRON, share(context, run.job), context, run.job, run.scheduled_for.isoformat())
+
+
+def run_task(context: str, task: TaskRef) -> Message[Any]:
+    """The job that makes one attempt at a task. Each context has its share of a queue."""
+    args = context, task.type, str(task.id)
+    return _row(task_queue(task.queue), RUN_TASK, context, *args, task_priority=task.priority)
+
+
+def task_of(message: Message[Any]) -> tuple[str, UUID]:
+    """The type and the id of the task that a job of `run_task` is about."""
+    return message.args[1], UUID(message.args[2])
+
+
+def task_queue(queue: str = DEFAULT_QUEUE) -> str:
+    """The Dramatiq queue of a task queue, for ``dramatiq -Q``."""
+    return f"relay-task-{queue}"
+
+
+def share(context: str, name: str) -> str:
+    """The share that a subscription or a cron job has of its queue (see `relay.adapters.shares`)."""
+    return f"{context}/{name}"
+
+
+def _row(queue: str, actor: str, share: str, *args: str | list[str], **options: int) -> Message[Any]:
+    return Message(queue_name=queue, actor_name=actor, args=args, kwargs={}, options={SHARE: share, **options})

@@ -1,0 +1,151 @@
+"""What the actors of a worker process share: the application, the broker, and the way to run a job.
+
+Importing this module reads the settings and makes the broker. Modules with actors import it; ``relay.actors``
+loads them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import dramatiq
+from dramatiq.errors import Retry
+from dramatiq.middleware import Retries
+
+from relay import failpoints, jobs
+from relay.adapters.gate import LONGEST_BACKOFF
+from relay.adapters.workers import WorkerRuntime
+from relay.bootstrap import Application, job_broker
+from relay.commands.reconcile import EVERY as RECONCILE_EVERY
+from relay.domain.archive import ArchiveBusy
+from relay.domain.errors import Outage
+from relay.domain.facts import OutageSeen
+from relay.jobs import Duty, Kind
+from relay.metering import Exposition, worker_metrics
+from relay.settings import load_settings
+from relay.telemetry.logs import LogFacts, configure
+
+settings = load_settings()
+configure(settings.log_level, settings.log_format)
+failpoints.enable(settings.failpoints)
+application = Application(settings, role="worker")
+application.facts.listen(LogFacts())
+metrics = worker_metrics(settings)
+if metrics is not None:
+    application.facts.listen(metrics)
+
+#: Dramatiq's own back-off for jobs that wait for a server: 1 s to 4 s with jitter, without a limit of retries.
+OUTAGE_RETRIES: Final[dict[str, Any]] = {
+    "max_retries": None,
+    "min_backoff": 1_000,
+    "max_backoff": int(LONGEST_BACKOFF.total_seconds() * 1_000),
+}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_background: set[asyncio.Task[None]] = set()
+
+
+def _budgets() -> dict[str, int | None]:
+    """The number of threads for each queue whose duties wait long: shards, subscriptions, sweeps, the archive."""
+    contexts = settings.contexts.values()
+    return {
+        jobs.PUBLISH_QUEUE: max(1, sum(context.publish.shards for context in contexts)),
+        jobs.PULL_QUEUE: max(1, sum(len(context.subscriptions) for context in contexts)),
+        # recover_deliveries waits two seconds when it suspects a loss.
+        jobs.UPKEEP_QUEUE: 4,
+        # The archive job runs for minutes when many rows are old enough.
+        jobs.ARCHIVE_QUEUE: 1,
+    }
+
+
+async def _start() -> None:
+    application.nats.on_up.append(_drain_all)
+    await application.start()
+
+
+def _drain_all() -> None:
+    """The broker is back, or this worker is new: publish and pull at once, even if a job is in back-off.
+
+    Also check for lost messages: the server may have been restored from a backup while it was away.
+    """
+    for name, context in settings.contexts.items():
+        # A job that already runs has checked the server before the outage, or waits for the lost connection.
+        spawn(_force(jobs.RECONCILE_STREAM.of(name), 0, rest=RECONCILE_EVERY))
+        # A pull that runs continues. The next tick replaces a pull that waits.
+        spawn(application.gates.wake([jobs.PULL.of(name, it).key for it in context.subscriptions]))
+        for shard in range(context.publish.shards):
+            spawn(_force(jobs.PUBLISH.of(name, shard)))
+
+
+async def _force(work: Duty, *more: int, rest: timedelta = timedelta()) -> None:
+    """Send a job that replaces the outstanding one."""
+    try:
+        await application.gates.open(
+            work.key, force=True, rest=rest, send=lambda token: broker.entry(work.message(token, *more))
+        )
+    except Outage as error:
+        application.facts(OutageSeen(context=work.context, server="redis", error=error.message))
+
+
+def spawn(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in the background. A reference keeps it alive until it ends."""
+    task = asyncio.get_running_loop().create_task(coroutine)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+
+
+@asynccontextmanager
+async def long_running(work: Duty, token: str) -> AsyncIterator[bool]:
+    """Run a job that must be outstanding only once. Yields False when another job has taken over.
+
+    An outage becomes Dramatiq's Retry, so that its middleware supplies the back-off. Meanwhile the gate stays
+    shut; otherwise each tick would add a job. The gate opens by itself if the job does not return.
+    """
+    async with application.gates.hold(work.key, token) as ours:
+        try:
+            yield ours
+        except Outage as error:
+            application.facts(OutageSeen(context=work.context, server=error.server, error=error.message))
+            await application.gates.back_off(work.key, token)
+            raise Retry(str(error)) from None
+    if ours:
+        await application.gates.close(work.key, token)
+
+
+@asynccontextmanager
+async def periodic(work: Duty, token: str) -> AsyncIterator[bool]:
+    """Run a periodic job. Yields False when another job has taken over.
+
+    An outage ends the job without an error: the scheduler sends another. Any other error counts as a run;
+    otherwise the job would be sent again every few seconds. A run does not count as complete if the worker stops.
+    """
+    well = True
+    try:
+        async with application.gates.hold(work.key, token) as ours:
+            yield ours
+    except Outage as error:
+        well = False
+        application.facts(OutageSeen(context=work.context, server=error.server, error=error.message))
+    except ArchiveBusy:
+        well = False
+    except Exception:
+        await application.gates.close(work.key, token)
+        raise
+    await application.gates.close(work.key, token, well=well and not application.stopping)
+
+
+#: Threads for each queue; None means as many as ``--threads``. Modules with actors may add their queues.
+budgets = _budgets()
+runtime = WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets)
+broker = job_broker(settings, [Retries(), runtime, Exposition(settings)])
+dramatiq.set_broker(broker)
+
+
+def actor(kind: Kind, **options: Any) -> Callable[[Function], Any]:
+    """Register a function as the actor for the jobs of a kind. ``options``: Dramatiq's."""
+    return dramatiq.actor(actor_name=kind.actor, queue_name=kind.queue, **options)
