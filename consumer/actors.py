@@ -3,29 +3,65 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import cache
 from typing import Final
+from uuid import UUID
 
 from consumer.deadletters import RecordDeadLetters, SendAlerts
-from consumer.handling import enqueue, on_receipt
 from consumer.order import WatchNumbers
 from consumer.pull import PullConfig, PullMessages
 from consumer.reconcile import ReconcileInbox
 from consumer.recover import RecoverConfig, RecoverDeliveries
 from consumer.rescue import RescueExhausted
+from consumer.wiring import calls_plain_functions, chunks, enqueue, enqueue_later, in_thread, messages, on_receipt
 from relay import jobs
 from relay.access import http_access
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.webhook import Webhook
+from relay.domain.errors import Outage
 from relay.domain.facts import MessagesReEnqueued
 from relay.domain.topology import advisory_consumer
-from relay.worker import OUTAGE_RETRIES, actor, application, broker, long_running, periodic
+from relay.worker import (
+    OUTAGE_RETRIES,
+    actor,
+    application,
+    broker,
+    long_running,
+    on_loop,
+    periodic,
+    row_actor,
+    try_again,
+)
 
 #: How many seconds a pull job runs before it ends, so that another worker can take the next turn.
 _TURN: Final = 60.0
 _SWEEP_LIMIT: Final = 1_000
 _MAX_BATCH: Final = 300
 _PAGE: Final = 1_000
+
+
+@row_actor(jobs.HANDLE_MESSAGE, jobs.HANDLE_QUEUE, priority=10)
+def handle_message(context: str, subscription: str, message_id: str) -> None:
+    """Handle one inbox message by a plain function, in this thread (CMD-051)."""
+    # In an outage the row keeps its claim until the lease is over; the sweep brings it back.
+    with suppress(Outage):
+        try_again(in_thread(context, subscription).run(UUID(message_id)))
+
+
+@on_loop(jobs.HANDLE_MESSAGE, unless=calls_plain_functions)
+async def handle_message_on_loop(context: str, subscription: str, message_id: str) -> None:
+    """Handle one inbox message by a service or a coroutine, which the event loop calls (CMD-051)."""
+    with suppress(Outage):
+        try_again(await messages(context, subscription).run(UUID(message_id)))
+
+
+@row_actor(jobs.HANDLE_CHUNK, jobs.HANDLE_QUEUE, priority=10)
+async def handle_chunk(context: str, subscription: str, message_ids: list[str]) -> None:
+    """Handle many inbox messages at once, by any kind of handler. Those to retry are enqueued one by one."""
+    with suppress(Outage):
+        later = await chunks(context, subscription).run([UUID(id) for id in message_ids])
+        await enqueue_later(context, subscription, later)
 
 
 @cache

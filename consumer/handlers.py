@@ -32,7 +32,7 @@ from consumer.signatures import IncomingEvent, Inject, MessageContext, read, rea
 from relay.domain.disclosure import validation
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, InvalidSubject, Poison
 from relay.domain.subject import check_token, check_version
-from relay.handling.calls import Function as Registered
+from relay.execution.calls import Function as Registered
 
 __all__ = [
     "AlreadyProcessed",

@@ -10,8 +10,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from relay.domain.errors import InvalidHandler
-from relay.handling import signatures
-from relay.handling.signatures import Inject, Injectable, Signature, invalid, parameters
+from relay.execution import signatures
+from relay.execution.signatures import Inject, Injectable, Signature, invalid, parameters
 
 __all__ = ["IncomingEvent", "Inject", "MessageContext", "Signature", "read", "read_upcaster"]
 

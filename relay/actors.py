@@ -6,14 +6,10 @@ Loads the modules with actors that ``RELAY_ACTOR_MODULES`` names.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from datetime import datetime
 from functools import cache
 
-import dramatiq
-
 from relay import jobs
-from relay.adapters.onloop import ended
 from relay.cron import registry
 from relay.cron.run import RunCron
 from relay.domain.errors import Outage
@@ -21,7 +17,7 @@ from relay.domain.facts import OutageSeen
 from relay.domain.ordering import Shard
 from relay.domain.schedule import WaitingRun
 from relay.metering import known_labels
-from relay.worker import OUTAGE_RETRIES, actor, application, long_running, metrics, periodic, runtime, settings
+from relay.worker import OUTAGE_RETRIES, actor, application, long_running, metrics, periodic, row_actor, settings
 
 
 @actor(jobs.PUBLISH, priority=0, **OUTAGE_RETRIES)
@@ -61,17 +57,13 @@ async def archive(context: str, token: str) -> None:
             await rows.tick(lambda: not application.stopping)
 
 
-class _RunCron:
-    """Runs an application's cron jobs. The row controls the retries; a scheduler enqueues the job again."""
-
-    def takes(self, *_: str) -> bool:
-        return True
-
-    async def run(self, _leave: Callable[[], None], context: str, name: str, scheduled_for: str) -> None:
-        try:
-            await _cron(context).run(WaitingRun(name, datetime.fromisoformat(scheduled_for)))
-        except Outage as error:
-            application.facts(OutageSeen(context=context, server=error.server, error=error.message))
+@row_actor(jobs.RUN_CRON, jobs.CRON_QUEUE, priority=10, max_retries=0)
+async def run_cron(context: str, name: str, scheduled_for: str) -> None:
+    """Run an application's cron job. The row controls the retries; a scheduler enqueues the job again."""
+    try:
+        await _cron(context).run(WaitingRun(name, datetime.fromisoformat(scheduled_for)))
+    except Outage as error:
+        application.facts(OutageSeen(context=context, server=error.server, error=error.message))
 
 
 @cache
@@ -79,10 +71,6 @@ def _cron(context: str) -> RunCron:
     parts = application.context(context)
     error_text = parts.settings.error_detail == "text"
     return RunCron(context, registry, parts.schedule, application.facts, error_text=error_text)
-
-
-dramatiq.actor(actor_name=jobs.RUN_CRON, queue_name=jobs.CRON_QUEUE, priority=10, max_retries=0)(ended)
-runtime.on_loop[jobs.RUN_CRON] = _RunCron()
 
 
 for _module in settings.actor_modules:

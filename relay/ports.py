@@ -268,6 +268,9 @@ class InboxRepository(Protocol):
     async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
         """Set processed_at. False when the claim was lost: another worker owns the row now."""
 
+    async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+        """Do the same for many; returns those whose claim was not lost."""
+
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         """Record the error, set next_attempt_at and release the claim. False when the claim was lost."""
 

@@ -18,6 +18,7 @@ from dramatiq.middleware import Retries
 
 from relay import failpoints, jobs
 from relay.adapters.gate import LONGEST_BACKOFF
+from relay.adapters.onloop import LoopActor
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import Application, job_broker
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
@@ -149,3 +150,37 @@ dramatiq.set_broker(broker)
 def actor(kind: Kind, **options: Any) -> Callable[[Function], Any]:
     """Register a function as the actor for the jobs of a kind. ``options``: Dramatiq's."""
     return dramatiq.actor(actor_name=kind.actor, queue_name=kind.queue, **options)
+
+
+def row_actor(name: str, queue: str, **options: Any) -> Callable[[Function], Any]:
+    """Register a function as the actor for rows. The row says whether it is tried again, Dramatiq's Retries when.
+
+    The event loop runs a coroutine itself, without a thread that waits (`relay.adapters.onloop`).
+    """
+
+    def register(function: Function) -> Any:
+        if asyncio.iscoroutinefunction(function):
+            runtime.on_loop[name] = LoopActor(function)
+        options.setdefault("max_retries", None)
+        return dramatiq.actor(actor_name=name, queue_name=queue, **options)(function)
+
+    return register
+
+
+def on_loop(name: str, *, unless: Callable[..., bool]) -> Callable[[Function], Function]:
+    """Have the event loop run some messages of an actor by a coroutine.
+
+    ``unless``: whether a message is for the actor itself; it gets all arguments but the last, a row's id.
+    """
+
+    def register(function: Function) -> Function:
+        runtime.on_loop[name] = LoopActor(function, lambda *args: not unless(*args[:-1]))
+        return function
+
+    return register
+
+
+def try_again(delay: timedelta | None) -> None:
+    """End an actor whose row is to be tried again after a delay, if there is one."""
+    if delay is not None:
+        raise Retry(delay=int(delay / timedelta(milliseconds=1)))

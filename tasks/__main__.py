@@ -12,17 +12,18 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Final
 
-from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.tasks import PostgresTasks
+from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.bootstrap import Facts
 from relay.domain.errors import ConfigurationError, RelayError
+from relay.execution.on_loop import RunOnLoop
 from relay.metering import tasks_metrics
 from relay.settings import ContextSettings, Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from tasks.registry import registry
-from tasks.run import RunTask
-from tasks.worker import TaskWorker
+from tasks.rows import TaskRows
+from tasks.worker import Tasks, TaskWorker
 
 #: Connections beyond those of the handlers: for claims, renewals and the poll.
 _SPARE: Final = 4
@@ -86,7 +87,7 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
 
 async def _start(
     context: ContextSettings, facts: Facts, options: argparse.Namespace, stack: AsyncExitStack
-) -> tuple[TaskWorker, RunTask]:
+) -> tuple[TaskWorker, Tasks]:
     url, threads = context.database_url.get_secret_value(), max(1, options.threads)
     name = f"jetrelay-tasks-{context.name}"
     pool = create_pool(url, max_size=threads + _SPARE, application_name=name)
@@ -96,7 +97,7 @@ async def _start(
     stack.push_async_callback(transactions.close)
     tasks = PostgresTasks(pool)
     worker = TaskWorker(context.name, tasks, facts, threads=threads, queues=options.queues)
-    run = RunTask(
+    rows = TaskRows(
         context.name,
         tasks,
         registry,
@@ -106,6 +107,8 @@ async def _start(
         size=threads,
         error_text=context.error_detail == "text",
     )
+    run = RunOnLoop(rows, asyncio.get_running_loop())
+    stack.push_async_callback(run.finished.drain)
     return worker, run
 
 

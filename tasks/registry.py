@@ -30,8 +30,8 @@ from relay.domain.tasks import (
     check_queue,
     check_type,
 )
-from relay.handling.calls import Function
-from relay.handling.signatures import Inject, Injectable, read
+from relay.execution.calls import Function
+from relay.execution.signatures import Inject, Injectable, read
 from relay.settings.values import parse_duration
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

@@ -11,17 +11,22 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, OutageSeen
-from relay.domain.tasks import TaskRef
+from relay.domain.tasks import ClaimedTask, TaskRef
+from relay.execution.calls import PreparedCall
+from relay.execution.on_loop import RunOnLoop
 from tasks.forward import DeliverTasks
-from tasks.run import RunTask
+from tasks.rows import TaskKey
 
 #: How often to look for lost tasks, in seconds.
 _SWEEP: Final = 1.0
+
+#: What runs a context's tasks on the event loop.
+Tasks: TypeAlias = RunOnLoop[TaskKey, ClaimedTask, PreparedCall]
 
 _log = logging.getLogger("relay.tasks")
 
@@ -56,7 +61,7 @@ class TaskWorker:
         self._stop = asyncio.Event()
         self._freed = asyncio.Event()
 
-    async def run(self, run: RunTask) -> None:
+    async def run(self, run: Tasks) -> None:
         """Poll until `stop`. In an outage, wait and go on."""
         self._run = run
         turn, swept, loop = 0, 0.0, asyncio.get_running_loop()
@@ -126,7 +131,7 @@ class TaskWorker:
         try:
             # A retry comes when its delay is over, even if no slot is free.
             async with self._slots.setdefault(task.queue, asyncio.Semaphore(self._threads)):
-                delay = await self._run.run(task.id, task.type)
+                delay = await self._run.run(TaskKey(task.id, task.type))
         except Outage as error:
             # The row keeps its claim until the lease is over; the sweep brings it back.
             self._facts(OutageSeen(context=self._context, server="postgresql", error=error.message))

@@ -1,9 +1,9 @@
 """Messages that the event loop takes itself, so that none keeps a thread waiting.
 
-A hop from a thread to the loop and back often costs more than the work of the message. So the loop takes its
-messages directly, and one thread finishes those that are done: it runs the message's actor, as any worker thread
-does, and the actor finds the outcome here. A place on the loop costs almost nothing. So each share has places of
-its own, and a share whose calls hang takes none from the others.
+A hop from a thread to the loop and back often costs more than the work of the message. So the loop runs the actors
+that are coroutines itself, middleware included, and one thread ends the messages that are done, as any worker
+thread does: retries, acknowledgement, bookkeeping. A place on the loop costs almost nothing. So each share has
+places of its own, and a share whose calls hang takes none from the others.
 """
 
 from __future__ import annotations
@@ -12,32 +12,94 @@ import asyncio
 import heapq
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
-from dramatiq.broker import MessageProxy
+from dramatiq.broker import Broker, MessageProxy
+from dramatiq.middleware import Middleware, ShutdownNotifications, TimeLimit
 from dramatiq.worker import Worker, WorkerThread
 
 from relay.adapters.shares import share_of
 
-#: Returns the loop's result for a message, or raises the loop's error.
-Outcome: TypeAlias = Callable[[], Any]
 #: How many messages may be under way for each place. A message that has left its place may take a while to end.
 _UNSETTLED: Final = 4
+#: These interrupt the thread of a message that takes too long. Nobody may interrupt the event loop.
+_INTERRUPTING: Final = (TimeLimit, ShutdownNotifications)
 
-_outcome: ContextVar[Outcome | None] = ContextVar("outcome", default=None)
+_leave: ContextVar[Callable[[], None]] = ContextVar("leave", default=lambda: None)
 
 
-class LoopActor(Protocol):
-    """Processes the messages of an actor on the loop."""
+def leave_place() -> None:
+    """Give the place of the message under way to the next one. Its actor goes on."""
+    _leave.get()()
 
-    def takes(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether a message with these arguments is for the loop. Called in any thread."""
 
-    async def run(self, leave: Callable[[], None], *args: Any, **kwargs: Any) -> Any:
-        """Process a message. It gives up its place at the end, or earlier by ``leave``."""
+@dataclass(frozen=True, slots=True)
+class LoopActor:
+    """A coroutine that processes the messages of an actor on the loop.
+
+    ``takes`` tells whether a message with these arguments is for the loop. It is called in any thread.
+    """
+
+    run: Callable[..., Awaitable[Any]]
+    takes: Callable[..., bool] = lambda *_: True
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What became of a message: its result, or the error of a middleware or of the actor."""
+
+    message: MessageProxy
+    result: Any = None
+    refused: BaseException | None = None
+    failed: BaseException | None = None
+
+
+class _LoopBroker:
+    """The broker as the stock worker thread sees it, for messages whose actor has run on the loop already."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.ended: _Ended | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    @property
+    def middleware(self) -> list[Middleware]:
+        return [it for it in self._broker.middleware if not isinstance(it, _INTERRUPTING)]
+
+    def begin(self, message: MessageProxy) -> None:
+        """Do what middleware does before a message, on the loop. Raises MiddlewareError."""
+        Broker.emit_before(self, "process_message", message)  # type: ignore[arg-type]
+
+    def emit_before(self, signal: str, *args: Any, **options: Any) -> None:
+        if self.ended is None:
+            self._broker.emit_before(signal, *args, **options)
+        elif self.ended.refused is not None:
+            raise self.ended.refused
+
+    def get_actor(self, name: str) -> Any:
+        actor = self._broker.get_actor(name)
+        return actor if self.ended is None else _EndedActor(actor, self.ended)
+
+
+class _EndedActor:
+    """An actor that has run: a call returns its result, or raises its error."""
+
+    def __init__(self, actor: Any, ended: _Ended) -> None:
+        self._actor, self._ended = actor, ended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor, name)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        if self._ended.failed is not None:
+            raise self._ended.failed
+        return self._ended.result
 
 
 #: The queue of a message, and its share.
@@ -54,8 +116,9 @@ class OnLoop(WorkerThread):
     def __init__(
         self, worker: Worker, loop: asyncio.AbstractEventLoop, actors: Mapping[str, LoopActor], places: int
     ) -> None:
+        self._broker = _LoopBroker(worker.broker)
         super().__init__(
-            broker=worker.broker,
+            broker=cast("Broker", self._broker),
             consumers=worker.consumers,
             work_queue=worker.work_queue,
             worker_timeout=worker.worker_timeout,
@@ -70,8 +133,8 @@ class OnLoop(WorkerThread):
         self._context = copy_context()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended: SimpleQueue[list[tuple[MessageProxy, Outcome]] | None] = SimpleQueue()
-        self._gathered: list[tuple[MessageProxy, Outcome]] = []
+        self._ended: SimpleQueue[list[_Ended] | None] = SimpleQueue()
+        self._gathered: list[_Ended] = []
 
     # --- any thread ---
 
@@ -139,9 +202,10 @@ class OnLoop(WorkerThread):
         self.running = True
         self.broker.emit_after("worker_thread_boot", self)
         while (ended := self._ended.get()) is not None:
-            for message, outcome in ended:
-                _outcome.set(outcome)
-                self.process_message(message)
+            for one in ended:
+                self._broker.ended = one
+                self.process_message(one.message)
+        self._broker.ended = None
         self.broker.emit_before("worker_thread_shutdown", self)
 
     # --- the loop ---
@@ -177,12 +241,9 @@ class OnLoop(WorkerThread):
                 self._running[places.pop()] -= 1
                 self._take()
 
+        _leave.set(leave)
         try:
-            result = await self._actors[message.actor_name].run(leave, *message.args, **message.kwargs)
-        except BaseException as error:
-            self._gather(message, _raising(error))
-        else:
-            self._gather(message, lambda: result)
+            self._gather(await self._run(message))
         finally:
             self._tasks.discard(asyncio.current_task())
             self._unsettled[share] -= 1
@@ -191,11 +252,24 @@ class OnLoop(WorkerThread):
             else:
                 self._take()
 
-    def _gather(self, message: MessageProxy, outcome: Outcome) -> None:
+    async def _run(self, message: MessageProxy) -> _Ended:
+        """Do what the stock worker thread does before a message ends."""
+        try:
+            self._broker.begin(message)
+        except BaseException as error:
+            return _Ended(message, refused=error)
+        if message.failed:
+            return _Ended(message)
+        try:
+            return _Ended(message, await self._actors[message.actor_name].run(*message.args, **message.kwargs))
+        except BaseException as error:
+            return _Ended(message, failed=error)
+
+    def _gather(self, ended: _Ended) -> None:
         """Hand over messages that end together in one go: waking the thread costs as much as its work."""
         if not self._gathered:
             self._loop.call_soon(self._hand_over)
-        self._gathered.append((message, outcome))
+        self._gathered.append(ended)
 
     def _hand_over(self) -> None:
         self._ended.put(self._gathered)
@@ -205,23 +279,3 @@ class OnLoop(WorkerThread):
     def _end(self) -> None:
         if not self.running and not self._tasks and not self._gathered:
             self._ended.put(None)
-
-
-def outcome() -> Outcome | None:
-    """The loop's outcome for the message of this thread; None if the message was not on the loop."""
-    found = _outcome.get()
-    _outcome.set(None)
-    return found
-
-
-def ended(*_: Any) -> Any:
-    """Be the actor of messages that only the loop processes."""
-    found = outcome()
-    return None if found is None else found()
-
-
-def _raising(error: BaseException) -> Outcome:
-    def fail() -> Any:
-        raise error
-
-    return fail

@@ -18,7 +18,7 @@ from relay.domain.errors import LeaseOver, Outage
 from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
 from relay.domain.retry import Backoff
 from relay.domain.schedule import CLAIM, ClaimedRun, RunState, UnknownJob, WaitingRun
-from relay.leases import kept
+from relay.execution.lease import renewing
 from relay.threads import Slots
 
 #: How long the worker tries to record the end of a run, in seconds.
@@ -84,7 +84,7 @@ class RunCron:
             return
         try:
             async with (
-                kept(CLAIM, since, lambda: self._runs.renew(run)),
+                renewing(CLAIM, since, lambda: self._runs.renew(run)),
                 asyncio.timeout(job.time_limit.total_seconds()) as limit,
             ):
                 result = await self._dispatch(job, run)

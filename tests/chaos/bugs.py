@@ -20,7 +20,7 @@ from consumer.reconcile import ReconcileInbox
 from relay.adapters.gate import Gates
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
-from relay.adapters.postgres import handling, inbox, outbox, pipeline
+from relay.adapters.postgres import inbox, outbox, pipeline, transactions
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.sql import statement
 from relay.commands.deadletter import RouteToDeadLetter
@@ -100,7 +100,11 @@ def settle_twice() -> None:
     for module in (inbox, pipeline):
         _rewrite(module, "inbox/claim", unfinished, "dead_lettered_at IS NULL")
         _rewrite(module, "inbox/claim", "AND (claimed_until IS NULL OR claimed_until < now())", "")
-    for module, name in ((inbox, "inbox/mark_processed"), (handling, "inbox/settle"), (pipeline, "inbox/settle")):
+    for module, name in (
+        (inbox, "inbox/mark_processed"),
+        (transactions, "inbox/settle"),
+        (pipeline, "inbox/settle"),
+    ):
         _rewrite(module, name, f"{fence}nonnulls(processed_at) = 0", "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,9 +17,9 @@ import psycopg
 from nats.js.api import ConsumerConfig, StreamConfig
 from psycopg.rows import dict_row
 
-from consumer.chunk import ProcessChunk, side_by_side
+from consumer.functions import PythonEventHandler
+from consumer.messages import FunctionRows, MessageConfig, MessageRows
 from consumer.order import GoOn, WatchNumbers
-from consumer.process import ProcessConfig, ProcessInboxMessage
 from consumer.pull import PullConfig, PullMessages
 from consumer.recover import RecoverConfig, RecoverDeliveries
 from relay.adapters.jetstream.connection import NatsConnection
@@ -34,6 +35,8 @@ from relay.domain.facts import Fact
 from relay.domain.model import HandlerResult
 from relay.domain.ordering import FailedHead
 from relay.domain.retry import Backoff, RetryPolicy
+from relay.execution.chunk import RunChunk, side_by_side
+from relay.execution.on_loop import RunOnLoop
 from relay.ports import ClaimedMessage, Delivery, HandlerRequest, InboxRow
 from tests.integration.publishing import eventually
 
@@ -99,6 +102,20 @@ class Lossy(NatsJetStreamConsumer):
         """Into the void."""
 
 
+class OneByOne:
+    """Processes messages as the event loop of a worker does, and waits until it is done with each."""
+
+    def __init__(self, rows: MessageRows) -> None:
+        self.rows = rows
+        self.on_loop = RunOnLoop(rows, asyncio.get_running_loop(), pause=0.0)
+
+    async def process(self, message_id: UUID) -> timedelta | None:
+        try:
+            return await self.on_loop.run(message_id)
+        finally:
+            await self.on_loop.finished.drain()
+
+
 @dataclass
 class Subscription:
     """A subscription on servers shared with other tests. Use `subscribed`."""
@@ -158,11 +175,14 @@ class Subscription:
             self.watch(**parts),
         )
 
-    def process(
+    def process(self, handler: Any, **parts: Any) -> OneByOne:
+        return OneByOne(self.messages(handler, **parts))
+
+    def messages(
         self, handler: Any, *, envelope: str = "handler", max_attempts: int = 20, **parts: Any
-    ) -> ProcessInboxMessage:
+    ) -> MessageRows:
         policy = RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=timedelta(seconds=10)))
-        config = ProcessConfig(
+        config = MessageConfig(
             context=self.context,
             subscription=SUBSCRIPTION,
             envelope=envelope,
@@ -171,7 +191,8 @@ class Subscription:
             error_text=parts.get("error_text", False),
         )
         publisher = parts.get("publisher", self.publisher)
-        return ProcessInboxMessage(
+        kind: Any = FunctionRows if isinstance(handler, PythonEventHandler) else MessageRows
+        return kind(
             config,
             parts.get("inbox", self.inbox),
             handler,
@@ -181,10 +202,10 @@ class Subscription:
             self.order and GoOn(self.order, self.consumer, self.enqueue),
         )
 
-    def chunk(self, handler: Any, **parts: Any) -> ProcessChunk:
+    def chunk(self, handler: Any, **parts: Any) -> RunChunk:
         claims = parts.pop("claims", None) or PostgresChunks(self.pool, ordered=self.order is not None)
         ask_all = getattr(handler, "handle_all", None) or side_by_side(handler)
-        return ProcessChunk(self.process(handler, **parts), claims, ask_all)
+        return RunChunk(self.messages(handler, **parts), claims, ask_all)
 
     def recover(self, filter_subject: str | None = None, **parts: Any) -> RecoverDeliveries:
         reader = StreamReader(

@@ -59,12 +59,11 @@ def long_claims() -> Iterator[None]:
     """Let nothing hang on how long things take: that is not counted."""
     lease = timedelta(hours=1)
     with (
-        patch("consumer.process.LEASE", lease),
-        patch("consumer.chunk.LEASE", lease),
-        patch("tasks.run.LEASE", lease),
-        patch("relay.handling.together._LONGEST", 3600.0),
-        patch("relay.handling.ahead._HORIZON", 1e9),
-        patch("relay.handling.ahead._STALE", 3600.0),
+        patch("consumer.messages.MessageRows.lease", lease),
+        patch("tasks.rows.TaskRows.lease", lease),
+        patch("relay.execution.batch._LONGEST", 3600.0),
+        patch("relay.execution.prefetch._HORIZON", 1e9),
+        patch("relay.execution.prefetch._STALE", 3600.0),
     ):
         yield
 
@@ -141,7 +140,7 @@ async def consume_chunks(meter: Meter, lab: Laboratory) -> None:
         with meter.counting(200), long_claims():
             await pull.accept(deliveries)
             for first in range(0, 200, 50):
-                assert await process.process(sub.enqueued[first : first + 50]) == {}
+                assert await process.run(sub.enqueued[first : first + 50]) == {}
         await sub.acked()
 
 

@@ -17,14 +17,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from consumer.direct import ProcessDirectly
+from consumer.functions import PythonEventHandler, Unknown
 from consumer.handlers import MessageContext, Registry
-from consumer.inprocess import PythonEventHandler, Unknown
-from consumer.process import ProcessInboxMessage
-from relay.adapters.postgres.handling import HandlerTransactions
-from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.ports import ClaimedMessage
-from tests.integration.consuming import Subscription
+from consumer.messages import FunctionRows
+from relay.adapters.postgres.transactions import HandlerTransactions
+from relay.execution.in_thread import RunInThread
+from relay.ports import ClaimedMessage, HandlerRequest
+from tests.integration.consuming import OneByOne, Subscription
 
 WRITE = "INSERT INTO effects (message_id, xid) VALUES ('{}', pg_current_xact_id()::text)"
 
@@ -91,7 +90,7 @@ class RunningLoop:
         return asyncio.run_coroutine_threadsafe(coro, self.loop).result(60)
 
 
-class _Direct(ProcessDirectly):
+class _Direct(RunInThread[UUID, ClaimedMessage, HandlerRequest]):
     """Tells what becomes of a message whose function takes too long."""
 
     given_up: asyncio.Future[None]
@@ -108,15 +107,18 @@ class InThread:
     fetched and not begun. ``ahead``: whether each message is claimed before its turn.
     """
 
-    def __init__(
-        self, one: ProcessInboxMessage, inbox: PostgresInboxAdapter, handler: PythonEventHandler, *, ahead: bool
-    ) -> None:
+    def __init__(self, one: OneByOne, *, ahead: bool) -> None:
         self.relieved: list[threading.Thread] = []
         self.waiting: list[UUID] = []
         self._ahead = ahead
         self._delays: dict[UUID, timedelta] = {}
-        self._direct = _Direct(one, inbox, handler, RunningLoop(), self.relieved.append, self._later, self.next)
-        self.ahead = self._direct.ahead
+        assert isinstance(one.rows, FunctionRows)
+        loop, transactions = RunningLoop(), one.rows.transactions
+        self._finished = one.on_loop.finished
+        self._direct = _Direct(
+            one.on_loop, one.rows, transactions, loop, self.relieved.append, self._later, self.next
+        )
+        self.ahead = self._direct.prefetch
 
     def next(self, limit: int) -> list[UUID]:
         return self.waiting[:limit]
@@ -130,7 +132,7 @@ class InThread:
             try:
                 if self._ahead:
                     self.claim_ahead([message_id])
-                loop.call_soon_threadsafe(done.set_result, self._direct.process(message_id))
+                loop.call_soon_threadsafe(done.set_result, self._direct.run(message_id))
             except BaseException as error:
                 loop.call_soon_threadsafe(done.set_exception, error)
 
@@ -138,7 +140,7 @@ class InThread:
         await asyncio.wait({done, given_up}, return_when=asyncio.FIRST_COMPLETED)
         if given_up.done():
             return self._delays.get(message_id)
-        await self._direct.finished.drain()
+        await self._finished.drain()
         return done.result()
 
     def claim_ahead(self, ids: list[UUID]) -> None:
@@ -178,12 +180,12 @@ class Handling:
         self._made.append(PythonEventHandler(registry, transactions, timeout=limit, unknown=unknown))
         return self._made[-1]
 
-    def process(self, handler: PythonEventHandler, **parts: Any) -> InThread | ProcessInboxMessage:
+    def process(self, handler: PythonEventHandler, **parts: Any) -> InThread | OneByOne:
         """What processes messages: a worker's thread if there is a plain function among the handlers."""
         one = self.sub.process(handler, **parts)
         if not handler.plain:
             return one
-        return InThread(one, self.sub.inbox, handler, ahead=self.ahead)
+        return InThread(one, ahead=self.ahead)
 
     async def close(self) -> None:
         for handler in self._made:

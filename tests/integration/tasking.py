@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,16 +15,19 @@ import psycopg
 from psycopg.rows import dict_row
 from pydantic import BaseModel
 
-from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.tasks import PostgresTasks
+from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.facts import Fact
-from relay.domain.tasks import TaskRef
+from relay.domain.tasks import ClaimedTask, TaskRef
+from relay.execution.calls import PreparedCall
+from relay.execution.in_thread import RunInThread
+from relay.execution.on_loop import RunOnLoop
 from tasks import schedule, task
-from tasks.direct import RunDirectly
 from tasks.forward import DeliverTasks
 from tasks.registry import Registry
-from tasks.run import RunTask
+from tasks.rows import TaskKey, TaskRows
+from tasks.worker import Tasks as OnLoop
 from tasks.worker import TaskWorker
 from tests.integration.python_handling import RunningLoop
 
@@ -57,8 +59,11 @@ class Tasks:
     ahead: bool = False
     tasks: PostgresTasks = field(init=False)
     transactions: HandlerTransactions = field(init=False)
-    runner: RunTask = field(init=False)
+    rows: TaskRows = field(init=False)
+    runner: OnLoop = field(init=False)
     deliverer: DeliverTasks = field(init=False)
+    loop: RunningLoop = field(init=False)
+    directs: dict[str, RunInThread[TaskKey, ClaimedTask, PreparedCall]] = field(default_factory=dict)
 
     def register(self, function: Callable[..., Any], task_type: str = "mail", **options: Any) -> None:
         task(task_type, into=self.registry, **options)(function)
@@ -68,35 +73,42 @@ class Tasks:
             return [schedule(connection, task_type, p, within=self.registry, **options) for p in payloads]
 
     async def run(self, id: UUID, task_type: str = "mail") -> timedelta | None:
-        if not self.threads:
-            return await self.runner.run(id, task_type)
-        direct, handler = self.direct, self.registry.find(task_type)
-        if self.ahead and handler is not None:
-            await asyncio.to_thread(self.claim_ahead, TaskRef(id, task_type, handler.queue, handler.priority))
-        delay = await asyncio.to_thread(direct.run, id, task_type)
-        await direct.finished.drain()
-        return delay
+        key, handler = TaskKey(id, task_type), self.registry.find(task_type)
+        try:
+            if not self.threads:
+                return await self.runner.run(key)
+            direct = self.direct(handler.queue if handler else "default")
+            if self.ahead and handler is not None:
+                task = TaskRef(id, task_type, handler.queue, handler.priority)
+                await asyncio.to_thread(self.claim_ahead, task)
+            return await asyncio.to_thread(direct.run, key)
+        finally:
+            await self.runner.finished.drain()
 
     def claim_ahead(self, *waiting: TaskRef) -> None:
         """Claim tasks of a queue as under load, together with one that turns out to be gone."""
-        ahead = self.direct._ahead[waiting[0].queue]
+        ahead = self.direct(waiting[0].queue).prefetch
         self.waiting = list(waiting)
         while ahead._size <= len(waiting):
             ahead._room()
-        assert ahead.take(uuid4()) is None
+        assert ahead.take(TaskKey(uuid4(), waiting[0].type)) is None
         self.waiting = []
 
-    @cached_property
-    def direct(self) -> RunDirectly:
-        async def later(task: TaskRef, delay: timedelta) -> None:
-            self.later.append((task.id, delay))
+    def direct(self, queue: str = "default") -> RunInThread[TaskKey, ClaimedTask, PreparedCall]:
+        """What runs the tasks of a queue in threads."""
+        if queue not in self.directs:
 
-        def waiting(queue: str, fits: Callable[[str], bool], limit: int) -> list[UUID]:
-            found = [task.id for task in self.waiting if task.queue == queue and fits(task.type)]
-            return found[:limit]
+            async def later(task: TaskKey, delay: timedelta) -> None:
+                self.later.append((task.id, delay))
 
-        loop = RunningLoop()
-        return RunDirectly(self.runner, self.tasks, self.registry, loop, self.relieved.append, later, waiting)
+            def waiting(limit: int) -> list[TaskKey]:
+                ours = [TaskKey(task.id, task.type) for task in self.waiting if task.queue == queue]
+                return [key for key in ours if (terms := self.rows.terms(key)) and terms.prefetch][:limit]
+
+            self.directs[queue] = RunInThread(
+                self.runner, self.rows, self.transactions, self.loop, self.relieved.append, later, waiting
+            )
+        return self.directs[queue]
 
     async def deliver(self) -> int:
         return await self.deliverer.once(await self.tasks.pending_queues())
@@ -133,11 +145,11 @@ class Tasks:
         """A polling worker on the same registry, looking often."""
         return TaskWorker("sea", self.tasks, self.facts.append, **{"threads": 4, "poll": 0.02, **options})
 
-    def runner_of(self, worker: TaskWorker) -> RunTask:
-        return self._runner(worker.put)
+    def runner_of(self, worker: TaskWorker) -> OnLoop:
+        return RunOnLoop(self.rows_of(worker.put), self.loop.loop)
 
-    def _runner(self, wake: Callable[[Sequence[TaskRef]], Any]) -> RunTask:
-        return RunTask("sea", self.tasks, self.registry, self.transactions, wake, self.facts.append, size=8)
+    def rows_of(self, wake: Callable[[Sequence[TaskRef]], Any]) -> TaskRows:
+        return TaskRows("sea", self.tasks, self.registry, self.transactions, wake, self.facts.append, size=8)
 
 
 @asynccontextmanager
@@ -159,7 +171,8 @@ async def tasking(url: str) -> AsyncIterator[Tasks]:
         tasks.transactions = HandlerTransactions(
             url, limit=timedelta(seconds=20), size=8, application_name="tasking"
         )
-        tasks.runner = tasks._runner(wake)
+        tasks.loop, tasks.rows = RunningLoop(), tasks.rows_of(wake)
+        tasks.runner = RunOnLoop(tasks.rows, tasks.loop.loop, pause=0.0)
         tasks.deliverer = DeliverTasks("sea", tasks.tasks, room, put, tasks.facts.append)
         try:
             yield tasks

@@ -10,14 +10,13 @@ from uuid import UUID
 
 import pytest
 
-from consumer import chunk as chunk_module
-from consumer import process as process_module
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.devstack import NatsServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import MessageProcessed, MessageRetried
 from relay.domain.model import HandlerResult
 from relay.domain.timings import HandlerAnswered
+from relay.execution import chunk
 from relay.ports import HandlerRequest
 from tests.integration.consuming import LEASE, SUBSCRIPTION, Handler, Subscription, subscribed
 from tests.integration.publishing import eventually
@@ -54,7 +53,7 @@ async def test_each_message_of_a_chunk_has_the_end_of_its_own_answer(sub: Subscr
     ok, poison, busy, again, gone = ids = await received(sub, 5)
     answers = dict(zip(ids, (200, 422, 503, 409, 404), strict=True))
     before = datetime.now(UTC)
-    later = await sub.chunk(by_message(answers)).process(ids)
+    later = await sub.chunk(by_message(answers)).run(ids)
     after = datetime.now(UTC)
     assert set(later) == {busy, gone}
     assert timedelta(seconds=8) <= later[busy] <= timedelta(seconds=10)
@@ -83,7 +82,7 @@ async def test_an_unreadable_message_is_dead_lettered_and_its_chunk_goes_on(sub:
     await sub.send(b"no json")
     await sub.pull().accept(await sub.fetch())
     handler = Handler()
-    assert await sub.chunk(handler).process([row["message_id"] for row in await sub.rows()]) == {}
+    assert await sub.chunk(handler).run([row["message_id"] for row in await sub.rows()]) == {}
     assert [request.message_id for request in handler.requests] == [good]
     assert [letter["class"] for letter in await sub.dead_letters()] == ["poison"]
     await sub.acked()
@@ -102,7 +101,7 @@ async def test_a_claim_lost_in_a_chunk_settles_that_message_for_nobody(sub: Subs
             taken.append(await sub.row(lost))
         return HandlerResult.from_status(status)
 
-    later = await sub.chunk(Handler(answer)).process(ids)
+    later = await sub.chunk(Handler(answer)).run(ids)
     assert [await sub.row(lost)] == taken
     assert lost not in later
     assert lost not in {getattr(fact, "message_id", None) for fact in sub.facts}
@@ -116,16 +115,16 @@ async def test_what_was_tried_before_is_left_to_be_handled_alone(sub: Subscripti
     await sub.process(Handler()).process(finished)
     assert await sub.inbox.claim(held, LEASE) is not None
     handler = Handler()
-    assert await sub.chunk(handler).process(ids) == {tried: AT_ONCE}
+    assert await sub.chunk(handler).run(ids) == {tried: AT_ONCE}
     assert [request.message_id for request in handler.requests] == [new]
-    assert await sub.chunk(handler).process([new]) == {}
+    assert await sub.chunk(handler).run([new]) == {}
 
 
 async def test_chunks_with_the_same_messages_handle_each_once(sub: Subscription) -> None:
     ids = await received(sub, 10)
     handler = Handler()
     chunks = [ids, ids[::-1], ids[3:], ids[:7]]
-    await asyncio.gather(*(sub.chunk(handler).process(chunk) for chunk in chunks))
+    await asyncio.gather(*(sub.chunk(handler).run(chunk) for chunk in chunks))
     assert sorted(request.message_id for request in handler.requests) == sorted(ids)
 
 
@@ -141,8 +140,8 @@ async def test_a_service_is_called_a_few_at_a_time(sub: Subscription) -> None:
         running -= 1
         return HandlerResult.from_status(200)
 
-    await sub.chunk(Handler(answer)).process(ids)
-    assert most == chunk_module._AT_ONCE
+    await sub.chunk(Handler(answer)).run(ids)
+    assert most == chunk._AT_ONCE
     assert await states(sub, ids) == ["processed"] * 20
 
 
@@ -150,8 +149,7 @@ async def test_the_claims_of_a_chunk_are_renewed_while_one_handler_works(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = timedelta(seconds=1)
-    monkeypatch.setattr(process_module, "LEASE", lease)
-    monkeypatch.setattr(chunk_module, "LEASE", lease)
+    monkeypatch.setattr("consumer.messages.MessageRows.lease", lease)
     slow, *others = ids = await received(sub, 3)
 
     async def answer(request: HandlerRequest) -> HandlerResult:
@@ -164,7 +162,7 @@ async def test_the_claims_of_a_chunk_are_renewed_while_one_handler_works(
             await eventually("the leases of all outlive their first length", renewed, seconds=20)
         return HandlerResult.from_status(200)
 
-    await sub.chunk(Handler(answer)).process(ids)
+    await sub.chunk(Handler(answer)).run(ids)
     assert await states(sub, ids) == ["processed"] * 3
 
 
@@ -175,12 +173,12 @@ async def test_what_could_not_be_recorded_is_not_acknowledged_and_comes_back(sub
 
     ids = await received(sub, 3)
     with pytest.raises(DatabaseUnreachable):
-        await sub.chunk(Handler(), claims=Broken(sub.pool)).process(ids)
+        await sub.chunk(Handler(), claims=Broken(sub.pool)).run(ids)
     assert await sub.unacked() == 3
     assert not [fact for fact in sub.facts if isinstance(fact, MessageProcessed)]
     # The claims run out, the sweep brings the messages back, and they are handled after all: one by one.
     await sub.query("UPDATE inbox_messages SET claimed_until = now() - interval '1 second'")
-    assert await sub.chunk(Handler()).process(ids) == dict.fromkeys(ids, AT_ONCE)
+    assert await sub.chunk(Handler()).run(ids) == dict.fromkeys(ids, AT_ONCE)
     for message_id in ids:
         await sub.process(Handler()).process(message_id)
     await sub.acked()
@@ -189,7 +187,7 @@ async def test_what_could_not_be_recorded_is_not_acknowledged_and_comes_back(sub
 async def test_a_dead_letter_that_cannot_be_stored_holds_up_nobody_else(sub: Subscription) -> None:
     bad, good = ids = await received(sub, 2)
     await sub.js.delete_stream(sub.dlq)
-    later = await sub.chunk(by_message({bad: 422, good: 200})).process(ids)
+    later = await sub.chunk(by_message({bad: 422, good: 200})).run(ids)
     assert set(later) == {bad}
     assert await states(sub, ids) == ["open", "processed"]
     await sub.create_dlq()
@@ -208,10 +206,10 @@ async def test_a_chunk_takes_the_heads_of_its_keys_and_brings_the_next_ones(sub:
     await sub.pull().accept(await sub.fetch())
     assert sub.enqueued == [a1, b1, c1]
     handler = Handler()
-    assert await sub.chunk(handler).process(ids) == {}
+    assert await sub.chunk(handler).run(ids) == {}
     assert {request.message_id for request in handler.requests} == {a1, b1, c1}
     assert sorted(sub.enqueued[3:]) == sorted([a2, b2])
-    await sub.chunk(handler).process([a2, b2])
+    await sub.chunk(handler).run([a2, b2])
     assert await states(sub, ids) == ["processed"] * 5
     await sub.acked()
 
@@ -220,9 +218,9 @@ async def test_a_key_waits_for_its_head_to_be_tried_again_and_others_go_on(sub: 
     sub.keep_order()
     a1, a2, b1, b2 = ids = [await sub.send(Relay_Partition_Key=key) for key in "aabb"]
     await sub.pull().accept(await sub.fetch())
-    later = await sub.chunk(by_message({a1: 503, b1: 200})).process([a1, b1])
+    later = await sub.chunk(by_message({a1: 503, b1: 200})).run([a1, b1])
     assert (set(later), sub.enqueued[2:]) == ({a1}, [b2])
-    assert await sub.chunk(Handler()).process(ids) == {}
+    assert await sub.chunk(Handler()).run(ids) == {}
     assert await states(sub, ids) == ["open", "open", "processed", "processed"]
     assert a2 not in await sub.inbox.overdue(SUBSCRIPTION, 100)
 
@@ -233,7 +231,7 @@ async def test_what_an_operator_put_back_into_its_key_is_left_to_be_handled_alon
     await sub.pull().accept(await sub.fetch())
     await sub.query("UPDATE inbox_messages SET requeues = 1 WHERE message_id = %s", put_back)
     handler = Handler()
-    assert await sub.chunk(handler).process([put_back, other]) == {put_back: AT_ONCE}
+    assert await sub.chunk(handler).run([put_back, other]) == {put_back: AT_ONCE}
     assert [request.message_id for request in handler.requests] == [other]
 
 
@@ -255,7 +253,7 @@ async def test_of_many_chunks_at_once_none_runs_two_messages_of_a_key(sub: Subsc
 
     async def work() -> None:
         while await sub.unacked():
-            await sub.chunk(Handler(answer)).process(ids)
+            await sub.chunk(Handler(answer)).run(ids)
 
     await asyncio.gather(*(work() for _ in range(3)))
     assert order == {key: ids[place::4] for place, key in enumerate("abcd")}

@@ -17,13 +17,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from consumer.functions import CALLS
 from consumer.handlers import AlreadyProcessed, MessageContext, Poison
-from consumer.inprocess import CALLS
 from relay import Event, Outbox
-from relay.adapters.postgres.handling import HandlerTransactions
+from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.devstack import NatsServer
 from relay.domain.timings import HandlerAnswered
-from relay.handling import together
+from relay.execution import batch
 from tests.integration.consuming import subscribed
 from tests.integration.python_handling import WRITE, Handling, handling
 
@@ -94,7 +94,7 @@ async def calls(database_url: str, nats_server: NatsServer) -> AsyncIterator[Han
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, a chunk is one transaction."""
-    monkeypatch.setattr(together, "_LONGEST", 60.0)
+    monkeypatch.setattr(batch, "_LONGEST", 60.0)
 
 
 @pytest.fixture(params=KINDS)
@@ -109,7 +109,7 @@ def is_async(kind: Callable[..., Any]) -> bool:
 async def play(calls: Handling, kind: Any, deed: Deed, *wishes: str, **options: Any) -> dict[str, list[UUID]]:
     """Handle a chunk of one message per wish; returns the messages by what became of them."""
     ids = [await calls.received({"do": wish}) for wish in wishes]
-    later = await calls.sub.chunk(calls.handler(kind(deed), **options)).process(ids)
+    later = await calls.sub.chunk(calls.handler(kind(deed), **options)).run(ids)
     found: dict[str, list[UUID]] = {"later": [*later], "ids": ids}
     for message_id in ids:
         found.setdefault(await calls.state(message_id), []).append(message_id)
@@ -148,7 +148,7 @@ async def test_a_chunk_is_one_transaction_out_of_which_what_fails_is_left(calls:
 async def test_a_chunk_that_takes_long_is_several_transactions(
     calls: Handling, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "_LONGEST", 0.0)
+    monkeypatch.setattr(batch, "_LONGEST", 0.0)
     found = await play(calls, kind, fail, "nothing", "busy", "nothing", "nothing")
     assert found["processed"] == [found["ids"][0], *found["ids"][2:]]
     assert len({effect["xid"] for effect in await calls.effects()}) == 3
@@ -289,7 +289,7 @@ async def test_messages_that_lose_a_deadlock_are_handled_alone_and_spend_no_atte
 
     handler = calls.handler(kind(deed))
     ids = [await calls.received({"do": wish}) for wish in ("1 2", "2 1")]
-    later = await asyncio.gather(*(calls.sub.chunk(handler).process([id]) for id in ids))
+    later = await asyncio.gather(*(calls.sub.chunk(handler).run([id]) for id in ids))
     assert later == [{}, {}]
     assert [await calls.state(id) for id in ids] == ["processed", "processed"]
     assert await calls.sub.query("SELECT n FROM counters") == [{"n": 2}, {"n": 2}]
@@ -336,7 +336,7 @@ async def test_events_of_a_chunk_are_written_with_it_and_those_of_failed_message
 ) -> None:
     wishes = [{"key": "a"}, {"key": "b", "do": "busy"}, {"key": "c"}]
     ids = [await calls.received(wish) for wish in wishes]
-    await calls.sub.chunk(calls.handler(announcer)).process(ids)
+    await calls.sub.chunk(calls.handler(announcer)).run(ids)
     events = await calls.sub.query("SELECT aggregate_id, causation_id, xmin::text AS xid FROM outbox_events")
     assert {(event["aggregate_id"], event["causation_id"]) for event in events} == {("a", ids[0]), ("c", ids[2])}
     [row, _] = await calls.sub.query("SELECT xmin::text AS xid FROM inbox_messages WHERE processed_at IS NOT NULL")
@@ -348,7 +348,7 @@ async def test_chunks_whose_events_have_the_same_keys_do_not_deadlock(calls: Han
     """The keys of the messages say nothing of those of their events, so sorting by them does not help."""
     chunks = [[await calls.received({"key": key}) for key in keys] for keys in ("abcdef" * 3, "fedcba" * 3)]
     handler = calls.handler(announcer)
-    later = await asyncio.gather(*(calls.sub.chunk(handler).process(chunk) for chunk in chunks))
+    later = await asyncio.gather(*(calls.sub.chunk(handler).run(chunk) for chunk in chunks))
     assert later == [{}, {}]
     events = await calls.sub.query("SELECT xmin::text AS xid, cmin::text AS command FROM outbox_events")
     assert len(events) == 36
@@ -372,7 +372,7 @@ async def test_a_chunk_may_ask_functions_of_every_kind(calls: Handling) -> None:
     for version in range(1, 8):
         for do in ("nothing", "busy"):
             ids[await calls.received({"do": do}, version=version)] = f"{version} {do}"
-    later = await calls.sub.chunk(handler).process([*ids])
+    later = await calls.sub.chunk(handler).run([*ids])
     assert {ids[id] for id in later} == {f"{version} busy" for version in range(1, 7)}
     states = {name: await calls.state(id) for id, name in ids.items()}
     # There is no function for version 7.
@@ -395,7 +395,7 @@ async def test_functions_that_share_a_transaction_share_the_time_that_it_took(ca
 
 async def test_a_payload_that_does_not_fit_is_a_dead_letter_of_its_own(calls: Handling) -> None:
     good, bad = [await calls.received({"do": "nothing"}), await calls.received({"do": 7})]
-    await calls.sub.chunk(calls.handler(with_session(fail))).process([good, bad])
+    await calls.sub.chunk(calls.handler(with_session(fail))).run([good, bad])
     assert [await calls.state(good), await calls.state(bad)] == ["processed", "dead"]
 
 
@@ -404,5 +404,5 @@ async def test_a_database_that_takes_no_transaction_fails_the_messages_and_ends(
     handler = calls.handler(with_session(fail))
     calls.sub.url = right
     ids = [await calls.received({}) for _ in range(3)]
-    later = await calls.sub.chunk(handler).process(ids)
+    later = await calls.sub.chunk(handler).run(ids)
     assert set(later) == set(ids)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from consumer.handlers import MessageContext
 from relay.devstack import NatsServer
-from relay.handling import together
+from relay.execution import batch
 from tests.integration.consuming import subscribed
 from tests.integration.python_handling import WRITE, Handling, Vibe, handling
 
@@ -25,7 +25,7 @@ LAST = "SELECT query FROM pg_stat_activity WHERE application_name = 'handling' A
 async def calls(
     database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Handling]:
-    monkeypatch.setattr(together, "_LONGEST", 60.0)
+    monkeypatch.setattr(batch, "_LONGEST", 60.0)
     async with subscribed(database_url, nats_server.url) as sub, handling(sub) as calls:
         yield calls
 
@@ -33,7 +33,7 @@ async def calls(
 async def failing_in_the_middle(calls: Handling, function: Callable[..., Any]) -> None:
     """A chunk of three whose second function fails; its effect is undone, and theirs are kept."""
     ids = [await calls.received({"title": title}) for title in ("kept", "undone", "kept")]
-    later = await calls.sub.chunk(calls.handler(function)).process(ids)
+    later = await calls.sub.chunk(calls.handler(function)).run(ids)
     assert [*later] == [ids[1]]
     assert [await calls.state(id) for id in ids] == ["processed", "open", "processed"]
     effects = await calls.effects()
@@ -162,7 +162,7 @@ async def test_nothing_is_sent_for_functions_that_ask_the_server_nothing(calls: 
             raise RuntimeError("not now")
 
     ids = [await calls.received({"title": title}) for title in ("kept", "undone", "kept")]
-    assert [*await calls.sub.chunk(calls.handler(handle)).process(ids)] == [ids[1]]
+    assert [*await calls.sub.chunk(calls.handler(handle)).run(ids)] == [ids[1]]
     assert len(seen) == 3
     assert not any("SAVEPOINT" in query for query in seen)
     assert [await calls.state(id) for id in ids] == ["processed", "open", "processed"]
@@ -178,7 +178,7 @@ async def test_those_behind_one_that_asked_have_nothing_sent_for_them_either(cal
             seen.extend(query for (query,) in other.execute(LAST))
 
     ids = [await calls.received({"title": title}) for title in ("asks", "is silent", "asks")]
-    await calls.sub.chunk(calls.handler(handle)).process(ids)
+    await calls.sub.chunk(calls.handler(handle)).run(ids)
     assert [await calls.state(id) for id in ids] == ["processed"] * 3
     assert len(await calls.effects()) == 2
     assert seen[1].startswith("INSERT INTO effects"), "what the session of the one before has sent last"

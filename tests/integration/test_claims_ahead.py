@@ -94,28 +94,31 @@ async def test_a_claim_that_somebody_else_has_by_now_is_not_given_back(calls: Ha
 async def test_a_message_that_may_be_tried_once_is_claimed_in_its_turn(calls: Handling) -> None:
     ids = [await calls.received() for _ in range(3)]
     one = worker(calls, max_attempts=1)
-    await asyncio.to_thread(one.claim_ahead, ids)
-    assert (await calls.sub.row(ids[0]))["attempts"] == 0
+    while one.ahead._size <= len(ids):
+        one.ahead._room()
+    one.waiting = ids[1:]
+    assert await one.process(ids[0]) is None
+    assert [row["attempts"] for row in await rows(calls, ids)] == [1, 0, 0]
 
 
 async def test_what_writes_nothing_is_marked_together_and_acknowledged(
     calls: Handling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marked: list[int] = []
-    mark_many = PostgresInboxAdapter._mark_many
+    mark_many = PostgresInboxAdapter.mark_all_processed
 
     async def count(self: Any, claims: Any) -> Any:
         marked.append(len(claims))
         return await mark_many(self, claims)
 
-    monkeypatch.setattr(PostgresInboxAdapter, "_mark_many", count)
-    monkeypatch.setattr("relay.handling.finished._PAUSE", 0.5)
+    monkeypatch.setattr(PostgresInboxAdapter, "mark_all_processed", count)
 
     def idle(vibe: Vibe, session: Session) -> None:
         """Ask for a session, and nothing of it."""
 
     ids = [await calls.received() for _ in range(6)]
     one = worker(calls, idle)
+    one._finished._pause = 0.5
     await asyncio.to_thread(one.claim_ahead, ids)
     assert await asyncio.gather(*(one.process(id) for id in ids)) == [None] * 6
     assert sum(marked) == 6

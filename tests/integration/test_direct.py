@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from consumer import process as process_module
 from consumer.handlers import MessageContext
 from relay import failpoints
 from relay.adapters.postgres import lending
@@ -204,7 +203,7 @@ async def test_a_claim_without_a_server_says_so_and_spends_nothing(calls: Handli
 
 
 async def test_a_long_function_keeps_its_claim(calls: Handling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_module, "LEASE", timedelta(seconds=2))
+    monkeypatch.setattr("consumer.messages.MessageRows.lease", timedelta(seconds=2))
     go_on, begun = threading.Event(), threading.Event()
 
     def wait(session: Session) -> None:

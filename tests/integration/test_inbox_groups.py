@@ -44,7 +44,8 @@ class Inbox:
         return await asyncio.gather(*(self.adapter.claim(id, LEASE, max_attempts) for id in ids))
 
     async def mark(self, claims: list[ClaimedMessage]) -> list[bool]:
-        return await asyncio.gather(*(self.adapter.mark_processed(claim, Ack()) for claim in claims))
+        marked = await self.adapter.mark_all_processed(claims)
+        return [claim in marked for claim in claims]
 
     def change(self, id: UUID, assignment: str) -> None:
         query(self.url, f"UPDATE inbox_messages SET {assignment} WHERE message_id = %s", id)
@@ -112,7 +113,7 @@ async def test_they_are_planned_once_however_many_they_take(inbox: Inbox) -> Non
     for size in [*range(2, 9)] * 4:
         ids = await inbox.filled(size)
         claims = held(await asyncio.gather(*(adapter.claim(id, LEASE) for id in ids)))
-        await asyncio.gather(*(adapter.mark_processed(claim, Ack()) for claim in claims))
+        await adapter.mark_all_processed(claims)
     async with pool.connection() as conn:
         generic = [plans for _, plans in await (await conn.execute(statements)).fetchall()]
     await pool.close()

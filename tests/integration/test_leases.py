@@ -14,11 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from chaos.proxy import Link, Proxy
-from consumer import chunk as chunk_module
-from consumer import process as process_module
-from consumer.chunk import ProcessChunk, side_by_side
-from consumer.process import ProcessInboxMessage
-from relay import leases
+from consumer.messages import MessageRows
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.postgres import schedule as schedule_module
 from relay.adapters.postgres.chunks import PostgresChunks
@@ -36,6 +32,8 @@ from relay.devstack import NatsServer
 from relay.domain.errors import DatabaseUnreachable, LeaseOver
 from relay.domain.model import HandlerResult
 from relay.domain.schedule import Due, RunState, WaitingRun
+from relay.execution import lease as leases
+from relay.execution.chunk import RunChunk, side_by_side
 from relay.ports import HandlerRequest
 from tests.integration.consuming import Handler, Subscription, subscribed
 from tests.integration.publishing import eventually
@@ -50,8 +48,7 @@ FAULTS: dict[str, Callable[[Link], None]] = {"cut": Link.cut, "black hole": Link
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (process_module, chunk_module):
-        monkeypatch.setattr(module, "LEASE", LEASE)
+    monkeypatch.setattr(MessageRows, "lease", LEASE)
     for module in (schedule_module, cron_module):
         monkeypatch.setattr(module, "CLAIM", LEASE)
 
@@ -162,7 +159,7 @@ async def test_the_next_of_a_key_never_begins_beside_a_call_that_lost_its_claim(
         attempt = asyncio.create_task(lost.process(first))
         await eventually("it is under way", lambda: under_way == [first])
         link.black_hole()
-        here: ProcessInboxMessage = sub.process(Handler(work))
+        here = sub.process(Handler(work))
 
         async def both() -> bool:
             for message_id in (second, first):
@@ -179,8 +176,8 @@ async def test_a_chunk_is_cancelled_and_nothing_of_it_recorded(sub: Subscription
     ids = [await sub.received() for _ in range(3)]
     handler = Handler(lambda _request: forever())
     async with far(sub.url, proxy) as (pool, link):
-        one = sub.process(handler, inbox=PostgresInboxAdapter(pool))
-        attempt = asyncio.create_task(ProcessChunk(one, PostgresChunks(pool), side_by_side(handler)).process(ids))
+        rows = sub.messages(handler, inbox=PostgresInboxAdapter(pool))
+        attempt = asyncio.create_task(RunChunk(rows, PostgresChunks(pool), side_by_side(handler)).run(ids))
         await eventually("all are asked about", lambda: len(handler.requests) == 3)
         link.cut()
         with pytest.raises(LeaseOver):
@@ -211,7 +208,7 @@ async def test_a_call_does_not_begin_once_the_loop_has_stood_still_for_a_lease(s
     claim = await sub.inbox.claim(message_id, LEASE)
     assert claim is not None
     with pytest.raises(LeaseOver):
-        await sub.process(handler).handle(claim._replace(since=time.monotonic() - LEASE.total_seconds()))
+        await sub.process(handler).on_loop.handle(claim._replace(since=time.monotonic() - LEASE.total_seconds()))
     assert handler.requests == []
 
 
@@ -232,7 +229,7 @@ async def test_a_renewal_counts_from_before_it_was_asked_for(monkeypatch: pytest
 
     monkeypatch.setattr(leases, "left", noted)
     since = time.monotonic()
-    async with leases.kept(LEASE, since, renew):
+    async with leases.renewing(LEASE, since, renew):
         await eventually("it counts from the renewal", lambda: counted[-1:] > [since])
     assert since < counted[-1] <= asked[0]
 
@@ -243,7 +240,7 @@ async def test_a_call_that_answers_though_it_was_cancelled_has_answered() -> Non
     async def away() -> bool:
         raise DatabaseUnreachable("away")
 
-    async with leases.kept(timedelta(seconds=1), time.monotonic(), away):
+    async with leases.renewing(timedelta(seconds=1), time.monotonic(), away):
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:

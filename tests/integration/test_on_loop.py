@@ -12,10 +12,10 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq.errors import Retry
-from dramatiq.middleware import Middleware, Retries
+from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage, TimeLimit
 
 from relay.adapters import workers
-from relay.adapters.onloop import outcome
+from relay.adapters.onloop import LoopActor, leave_place
 from relay.adapters.redis import RelayBroker
 from relay.adapters.shares import SHARE
 from relay.adapters.workers import WorkerRuntime
@@ -39,12 +39,12 @@ class Service:
     def takes(self, name: str) -> bool:
         return not name.startswith("thread")
 
-    async def run(self, leave: Callable[[], None], name: str) -> Any:
+    async def run(self, name: str) -> Any:
         self.calls.append(name)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         if self.leaves:
-            leave()
+            leave_place()
         while not self.gate.is_set():  # noqa: ASYNC110 - the test is in another thread
             await asyncio.sleep(0.005)
         self.under_way -= 1
@@ -52,7 +52,7 @@ class Service:
 
 
 class Rig:
-    """A worker with two threads. ``ended``: what the actor found, by thread and message."""
+    """A worker with two threads. ``ended``: the thread that ended each message, and its result."""
 
     def __init__(self, url: str) -> None:
         self.service, self.ended, self.stopped = Service(), [], threading.Event()
@@ -61,16 +61,16 @@ class Rig:
             return
 
         self.runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=self.stopped.set, budgets={})
-        self.runtime.on_loop["ask"] = self.service
+        self.runtime.on_loop["ask"] = LoopActor(self.service.run, self.service.takes)
         self.around: list[tuple[str, str]] = []
-        self.broker: RelayBroker = fresh_broker(url, [Retries(min_backoff=10), Around(self.around), self.runtime])
+        around = Around(self.around, self.ended)
+        self.broker: RelayBroker = fresh_broker(url, [Retries(min_backoff=10), around, self.runtime])
         dramatiq.actor(self.ask, broker=self.broker, actor_name="ask", queue_name="q", priority=10)
         self.worker = dramatiq.Worker(self.broker, worker_threads=2, worker_timeout=50)
         self.worker.queue_prefetch = 16
 
     def ask(self, name: str) -> None:
-        found = outcome()
-        self.ended.append((threading.current_thread(), name, found and found()))
+        """Process what is not for the loop."""
 
     def send(self, *names: str, share: str = "") -> None:
         messages = [job("q", "ask", name) for name in names]
@@ -87,14 +87,16 @@ class Rig:
 
 
 class Around(Middleware):
-    def __init__(self, seen: list[tuple[str, str]]) -> None:
-        self.seen = seen
+    def __init__(self, seen: list[tuple[str, str]], ended: list[tuple[threading.Thread, str, Any]]) -> None:
+        self.seen, self.ended = seen, ended
 
     def before_process_message(self, _: Any, message: Any) -> None:
         self.seen.append(("before", message.args[0]))
 
     def after_process_message(self, _: Any, message: Any, *, result: Any = None, exception: Any = None) -> None:
         self.seen.append((type(exception).__name__, message.args[0]))
+        if exception is None:
+            self.ended.append((threading.current_thread(), message.args[0], result))
 
 
 @pytest.fixture
@@ -183,6 +185,57 @@ def test_what_the_loop_raises_the_actor_raises(rig: Rig) -> None:
     assert (rig.service.calls, rig.ended[0][2]) == (["a", "a", "a"], "third time")
     expected = ["before", "Retry", "before", "ValueError", "before", "NoneType"]
     soon("the middleware has heard of it", lambda: [kind for kind, _ in rig.around] == expected)
+
+
+def test_middleware_is_around_the_call(rig: Rig) -> None:
+    rig.send("a")
+    soon("it is under way", lambda: rig.service.calls)
+    assert rig.around == [("before", "a")]
+    rig.service.gate.set()
+    soon("it is ended", lambda: rig.around == [("before", "a"), ("NoneType", "a")])
+
+
+def test_what_middleware_skips_is_not_called(rig: Rig) -> None:
+    class Skip(Middleware):
+        def before_process_message(self, _: Any, message: Any) -> None:
+            if message.args[0] == "b":
+                raise SkipMessage
+
+    rig.broker.add_middleware(Skip())
+    rig.service.gate.set()
+    rig.send(*"abc")
+    soon("the others are ended", lambda: rig.names == ["a", "c"])
+    soon("all are acknowledged", lambda: not rig.kept)
+    assert sorted(rig.service.calls) == ["a", "c"]
+
+
+def test_middleware_that_breaks_a_rule_fails_the_message(rig: Rig) -> None:
+    class Refuse(Middleware):
+        refused = False
+
+        def before_process_message(self, _: Any, message: Any) -> None:
+            if not self.refused:
+                self.refused = True
+                raise MiddlewareError("not now")
+
+    rig.broker.add_middleware(Refuse())
+    rig.service.gate.set()
+    rig.send("a")
+    soon("it is tried again", lambda: rig.names == ["a"])
+    assert ("MiddlewareError", "a") in rig.around
+    assert rig.service.calls == ["a"]
+
+
+def test_nobody_interrupts_the_loop(rig: Rig) -> None:
+    """A time limit would raise in the thread of the loop, in the middle of what is not its message."""
+    limit = TimeLimit(time_limit=100, interval=10)
+    rig.broker.add_middleware(limit)
+    limit.after_worker_boot(rig.broker, rig.worker)
+    rig.send("a")
+    soon("it is under way", lambda: rig.service.calls)
+    assert not limit.manager.deadlines
+    rig.service.gate.set()
+    soon("it is ended", lambda: rig.names == ["a"])
 
 
 def test_the_collector_passes_over_what_was_there_when_the_worker_began(rig: Rig) -> None:

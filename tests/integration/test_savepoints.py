@@ -14,8 +14,8 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from consumer.handlers import MessageContext
-from relay.adapters.postgres.handling import HandlerTransactions, Settlement
 from relay.adapters.postgres.lazy import LazyAsyncConnection
+from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.devstack import NatsServer
 from tests.integration.consuming import subscribed
 from tests.integration.python_handling import WRITE, Handling, Vibe, handling

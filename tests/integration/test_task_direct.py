@@ -17,6 +17,7 @@ from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import TaskCompleted, TaskRetried
 from relay.domain.timings import TaskAnswered
 from tasks import TaskContext
+from tasks.rows import TaskKey
 from tests.integration.publishing import eventually
 from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
 
@@ -43,11 +44,10 @@ async def test_a_function_runs_in_the_thread_that_asks(tasks: Tasks) -> None:
 
     tasks.register(look)
     [id] = tasks.schedule(Mail(n=1))
-    direct = tasks.direct
-    thread = threading.Thread(target=direct.run, args=(id, "mail"))
+    thread = threading.Thread(target=tasks.direct().run, args=(TaskKey(id, "mail"),))
     thread.start()
     await asyncio.to_thread(thread.join, 20)
-    await direct.finished.drain()
+    await tasks.runner.finished.drain()
     assert seen == [thread]
     assert len(tasks.told(TaskCompleted)) == 1
 
@@ -83,7 +83,7 @@ async def _same(found: list[tuple[object, timedelta]]) -> list[tuple[object, tim
 
 
 async def test_a_long_function_keeps_its_claim(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.run.LEASE", timedelta(milliseconds=400))
+    monkeypatch.setattr("tasks.rows.TaskRows.lease", timedelta(milliseconds=400))
     gate = threading.Event()
 
     def wait(mail: Mail, session: Session) -> None:
@@ -136,11 +136,11 @@ async def test_a_function_sees_the_context_of_its_own_call_only(tasks: Tasks) ->
 
     tasks.register(leave)
     ids = tasks.schedule(Mail(n=1), Mail(n=2))
-    direct = tasks.direct
+    direct = tasks.direct()
 
     def both() -> None:
         for id in ids:
-            direct.run(id, "mail")
+            direct.run(TaskKey(id, "mail"))
 
     thread = threading.Thread(target=both)
     thread.start()

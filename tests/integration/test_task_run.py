@@ -208,7 +208,7 @@ async def test_an_attempt_that_takes_too_long_is_over_and_cannot_commit_later(ta
 
 
 async def test_a_claim_is_renewed_while_the_handler_works(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.run.LEASE", timedelta(milliseconds=400))
+    monkeypatch.setattr("tasks.rows.TaskRows.lease", timedelta(milliseconds=400))
     go = asyncio.Event()
 
     async def wait(mail: Mail) -> None:

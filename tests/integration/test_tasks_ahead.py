@@ -17,6 +17,7 @@ from relay.adapters.postgres.tasks import Limits, PostgresTasks
 from relay.domain.facts import TaskCompleted
 from relay.domain.tasks import TaskRef
 from tasks import TaskContext
+from tasks.rows import TaskKey
 from tests.integration.publishing import eventually
 from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
 
@@ -47,12 +48,11 @@ def refs(*ids: UUID, task_type: str = "mail") -> list[TaskRef]:
 
 
 async def claim_ahead(tasks: Tasks, *waiting: TaskRef) -> None:
-    assert tasks.direct
     await asyncio.wait_for(asyncio.to_thread(tasks.claim_ahead, *waiting), 10)
 
 
 def held(tasks: Tasks, queue: str = "default") -> list[UUID]:
-    return list(tasks.direct._ahead[queue]._held)
+    return [key.id for key in tasks.direct(queue).prefetch._held]
 
 
 async def rows(tasks: Tasks, ids: list[UUID]) -> list[dict[str, Any]]:
@@ -104,11 +104,11 @@ async def test_one_that_began_before_is_claimed_when_it_is_asked_for(tasks: Task
     tasks.register(effective)
     tried, new = scheduled(tasks, 2)
     await tasks.query("UPDATE task_outbox SET attempts = 1, started_at = now() WHERE id = %s", tried)
-    ahead = tasks.direct._ahead["default"]
+    ahead = tasks.direct().prefetch
     while ahead._size < 2:
         ahead._room()
     tasks.waiting = refs(new)
-    claim = await asyncio.to_thread(ahead.take, tried)
+    claim = await asyncio.to_thread(ahead.take, TaskKey(tried, "mail"))
     assert claim is not None
     assert (claim.id, claim.attempts, held(tasks)) == (tried, 2, [new])
 
@@ -188,7 +188,7 @@ async def test_what_is_given_back_is_as_if_nobody_had_taken_it(tasks: Tasks) -> 
     before = await rows(tasks, ids)
     await claim_ahead(tasks, *refs(*ids))
     assert [row["attempts"] for row in await rows(tasks, ids)] == [1] * 4
-    await asyncio.to_thread(tasks.direct.give_back)
+    await asyncio.to_thread(tasks.direct().prefetch.close)
     assert await rows(tasks, ids) == before
     # From then on each is claimed by itself.
     tasks.waiting = refs(*ids)
@@ -206,7 +206,7 @@ async def test_a_claim_that_somebody_else_has_by_now_is_not_given_back(tasks: Ta
     theirs = "UPDATE task_outbox SET claim_token = gen_random_uuid() WHERE id = %s"
     await tasks.query(theirs, stolen)
     taken = await tasks.row(stolen)
-    await asyncio.to_thread(tasks.direct.give_back)
+    await asyncio.to_thread(tasks.direct().prefetch.close)
     assert await rows(tasks, ids) == [taken, before]
 
 
@@ -226,7 +226,7 @@ async def test_what_writes_nothing_is_completed_together_and_told_when_it_is(
         return found
 
     monkeypatch.setattr(PostgresTasks, "complete_all", count)
-    monkeypatch.setattr("relay.handling.finished._PAUSE", 0.5)
+    tasks.runner.finished._pause = 0.5
     tasks.register(idle)
     ids = scheduled(tasks, 6)
     await claim_ahead(tasks, *refs(*ids))

@@ -1,4 +1,4 @@
-"""Many inbox rows claimed, renewed and settled at once: what `consumer.chunk.ChunkClaims` asks for."""
+"""Many inbox rows claimed, renewed and settled at once: what `relay.execution.chunk.ChunkClaims` asks for."""
 
 from __future__ import annotations
 

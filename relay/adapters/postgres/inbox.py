@@ -13,11 +13,11 @@ from uuid import UUID, uuid4
 import psycopg
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.grouping import Grouping
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.prepared import fetch
 from relay.adapters.postgres.sql import statement
+from relay.batcher import Batcher
 from relay.domain.disclosure import told
 from relay.domain.errors import MalformedMessage
 from relay.domain.model import Finished
@@ -74,7 +74,7 @@ _BEGINNING: Final = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 class PostgresInboxAdapter:
     """Claims are leases by the clock of the database. The claim's token fences every later write.
 
-    Claims that are asked for at the same time share one statement. So do marks of processed messages.
+    Claims that are asked for at the same time share one statement.
     ``grace``: when a row is this long overdue for a claim, the sweep treats it as lost.
     """
 
@@ -87,8 +87,7 @@ class PostgresInboxAdapter:
         self._pool = pool
         self._grace = grace
         self._looked: dict[str, float] = {}
-        self._claims: dict[_Terms, Grouping[UUID, ClaimedMessage | None]] = {}
-        self._marks = Grouping(self._mark_many)
+        self._claims: dict[_Terms, Batcher[UUID, ClaimedMessage | None]] = {}
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         """See the port. Raises MalformedMessage when PostgreSQL refuses a value of the batch."""
@@ -101,7 +100,7 @@ class PostgresInboxAdapter:
         terms = lease, max_attempts
         if self._claim_many is not None:
             if terms not in self._claims:
-                self._claims[terms] = Grouping(partial(self._claim_together, self._claim_many, terms))
+                self._claims[terms] = Batcher(partial(self._claim_together, self._claim_many, terms))
             if (claim := await self._claims[terms].ask(message_id)) is not None:
                 return claim
         claims = await self._take(self._claim, terms, message_id=message_id)
@@ -116,46 +115,41 @@ class PostgresInboxAdapter:
         return [claims.pop(id, None) for id in ids]
 
     async def _take(self, name: str, terms: _Terms, **which: Any) -> Sequence[ClaimedMessage]:
-        token, since = uuid4(), time.monotonic()
+        command, since = _command(name, terms, which), time.monotonic()
         async with connection(self._pool) as conn:
-            rows = await fetch(conn, (name, {**which, **_terms(token, *terms)}))
-            return [claimed(token, row, since) for row in rows]
+            return [claimed(command, row, since) for row in await fetch(conn, command)]
 
-    def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> tuple[UUID, Command]:
-        """Return the token and the statement that claims a row under it."""
-        token = uuid4()
-        return token, (self._claim, {"message_id": message_id, **_terms(token, lease, max_attempts)})
+    def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> Command:
+        """Return the statement that claims a row."""
+        return _command(self._claim, (lease, max_attempts), {"message_id": message_id})
 
-    def claim_ahead_command(
-        self, message_id: UUID, others: Sequence[UUID], lease: timedelta, max_attempts: int
-    ) -> tuple[UUID, Command]:
-        """Do the same for a row and those of ``others`` that were never tried. Not for ordered messages."""
+    def claim_many_command(
+        self, ids: Sequence[UUID], again: Sequence[UUID], lease: timedelta, max_attempts: int
+    ) -> Command:
+        """Return the statement that claims rows: those ``again``, and those of ``ids`` that were never tried.
+
+        Not for ordered messages.
+        """
         assert self._claim_many is not None
-        token = uuid4()
-        ids = {"ids": array.of_plain([message_id, *others]), "again": array.of_plain([message_id])}
-        return token, (self._claim_many, {**ids, **_terms(token, lease, max_attempts)})
+        which = {"ids": array.of_plain(ids), "again": array.of_plain(again)}
+        return _command(self._claim_many, (lease, max_attempts), which)
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("inbox/renew", claim, lease=lease)
 
     async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
-        return await self._marks.ask(claim) or await self._settle("inbox/mark_processed", claim)
+        return bool(await self.mark_all_processed([claim]))
 
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        """Mark messages as processed; returns those whose claim was still ours. Raises DatabaseUnreachable."""
-        marked = await self._mark_many(claims)
-        return [
-            claim
-            for claim, done in zip(claims, marked, strict=True)
-            if done or await self._settle("inbox/mark_processed", claim)
-        ]
-
-    async def _mark_many(self, claims: Sequence[ClaimedMessage]) -> Sequence[bool]:
-        ids = [claim.row.message_id for claim in claims]
         async with connection(self._pool) as conn:
             rows = await fetch(conn, ("inbox/mark_many_processed", ids_and_tokens(claims)))
         marked = {row["message_id"] for row in rows}
-        return [id in marked for id in ids]
+        # The statement leaves out locked rows. Each is marked alone, which waits for its lock.
+        return [
+            claim
+            for claim in claims
+            if claim.row.message_id in marked or await self._settle("inbox/mark_processed", claim)
+        ]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         return await self._settle(
@@ -254,10 +248,12 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
     return [Inserted(*row) for row in await cursor.fetchall()]
 
 
-def _terms(token: UUID, lease: timedelta, max_attempts: int) -> dict[str, Any]:
-    """Return the parameters that all claim statements share."""
+def _command(name: str, terms: _Terms, which: Mapping[str, Any]) -> Command:
+    """Return a claim statement, which claims ``which`` rows under a new token."""
+    lease, max_attempts = terms
     exhausted = unanswered(max_attempts).reason
-    return {"token": token, "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted}
+    shared = {"token": uuid4(), "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted}
+    return name, {**which, **shared}
 
 
 def ids_and_tokens(claims: Sequence[ClaimedMessage]) -> dict[str, str]:
@@ -273,10 +269,10 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text[:_ERROR_LIMIT])
 
 
-def claimed(token: UUID, row: Mapping[str, Any], since: float) -> ClaimedMessage:
-    """Return the claim of a row that was claimed under ``token``."""
+def claimed(command: Command, row: Mapping[str, Any], since: float) -> ClaimedMessage:
+    """Return the claim of a row that a statement has claimed."""
     reason = row["dead_letter_reason"]
     condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
     columns = {name: row[name] for name in _COLUMNS}
     inbox_row = InboxRow(**columns, headers=row["headers"], condemned=condemned)
-    return ClaimedMessage(token, inbox_row, row["attempts"], row["requeues"], since)
+    return ClaimedMessage(command[1]["token"], inbox_row, row["attempts"], row["requeues"], since)

@@ -178,7 +178,7 @@ def claim_command(id: UUID, lease: timedelta) -> Command:
     return "tasks/claim", {"id": id, "token": uuid4(), "lease": lease}
 
 
-def claim_ahead_command(id: UUID, others: Sequence[UUID], lease: timedelta) -> Command:
+def prefetch_command(id: UUID, others: Sequence[UUID], lease: timedelta) -> Command:
     """Return the statement that claims such a task together with those of ``others`` that never began."""
     ids = array.of_plain([id, *others])
     return "tasks/claim_many", {"ids": ids, "first": id, "token": uuid4(), "lease": lease}

@@ -12,14 +12,16 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
-from relay.adapters.postgres.handling import Claimed, HandlerTransactions, Settlement
 from relay.adapters.postgres.shared import AsyncTransaction, Transaction
+from relay.adapters.postgres.transactions import Claimed, HandlerTransactions, Settlement
+from relay.bus import RequestContext
 from relay.cancellation import is_cancelled
 from relay.domain.disclosure import told, words
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage
 from relay.domain.model import HandlerResult, Verdict
-from relay.handling.signatures import Inject, Signature
+from relay.execution.signatures import Inject, Signature
 from relay.threads import Slots
 
 #: How many characters of an error are kept.
@@ -42,29 +44,24 @@ class Function:
         return self.function(**{self.signature.first: argument}, **named)
 
 
-class Call:
-    """One call of a function with everything it asked for."""
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """One call of a function for a row: all it asked for, the ``context`` it runs in, and what settles the row."""
 
-    def __init__(
-        self,
-        function: Function,
-        argument: Any,
-        injected: Mapping[Inject, Any],
-        settlement: Settlement,
-        transactions: HandlerTransactions,
-    ) -> None:
-        self.function = function
-        self._argument = argument
-        self._injected = injected
-        self._settlement = settlement
-        self._transactions = transactions
+    id: UUID
+    function: Function
+    argument: Any
+    injected: Mapping[Inject, Any]
+    context: RequestContext
+    settlement: Settlement
+    transactions: HandlerTransactions
 
     async def run(self) -> HandlerResult:
         """Await a coroutine function."""
         if not self.function.signature.in_transaction:
-            await self.function.call(self._argument, self._injected)
+            await self.function.call(self.argument, self.injected)
             return _PROCESSED
-        async with self._transactions.settle_async(self._settlement) as transaction:
+        async with self.transactions.settle_async(self.settlement) as transaction:
             await self.write_async(transaction)
         return SETTLED
 
@@ -73,14 +70,14 @@ class Call:
         own: dict[Inject, Any] = {Inject.ASYNC_CONNECTION: transaction.connection}
         if Inject.ASYNC_SESSION in self.function.signature.others.values():
             own[Inject.ASYNC_SESSION] = transaction.session
-        await self.function.call(self._argument, {**self._injected, **own})
+        await self.function.call(self.argument, {**self.injected, **own})
 
     def run_in_thread(self, claimed: Claimed | None = None) -> HandlerResult:
         """Call a plain function. ``claimed``, if given, has a transaction open for it."""
         if not self.function.signature.in_transaction:
             self._call({})
             return _PROCESSED
-        with (claimed or self._transactions).settle(self._settlement) as transaction:
+        with (claimed or self.transactions).settle(self.settlement) as transaction:
             self.write(transaction)
         return SETTLED if transaction.settled else _PROCESSED
 
@@ -92,7 +89,7 @@ class Call:
         self._call(own)
 
     def _call(self, own: Mapping[Inject, Any]) -> None:
-        result = self.function.call(self._argument, {**self._injected, **own})
+        result = self.function.call(self.argument, {**self.injected, **own})
         if inspect.iscoroutine(result):
             result.close()
             raise InvalidHandler(
@@ -103,12 +100,13 @@ class Call:
 class Calls(Slots):
     """Runs at most ``size`` calls at once. Calls past their time-out count too."""
 
-    async def run(self, call: Call) -> HandlerResult:
+    async def run(self, call: PreparedCall) -> HandlerResult:
         """Run one call: a coroutine on the loop, a plain function in a thread. Raises what a coroutine raises."""
-        if call.function.signature.is_async:
-            async with self.slots:
-                return await call.run()
-        return await self.in_thread(call.run_in_thread, answer)
+        with call.context.use():
+            if call.function.signature.is_async:
+                async with self.slots:
+                    return await call.run()
+            return await self.in_thread(call.run_in_thread, answer)
 
 
 async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerResult:

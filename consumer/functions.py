@@ -10,39 +10,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
+from uuid import UUID
 
-from consumer.chunk import Heard, side_by_side
 from consumer.handlers import Registry
-from consumer.signatures import IncomingEvent, Inject, MessageContext, Signature
-from relay.adapters.postgres.handling import HandlerTransactions, Settlement
+from consumer.signatures import IncomingEvent, Inject, MessageContext
+from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.envelopes import MSG_ID, read_request
 from relay.domain.model import HandlerResult, Verdict
-from relay.handling.calls import DETAIL, Call, Calls, answer, answered
-from relay.handling.together import Answers, Member, Together
+from relay.execution.batch import Together
+from relay.execution.calls import DETAIL, Calls, PreparedCall, answer, answered
+from relay.execution.chunk import Answered, side_by_side
 from relay.ports import HandlerRequest
 
 #: How many calls of one subscription may run at once in a process. Calls past their timeout count too.
 CALLS: Final = 16
 
 Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request, its event's key and the call to make."""
-
-    request: HandlerRequest
-    key: str
-    member: Member
-
-    @property
-    def signature(self) -> Signature:
-        """The signature of the function to call."""
-        return self.member.call.function.signature
 
 
 class PythonEventHandler:
@@ -77,63 +63,57 @@ class PythonEventHandler:
         """Handle one request, see the port. Every exception of the function becomes an answer."""
         return await answered(self._handle(request), self.timeout)
 
-    async def handle_all(self, requests: Sequence[HandlerRequest], heard: Heard) -> Answers:
-        """Handle many requests, see `consumer.chunk.AskAll`.
+    async def handle_all(self, requests: Sequence[HandlerRequest]) -> dict[UUID, Answered]:
+        """Handle many requests, see `relay.execution.chunk.AskAll`.
 
         Functions that write in the inbox transaction share one transaction and its time.
         """
-        answers: Answers = {}
-        sharing: dict[bool, list[Prepared]] = {False: [], True: []}
+        answers: dict[UUID, Answered] = {}
+        sharing: dict[bool, list[tuple[HandlerRequest, PreparedCall]]] = {False: [], True: []}
         others: list[HandlerRequest] = []
         for request in requests:
-            prepared = self.prepared(request)
-            if isinstance(prepared, HandlerResult):
-                answers[request.message_id] = prepared
-                heard(0.0)
-            elif prepared.signature.in_transaction:
-                sharing[prepared.signature.is_async].append(prepared)
+            call = self.prepared(request)
+            if isinstance(call, HandlerResult):
+                answers[request.message_id] = call, 0.0
+            elif call.function.signature.in_transaction:
+                sharing[call.function.signature.is_async].append((request, call))
             else:
                 others.append(request)
         for members in sharing.values():
-            answers |= await self._share(members, heard)
-        answers |= await self._side_by_side(others, heard)
+            answers |= await self._share(members)
+        answers |= await self._side_by_side(others)
         return answers
 
-    def prepared(self, request: HandlerRequest) -> Prepared | HandlerResult:
+    async def _share(self, members: list[tuple[HandlerRequest, PreparedCall]]) -> dict[UUID, Answered]:
+        if not members:
+            return {}
+        begun = time.perf_counter()
+        # Sorted by key, so that two transactions take their row locks in the same order.
+        members.sort(key=lambda it: it[1].injected[Inject.EVENT].partition_key or "")
+        answers, rest = await self._together.run([call for _, call in members], members[0][0].token)
+        left = set(rest)
+        for request, _ in members:
+            if request.message_id in left:
+                answers[request.message_id] = await self.handle(request)
+        share = (time.perf_counter() - begun) / len(members)
+        return {id: (answer, share) for id, answer in answers.items()}
+
+    def prepared(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
         """Return the call for a request, or an answer when no call is needed."""
         try:
             return self._prepare(request)
         except Exception as error:
             return answer(error)
 
-    async def _share(self, members: list[Prepared], heard: Heard) -> Answers:
-        if not members:
-            return {}
-        begun = time.perf_counter()
-        # Sorted by key, so that two transactions take their row locks in the same order.
-        members.sort(key=lambda it: it.key)
-        answers, rest = await self._together.run([it.member for it in members], members[0].request.token)
-        left = set(rest)
-        for it in members:
-            if it.request.message_id in left:
-                answers[it.request.message_id] = await self.handle(it.request)
-        share = (time.perf_counter() - begun) / len(members)
-        for _ in members:
-            heard(share)
-        return answers
-
     async def close(self) -> None:
         """Close the connections."""
         await self.transactions.close()
 
     async def _handle(self, request: HandlerRequest) -> HandlerResult:
-        prepared = self._prepare(request)
-        if isinstance(prepared, HandlerResult):
-            return prepared
-        with prepared.member.context.use():
-            return await self._calls.run(prepared.member.call)
+        call = self._prepare(request)
+        return call if isinstance(call, HandlerResult) else await self._calls.run(call)
 
-    def _prepare(self, request: HandlerRequest) -> Prepared | HandlerResult:
+    def _prepare(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
         """Return the call for a request, or an answer. Raises Poison, and what an upcaster raises."""
         event = _read(request)
         route = self._registry.find(event.event_type, event.event_version)
@@ -148,14 +128,15 @@ class PythonEventHandler:
         around = RequestContext(correlation_id=context.correlation_id, causation_id=event.message_id)
         with around.use():
             event = route.upcast(event)
-            call = Call(
+            return PreparedCall(
+                request.message_id,
                 route.handler,
                 route.handler.argument(event),
                 {Inject.EVENT: event, Inject.CONTEXT: context},
+                around,
                 Settlement.of_message(request.message_id, request.token),
                 self.transactions,
             )
-        return Prepared(request, event.partition_key or "", Member(request.message_id, call, around))
 
     def _without_handler(self, event: IncomingEvent) -> HandlerResult:
         reason = (

@@ -1,8 +1,8 @@
-"""Claiming ahead: one statement claims a row together with the rows that wait behind it in this process.
+"""Prefetch of claims: one statement claims a row together with the rows that wait behind it in this process.
 
 Under load many rows wait in a worker's memory for a thread. A claim for each costs a round trip and a transaction.
-So one statement claims the next rows too. Only rows that were never tried are claimed ahead, and only as many as
-will begin within a moment: a claim counts an attempt, and a worker that dies wastes the claims it has not begun.
+So one statement claims the next rows too. Only rows that were never tried are prefetched, and only as many as will
+begin within a moment: a claim counts an attempt, and a worker that dies wastes the claims it has not begun.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from relay.domain.errors import DatabaseUnreachable
 
@@ -21,35 +21,32 @@ Claim = TypeVar("Claim")
 
 #: How many rows one statement claims at most, the one asked for included.
 _MOST: Final = 16
-#: Rows claimed ahead should begin within this time, in seconds.
+#: Prefetched rows should begin within this time, in seconds.
 _HORIZON: Final = 0.25
 #: Claims that have not begun are given back after this time, in seconds. It is far less than a lease.
 _STALE: Final = 2.0
 
 
-class Claims(Protocol[Id, Claim]):
-    """Where claims come from. Both raise DatabaseUnreachable."""
-
-    def claim(self, id: Id, others: Sequence[Id], /) -> Mapping[Id, Claim]:
-        """Claim a row, and those of the others that were never tried. Locked rows are left out."""
-
-    def give_back(self, claims: Sequence[Claim], /) -> None:
-        """Undo claims, and the attempts that they counted."""
+#: Returns up to so many keys of rows that wait in this process, the next ones first.
+Waiting: TypeAlias = Callable[[int], Sequence[Id]]
 
 
-class Ahead(Generic[Id, Claim]):
+class Prefetch(Generic[Id, Claim]):
     """The rows of one kind that this process has claimed but not begun. Safe in any thread.
 
-    ``waiting(n)`` returns up to ``n`` ids that wait in this process, the next ones first.
+    ``claim`` claims a row, and those of others that were never tried; it leaves out locked rows. ``give_back``
+    undoes claims, and the attempts that they counted. Both raise DatabaseUnreachable.
     """
 
     def __init__(
         self,
-        claims: Claims[Id, Claim],
-        waiting: Callable[[int], Sequence[Id]],
+        claim: Callable[[Id, Sequence[Id]], Mapping[Id, Claim]],
+        give_back: Callable[[Sequence[Claim]], None],
+        waiting: Waiting[Id],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._claims = claims
+        self._claim_all = claim
+        self._undo = give_back
         self._waiting = waiting
         self._loop = loop
         self._held: dict[Id, tuple[float, Claim]] = {}
@@ -74,7 +71,7 @@ class Ahead(Generic[Id, Claim]):
         return None
 
     def close(self) -> None:
-        """Claim nothing ahead any more, and give back the claims that are held."""
+        """Prefetch nothing any more, and give back the claims that are held."""
         self._most = 0
         self._give_back_older(0.0)
 
@@ -83,7 +80,7 @@ class Ahead(Generic[Id, Claim]):
         self._taken = 1 + len(others)
         if not others:
             return None
-        claims = dict(self._claims.claim(id, others))
+        claims = dict(self._claim_all(id, others))
         ours, now = claims.pop(id, None), time.monotonic()
         self._held.update((other, (now, claim)) for other, claim in claims.items())
         if self._held and not self._watched:
@@ -92,7 +89,7 @@ class Ahead(Generic[Id, Claim]):
         return ours
 
     def _room(self) -> int:
-        """How many rows to claim ahead: twice the last number, limited to what will begin within the horizon."""
+        """How many rows to prefetch: twice the last number, limited to what will begin within the horizon."""
         now = time.monotonic()
         pace, self._at = (now - self._at) / self._taken, now
         self._size = max(1, min(2 * self._size, self._most, int(_HORIZON / max(pace, 1e-6))))
@@ -120,4 +117,4 @@ class Ahead(Generic[Id, Claim]):
         """Give claims back. A claim that cannot be given back holds until its lease is over."""
         if claims:
             with suppress(DatabaseUnreachable):
-                self._claims.give_back(claims)
+                self._undo(claims)

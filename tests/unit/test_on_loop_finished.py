@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from relay.batcher import Batcher
 from relay.domain.errors import DatabaseUnreachable
-from relay.handling.finished import Finished
+from relay.execution.on_loop import PAUSE, RunOnLoop
 
 pytestmark = pytest.mark.anyio
 
@@ -33,8 +34,8 @@ class Loop:
         self.batches.append(list(claims))
         await asyncio.sleep(0.001)
 
-    def finished(self, *, pause: bool = True) -> Finished[int]:
-        return Finished(self.mark, self.finish, asyncio.get_running_loop(), pause=pause)
+    def finished(self, *, pause: float = PAUSE) -> Batcher[tuple[Any, bool], None]:
+        return RunOnLoop(self, asyncio.get_running_loop(), pause=pause).finished  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -44,11 +45,11 @@ def anyio_backend() -> str:
 
 async def test_everything_finished_is_handed_over_once_and_much_of_it_together() -> None:
     loop = Loop()
-    finished = loop.finished(pause=False)
+    finished = loop.finished(pause=0.0)
 
     def add(first: int) -> None:
         for n in range(first, first + 2_000):
-            finished.add(n, marked=True)
+            finished.tell((n, True))
 
     await asyncio.gather(*(asyncio.to_thread(add, first) for first in range(0, 16_000, 2_000)))
 
@@ -58,12 +59,11 @@ async def test_everything_finished_is_handed_over_once_and_much_of_it_together()
     assert loop.marked == []
 
 
-async def test_what_nobody_waits_for_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.handling.finished._PAUSE", 0.5)
+async def test_what_nobody_waits_for_waits_for_more() -> None:
     loop = Loop()
-    finished = loop.finished()
+    finished = loop.finished(pause=0.5)
     for n in range(3):
-        finished.add(n, marked=True)
+        finished.tell((n, True))
         await asyncio.sleep(0.01)
     await finished.drain()
     assert loop.batches == [[0, 1, 2]]
@@ -73,7 +73,7 @@ async def test_what_no_transaction_has_marked_is_marked_in_one_statement_and_fin
     loop = Loop()
     finished = loop.finished()
     for n, marked in enumerate([True, False, False, False, True]):
-        finished.add(n, marked=marked)
+        finished.tell((n, marked))
     await finished.drain()
     assert loop.marked == [[1, 2, 3]]
     assert loop.batches == [[0, 4, 2]]
@@ -82,8 +82,8 @@ async def test_what_no_transaction_has_marked_is_marked_in_one_statement_and_fin
 async def test_an_outage_of_the_database_keeps_nothing_from_being_acknowledged_that_is_marked() -> None:
     loop = Loop(outage=True)
     finished = loop.finished()
-    finished.add(1, marked=True)
-    finished.add(2, marked=False)
+    finished.tell((1, True))
+    finished.tell((2, False))
     await finished.drain()
     assert loop.batches == [[1]]
 
@@ -94,11 +94,13 @@ async def test_a_row_that_cannot_be_marked_takes_no_other_with_it(caplog: pytest
     async def mark(claims: Sequence[Any]) -> Sequence[Any]:
         if 4 in claims:
             raise ValueError("not this one")
-        return await loop.mark(claims)
+        return await found(claims)
 
-    finished = Finished(mark, loop.finish, asyncio.get_running_loop(), pause=True)
+    found = loop.mark
+    loop.mark = mark  # type: ignore[method-assign]
+    finished = loop.finished()
     for n in (2, 4, 6):
-        finished.add(n, marked=False)
+        finished.tell((n, False))
     await finished.drain()
     assert loop.batches == [[2, 6]]
     assert len(caplog.records) == 1

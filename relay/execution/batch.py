@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from relay.adapters.postgres.handling import HandlerTransactions
 from relay.adapters.postgres.shared import AsyncSharedTransaction, SharedTransaction
-from relay.bus import RequestContext
+from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.errors import TransactionBroken
 from relay.domain.model import HandlerResult
-from relay.handling.calls import SETTLED, Call, Calls, answer, answered, timed_out
+from relay.execution.calls import SETTLED, Calls, PreparedCall, answer, answered, timed_out
 
 #: A transaction takes no further message after this time, in seconds: it holds locks, and a crash undoes it.
 _LONGEST: Final = 0.5
@@ -30,33 +29,24 @@ _LOOK: Final = 1.0
 Answers: TypeAlias = dict[UUID, HandlerResult]
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A message's call, and the context it runs in."""
-
-    id: UUID
-    call: Call
-    context: RequestContext
-
-
 @dataclass(slots=True)
 class Outcome:
     """The outcome of the first ``begun`` messages: ``answers``, and the messages to be handled ``alone``."""
 
     answers: Answers = field(default_factory=dict)
-    alone: list[Member] = field(default_factory=list)
+    alone: list[PreparedCall] = field(default_factory=list)
     begun: int = 0
 
 
 class Batch:
     """One transaction over the first ``members``, as many as fit into it."""
 
-    def __init__(self, members: Sequence[Member], token: UUID, transactions: HandlerTransactions) -> None:
+    def __init__(self, members: Sequence[PreparedCall], token: UUID, transactions: HandlerTransactions) -> None:
         self._members = members
         self._token = token
         self._transactions = transactions
         self._outcome = Outcome()
-        self._written: list[Member] = []
+        self._written: list[PreparedCall] = []
         self._begin = self._since = time.monotonic()
         self._lock = threading.Lock()
         self._pid: int | None = None
@@ -111,7 +101,7 @@ class Batch:
 
     def _judge(
         self,
-        member: Member,
+        member: PreparedCall,
         result: HandlerResult,
         shared: SharedTransaction | AsyncSharedTransaction,
         *,
@@ -191,7 +181,7 @@ class Together:
         self._calls = calls
         self._seconds = seconds
 
-    async def run(self, members: Sequence[Member], token: UUID) -> tuple[Answers, list[UUID]]:
+    async def run(self, members: Sequence[PreparedCall], token: UUID) -> tuple[Answers, list[UUID]]:
         """Run calls, all coroutine functions or all plain ones. Returns answers, and the ids without an answer."""
         answers: Answers = {}
         alone: list[UUID] = []
@@ -202,24 +192,24 @@ class Together:
             members = members[outcome.begun :]
         return answers, alone
 
-    async def _run(self, batch: Batch, first: Member) -> Outcome:
-        if not first.call.function.signature.is_async:
+    async def _run(self, batch: Batch, first: PreparedCall) -> Outcome:
+        if not first.function.signature.is_async:
             return await batch.watched(self._calls, self._seconds)
         async with self._calls.slots:
             return await batch.run_async(self._seconds)
 
 
-def _step(shared: SharedTransaction, member: Member) -> HandlerResult:
+def _step(shared: SharedTransaction, member: PreparedCall) -> HandlerResult:
     try:
         with member.context.use(), shared.step() as transaction:
-            member.call.write(transaction)
+            member.write(transaction)
     except BaseException as error:
         return answer(error)
     return SETTLED
 
 
-async def _step_async(shared: AsyncSharedTransaction, member: Member) -> HandlerResult:
+async def _step_async(shared: AsyncSharedTransaction, member: PreparedCall) -> HandlerResult:
     with member.context.use():
         async with shared.step() as transaction:
-            await member.call.write_async(transaction)
+            await member.write_async(transaction)
     return SETTLED

@@ -13,20 +13,27 @@ from datetime import timedelta
 from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
-from consumer.process import LEASE, ProcessInboxMessage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
+from relay.execution.lease import renewing
+from relay.execution.rows import Rows
 from relay.failpoints import reach
-from relay.leases import kept
 from relay.ports import ClaimedMessage, EventHandler, HandlerRequest
 
 #: How many messages of a chunk a service handles at the same time.
 _AT_ONCE: Final = 8
 
-#: Is called once for each message, with the seconds that its handler took.
-Heard: TypeAlias = Callable[[float], None]
+#: An answer, and the seconds that it took.
+Answered: TypeAlias = tuple[HandlerResult, float]
 #: Calls a handler for many messages; returns an answer for each.
-AskAll: TypeAlias = Callable[[Sequence[HandlerRequest], Heard], Awaitable[Mapping[UUID, HandlerResult]]]
+AskAll: TypeAlias = Callable[[Sequence[HandlerRequest]], Awaitable[Mapping[UUID, Answered]]]
+
+
+class ChunkRows(Rows[UUID, ClaimedMessage, HandlerRequest], Protocol):
+    """Rows that can be handled in chunks."""
+
+    async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter, /) -> timedelta | None:
+        """Do what follows from a recorded failure; returns after how long to try again."""
 
 
 class ChunkClaims(Protocol):
@@ -50,15 +57,13 @@ class ChunkClaims(Protocol):
 def side_by_side(handler: EventHandler, room: asyncio.Semaphore | None = None) -> AskAll:
     """Call a handler for a few messages at a time; ``room`` bounds the calls of all chunks together."""
 
-    async def ask_all(requests: Sequence[HandlerRequest], heard: Heard) -> dict[UUID, HandlerResult]:
+    async def ask_all(requests: Sequence[HandlerRequest]) -> dict[UUID, Answered]:
         slots = room or asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(request: HandlerRequest) -> HandlerResult:
+        async def ask(request: HandlerRequest) -> Answered:
             async with slots:
                 begun = time.perf_counter()
-                answer = await handler.handle(request)
-                heard(time.perf_counter() - begun)
-                return answer
+                return await handler.handle(request), time.perf_counter() - begun
 
         answers = await asyncio.gather(*(ask(request) for request in requests))
         return {request.message_id: answer for request, answer in zip(requests, answers, strict=True)}
@@ -66,50 +71,52 @@ def side_by_side(handler: EventHandler, room: asyncio.Semaphore | None = None) -
     return ask_all
 
 
-class ProcessChunk:
+class RunChunk:
     """Handles the messages of a chunk. Two runs at once with the same ids are safe: only one gets the claims."""
 
-    def __init__(self, one: ProcessInboxMessage, claims: ChunkClaims, ask_all: AskAll) -> None:
-        self._one = one
+    def __init__(self, rows: ChunkRows, claims: ChunkClaims, ask_all: AskAll) -> None:
+        self._rows = rows
         self._claims = claims
         self._ask_all = ask_all
 
-    async def process(self, ids: Sequence[UUID]) -> dict[UUID, timedelta]:
-        """Process messages; returns those that must be handled alone, and after how long.
+    async def run(self, ids: Sequence[UUID]) -> dict[UUID, timedelta]:
+        """Make one attempt at messages; returns those that must be handled alone, and after how long.
 
         Raises DatabaseUnreachable, or LeaseOver, which is one. Rows that are not settled then keep their claim
         until the lease is over.
         """
-        claims, tried = await self._claims.claim(ids, LEASE)
+        claims, tried = await self._claims.claim(ids, self._rows.lease)
         later = dict.fromkeys(tried, timedelta(0))
         if claims:
-            reach("after_message_claim")
+            reach(self._rows.after_claim)
             later |= await self._handle(claims)
         return later
 
     async def _handle(self, claims: Sequence[ClaimedMessage]) -> dict[UUID, timedelta]:
-        async with kept(LEASE, claims[0].since, lambda: self._claims.renew(claims, LEASE)):
+        lease = self._rows.lease
+        async with renewing(lease, claims[0].since, lambda: self._claims.renew(claims, lease)):
             verdicts = await self._ask(claims)
         done: list[ClaimedMessage] = []
         rest: list[ClaimedMessage] = []
         for claim in claims:
             (done if _is_settled(verdicts[claim.row.message_id]) else rest).append(claim)
-        await self._one.finish(done)
+        await self._rows.finish(done)
         return await self._settle(rest, verdicts)
 
     async def _ask(self, claims: Sequence[ClaimedMessage]) -> dict[UUID, Disposition]:
         verdicts: dict[UUID, Disposition] = {}
         requests: dict[UUID, HandlerRequest] = {}
         for claim in claims:
-            request = claim.row.condemned or self._one.request(claim)
-            if isinstance(request, DeadLetter):
-                verdicts[claim.row.message_id] = request
-            else:
+            request = self._rows.request(claim)
+            if isinstance(request, HandlerRequest):
                 requests[claim.row.message_id] = request
-        answers = await self._ask_all([*requests.values()], self._one.tell_answered) if requests else {}
-        reach("after_handler_before_mark")
-        asked = [claim for claim in claims if claim.row.message_id in requests]
-        return verdicts | {it.row.message_id: self._one.decide(answers[it.row.message_id], it) for it in asked}
+            else:
+                verdicts[claim.row.message_id] = request
+        answers = await self._ask_all([*requests.values()]) if requests else {}
+        for claim in claims:
+            if (answer := answers.get(claim.row.message_id)) is not None:
+                verdicts[claim.row.message_id] = self._rows.decide(answer[0], claim, answer[1])
+        return verdicts
 
     async def _settle(
         self, claims: Sequence[ClaimedMessage], verdicts: Mapping[UUID, Disposition]
@@ -121,19 +128,12 @@ class ProcessChunk:
         ours = await self._claims.settle(new, claims[0].token) if new else set()
         ours |= {claim.row.message_id for claim in claims if claim.row.condemned}
         held = [claim for claim in claims if claim.row.message_id in ours]
-        await self._one.finish([it for it in held if isinstance(verdicts[it.row.message_id], Ack)])
+        await self._rows.finish([it for it in held if isinstance(verdicts[it.row.message_id], Ack)])
         later: dict[UUID, timedelta] = {}
         for claim in held:
-            match verdicts[claim.row.message_id]:
-                case Retry() as retry:
-                    self._one.tell_retried(claim, retry)
-                    later[claim.row.message_id] = retry.delay
-                case DeadLetter() as dead:
-                    delay = await self._one.route(claim, dead)
-                    if delay is not None:
-                        later[claim.row.message_id] = delay
-                case Ack():
-                    pass
+            verdict = verdicts[claim.row.message_id]
+            if not isinstance(verdict, Ack) and (delay := await self._rows.follow(claim, verdict)) is not None:
+                later[claim.row.message_id] = delay
         return later
 
 

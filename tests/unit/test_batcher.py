@@ -1,4 +1,4 @@
-"""Grouping: what is asked at one moment is answered together, and nobody suffers from the others."""
+"""Batches: what is asked at one moment is answered together, and nobody suffers from the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from relay.adapters.postgres.grouping import Grouping
+from relay.batcher import Batcher
 from relay.domain.errors import DatabaseUnreachable
 
 pytestmark = pytest.mark.anyio
@@ -36,18 +36,18 @@ class Doubling:
                 await asyncio.sleep(0)
 
 
-async def asked(grouping: Grouping[int, int], *items: int) -> list[asyncio.Task[int]]:
-    tasks = [asyncio.create_task(grouping.ask(item)) for item in items]
+async def asked(batcher: Batcher[int, int], *items: int) -> list[asyncio.Task[int]]:
+    tasks = [asyncio.create_task(batcher.ask(item)) for item in items]
     await asyncio.sleep(0)
     return tasks
 
 
 async def test_what_is_asked_while_another_is_under_way_is_answered_together() -> None:
     double = Doubling()
-    grouping = Grouping(double)
-    tasks = await asked(grouping, 1)
+    batcher = Batcher(double)
+    tasks = await asked(batcher, 1)
     await double.begun(1)
-    tasks += await asked(grouping, *range(2, 51))
+    tasks += await asked(batcher, *range(2, 51))
     double.open.set()
     assert await asyncio.gather(*tasks) == [2 * n for n in range(1, 51)]
     assert double.groups == [[1], list(range(2, 51))]
@@ -56,41 +56,41 @@ async def test_what_is_asked_while_another_is_under_way_is_answered_together() -
 async def test_one_alone_waits_for_nobody() -> None:
     double = Doubling()
     double.open.set()
-    grouping = Grouping(double)
+    batcher = Batcher(double)
     for n in range(3):
-        assert await asyncio.wait_for(grouping.ask(n), 10) == 2 * n
+        assert await asyncio.wait_for(batcher.ask(n), 10) == 2 * n
     assert double.groups == [[0], [1], [2]]
 
 
 async def test_a_statement_takes_a_hundred_at_most() -> None:
     double = Doubling()
     double.open.set()
-    tasks = await asked(Grouping(double), *range(250))
+    tasks = await asked(Batcher(double), *range(250))
     assert await asyncio.gather(*tasks) == [2 * n for n in range(250)]
     assert [len(group) for group in double.groups] == [100, 100, 50]
 
 
 async def test_a_failure_is_that_of_the_group_and_of_no_other() -> None:
     double = Doubling(error=DatabaseUnreachable("away"))
-    grouping = Grouping(double)
-    failing = await asked(grouping, 1, 2, 3)
+    batcher = Batcher(double)
+    failing = await asked(batcher, 1, 2, 3)
     await double.begun(1)
-    later = await asked(grouping, 4)
+    later = await asked(batcher, 4)
     double.open.set()
     results = await asyncio.gather(*failing, return_exceptions=True)
     assert [type(result) for result in results] == [DatabaseUnreachable] * 3
     assert await later[0] == 8
-    assert await grouping.ask(5) == 10
+    assert await batcher.ask(5) == 10
 
 
 @pytest.mark.parametrize("waiting", [True, False])
 async def test_who_gives_up_takes_nobody_with_him(waiting: bool) -> None:
     """Neither with the statement under way, which he may have begun, nor in the queue."""
     double = Doubling()
-    grouping = Grouping(double)
+    batcher = Batcher(double)
     if waiting:
-        await asked(grouping, 0)
-    first, second = await asked(grouping, 1, 2)
+        await asked(batcher, 0)
+    first, second = await asked(batcher, 1, 2)
     await double.begun(1)
     first.cancel()
     double.open.set()
@@ -98,14 +98,14 @@ async def test_who_gives_up_takes_nobody_with_him(waiting: bool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await first
     assert double.groups == ([[0], [2]] if waiting else [[1, 2]])
-    assert await asyncio.wait_for(grouping.ask(3), 10) == 6
+    assert await asyncio.wait_for(batcher.ask(3), 10) == 6
 
 
 async def test_nobody_waits_for_ever_when_everything_ends() -> None:
     double = Doubling(error=asyncio.CancelledError())
-    grouping = Grouping(double)
-    tasks = await asked(grouping, 1, 2)
+    batcher = Batcher(double)
+    tasks = await asked(batcher, 1, 2)
     double.open.set()
     results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
     assert [type(result) for result in results] == [asyncio.CancelledError] * 2
-    assert await asyncio.wait_for(grouping.ask(3), 10) == 6
+    assert await asyncio.wait_for(batcher.ask(3), 10) == 6

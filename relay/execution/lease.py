@@ -18,7 +18,7 @@ from relay.cancellation import is_cancelled
 from relay.domain.errors import LeaseOver, Outage
 
 #: How many times a claim is renewed within one lease.
-OFTEN: Final = 4
+_OFTEN: Final = 4
 #: A call ends when this part of its lease is left, one eighth: cancelling it takes a moment.
 _MARGIN: Final = 8
 
@@ -32,13 +32,13 @@ def left(lease: timedelta, since: float) -> float:
 
 
 @asynccontextmanager
-async def kept(lease: timedelta, since: float, renew: Callable[[], Awaitable[bool]]) -> AsyncIterator[None]:
+async def renewing(lease: timedelta, since: float, renew: Callable[[], Awaitable[bool]]) -> AsyncIterator[None]:
     """Renew a claim while the block runs; ``renew`` says whether it is still ours.
 
     The block is cancelled when the claim is lost, or when its lease is about to end. It does not begin when the
     lease is over already. Raises LeaseOver in all these cases; then nothing may be recorded.
     """
-    loop, every = asyncio.get_running_loop(), lease.total_seconds() / OFTEN
+    loop, every = asyncio.get_running_loop(), lease.total_seconds() / _OFTEN
     clock, keeper = asyncio.timeout(None), list[asyncio.Task[None]]()
 
     async def keep() -> None:

@@ -11,8 +11,8 @@ from queue import Empty, SimpleQueue
 import pytest
 
 from relay.domain.errors import DatabaseUnreachable
-from relay.handling import ahead
-from relay.handling.ahead import Ahead
+from relay.execution import prefetch
+from relay.execution.prefetch import Prefetch
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +65,7 @@ class Rows:
     def next(self, limit: int) -> list[int]:
         return self.waiting[:limit]
 
-    def take(self, claims: Ahead[int, str]) -> str | None:
+    def take(self, claims: Prefetch[int, str]) -> str | None:
         """Take the next one as a thread of the worker does."""
         return claims.take(self.waiting.pop(0))
 
@@ -73,12 +73,12 @@ class Rows:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(ahead, "time", clock)
+    monkeypatch.setattr(prefetch, "time", clock)
     return clock
 
 
-def over(rows: Rows) -> Ahead[int, str]:
-    return Ahead(rows, rows.next, asyncio.get_running_loop())
+def over(rows: Rows) -> Prefetch[int, str]:
+    return Prefetch(rows.claim, rows.give_back, rows.next, asyncio.get_running_loop())
 
 
 # --- how many ---
@@ -201,7 +201,7 @@ async def test_a_claim_that_has_waited_long_is_given_back_and_made_anew(clock: C
 
 
 async def test_nobody_has_to_ask_for_it_to_be_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_STALE", 0.05)
+    monkeypatch.setattr(prefetch, "_STALE", 0.05)
     rows = Rows(range(10))
     claims = over(rows)
     rows.take(claims)

@@ -1,0 +1,261 @@
+"""Inbox messages as the runners of `relay.execution` see them (CMD-051 ProcessInboxMessage)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from consumer.functions import PythonEventHandler
+from consumer.order import GoOn
+from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and_tokens
+from relay.adapters.postgres.pipeline import Command
+from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
+from relay.domain.envelopes import handler_request
+from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
+from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
+from relay.domain.model import HandlerResult
+from relay.domain.policies import DeadLetter, DeadLetterClass, Disposition, Retry, decide
+from relay.domain.retry import RetryPolicy
+from relay.domain.timings import HandlerAnswered
+from relay.execution.calls import PreparedCall
+from relay.execution.rows import Terms
+from relay.failpoints import reach
+from relay.ports import (
+    ClaimedMessage,
+    EventHandler,
+    HandlerRequest,
+    InboxRepository,
+    JetStreamConsumer,
+)
+
+_DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageConfig:
+    """How one subscription treats its messages.
+
+    ``acked``: the pull job has already acknowledged every message (``settle = "inbox"``).
+    ``error_text``: whether to keep the full text of answers and exceptions, which may show payload.
+    """
+
+    context: str
+    subscription: str
+    envelope: str
+    policy: RetryPolicy
+    acked: bool = False
+    error_text: bool = False
+
+
+class MessageRows:
+    """The messages of one subscription: how they are claimed and asked for, and what follows from an answer."""
+
+    #: A claim outlives a dead worker by at most this time; a live worker renews it during a call.
+    lease = timedelta(seconds=8)
+    after_claim = "after_message_claim"
+
+    def __init__(
+        self,
+        config: MessageConfig,
+        inbox: InboxRepository,
+        handler: EventHandler,
+        consumer: JetStreamConsumer,
+        dead_letters: RouteToDeadLetter,
+        facts: FactSink,
+        go_on: GoOn | None = None,
+    ) -> None:
+        self._config = config
+        self._inbox = inbox
+        self._handler = handler
+        self._consumer = consumer
+        self._dead_letters = dead_letters
+        self._facts = facts
+        self._go_on = go_on
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a message is tried."""
+        return self._config.policy.max_attempts
+
+    @property
+    def ordered(self) -> bool:
+        """Whether a message may have to wait for the one before it."""
+        return self._go_on is not None
+
+    async def claim(self, message_id: UUID) -> ClaimedMessage | None:
+        """See `Rows`."""
+        return await self._inbox.claim(message_id, self.lease, self.max_attempts)
+
+    async def renew(self, claim: ClaimedMessage) -> bool:
+        """See `Rows`."""
+        return await self._inbox.renew(claim, self.lease)
+
+    def request(self, claim: ClaimedMessage) -> HandlerRequest | DeadLetter:
+        """Return the request for the handler, or a dead letter: recorded before, or the message cannot be read."""
+        row = claim.row
+        if row.condemned is not None:
+            return row.condemned
+        try:
+            body = handler_request(self._config.envelope, row.subject, row.headers, row.body, row.occurred_at)
+        except MalformedMessage as error:
+            # The pull job could read it, so the subscription's envelope has changed since.
+            return DeadLetter(str(error), DeadLetterClass.POISON)
+        return HandlerRequest(
+            message_id=row.message_id,
+            subject=row.subject,
+            event_type=row.event_type or "",
+            event_version=row.event_version or 1,
+            correlation_id=row.correlation_id,
+            attempt=claim.attempts,
+            body=body,
+            headers=row.headers,
+            token=claim.token,
+        )
+
+    async def ask(self, request: HandlerRequest) -> HandlerResult:
+        """Call the handler."""
+        return await self._handler.handle(request)
+
+    def decide(self, result: HandlerResult, claim: ClaimedMessage, seconds: float) -> Disposition:
+        """Report the answer, and apply the subscription's policy to it."""
+        config = self._config
+        self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
+        reach("after_handler_before_mark")
+        shown = result.in_full() if config.error_text else result
+        return decide(shown, claim.attempts, config.policy, random.random())  # noqa: S311
+
+    async def mark(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+        """Mark messages as processed."""
+        return await self._inbox.mark_all_processed(claims)
+
+    async def finish(self, claims: Sequence[ClaimedMessage]) -> None:
+        """Acknowledge processed messages. Their rows are committed first, so a crash in between loses nothing."""
+        if not claims:
+            return
+        reach("after_commit_before_ack")
+        for claim in claims:
+            self._facts(MessageProcessed(**self._about(claim)))
+        if self._go_on is not None:
+            await self._go_on.after(*(claim.row for claim in claims))
+        await self._ack(claims)
+
+    def _about(self, claim: ClaimedMessage) -> dict[str, Any]:
+        return {
+            "context": self._config.context,
+            "subscription": self._config.subscription,
+            "message_id": claim.row.message_id,
+            "correlation_id": claim.row.correlation_id,
+            "causation_id": claim.row.causation_id,
+            "attempts": claim.attempts,
+        }
+
+    async def conclude(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
+        """Record a failure without an ack (POL-047-007): the row owns the next attempt.
+
+        The verdict of a dead letter is recorded first (POL-047-006): after an outage no handler is called again.
+        """
+        recorded = (
+            await self._inbox.record_error(claim, verdict)
+            if isinstance(verdict, Retry)
+            else claim.row.condemned is not None or await self._inbox.condemn(claim, verdict)
+        )
+        return await self.follow(claim, verdict) if recorded else None
+
+    async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
+        """Do what follows from a recorded failure; returns after how long to try again."""
+        if isinstance(verdict, DeadLetter):
+            return await self._route(claim, verdict)
+        seconds = verdict.delay.total_seconds()
+        self._facts(MessageRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
+        return verdict.delay
+
+    async def _route(self, claim: ClaimedMessage, verdict: DeadLetter) -> timedelta | None:
+        """Store a dead letter; returns after how long to try again if that failed."""
+        reach("after_condemn")
+        try:
+            await self._dead_letters.route(_failed(claim), verdict)
+        except Outage:
+            await self._inbox.release(claim, _DEAD_LETTER_PAUSE)
+            return _DEAD_LETTER_PAUSE
+        reach("before_dlq_commit")
+        if await self._inbox.mark_dead_lettered(claim):
+            poison = verdict.reason if verdict.kind is DeadLetterClass.POISON else None
+            await self._ack([claim], poison)
+            if self._go_on is not None:
+                await self._go_on.after_death(claim.row)
+        return None
+
+    async def _ack(self, claims: Sequence[ClaimedMessage], poison: str | None = None) -> None:
+        """Acknowledge messages, or terminate one that is poison."""
+        if self._config.acked:
+            return
+        replies = [claim.row.ack_subject for claim in claims]
+        try:
+            if poison is None:
+                await self._consumer.ack(replies)
+            else:
+                await self._consumer.terminate(replies, poison)
+        except BrokerUnreachable:
+            # The rows are finished, so the next run of recovery acknowledges them.
+            return
+
+
+class FunctionRows(MessageRows):
+    """The messages of a subscription with Python functions: worker threads call the plain ones."""
+
+    def __init__(
+        self, config: MessageConfig, inbox: PostgresInboxAdapter, functions: PythonEventHandler, *rest: Any
+    ) -> None:
+        super().__init__(config, inbox, functions, *rest)
+        self._claims = inbox
+        self._functions = functions
+        self.transactions = functions.transactions
+        # With a single attempt, a prefetched claim could use it up. With order, only the first of a key may run.
+        prefetch = not self.ordered and self.max_attempts > 1
+        self._terms = (
+            Terms(functions.timeout, begin=functions.writes, prefetch=prefetch) if functions.plain else None
+        )
+
+    def terms(self, _message_id: UUID) -> Terms | None:
+        """See `ThreadRows`, as for all that follow."""
+        return self._terms
+
+    def call(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
+        return self._functions.prepared(request)
+
+    def claim_command(self, message_id: UUID) -> Command:
+        return self._claims.claim_command(message_id, self.lease, self.max_attempts)
+
+    def prefetch_command(self, message_id: UUID, others: Sequence[UUID]) -> Command:
+        return self._claims.claim_many_command([message_id, *others], [message_id], self.lease, self.max_attempts)
+
+    def unclaim_command(self, claims: Sequence[ClaimedMessage]) -> Command:
+        return "inbox/unclaim", ids_and_tokens(claims)
+
+    def claimed(self, command: Command, row: dict[str, Any], since: float) -> ClaimedMessage:
+        return claimed(command, row, since)
+
+    def key(self, claim: ClaimedMessage) -> UUID:
+        return claim.row.message_id
+
+
+def _failed(claim: ClaimedMessage) -> FailedMessage:
+    row = claim.row
+    return FailedMessage(
+        message_id=row.message_id,
+        subscription=row.subscription,
+        original_subject=row.subject,
+        stream=row.stream,
+        stream_seq=row.stream_seq,
+        attempts=claim.attempts,
+        headers=dict(row.headers),
+        body=row.body,
+        event_type=row.event_type,
+        correlation_id=row.correlation_id,
+        causation_id=row.causation_id,
+        requeues=claim.requeues,
+    )

@@ -1,0 +1,102 @@
+"""Group commit on our side: items that arrive while a statement runs share the next statement."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+from relay.domain.errors import Outage
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+_log = logging.getLogger("relay")
+
+#: How many items one statement takes at most.
+_LIMIT: Final = 100
+
+
+class Batcher(Generic[Item, Answer]):
+    """Hands items to ``together``, one batch after the other.
+
+    ``together`` answers any number of items. It must not wait for a lock, because all items would wait with it. It
+    decides itself what to answer for a locked row. If it fails, all its items fail. ``pause``: how long, in
+    seconds, the first item waits for more. That is right when nobody waits for the answer.
+    """
+
+    def __init__(
+        self,
+        together: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
+        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        pause: float = 0.0,
+    ) -> None:
+        self._together = together
+        self._loop = loop
+        self._pause = pause
+        self._waiting: deque[tuple[Item, asyncio.Future[Answer] | None]] = deque()
+        self._called = False
+        self._running: asyncio.Task[None] | None = None
+
+    async def ask(self, item: Item) -> Answer:
+        """Return the answer to an item, on the event loop. Raises what ``together`` raises."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        self._begin()
+        return await future
+
+    def tell(self, item: Item) -> None:
+        """Take an item whose answer nobody wants, from any thread. Errors are logged, except for outages."""
+        self._waiting.append((item, None))
+        if not self._called:
+            self._called = True
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._begin)
+
+    async def drain(self) -> None:
+        """Wait until every item is answered. No thread may tell any more."""
+        while self._waiting or self._running is not None:
+            self._begin()
+            await asyncio.gather(self._running or asyncio.sleep(0), return_exceptions=True)
+
+    def _begin(self) -> None:
+        # Reset first: an item that is told from now on calls again, and all earlier ones are taken here.
+        self._called = False
+        if self._running is None and self._waiting:
+            # In a task of its own: a caller that is cancelled does not cancel the statement of others.
+            self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                if self._pause:
+                    await asyncio.sleep(self._pause)
+                batch = [self._waiting.popleft() for _ in range(min(_LIMIT, len(self._waiting)))]
+                await self._answer(
+                    [(item, future) for item, future in batch if future is None or not future.done()]
+                )
+        finally:
+            self._running = None
+
+    async def _answer(self, batch: Sequence[tuple[Item, asyncio.Future[Answer] | None]]) -> None:
+        if not batch:
+            return
+        try:
+            answers = await self._together([item for item, _ in batch])
+        except BaseException as error:
+            self._fail([future for _, future in batch], error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future is not None and not future.done():
+                future.set_result(answer)
+
+    def _fail(self, futures: Sequence[asyncio.Future[Answer] | None], error: BaseException) -> None:
+        if None in futures and isinstance(error, Exception) and not isinstance(error, Outage):
+            _log.error("rows that are finished cannot be settled", exc_info=error)
+        for future in futures:
+            if future is not None and not future.done():
+                future.set_exception(error)

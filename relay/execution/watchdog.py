@@ -1,0 +1,136 @@
+"""Plain functions in the calling thread, attended from the event loop.
+
+A hop to a thread and back often costs more than the function itself. So the calling thread makes the call, and the
+loop does what is due meanwhile. Nobody can stop the function when its time is up. Then its row is settled, and
+another thread takes the place of the calling one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from relay.domain.errors import LeaseOver, Outage
+from relay.execution.lease import left, renewing
+from relay.threads import LoopThread
+
+Result = TypeVar("Result")
+
+#: How often the loop looks at the calls, in seconds. Time limits are exact to this.
+_LOOK: Final = 0.05
+#: The loop stops looking after this many looks without a call.
+_IDLE: Final = 100
+
+
+class Overdue(Exception):
+    """The time was up before the function returned."""
+
+
+@dataclass(eq=False, slots=True)
+class Attended:
+    """A call to attend. Both coroutines run on the event loop; they raise nothing but Outage, which is ignored.
+
+    ``since``: when its claim was asked for, by `time.monotonic`. ``seconds``: its time limit. ``renew`` extends
+    the claim, repeatedly; if the claim is lost, the token fences what the function writes. ``give_up`` settles the
+    row when the time is up.
+    """
+
+    lease: timedelta
+    since: float
+    seconds: float
+    renew: Callable[[], Coroutine[Any, Any, bool]]
+    give_up: Callable[[], Coroutine[Any, Any, None]]
+    end: float = 0.0
+    thread: threading.Thread | None = None
+    keeper: asyncio.Task[None] | None = None
+
+
+class Watchdog:
+    """Attends the calls of a process; ``relieve`` replaces a thread whose function takes too long by a new one."""
+
+    def __init__(self, loop: LoopThread, relieve: Callable[[threading.Thread], Any]) -> None:
+        self._loop = loop.loop
+        self._relieve = relieve
+        self._calls: set[Attended] = set()
+        self._lock = threading.Lock()
+        self._looking = False
+        self._idle = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def call(self, function: Callable[[], Result], attended: Attended) -> Result:
+        """Call a function in this thread. Raises what it raises.
+
+        Raises Overdue when its time was up before it returned, and LeaseOver if it must not begin.
+        """
+        if left(attended.lease, attended.since) <= 0:
+            raise LeaseOver("the claim was over before the call began")
+        attended.end, attended.thread = time.monotonic() + attended.seconds, threading.current_thread()
+        with self._lock:
+            self._calls.add(attended)
+            begin, self._looking = not self._looking, True
+        if begin:
+            self._loop.call_soon_threadsafe(self._look)
+        try:
+            return contextvars.copy_context().run(function)
+        finally:
+            ours = self._withdraw(attended)
+            if attended.keeper is not None:
+                self._loop.call_soon_threadsafe(attended.keeper.cancel)
+            if not ours:
+                raise Overdue
+
+    def _withdraw(self, call: Attended) -> bool:
+        """Attend a call no more. Only one gets it: its thread, or the loop when the time is up."""
+        with self._lock:
+            ours = call in self._calls
+            self._calls.discard(call)
+            return ours
+
+    # --- on the loop ---
+
+    def _look(self) -> None:
+        with self._lock:
+            calls = list(self._calls)
+            self._idle = 0 if calls else self._idle + 1
+            self._looking = self._idle < _IDLE
+        now = time.monotonic()
+        for call in calls:
+            if now >= call.end:
+                self._overdue(call)
+            elif call.keeper is None:
+                # Most calls end before the first look. They cost nothing here.
+                call.keeper = self._spawn(self._keep(call))
+        if self._looking:
+            self._loop.call_later(_LOOK, self._look)
+
+    def _overdue(self, call: Attended) -> None:
+        if self._withdraw(call):
+            assert call.thread is not None
+            self._relieve(call.thread)
+            if call.keeper is not None:
+                call.keeper.cancel()
+            self._spawn(_attempt(call.give_up()))
+
+    async def _keep(self, call: Attended) -> None:
+        """Renew a claim until its call is over. If that fails, nobody can stop the function: see ``renew``."""
+        with suppress(Outage):
+            async with renewing(call.lease, call.since, call.renew):
+                await asyncio.get_running_loop().create_future()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _attempt(work: Coroutine[Any, Any, None]) -> None:
+    with suppress(Outage):
+        await work

@@ -1,1 +1,0 @@
-"""How Python functions are called as handlers of events and tasks: signatures, threads, transactions."""

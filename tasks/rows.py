@@ -1,0 +1,243 @@
+"""Tasks as the runners of `relay.execution` see them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from pydantic import ValidationError
+
+from relay.adapters.postgres.pipeline import Command
+from relay.adapters.postgres.tasks import PostgresTasks, claim_command, give_back_command, prefetch_command
+from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
+from relay.bus import RequestContext
+from relay.domain.disclosure import validation
+from relay.domain.errors import Outage
+from relay.domain.facts import FactSink, TaskCompleted, TaskFailed, TaskPutOff, TaskRetried, TaskUnhandled
+from relay.domain.model import HandlerResult
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide
+from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
+from relay.domain.timings import TaskAnswered
+from relay.execution.calls import Calls, PreparedCall, answered
+from relay.execution.rows import Terms
+from relay.execution.signatures import Inject
+from relay.failpoints import reach
+from tasks.registry import Registry, TaskContext, TaskHandler
+
+#: A turn of the rate limit within this time is waited for here: a queue's delays are too coarse for fast rates.
+_SOON: Final = timedelta(milliseconds=500)
+#: How long a task waits when no loaded module registers its type, usually for a deployment.
+_UNHANDLED: Final = PutOff(timedelta(seconds=10), "handler")
+
+#: Delivers tasks that are due now.
+Wake = Callable[[Sequence[TaskRef]], Awaitable[None]]
+
+
+class TaskKey(NamedTuple):
+    """What a job says about its task."""
+
+    id: UUID
+    type: str
+
+
+class TaskRows:
+    """The tasks of one context: how they are claimed and called, and what follows from an answer.
+
+    ``size``: how many of a queue run at once on the event loop. ``error_text``: whether to keep the full text of
+    exceptions, which may show payload.
+    """
+
+    #: A claim outlives a dead worker by at most this time; a live worker renews it during a call.
+    lease = timedelta(seconds=8)
+    after_claim = "after_task_claim"
+
+    def __init__(
+        self,
+        context: str,
+        tasks: PostgresTasks,
+        registry: Registry,
+        transactions: HandlerTransactions,
+        wake: Wake,
+        facts: FactSink,
+        *,
+        size: int,
+        error_text: bool = False,
+    ) -> None:
+        self._context = context
+        self._tasks = tasks
+        self._registry = registry
+        self._transactions = transactions
+        self._wake = wake
+        self._facts = facts
+        self._size = size
+        self._calls: dict[str, Calls] = {}
+        self._error_text = error_text
+
+    # --- on the event loop ---
+
+    async def claim(self, key: TaskKey) -> ClaimedTask | timedelta | None:
+        """Claim a task; returns how long it waits if its type is unknown or a limit does not let it start."""
+        handler = self._registry.find(key.type)
+        if handler is None:
+            await self._tasks.put_off(key.id, _UNHANDLED)
+            self._facts(TaskUnhandled(context=self._context, task_id=key.id, task_type=key.type))
+            return _UNHANDLED.delay
+        found = await self._start(key.id, handler)
+        if not isinstance(found, PutOff):
+            return found
+        about: dict[str, Any] = {"context": self._context, "task_id": key.id, "task_type": key.type}
+        self._facts(TaskPutOff(**about, waits_for=found.waits_for, delay_seconds=found.delay.total_seconds()))
+        return found.delay
+
+    async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
+        """Claim the task; wait here if its turn of the rate limit is near."""
+        while True:
+            found = await self._tasks.claim(id, handler.type, self.lease, handler.limits)
+            if not isinstance(found, PutOff) or found.waits_for != "turn" or found.delay > _SOON:
+                return found
+            await asyncio.sleep(found.delay.total_seconds())
+
+    async def renew(self, claim: ClaimedTask) -> bool:
+        """See `Rows`."""
+        return await self._tasks.renew(claim, self.lease)
+
+    def request(self, claim: ClaimedTask) -> PreparedCall | Disposition:
+        """Return the call for a task, or a verdict: done before, no attempt left, or its payload does not fit."""
+        handler = self._handler(claim)
+        if claim.processed:
+            return Ack()
+        if claim.attempts > handler.policy.max_attempts:
+            # All attempts are used, and the last one gave no answer: its worker died.
+            reason = f"exhausted: {claim.attempts - 1} attempts, the last one was cut short"
+            return DeadLetter(reason, DeadLetterClass.EXHAUSTED)
+        try:
+            argument = handler.adapter.validate_json(claim.payload)
+        except ValidationError as error:
+            reason = f"does not fit its handler: {validation(error, 'payload')}"
+            return DeadLetter(reason, DeadLetterClass.DETERMINISTIC)
+        return self._prepared(claim, handler, argument)
+
+    def _prepared(self, claim: ClaimedTask, handler: TaskHandler, argument: Any) -> PreparedCall:
+        context = TaskContext(
+            task_id=claim.id,
+            task_type=claim.type,
+            correlation_id=claim.correlation_id or claim.id,
+            causation_id=claim.causation_id,
+            attempt=claim.attempts,
+            metadata=claim.metadata,
+        )
+        return PreparedCall(
+            claim.id,
+            handler.function,
+            argument,
+            {Inject.CONTEXT: context},
+            RequestContext(correlation_id=context.correlation_id, causation_id=claim.id),
+            Settlement.of_task(claim.id, claim.token, handler.time_limit),
+            self._transactions,
+        )
+
+    async def ask(self, call: PreparedCall) -> HandlerResult:
+        """Call the function, within its time limit."""
+        handler = self._registry.find(call.injected[Inject.CONTEXT].task_type)
+        assert handler is not None
+        calls = self._calls.setdefault(handler.queue, Calls(self._size))
+        return await answered(calls.run(call), handler.time_limit.total_seconds())
+
+    def decide(self, result: HandlerResult, claim: ClaimedTask, seconds: float) -> Disposition:
+        """Report the answer, and apply the type's policy to it."""
+        self._facts(TaskAnswered(context=self._context, task_type=claim.type, seconds=seconds))
+        reach("after_task_answer")
+        shown = result.in_full() if self._error_text else result
+        return decide(shown, claim.attempts, self._handler(claim).policy, random.random())  # noqa: S311
+
+    async def mark(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
+        """Mark tasks as completed."""
+        return await self._tasks.complete_all(claims)
+
+    async def finish(self, claims: Sequence[ClaimedTask]) -> None:
+        """Report completed tasks, and wake the next of their keys."""
+        for claim in claims:
+            self._facts(TaskCompleted(**self._about(claim)))
+        for claim in claims:
+            await self._next(claim)
+
+    async def conclude(self, claim: ClaimedTask, verdict: Retry | DeadLetter) -> timedelta | None:
+        """Record a failure."""
+        try:
+            if isinstance(verdict, DeadLetter):
+                if await self._tasks.fail(claim, verdict.reason):
+                    self._facts(TaskFailed(**self._about(claim), error=verdict.reason))
+                return None
+            if not await self._tasks.record_error(claim, verdict.error, verdict.delay):
+                return None
+            seconds = verdict.delay.total_seconds()
+            self._facts(TaskRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
+            return verdict.delay
+        finally:
+            await self._next(claim)
+
+    async def _next(self, claim: ClaimedTask) -> None:
+        """Deliver the next task of the key. If this fails, that task tries again by itself."""
+        if claim.concurrency_key is not None:
+            with contextlib.suppress(Outage):
+                await self._wake(await self._tasks.next_of_key(claim.concurrency_key))
+
+    # --- in a worker thread ---
+
+    def terms(self, key: TaskKey) -> Terms | None:
+        """Plain functions without limits run in threads. See `ThreadRows` for this and what follows."""
+        handler = self._registry.find(key.type)
+        if handler is None or not in_thread(handler):
+            return None
+        return Terms(
+            handler.time_limit.total_seconds(),
+            begin=handler.function.signature.in_transaction,
+            # With a single attempt, a prefetched claim could use it up.
+            prefetch=handler.policy.max_attempts > 1,
+            limit=handler.time_limit,
+        )
+
+    def call(self, call: PreparedCall) -> PreparedCall:
+        return call
+
+    def claim_command(self, key: TaskKey) -> Command:
+        return claim_command(key.id, self.lease)
+
+    def prefetch_command(self, key: TaskKey, others: Sequence[TaskKey]) -> Command:
+        return prefetch_command(key.id, [other.id for other in others], self.lease)
+
+    def unclaim_command(self, claims: Sequence[ClaimedTask]) -> Command:
+        return give_back_command(claims)
+
+    def claimed(self, _command: Command, row: dict[str, Any], since: float) -> ClaimedTask:
+        return ClaimedTask(**row, since=since)
+
+    def key(self, claim: ClaimedTask) -> TaskKey:
+        return TaskKey(claim.id, claim.type)
+
+    # --- both ---
+
+    def _handler(self, claim: ClaimedTask) -> TaskHandler:
+        handler = self._registry.find(claim.type)
+        assert handler is not None  # looked up before the claim
+        return handler
+
+    def _about(self, claim: ClaimedTask) -> dict[str, Any]:
+        return {
+            "context": self._context,
+            "task_id": claim.id,
+            "task_type": claim.type,
+            "correlation_id": claim.correlation_id,
+            "causation_id": claim.causation_id,
+            "attempts": claim.attempts,
+        }
+
+
+def in_thread(handler: TaskHandler | None) -> bool:
+    """Tell whether tasks of a type run in the thread that took them."""
+    return handler is not None and not handler.limits and not handler.function.signature.is_async
