@@ -12,8 +12,8 @@ import pytest
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.pipeline import fetch
 from relay.adapters.postgres.pool import Pool, create_pool
-from relay.adapters.postgres.prepared import fetch
 from relay.domain.errors import DatabaseUnreachable
 from relay.ports import ClaimedMessage
 from tests.integration.consuming import LEASE, inbox_row

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from relay import leases
 from relay.adapters.gate import Gates
 from relay.cancellation import is_cancelled
+from relay.execution import lease as leases
 from scheduler.leader import Leader
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +70,7 @@ async def test_it_ends(name: str) -> None:
 async def test_one_of_a_claim_does() -> None:
     renew = Unwell()
     others = asyncio.all_tasks()
-    async with leases.kept(timedelta(seconds=2), time.monotonic(), renew):
+    async with leases.renewing(timedelta(seconds=2), time.monotonic(), renew):
         await renew.asked.wait()
         [keeper] = asyncio.all_tasks() - others
     await asyncio.wait([keeper], timeout=10)

@@ -13,9 +13,8 @@ from uuid import UUID, uuid4
 import psycopg
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.pipeline import Command
+from relay.adapters.postgres.pipeline import Command, fetch
 from relay.adapters.postgres.pool import Connection, Pool, connection
-from relay.adapters.postgres.prepared import fetch
 from relay.adapters.postgres.sql import statement
 from relay.batcher import Batcher
 from relay.domain.disclosure import told

@@ -1,39 +1,120 @@
 """Our own statements in few round trips: prepared once on a connection, then sent and answered together.
 
 Every message passes through here, so this calls libpq directly. psycopg's own pipeline, with a cursor for each
-statement, takes three times as long in Python.
+statement, takes three times as long in Python. `exchange` is the whole protocol. It waits nowhere itself: a thread
+drives it by `Pipeline`, the event loop by `fetch`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import select
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.abc import PQGen
 from psycopg.adapt import Transformer
-from psycopg.errors import error_from_result
+from psycopg.errors import InvalidSqlStatementName, error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from relay.adapters.postgres.lazy import LazyConnection
+from relay.adapters.postgres.pool import Connection
 from relay.adapters.postgres.sql import statement
 
 #: A statement's name in ``sql/`` and its values.
 Command: TypeAlias = tuple[str, Mapping[str, Any]]
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
-GOOD: Final = {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}
+_GOOD: Final = {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}
 BEGIN: Final[Command] = ("session/begin", {})
 COMMIT: Final[Command] = ("session/commit", {})
 ROLLBACK: Final[Command] = ("session/rollback", {})
 #: Ends the statements before it. Outside of a transaction it commits them. An error does not affect later ones.
 SYNC: Final[Command] = ("", {})
+
+
+class Sent(NamedTuple):
+    """A statement as libpq takes it: its prepared name, its text, and its values."""
+
+    name: bytes
+    text: bytes
+    values: list[bytes | None]
+
+
+def exchange(
+    libpq: PGconn, prepared: set[bytes], statements: Sequence[Sent]
+) -> Generator[bool, None, list[PGresult]]:
+    """Run statements in one round trip; returns a result for each. When one fails, those after it do not run.
+
+    ``prepared``: the statements that the connection knows by name. Yields when it must wait: True until it can
+    write, False until there is input. Raises psycopg's errors. If the connection is lost on the way, it is unknown
+    what the server has done.
+    """
+    libpq.enter_pipeline_mode()
+    syncs, kept = _send(libpq, prepared, statements)
+    while libpq.flush():
+        yield True
+    results: list[PGresult] = []
+    while syncs:
+        # Each wait may give another thread its turn, so there are as few as possible.
+        while libpq.is_busy():
+            yield False
+            libpq.consume_input()
+        result = libpq.get_result()
+        if result is None:
+            if libpq.status == ConnStatus.BAD:
+                raise psycopg.OperationalError("the connection is lost")
+        elif result.status == ExecStatus.PIPELINE_SYNC:
+            syncs -= 1
+        else:
+            results.append(result)
+            # The None that ends this statement's results has arrived with them.
+            if result.status in _GOOD:
+                libpq.get_result()
+    libpq.exit_pipeline_mode()
+    try:
+        return _checked(results, kept, prepared)
+    except InvalidSqlStatementName:
+        # The driver has deallocated every statement, as it does after a rollback. Nothing has run.
+        prepared.difference_update(name for name, *_ in statements)
+        raise
+
+
+def _send(libpq: PGconn, prepared: set[bytes], statements: Sequence[Sent]) -> tuple[int, list[bytes | None]]:
+    """Send statements; returns how often they are synchronised, and for each result the name that it prepares."""
+    syncs, kept = 1, list[bytes | None]()
+    for name, text, values in statements:
+        if not name:
+            libpq.pipeline_sync()
+            syncs += 1
+            continue
+        if name not in prepared and name not in kept:
+            libpq.send_prepare(name, text)
+            kept.append(name)
+        libpq.send_query_prepared(name, values)
+        kept.append(None)
+    libpq.pipeline_sync()
+    return syncs, kept
+
+
+def _checked(results: list[PGresult], kept: list[bytes | None], prepared: set[bytes]) -> list[PGresult]:
+    """Note what is prepared now; returns the results of what ran. Raises the first error among them."""
+    for result, name in zip(results, kept, strict=True):
+        if result.status not in _GOOD:
+            raise error_from_result(result)
+        if name is not None:
+            prepared.add(name)
+    return [result for result, name in zip(results, kept, strict=True) if name is None]
+
+
+# --- in a thread ---
 
 
 class LentConnection(LazyConnection):
@@ -70,7 +151,7 @@ class Pipeline:
     def __init__(self, connection: LentConnection) -> None:
         self.connection = connection
         self._libpq: PGconn = connection.pgconn
-        self._prepared: set[str] = set()
+        self._prepared: set[bytes] = set()
         self._input, self._room = select.poll(), select.poll()
         self._input.register(self._libpq.socket, select.POLLIN)
         self._room.register(self._libpq.socket, select.POLLOUT)
@@ -89,85 +170,77 @@ class Pipeline:
         return self._libpq.transaction_status == TransactionStatus.IDLE
 
     def run(self, *commands: Command) -> list[PGresult]:
-        """Run statements in one round trip. When one fails, those after it do not run.
-
-        Raises psycopg's errors. If the connection is lost on the way, it is unknown what the server has done.
-        """
+        """Run statements, as `exchange` does."""
         if self.connection.forgotten:
             self._prepared.clear()
             self.connection.forgotten = False
-        self._libpq.enter_pipeline_mode()
+        waits = exchange(self._libpq, self._prepared, [as_sent(command) for command in commands])
         try:
-            sent = self._send(commands)
-            results = list(self._results(1 + commands.count(SYNC)))
-        finally:
-            if self._libpq.status == ConnStatus.OK:
-                self._libpq.exit_pipeline_mode()
-        for result, prepares in zip(results, sent, strict=True):
-            if result.status not in GOOD:
-                raise self._failed(result)
-            if prepares is not None:
-                self._prepared.add(prepares)
-        return [result for result, prepares in zip(results, sent, strict=True) if prepares is None]
-
-    def _failed(self, result: PGresult) -> psycopg.Error:
-        error = error_from_result(result)
-        if isinstance(error, psycopg.errors.InvalidSqlStatementName):
-            self._prepared.clear()
-        return error
+            while True:
+                (self._room if next(waits) else self._input).poll()
+        except StopIteration as end:
+            results: list[PGresult] = end.value
+            return results
 
     def rows(self, result: PGresult) -> list[dict[str, Any]]:
         """Return the rows of a statement's result."""
         return rows(result, self.connection)
 
-    def _send(self, commands: Sequence[Command]) -> list[str | None]:
-        """Send statements. Returns for each coming result the statement it prepares, or None if it runs one."""
-        sent: list[str | None] = []
-        for name, values in commands:
-            if not name:
-                self._libpq.pipeline_sync()
-                continue
-            prepared, text, parameters = as_sent((name, values))
-            if name not in self._prepared and name not in sent:
-                self._libpq.send_prepare(prepared, text)
-                sent.append(name)
-            self._libpq.send_query_prepared(prepared, parameters)
-            sent.append(None)
-        self._libpq.pipeline_sync()
-        while self._libpq.flush():
-            self._room.poll()
-        return sent
 
-    def _results(self, syncs: int) -> Iterator[PGresult]:
-        """Yield the results up to the end of the round trip. Raises psycopg.OperationalError."""
-        while syncs:
-            # Each of these polls may give another thread its turn, so there are as few as possible.
-            while self._libpq.is_busy():
-                self._input.poll()
-                self._libpq.consume_input()
-            result = self._libpq.get_result()
-            if result is None:
-                if self._libpq.status == ConnStatus.BAD:
-                    raise psycopg.OperationalError("the connection is lost")
-            elif result.status == ExecStatus.PIPELINE_SYNC:
-                syncs -= 1
-            else:
-                yield result
-                # The None that ends this statement's results has arrived with them.
-                if result.status in GOOD:
-                    self._libpq.get_result()
+# --- on the event loop ---
+
+_known: Final[WeakKeyDictionary[Connection, set[bytes]]] = WeakKeyDictionary()
 
 
-def as_sent(command: Command) -> tuple[bytes, bytes, list[bytes | None]]:
-    """Return a statement as libpq takes it: its prepared name, its text, and its values."""
+async def fetch(connection: Connection, command: Command) -> list[dict[str, Any]]:
+    """Run one statement in its own transaction and return its rows. Raises psycopg's errors."""
+    sent = as_sent(command)
+    try:
+        return await fetch_sent(connection, sent)
+    except InvalidSqlStatementName:
+        return await fetch_sent(connection, sent)
+
+
+async def fetch_sent(connection: Connection, sent: Sent) -> list[dict[str, Any]]:
+    """Run a statement as `fetch` does, but once only."""
+    prepared, libpq = _known.setdefault(connection, set()), connection.pgconn
+    waits = exchange(libpq, prepared, [sent])
+    try:
+        while True:
+            await _ready(libpq.socket, write=next(waits))
+    except StopIteration as end:
+        return rows(end.value[0], connection)
+
+
+async def _ready(socket: int, *, write: bool) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    add, remove = (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
+    add(socket, _resolve, ready)
+    try:
+        await ready
+    finally:
+        remove(socket)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+# --- both ---
+
+
+def as_sent(command: Command) -> Sent:
+    """Return a statement as libpq takes it."""
     name, values = command
+    if not name:
+        return Sent(b"", b"", [])
     text, order = _positional(name)
-    return _name(name), text, [_text(values[key]) for key in order]
+    return Sent(_name(name), text, [_text(values[key]) for key in order])
 
 
-def rows(
-    result: PGresult, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
-) -> list[dict[str, Any]]:
+def rows(result: PGresult, connection: psycopg.Connection[Any] | Connection) -> list[dict[str, Any]]:
     """Return the rows of a result as dictionaries."""
     names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
     reader = Transformer(connection)

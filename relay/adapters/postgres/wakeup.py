@@ -62,8 +62,9 @@ class Wakeup:
         if begun < self._rest_until:
             return Due(limit, _ALL_LANES)
         try:
-            [[count, lanes]] = await self._watch.ask("outbox/due", {"limit": limit})
-            due = Due(int(count or 0), int(lanes or 0))
+            [row] = await self._watch.ask("outbox/due", {"limit": limit})
+            count, lanes = row.values()
+            due = Due(int(count or 0), lanes or 0)
         except DatabaseUnreachable as error:
             if not isinstance(error.__cause__, QueryCanceled):
                 raise

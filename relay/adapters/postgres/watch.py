@@ -1,8 +1,7 @@
 """A connection for the same short questions, asked all day. Meanwhile it receives notifications.
 
 An idle scheduler asks about fifty questions a second. With a pool and a cursor, a question would cost several
-times as much as the server needs to answer it. So this calls libpq directly: the server has the statements
-prepared, and one reader stays on the socket.
+times as much as the server needs to answer it.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import psycopg
-from psycopg.errors import QueryCanceled, error_from_result
-from psycopg.pq import ExecStatus
+from psycopg.errors import QueryCanceled
+from psycopg.pq import ConnStatus
 
+from relay.adapters.postgres.pipeline import Sent, fetch_sent
 from relay.adapters.postgres.pool import CONNECTION, Connection, reached
 from relay.adapters.postgres.sql import statement
 
-#: Rows as the server writes them, in text.
-Rows: TypeAlias = Sequence[Sequence[bytes | None]]
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 #: The shortest time between two attempts to connect, in seconds.
 _RECONNECT: Final = 1.0
@@ -42,10 +41,7 @@ class Watch:
         self._connecting: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._again: asyncio.TimerHandle | None = None
-        self._prepared: dict[Any, bytes] = {}
-        self._answer: asyncio.Future[Rows] | None = None
-        self._rows: list[Sequence[bytes | None]] = []
-        self._cancelled: QueryCanceled | None = None
+        self._questions: dict[Any, Sent] = {}
 
     async def ask(self, question: str, parameters: Mapping[str, Any] | None = None) -> Rows:
         """Return the rows of a statement in ``sql/``. Raises DatabaseUnreachable."""
@@ -56,13 +52,13 @@ class Watch:
                 if self._conn is None:
                     raise psycopg.OperationalError("the connection was lost")
                 try:
-                    name = await self._name(self._conn, question, parameters or {})
-                    return await self._exchange(self._conn, name)
-                except BaseException as error:
-                    # The answer may still arrive and would look like the next one's. A time-out of the statement
-                    # is itself an answer, so then the connection stays.
-                    if error is not self._cancelled:
-                        self._drop()
+                    return await self._exchange(self._conn, self._sent(self._conn, question, parameters or {}))
+                except QueryCanceled:
+                    # A time-out of the statement is itself an answer, so the connection stays.
+                    raise
+                except BaseException:
+                    # The answer may still arrive and would look like the next one's.
+                    self._drop()
                     raise
 
     async def close(self) -> None:
@@ -92,7 +88,7 @@ class Watch:
         except psycopg.Error:
             self._ask_again()
             raise
-        self._socket, self._prepared = conn.pgconn.socket, {}
+        self._socket = conn.pgconn.socket
         loop.add_reader(self._socket, self._read)
         loop.call_soon(self._hear, None)
 
@@ -124,63 +120,35 @@ class Watch:
 
     # --- questions ---
 
-    async def _name(self, conn: Connection, question: str, parameters: Mapping[str, Any]) -> bytes:
-        """Return the prepared name of a question. Prepares it on first use."""
+    def _sent(self, conn: Connection, question: str, parameters: Mapping[str, Any]) -> Sent:
+        """Return a question with its parameters in its text, so that it is planned for them once."""
         key = (question, *parameters.items())
-        if key not in self._prepared:
-            name = f"{question}_{len(self._prepared)}".replace("/", "_")
+        if key not in self._questions:
+            name = f"{question}_{len(self._questions)}".replace("/", "_")
             text = psycopg.AsyncClientCursor(conn).mogrify(statement(question), parameters)
-            loop = asyncio.get_running_loop()
-            # While psycopg waits, it replaces our reader of the socket by its own.
-            loop.remove_reader(self._socket)
-            await conn.execute(f"PREPARE {name} AS {text}".encode())
-            loop.add_reader(self._socket, self._read)
-            self._prepared[key] = name.encode()
-        return self._prepared[key]
+            self._questions[key] = Sent(name.encode(), text.encode(), [])
+        return self._questions[key]
 
-    async def _exchange(self, conn: Connection, name: bytes) -> Rows:
-        self._answer, self._rows = asyncio.get_running_loop().create_future(), []
-        self._cancelled = None
+    async def _exchange(self, conn: Connection, sent: Sent) -> Rows:
+        loop = asyncio.get_running_loop()
+        # One reader at a time: the exchange has its own.
+        loop.remove_reader(self._socket)
         try:
-            conn.pgconn.send_query_prepared(name, None)
-            # So few bytes always fit into the socket, unless the server has long stopped reading.
-            conn.pgconn.flush()
-            return await self._answer
+            return await fetch_sent(conn, sent)
         finally:
-            self._answer = None
+            if conn.pgconn.status == ConnStatus.OK:
+                loop.add_reader(self._socket, self._read)
+                self._hear_news(conn)
 
     def _read(self) -> None:
-        """Read what has arrived: notifications, an answer, or the end of the connection."""
+        """Read what has arrived between two questions: notifications, or the end of the connection."""
         assert self._conn is not None
         try:
-            self._take_in(self._conn)
-        except psycopg.Error as error:
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_exception(error)
+            self._conn.pgconn.consume_input()
+            self._hear_news(self._conn)
+        except psycopg.Error:
             self._drop()
 
-    def _take_in(self, conn: Connection) -> None:
-        pgconn = conn.pgconn
-        pgconn.consume_input()
-        while (news := pgconn.notifies()) is not None:
+    def _hear_news(self, conn: Connection) -> None:
+        while (news := conn.pgconn.notifies()) is not None:
             self._hear(news.extra.decode())
-        while self._answer is not None and not self._answer.done() and not pgconn.is_busy():
-            result = pgconn.get_result()
-            if result is None:
-                self._end(self._answer)
-            elif result.status == ExecStatus.TUPLES_OK:
-                columns = range(result.nfields)
-                self._rows += [
-                    [result.get_value(row, column) for column in columns] for row in range(result.ntuples)
-                ]
-            else:
-                error = error_from_result(result)
-                if not isinstance(error, QueryCanceled):
-                    raise error
-                self._cancelled = error
-
-    def _end(self, answer: asyncio.Future[Rows]) -> None:
-        if self._cancelled is not None:
-            answer.set_exception(self._cancelled)
-        else:
-            answer.set_result(self._rows)
