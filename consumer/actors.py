@@ -7,14 +7,13 @@ from functools import cache
 from typing import Final
 
 from consumer.deadletters import RecordDeadLetters, SendAlerts
+from consumer.gaps import Gaps
 from consumer.handling import enqueue, on_receipt
 from consumer.order import WatchNumbers
 from consumer.pull import PullConfig, PullMessages
-from consumer.reconcile import ReconcileInbox
-from consumer.recover import RecoverConfig, RecoverDeliveries
-from consumer.rescue import RescueExhausted
 from relay import jobs
 from relay.access import http_access
+from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.webhook import Webhook
 from relay.domain.facts import MessagesReEnqueued
@@ -104,7 +103,7 @@ async def rescue_exhausted(context: str, subscription: str, token: str) -> None:
     """Take messages into the inbox that JetStream has stopped delivering (max_deliver)."""
     async with periodic(jobs.RESCUE_EXHAUSTED.of(context, subscription), token) as ours:
         if ours:
-            await _rescue(context, subscription).run()
+            await _gaps(context, subscription).rescue(_advisories(context, subscription))
 
 
 @actor(jobs.RECOVER_DELIVERIES, priority=5, max_retries=0)
@@ -112,7 +111,7 @@ async def recover_deliveries(context: str, subscription: str, token: str) -> Non
     """Take messages into the inbox that were delivered to a worker which died before it stored them."""
     async with periodic(jobs.RECOVER_DELIVERIES.of(context, subscription), token) as ours:
         if ours:
-            await _recover(context, subscription).run(application.subscription(context, subscription).stream)
+            await _gaps(context, subscription).recover()
 
 
 @actor(jobs.RECORD_DEAD_LETTERS, priority=5, max_retries=0)
@@ -157,54 +156,33 @@ async def reconcile_inbox(context: str, subscription: str, turn: int | None, tok
     """Fetch what JetStream has finished but the inbox does not hold; ``turn`` None compares everything."""
     async with periodic(jobs.RECONCILE_INBOX.of(context, subscription), token) as ours:
         if ours:
-            await _reconcile(context, subscription).run(turn)
+            find = application.find_missing(context, subscription)
+            await _gaps(context, subscription).reconcile(find, turn)
 
 
 @cache
-def _reconcile(context: str, subscription: str) -> ReconcileInbox:
-    return ReconcileInbox(
-        context,
-        subscription,
-        application.find_missing(context, subscription),
-        _reader(context, subscription),
-        _pull(context, subscription),
-        application.facts,
-    )
-
-
-@cache
-def _rescue(context: str, subscription: str) -> RescueExhausted:
-    spec = advisory_consumer(application.subscription(context, subscription).consumer_spec())
-    return RescueExhausted(
-        context,
-        subscription,
-        application.fetching(spec),
-        _reader(context, subscription),
-        _pull(context, subscription),
-        application.facts,
-    )
-
-
-@cache
-def _recover(context: str, subscription: str) -> RecoverDeliveries:
-    config = RecoverConfig(context, subscription, on_receipt=on_receipt(context, subscription))
-    return RecoverDeliveries(
-        config,
-        application.inbox(context, subscription),
-        application.consumer(context, subscription),
-        _reader(context, subscription),
-        _pull(context, subscription),
-        application.facts,
-        _watch(context, subscription),
-    )
-
-
-@cache
-def _reader(context: str, subscription: str) -> StreamReader:
+def _gaps(context: str, subscription: str) -> Gaps:
     spec = application.subscription(context, subscription).consumer_spec()
-    return StreamReader(
-        application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
+    return Gaps(
+        context=context,
+        subscription=subscription,
+        stream=spec.stream,
+        inbox=application.inbox(context, subscription),
+        consumer=application.consumer(context, subscription),
+        reader=StreamReader(
+            application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
+        ),
+        pull=_pull(context, subscription),
+        facts=application.facts,
+        watch=_watch(context, subscription),
+        on_receipt=on_receipt(context, subscription),
     )
+
+
+@cache
+def _advisories(context: str, subscription: str) -> NatsJetStreamConsumer:
+    spec = application.subscription(context, subscription).consumer_spec()
+    return application.fetching(advisory_consumer(spec))
 
 
 _check_access()
