@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from functools import cache
 from typing import Final
 from uuid import UUID
 
-from consumer.deadletters import RecordDeadLetters, SendAlerts
-from consumer.order import WatchNumbers
-from consumer.pull import PullConfig, PullMessages
-from consumer.reconcile import ReconcileInbox
-from consumer.recover import RecoverConfig, RecoverDeliveries
-from consumer.rescue import RescueExhausted
-from consumer.wiring import calls_plain_functions, chunks, enqueue, enqueue_later, in_thread, messages, on_receipt
+from consumer import wiring
 from relay import jobs
-from relay.access import http_access
-from relay.adapters.jetstream.reader import StreamReader
-from relay.adapters.webhook import Webhook
 from relay.domain.errors import Outage
 from relay.domain.facts import MessagesReEnqueued
-from relay.domain.topology import advisory_consumer
 from relay.worker import (
     OUTAGE_RETRIES,
     actor,
@@ -37,7 +26,6 @@ from relay.worker import (
 #: How many seconds a pull job runs before it ends, so that another worker can take the next turn.
 _TURN: Final = 60.0
 _SWEEP_LIMIT: Final = 1_000
-_MAX_BATCH: Final = 300
 _PAGE: Final = 1_000
 
 
@@ -46,56 +34,22 @@ def handle_message(context: str, subscription: str, message_id: str) -> None:
     """Handle one inbox message by a plain function, in this thread (CMD-051)."""
     # In an outage the row keeps its claim until the lease is over; the sweep brings it back.
     with suppress(Outage):
-        try_again(in_thread(context, subscription).run(UUID(message_id)))
+        try_again(wiring.in_thread(context, subscription).run(UUID(message_id)))
 
 
-@on_loop(jobs.HANDLE_MESSAGE, unless=calls_plain_functions)
+@on_loop(jobs.HANDLE_MESSAGE, unless=wiring.calls_plain_functions)
 async def handle_message_on_loop(context: str, subscription: str, message_id: str) -> None:
     """Handle one inbox message by a service or a coroutine, which the event loop calls (CMD-051)."""
     with suppress(Outage):
-        try_again(await messages(context, subscription).run(UUID(message_id)))
+        try_again(await wiring.messages(context, subscription).run(UUID(message_id)))
 
 
 @row_actor(jobs.HANDLE_CHUNK, jobs.HANDLE_QUEUE, priority=10)
 async def handle_chunk(context: str, subscription: str, message_ids: list[str]) -> None:
     """Handle many inbox messages at once, by any kind of handler. Those to retry are enqueued one by one."""
     with suppress(Outage):
-        later = await chunks(context, subscription).run([UUID(id) for id in message_ids])
-        await enqueue_later(context, subscription, later)
-
-
-@cache
-def _pull(context: str, subscription: str) -> PullMessages:
-    settings = application.subscription(context, subscription)
-    config = PullConfig(
-        context=context,
-        subscription=subscription,
-        envelope=settings.envelope,
-        batch_size=_batch_size(settings.max_ack_pending),
-        ack_on_receipt=on_receipt(context, subscription),
-    )
-    return PullMessages(
-        config,
-        application.inbox(context, subscription),
-        application.consumer(context, subscription),
-        enqueue(context, subscription),
-        application.facts,
-        application.order(context, subscription),
-        _watch(context, subscription),
-    )
-
-
-@cache
-def _watch(context: str, subscription: str) -> WatchNumbers | None:
-    order, settings = application.order(context, subscription), application.subscription(context, subscription)
-    if order is None:
-        return None
-    return WatchNumbers(subscription, settings.stream, order, application.consumer(context, subscription))
-
-
-def _batch_size(max_ack_pending: int) -> int:
-    """Return at most what JetStream hands out at once; -1 means no limit."""
-    return _MAX_BATCH if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH)
+        later = await wiring.chunks(context, subscription).run([UUID(id) for id in message_ids])
+        await wiring.enqueue_later(context, subscription, later)
 
 
 @actor(jobs.PULL, priority=0, **OUTAGE_RETRIES)
@@ -105,7 +59,7 @@ async def pull_messages(context: str, subscription: str, token: str) -> None:
     end = loop.time() + _TURN
     async with long_running(jobs.PULL.of(context, subscription), token) as ours:
         if ours:
-            await _pull(context, subscription).run(lambda: not application.stopping and loop.time() < end)
+            await wiring.pull(context, subscription).run(lambda: not application.stopping and loop.time() < end)
 
 
 @actor(jobs.SWEEP_INBOX, priority=5, max_retries=0)
@@ -121,7 +75,7 @@ async def sweep_inbox(context: str, subscription: str, token: str) -> None:
         waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, jobs.share(context, subscription))
         ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_LIMIT, waited)
         if ids:
-            await enqueue(context, subscription)(ids)
+            await wiring.enqueue(context, subscription)(ids)
             application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
 
 
@@ -129,7 +83,7 @@ async def sweep_inbox(context: str, subscription: str, token: str) -> None:
 async def keep_in_progress(context: str, subscription: str, token: str) -> None:
     """Send +WPI for every message that waits or runs, so that JetStream does not deliver it again."""
     async with periodic(jobs.KEEP_IN_PROGRESS.of(context, subscription), token) as ours:
-        if ours and not on_receipt(context, subscription):
+        if ours and not wiring.on_receipt(context, subscription):
             consumer = application.consumer(context, subscription)
             async for replies in application.inbox(context, subscription).waiting(subscription, _PAGE):
                 await consumer.in_progress(replies)
@@ -140,7 +94,7 @@ async def rescue_exhausted(context: str, subscription: str, token: str) -> None:
     """Take messages into the inbox that JetStream has stopped delivering (max_deliver)."""
     async with periodic(jobs.RESCUE_EXHAUSTED.of(context, subscription), token) as ours:
         if ours:
-            await _rescue(context, subscription).run()
+            await wiring.gaps(context, subscription).rescue(wiring.advisories(context, subscription))
 
 
 @actor(jobs.RECOVER_DELIVERIES, priority=5, max_retries=0)
@@ -148,7 +102,7 @@ async def recover_deliveries(context: str, subscription: str, token: str) -> Non
     """Take messages into the inbox that were delivered to a worker which died before it stored them."""
     async with periodic(jobs.RECOVER_DELIVERIES.of(context, subscription), token) as ours:
         if ours:
-            await _recover(context, subscription).run(application.subscription(context, subscription).stream)
+            await wiring.gaps(context, subscription).recover()
 
 
 @actor(jobs.RECORD_DEAD_LETTERS, priority=5, max_retries=0)
@@ -157,35 +111,9 @@ async def record_dead_letters(context: str, token: str) -> None:
     async with periodic(jobs.RECORD_DEAD_LETTERS.of(context), token) as ours:
         if not ours:
             return
-        await _record(context).run()
-        if (alerts := _alerts(context)) is not None:
+        await wiring.record(context).run()
+        if (alerts := wiring.alerts(context)) is not None:
             await alerts.run()
-
-
-@cache
-def _record(context: str) -> RecordDeadLetters:
-    parts = application.context(context)
-    letters = application.fetching(parts.settings.dead_letter_spec())
-    return RecordDeadLetters(context, letters, parts.incidents, application.facts)
-
-
-def _check_access() -> None:
-    """Build every handler now, so that a worker whose credentials cannot be used does not start."""
-    for context, settings in application.settings.contexts.items():
-        for name, subscription in settings.subscriptions.items():
-            if subscription.python_module is None:
-                application.handler(context, name)
-        _alerts(context)
-
-
-@cache
-def _alerts(context: str) -> SendAlerts | None:
-    parts = application.context(context)
-    alerts = parts.settings.alerts
-    if alerts.webhook is None:
-        return None
-    channel = Webhook(alerts.webhook.get_secret_value(), http_access(alerts, f"contexts.{context}.alerts"))
-    return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
 
 
 @actor(jobs.RECONCILE_INBOX, priority=5, max_retries=0)
@@ -193,54 +121,5 @@ async def reconcile_inbox(context: str, subscription: str, turn: int | None, tok
     """Fetch what JetStream has finished but the inbox does not hold; ``turn`` None compares everything."""
     async with periodic(jobs.RECONCILE_INBOX.of(context, subscription), token) as ours:
         if ours:
-            await _reconcile(context, subscription).run(turn)
-
-
-@cache
-def _reconcile(context: str, subscription: str) -> ReconcileInbox:
-    return ReconcileInbox(
-        context,
-        subscription,
-        application.find_missing(context, subscription),
-        _reader(context, subscription),
-        _pull(context, subscription),
-        application.facts,
-    )
-
-
-@cache
-def _rescue(context: str, subscription: str) -> RescueExhausted:
-    spec = advisory_consumer(application.subscription(context, subscription).consumer_spec())
-    return RescueExhausted(
-        context,
-        subscription,
-        application.fetching(spec),
-        _reader(context, subscription),
-        _pull(context, subscription),
-        application.facts,
-    )
-
-
-@cache
-def _recover(context: str, subscription: str) -> RecoverDeliveries:
-    config = RecoverConfig(context, subscription, on_receipt=on_receipt(context, subscription))
-    return RecoverDeliveries(
-        config,
-        application.inbox(context, subscription),
-        application.consumer(context, subscription),
-        _reader(context, subscription),
-        _pull(context, subscription),
-        application.facts,
-        _watch(context, subscription),
-    )
-
-
-@cache
-def _reader(context: str, subscription: str) -> StreamReader:
-    spec = application.subscription(context, subscription).consumer_spec()
-    return StreamReader(
-        application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
-    )
-
-
-_check_access()
+            find = application.find_missing(context, subscription)
+            await wiring.gaps(context, subscription).reconcile(find, turn)

@@ -58,18 +58,16 @@ class WatchNumbers:
         if self._consumer.losses != self._seen:
             await self._order.move(*self._names, lambda mark: replace(mark, consumer_seq=None, ahead=()))
 
-    async def look(self) -> ConsumerState:
-        """Compare numbers; returns the server's state."""
-        mark = await self.mark()
+    async def look(self) -> tuple[ConsumerState, Watermark]:
+        """Compare numbers; returns the server's state, and up to where the inbox was complete before."""
+        mark = await self._order.watermark(*self._names)
         state = await self._consumer.state()
         # Mark first, then state: a server that has not gone back is never behind an earlier mark.
         if mark.consumer_seq is not None and state.consumer_seq < mark.consumer_seq:
-            await self._order.move(*self._names, lambda mark: mark.rewound(state.consumer_seq, state.delivered))
-        return state
-
-    async def mark(self) -> Watermark:
-        """Return up to where the inbox is known to be complete."""
-        return await self._order.watermark(*self._names)
+            mark = await self._order.move(
+                *self._names, lambda mark: mark.rewound(state.consumer_seq, state.delivered)
+            )
+        return state, mark
 
     async def compared(self, state: ConsumerState, upto: int) -> None:
         """Note that the inbox holds everything up to ``upto`` that was delivered when ``state`` was read."""

@@ -6,28 +6,39 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import dramatiq
 
+from consumer.deadletters import RecordDeadLetters, SendAlerts
 from consumer.functions import CALLS, PythonEventHandler, has_plain
+from consumer.gaps import Gaps
 from consumer.handlers import load
 from consumer.messages import FunctionRows, MessageConfig, MessageRows
-from consumer.order import GoOn
+from consumer.order import GoOn, WatchNumbers
+from consumer.pull import PullConfig, PullMessages
 from relay import jobs
+from relay.access import http_access
+from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
+from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.onloop import leave_place
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.redis import delayed
+from relay.adapters.webhook import Webhook
 from relay.adapters.workers import event_loop
 from relay.domain.errors import ConfigurationError
 from relay.domain.retry import RetryPolicy
+from relay.domain.topology import advisory_consumer
 from relay.execution.chunk import RunChunk, side_by_side
 from relay.execution.in_thread import RunInThread
 from relay.execution.on_loop import PAUSE, RunOnLoop
 from relay.ports import ClaimedMessage, HandlerRequest
 from relay.worker import application, broker, runtime
+
+#: How many messages a pull request asks for at most.
+_MAX_BATCH: Final = 300
 
 Messages: TypeAlias = RunOnLoop[UUID, ClaimedMessage, HandlerRequest]
 
@@ -149,6 +160,88 @@ def in_thread(context: str, subscription: str) -> RunInThread[UUID, ClaimedMessa
     return loop.run_coroutine(make())
 
 
+@cache
+def pull(context: str, subscription: str) -> PullMessages:
+    """What pulls a subscription into its inbox."""
+    settings = application.subscription(context, subscription)
+    config = PullConfig(
+        context=context,
+        subscription=subscription,
+        envelope=settings.envelope,
+        batch_size=_batch_size(settings.max_ack_pending),
+        ack_on_receipt=on_receipt(context, subscription),
+    )
+    return PullMessages(
+        config,
+        application.inbox(context, subscription),
+        application.consumer(context, subscription),
+        enqueue(context, subscription),
+        application.facts,
+        application.order(context, subscription),
+        watch(context, subscription),
+    )
+
+
+@cache
+def watch(context: str, subscription: str) -> WatchNumbers | None:
+    """What numbers the deliveries of an ordered subscription."""
+    order, settings = application.order(context, subscription), application.subscription(context, subscription)
+    if order is None:
+        return None
+    return WatchNumbers(subscription, settings.stream, order, application.consumer(context, subscription))
+
+
+def _batch_size(max_ack_pending: int) -> int:
+    """Return at most what JetStream hands out at once; -1 means no limit."""
+    return _MAX_BATCH if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH)
+
+
+@cache
+def record(context: str) -> RecordDeadLetters:
+    """What records the dead letters of a context."""
+    parts = application.context(context)
+    letters = application.fetching(parts.settings.dead_letter_spec())
+    return RecordDeadLetters(context, letters, parts.incidents, application.facts)
+
+
+@cache
+def alerts(context: str) -> SendAlerts | None:
+    """What sends the alerts of a context; None when nobody wants them."""
+    parts = application.context(context)
+    alerts = parts.settings.alerts
+    if alerts.webhook is None:
+        return None
+    channel = Webhook(alerts.webhook.get_secret_value(), http_access(alerts, f"contexts.{context}.alerts"))
+    return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
+
+
+@cache
+def gaps(context: str, subscription: str) -> Gaps:
+    """What takes up messages that went missing on the way into the inbox."""
+    spec = application.subscription(context, subscription).consumer_spec()
+    return Gaps(
+        context=context,
+        subscription=subscription,
+        stream=spec.stream,
+        inbox=application.inbox(context, subscription),
+        consumer=application.consumer(context, subscription),
+        reader=StreamReader(
+            application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
+        ),
+        pull=pull(context, subscription),
+        facts=application.facts,
+        watch=watch(context, subscription),
+        on_receipt=on_receipt(context, subscription),
+    )
+
+
+@cache
+def advisories(context: str, subscription: str) -> NatsJetStreamConsumer:
+    """Where JetStream says which messages it has given up."""
+    spec = application.subscription(context, subscription).consumer_spec()
+    return application.fetching(advisory_consumer(spec))
+
+
 def _python_handler(context: str, name: str) -> PythonEventHandler:
     """Return the handler for a subscription's module, on its context's database.
 
@@ -168,9 +261,19 @@ def _python_handler(context: str, name: str) -> PythonEventHandler:
     )
 
 
+def _check_access() -> None:
+    """Build every handler now, so that a worker whose credentials cannot be used does not start."""
+    for context, settings in application.settings.contexts.items():
+        for name, subscription in settings.subscriptions.items():
+            if subscription.python_module is None:
+                application.handler(context, name)
+        alerts(context)
+
+
 application.handler_kinds["python"] = _python_handler
 for _context in application.settings.contexts.values():
     for _subscription in _context.subscriptions.values():
         # Load now, so that a worker with an unusable handler does not start.
         if _subscription.python_module is not None:
             load(_subscription.python_module)
+_check_access()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 from uuid import UUID
@@ -34,6 +34,7 @@ class InboxReport:
     missing: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
 class FindMissing:
     """The consumer's side: messages that are acknowledged in JetStream but missing from the inbox.
 
@@ -41,54 +42,46 @@ class FindMissing:
     acknowledgement floor is looked up by its id. JetStream still delivers the messages above the floor.
     """
 
-    def __init__(
-        self,
-        context: str,
-        subscription: str,
-        *,
-        stream: str,
-        filter_subject: str,
-        consumer: JetStreamConsumer,
-        auditor: StreamAuditor,
-        inbox: ReceivedMessages,
-        horizon: timedelta = HORIZON,
-    ) -> None:
-        self._names = (context, subscription)
-        self._stream, self._filter = stream, filter_subject
-        self._consumer, self._auditor, self._inbox = consumer, auditor, inbox
-        self._horizon = horizon
+    context: str
+    subscription: str
+    _: KW_ONLY
+    stream: str
+    filter_subject: str
+    consumer: JetStreamConsumer
+    auditor: StreamAuditor
+    inbox: ReceivedMessages
+    horizon: timedelta = HORIZON
 
     async def run(self, turn: int | None = None) -> InboxReport:
         """Compare page ``turn`` and the latest page, or everything if ``turn`` is None.
 
         Raises BrokerUnreachable and DatabaseUnreachable.
         """
-        floor = (await self._consumer.state()).floor
-        state = await self._auditor.state(self._stream)
+        floor = (await self.consumer.state()).floor
+        state = await self.auditor.state(self.stream)
         checked, missing = 0, set[int]()
         first = state.first_seq if state else 1
         for begin, end in _pages(first, floor) if turn is None else windows(first, floor, turn):
             stored = await self._recent(begin, end)
             checked += len(stored)
             missing |= await self._absent(stored)
-        context, subscription = self._names
         return InboxReport(
-            context=context,
-            subscription=subscription,
-            stream=self._stream,
+            context=self.context,
+            subscription=self.subscription,
+            stream=self.stream,
             checked=checked,
             missing=sorted(missing),
         )
 
     async def _recent(self, first: int, last: int) -> Sequence[Stored]:
-        stored = await self._auditor.stored(self._stream, first, last, self._filter)
-        oldest = datetime.now(UTC) - self._horizon
+        stored = await self.auditor.stored(self.stream, first, last, self.filter_subject)
+        oldest = datetime.now(UTC) - self.horizon
         return [message for message in stored if message.at > oldest]
 
     async def _absent(self, stored: Sequence[Stored]) -> set[int]:
         """The messages that the inbox knows neither by their own id nor by the id of their place."""
-        ids = {message.seq: {stand_in_id(self._stream, message.seq), message.event_id} for message in stored}
-        known = await self._inbox.known({id for pair in ids.values() for id in pair if id is not None})
+        ids = {message.seq: {stand_in_id(self.stream, message.seq), message.event_id} for message in stored}
+        known = await self.inbox.known({id for pair in ids.values() for id in pair if id is not None})
         return {seq for seq, pair in ids.items() if known.isdisjoint(pair)}
 
 

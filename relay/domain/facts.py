@@ -155,7 +155,7 @@ class DeliveriesRecovered(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryExhausted(Fact):
-    """JetStream stopped delivering a message (max_deliver). It was read from the stream instead."""
+    """JetStream stopped delivering a message (max_deliver). It is read from the stream, if it is still there."""
 
     subscription: str
     stream_seq: int

@@ -15,8 +15,8 @@ from typing import Any, Final, LiteralString
 from uuid import UUID
 from zlib import crc32
 
+from consumer.gaps import Gaps
 from consumer.pull import PullMessages
-from consumer.reconcile import ReconcileInbox
 from relay.adapters.gate import Gates
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
@@ -24,6 +24,7 @@ from relay.adapters.postgres import inbox, outbox, pipeline, transactions
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.sql import statement
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.missing import FindMissing
 from relay.domain.envelopes import MSG_ID
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Published, Retry
@@ -46,11 +47,11 @@ def ack_before_commit() -> None:
         await self._consumer.state()  # answered after the acknowledgements are taken
         return await accept(self, deliveries)
 
-    async def look_away(self: ReconcileInbox, turn: int | None = None) -> int:
+    async def look_away(self: Gaps, find: FindMissing, turn: int | None = None) -> int:
         return 0
 
     _patch(PullMessages, "accept", acknowledge_first)
-    _patch(ReconcileInbox, "run", look_away)
+    _patch(Gaps, "reconcile", look_away)
 
 
 def skip_mark() -> None:

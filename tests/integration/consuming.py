@@ -18,10 +18,10 @@ from nats.js.api import ConsumerConfig, StreamConfig
 from psycopg.rows import dict_row
 
 from consumer.functions import PythonEventHandler
+from consumer.gaps import Gaps
 from consumer.messages import FunctionRows, MessageConfig, MessageRows
 from consumer.order import GoOn, WatchNumbers
 from consumer.pull import PullConfig, PullMessages
-from consumer.recover import RecoverConfig, RecoverDeliveries
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
@@ -207,18 +207,21 @@ class Subscription:
         ask_all = getattr(handler, "handle_all", None) or side_by_side(handler)
         return RunChunk(self.messages(handler, **parts), claims, ask_all)
 
-    def recover(self, filter_subject: str | None = None, **parts: Any) -> RecoverDeliveries:
+    def gaps(self, filter_subject: str | None = None, **parts: Any) -> Gaps:
         reader = StreamReader(
             self.nats, stream=self.stream, durable="down", filter_subject=filter_subject or f"{self.name}.event.>"
         )
-        return RecoverDeliveries(
-            RecoverConfig(self.context, SUBSCRIPTION, on_receipt=self.settle == "inbox"),
-            parts.get("inbox", self.inbox),
-            parts.get("consumer", self.consumer),
-            reader,
-            self.pull(),
-            self.facts.append,
-            self.watch(**parts),
+        return Gaps(
+            context=self.context,
+            subscription=SUBSCRIPTION,
+            stream=self.stream,
+            inbox=parts.get("inbox", self.inbox),
+            consumer=parts.get("consumer", self.consumer),
+            reader=parts.get("reader", reader),
+            pull=self.pull(),
+            facts=self.facts.append,
+            watch=self.watch(**parts),
+            on_receipt=self.settle == "inbox",
         )
 
     def lossy(self) -> Lossy:

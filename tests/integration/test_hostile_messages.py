@@ -11,12 +11,9 @@ from uuid import UUID
 import pytest
 from nats.js.api import StreamConfig
 
-from consumer import recover as recover_module
-from consumer.reconcile import ReconcileInbox
-from consumer.rescue import RescueExhausted
+from consumer import gaps as gaps_module
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
-from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands.missing import FindMissing
 from relay.devstack import NatsServer
@@ -42,7 +39,7 @@ SHOWN = {
 
 @pytest.fixture
 async def desk(database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
-    monkeypatch.setattr(recover_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
     async with at_the_desk(database_url, nats_server.url) as desk:
         yield desk
 
@@ -129,7 +126,7 @@ async def test_those_that_a_worker_took_with_it_are_recovered(desk: Desk) -> Non
     ids, messages = between(sub, list(bad.values()))
     await publish_raw(sub.nats_url, messages)
     await fetch_all(sub.consumer)  # and dies with them
-    assert await sub.recover().run(sub.stream) == len(messages)
+    assert await sub.gaps().recover() == len(messages)
     await check(desk, ids, bad)
 
 
@@ -159,8 +156,7 @@ async def test_those_that_were_delivered_too_often_are_rescued(desk: Desk) -> No
     for body in [*junk, *named]:
         await publish_raw(sub.nats_url, [Raw(subject, None, body)])
     advisories = NatsJetStreamConsumer(sub.nats, stream=stream, durable="rescue")
-    rescue = RescueExhausted(sub.context, SUBSCRIPTION, advisories, reader(sub), sub.pull(), sub.facts.append)
-    assert await rescue.run() + await rescue.run() == len(messages)
+    assert await sub.gaps().rescue(advisories) == len(messages)
     await all_settled(sub, stream, "rescue")
     await check(desk, ids, bad)
 
@@ -182,9 +178,8 @@ async def test_those_that_the_inbox_lost_are_found_again(desk: Desk) -> None:
         auditor=NatsStreamAuditor(sub.nats),
         inbox=PostgresLedger(sub.pool),
     )
-    reconcile = ReconcileInbox(sub.context, SUBSCRIPTION, find, reader(sub), sub.pull(), sub.facts.append)
-    assert await reconcile.run() == len(messages)
-    assert await reconcile.run() == 0
+    assert await sub.gaps().reconcile(find) == len(messages)
+    assert await sub.gaps().reconcile(find) == 0
     await check(desk, ids, bad)
 
 
@@ -260,7 +255,3 @@ async def test_what_anybody_sends_to_the_dead_letter_stream_is_an_incident_each(
     ]
     await all_settled(sub, sub.dlq, desk.letters._durable)
     assert desk.letters.losses == 0
-
-
-def reader(sub: Subscription) -> StreamReader:
-    return StreamReader(sub.nats, stream=sub.stream, durable="down", filter_subject=f"{sub.name}.event.>")

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import pytest
 
-from consumer.reconcile import ReconcileInbox
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -41,9 +40,8 @@ def find(sub: Subscription, **options: Any) -> FindMissing:
     )
 
 
-def reconcile(sub: Subscription) -> ReconcileInbox:
-    reader = StreamReader(sub.nats, stream=sub.stream, durable="down", filter_subject=f"{sub.name}.event.>")
-    return ReconcileInbox(sub.context, SUBSCRIPTION, find(sub), reader, sub.pull(), sub.facts.append)
+async def reconcile(sub: Subscription, turn: int | None = None) -> int:
+    return await sub.gaps().reconcile(find(sub), turn)
 
 
 async def handled(sub: Subscription, count: int) -> list[UUID]:
@@ -66,20 +64,20 @@ async def test_rows_lost_after_their_acknowledgement_come_back_and_are_handled(s
     report = await find(sub).run()
     assert (report.checked, list(report.missing)) == (5, [2, 5])
     sub.enqueued.clear()
-    assert await reconcile(sub).run(turn=7) == 2
+    assert await reconcile(sub, turn=7) == 2
     assert sub.enqueued == [ids[1], ids[4]]
     assert sub.facts[-1] == InboxGapFilled(context=sub.context, subscription=SUBSCRIPTION, count=2)
     handler = Handler()
     await sub.process(handler).process(ids[1])
     assert handler.requests[0].message_id == ids[1]
-    assert await reconcile(sub).run() == 0
+    assert await reconcile(sub) == 0
     assert len(await sub.rows()) == 5
 
 
 async def test_where_nothing_is_missing_nothing_is_taken_up(sub: Subscription) -> None:
     await handled(sub, 3)
     before, facts = await sub.rows(), len(sub.facts)
-    assert [await reconcile(sub).run(turn) for turn in (None, 0, 1)] == [0, 0, 0]
+    assert [await reconcile(sub, turn) for turn in (None, 0, 1)] == [0, 0, 0]
     assert (await sub.rows(), len(sub.facts)) == (before, facts)
 
 
@@ -100,14 +98,14 @@ async def test_messages_of_other_filters_are_not_ours(sub: Subscription) -> None
     await sub.send(subject=f"{sub.name}.other.thing.v1")
     await handled(sub, 2)
     assert (await find(sub).run()).checked == 2
-    assert await reconcile(sub).run() == 0
+    assert await reconcile(sub) == 0
 
 
 async def test_a_message_is_known_by_its_id_though_its_place_has_changed(sub: Subscription) -> None:
     """After a loss the stream gives sequences out again, and republished events lie elsewhere."""
     await handled(sub, 2)
     await sub.query("UPDATE inbox_messages SET stream_seq = stream_seq + 40")
-    assert await reconcile(sub).run() == 0
+    assert await reconcile(sub) == 0
 
 
 async def test_a_replayed_message_is_the_same_message(sub: Subscription) -> None:
@@ -155,6 +153,5 @@ async def test_a_message_that_has_left_the_stream_meanwhile_is_passed_over(sub: 
             return await super().next(seq + 1 if seq == 1 else seq)
 
     reader = Gone(sub.nats, stream=sub.stream, durable="down", filter_subject=f"{sub.name}.event.>")
-    audit = ReconcileInbox(sub.context, SUBSCRIPTION, find(sub), reader, sub.pull(), sub.facts.append)
-    assert await audit.run() == 0
+    assert await sub.gaps(reader=reader).reconcile(find(sub)) == 0
     assert len(sub.facts) == facts  # its neighbour was not accepted in its place

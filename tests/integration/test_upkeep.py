@@ -19,10 +19,13 @@ import pytest
 
 from relay import jobs
 from relay.adapters import redis_clock
+from relay.adapters.jetstream.topology import ensure
 from relay.adapters.redis import RelayBroker, create_broker
 from relay.devstack import NatsServer, ValkeyServer
+from relay.domain.topology import RELAY_ADVISORIES
 from relay.jobs import HANDLE_QUEUE
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription, subscribed
+from tests.integration.giving_up import about, given_up
 
 pytestmark = pytest.mark.anyio
 
@@ -247,3 +250,13 @@ async def test_deliveries_that_went_down_with_a_worker_are_recovered(upkeep: Upk
     assert upkeep.enqueued() == [str(message_id)]
     await upkeep.sub.process(Handler()).process(message_id)
     await upkeep.sub.acked()
+
+
+async def test_messages_that_jetstream_gave_up_are_rescued(upkeep: Upkeep) -> None:
+    await ensure(upkeep.sub.js, [RELAY_ADVISORIES], [about(upkeep.sub)])
+    message_id = await upkeep.sub.send()
+    await given_up(upkeep.sub)
+    upkeep.run("recover_deliveries")
+    assert upkeep.enqueued() == []
+    upkeep.run("rescue_exhausted")
+    assert upkeep.enqueued() == [str(message_id)]

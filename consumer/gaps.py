@@ -1,0 +1,208 @@
+"""Gaps: places of a stream whose messages should be in the inbox and are not. Finds them and fills them.
+
+Nothing tells of all of them, so three jobs look:
+
+- `Gaps.recover` compares what JetStream holds open with the inbox. It finds within seconds what went down with a
+  worker (promise 8). JetStream would redeliver it after the ack wait, two minutes by the specification, and with
+  a small ``max_ack_pending`` a few such messages stall the subscription until then.
+- `Gaps.rescue` reads advisories about messages past ``max_deliver``. The server forgets these, and its
+  acknowledgement floor passes over them (docs/decisions/0015).
+- `Gaps.reconcile` compares what is acknowledged with the inbox, which may have lost rows in a failover.
+
+Each is safe to repeat and beside a live pull job, because the inbox takes a message once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+from uuid import UUID
+
+from consumer.order import WatchNumbers
+from consumer.pull import PullMessages
+from relay.commands.missing import HORIZON, FindMissing
+from relay.domain.errors import Outage
+from relay.domain.facts import DeliveriesRecovered, DeliveryExhausted, FactSink, InboxGapFilled
+from relay.domain.model import Finished, stand_in_id
+from relay.domain.watermark import Watermark
+from relay.ports import ConsumerState, Delivery, InboxRepository, JetStreamConsumer
+
+#: How long a delivery may take from JetStream to the inbox before it counts as lost.
+PATIENCE: Final = timedelta(seconds=2)
+#: How many sequences of an ordered subscription are compared at a time; the watermark follows.
+_STRETCH: Final = 50_000
+#: How many advisories are read at a time, and how long to wait for the first.
+_BATCH: Final = 100
+_WAIT: Final = timedelta(seconds=1)
+#: No stream has so many messages, and no column holds a larger number.
+_MANY: Final = 2**63
+
+
+class MessageReader(Protocol):
+    """Reads the messages of a consumer's stream by sequence. Both methods raise BrokerUnreachable."""
+
+    async def next(self, seq: int) -> Delivery | None:
+        """Return the consumer's first message at ``seq`` or after it."""
+
+    async def ids(self, first: int, last: int) -> Mapping[int, UUID | None]:
+        """Return the message ids of the consumer's messages by sequence; None if an id is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaps:
+    """The gaps of one subscription. The jobs raise BrokerUnreachable and DatabaseUnreachable.
+
+    ``watch``: set if the subscription is ordered. ``on_receipt``: a message in the inbox is acknowledged,
+    finished or not (``settle = "inbox"``).
+    """
+
+    context: str
+    subscription: str
+    stream: str
+    inbox: InboxRepository
+    consumer: JetStreamConsumer
+    reader: MessageReader
+    pull: PullMessages
+    facts: FactSink
+    watch: WatchNumbers | None = None
+    on_receipt: bool = False
+
+    async def take_up(self, seqs: Sequence[int], settled: int = 0) -> int:
+        """Put the consumer's own messages among ``seqs``, in order, into the inbox as a pull would.
+
+        Returns how many were new to it. Other sequences belong to other filters, or have left the stream. Of
+        what JetStream has ``settled``, only recent messages are read: the inbox need not keep older rows.
+        """
+        new, wanted, cursor = 0, set(seqs), 0
+        for seq in seqs:
+            if seq < cursor:
+                continue
+            delivery = await self.reader.next(seq)
+            if delivery is None or delivery.stream_seq > seqs[-1]:
+                break
+            cursor = delivery.stream_seq + 1
+            if delivery.stream_seq in wanted and (delivery.stream_seq > settled or _is_recent(delivery)):
+                new += await self.pull.accept([delivery])
+        return new
+
+    async def recover(self) -> int:
+        """Compare what JetStream holds open with the inbox once; returns how many messages were recovered.
+
+        A message that is missing at first gets two seconds to arrive. Finished messages are acknowledged again.
+        In an ordered subscription the watermark moves forward.
+        """
+        before, mark = (await self.consumer.state(), None) if self.watch is None else await self.watch.look()
+        if before.pending == 0 and _has_arrived(before, mark):
+            return 0
+        after, upto = _range(before, mark)
+        suspects = await self._missing(after, upto)
+        if not suspects:
+            await self._compared(before, upto)
+            if before.pending == 0:
+                return 0
+        await asyncio.sleep(PATIENCE.total_seconds())
+        now, recovered = await self.consumer.state(), 0
+        if suspects:
+            after = max(after, now.floor) if mark is None else after
+            recovered = await self.take_up(await self._missing(after, upto), before.floor)
+            await self._compared(before, upto)
+        if now.pending:
+            recovered += await self._acknowledge_again(now.floor, before.delivered)
+        if recovered:
+            self.facts(DeliveriesRecovered(context=self.context, subscription=self.subscription, count=recovered))
+        return recovered
+
+    async def rescue(self, advisories: JetStreamConsumer) -> int:
+        """Put the messages that waiting advisories name into the inbox; returns how many were new to it.
+
+        An advisory is acknowledged only after its message is in the inbox. There the row's own attempts decide.
+        In an outage it is given back at once, for the next run.
+        """
+        new, full = 0, True
+        while full:
+            batch = [*await advisories.fetch(_BATCH, _WAIT), *await advisories.finish()]
+            full = len(batch) >= _BATCH
+            named = {advisory.reply: seq for advisory in batch if (seq := _named(advisory)) is not None}
+            try:
+                new += await self.take_up(sorted(set(named.values())))
+            except Outage:
+                await advisories.nak([*named], timedelta())
+                raise
+            await advisories.ack([*named])
+            await advisories.terminate([it.reply for it in batch if it.reply not in named], "names no message")
+            for seq in named.values():
+                self.facts(DeliveryExhausted(context=self.context, subscription=self.subscription, stream_seq=seq))
+        return new
+
+    async def reconcile(self, find: FindMissing, turn: int | None = None) -> int:
+        """Compare one turn's share of what is acknowledged, or everything; returns how many were inserted."""
+        count = await self.take_up((await find.run(turn)).missing)
+        if count:
+            self.facts(InboxGapFilled(context=self.context, subscription=self.subscription, count=count))
+        return count
+
+    async def _missing(self, after: int, upto: int) -> Sequence[int]:
+        return await self.inbox.missing(self.subscription, self.stream, after, upto) if after < upto else []
+
+    async def _compared(self, state: ConsumerState, upto: int) -> None:
+        if self.watch is not None:
+            await self.watch.compared(state, upto)
+
+    async def _acknowledge_again(self, after: int, upto: int) -> int:
+        """Acknowledge finished messages; returns how many new messages were found at their sequences instead.
+
+        A stream that lost its end assigns the same sequences again.
+        """
+        finished = await self.inbox.finished(
+            self.subscription, self.stream, after, upto, on_receipt=self.on_receipt
+        )
+        if not finished:
+            return 0
+        there = await self.reader.ids(finished[0].stream_seq, finished[-1].stream_seq)
+        gone = [it for it in finished if _is_replaced(it, self.stream, there)]
+        await self.consumer.ack([it.reply for it in finished if it not in gone])
+        return await self.take_up([it.stream_seq for it in gone])
+
+
+def _has_arrived(state: ConsumerState, mark: Watermark | None) -> bool:
+    """Tell whether the inbox holds all that is not pending. Unknown without order: rescue finds the rest.
+
+    The floor does not tell, because it passes over messages past ``max_deliver``.
+    """
+    return mark is None or (mark.consumer_seq is not None and mark.consumer_seq >= state.consumer_seq)
+
+
+def _range(state: ConsumerState, mark: Watermark | None) -> tuple[int, int]:
+    """Return the range to compare. With order it starts at the watermark and is at most one stretch long.
+
+    A watermark that is a stretch behind the floor is older than the order. Then the floor counts.
+    """
+    if mark is None:
+        return state.floor, state.delivered
+    after = mark.stream_seq if state.floor - mark.stream_seq <= _STRETCH else state.floor
+    return after, max(after, min(state.delivered, after + _STRETCH))
+
+
+def _is_recent(delivery: Delivery) -> bool:
+    return delivery.stored_at is not None and delivery.stored_at > datetime.now(UTC) - HORIZON
+
+
+def _is_replaced(message: Finished, stream: str, there: Mapping[int, UUID | None]) -> bool:
+    """Tell whether another message has its sequence now. Unknown for a message with only a stand-in id."""
+    known = (message.message_id, stand_in_id(stream, message.stream_seq))
+    return (
+        message.stream_seq in there and there[message.stream_seq] not in known and message.message_id != known[1]
+    )
+
+
+def _named(advisory: Delivery) -> int | None:
+    """Return the sequence that an advisory names; None if the server did not write the advisory."""
+    try:
+        seq = json.loads(advisory.body)["stream_seq"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return seq if type(seq) is int and 0 < seq < _MANY else None
