@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC
 from functools import partial
 from typing import Final
 from uuid import uuid4
@@ -81,7 +82,7 @@ async def run(settings: Settings, crons: dict[str, list[Cron]], listeners: Seque
     for listener in listeners:
         application.facts.listen(listener)
     await application.start()
-    clock = AsyncIOScheduler(timezone="UTC")
+    clock = AsyncIOScheduler(timezone=UTC)
     clock.start()
     leaders = list(_leaders(application, broker, clock, crons))
     keepers = [asyncio.create_task(leader.run()) for leader in leaders]
@@ -110,7 +111,7 @@ def _leaders(
         tick = CronTick(name, crons[name], store, parts.schedule, partial(send.runs, name), application.facts)
         table = [*ticks(application, broker, name)]
         if tick.jobs:
-            table.append(Tick(f"crons:{name}", EVERY, tick.tick))
+            table.append(Tick(f"crons:{name}", EVERY, tick.tick, tick.forget))
         lease = Lease(store, application.settings.scheduler_lease)
         yield Leader(name, table, tick, lease, parts.schedule, clock, application.facts, rest=parts.wakeup.close)
 

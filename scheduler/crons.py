@@ -7,13 +7,13 @@ prevents that it is opened twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
-from uuid import UUID
+from typing import Final
 
 from uuid_utils.compat import uuid7
 
+from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.cron import Cron
 from relay.domain.facts import FactSink, ScheduledRunMissed
 from relay.domain.schedule import Due, RunState, WaitingRun, due
@@ -24,23 +24,6 @@ EVERY: Final = timedelta(milliseconds=500)
 _SWEEP: Final = 2.0
 
 
-class RunOpener(Protocol):
-    """Opens runs as the leader. Raises DatabaseUnreachable."""
-
-    async def open(self, job: str, due: Due, correlation_id: UUID) -> RunState | None:
-        """Open a run; returns None when it is open already, or when another process leads."""
-
-
-class RunTable(Protocol):
-    """The runs of a context. Both methods raise DatabaseUnreachable."""
-
-    async def last_fired(self, jobs: Iterable[str]) -> Mapping[str, datetime]:
-        """Return when each job last fired: since then it may be due."""
-
-    async def waiting(self) -> Sequence[WaitingRun]:
-        """Return the runs to enqueue for a worker."""
-
-
 class CronTick:
     """Opens the runs that are due and enqueues those that wait. It may run twice or be missed without harm."""
 
@@ -48,8 +31,8 @@ class CronTick:
         self,
         context: str,
         jobs: Sequence[Cron],
-        lead: RunOpener,
-        runs: RunTable,
+        lead: PostgresLease,
+        runs: PostgresSchedule,
         send: Callable[[Sequence[WaitingRun]], Awaitable[None]],
         facts: FactSink,
     ) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from relay.adapters.postgres.wakeup import Wakeup
+from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import FactSink, OutageSeen
 
 #: The time limit of a tick, in seconds.
@@ -16,19 +18,29 @@ _LOOK_AGAIN: Final = 0.01
 
 
 class Hints:
-    """Polls after each hint. Hints that arrive during a poll share the next poll.
+    """Polls at each tick, and at once after each hint. Hints that arrive during a poll share the next poll.
 
     ``poll`` returns whether something is due but left to an outstanding job. That job may be about to end and may
-    have looked before the new rows came. So the poll is repeated, until about the time of the next tick.
+    have looked before the new rows came. So after a hint the poll is repeated, until about the next tick.
     """
 
-    def __init__(self, context: str, poll: Callable[[], Awaitable[bool]], facts: FactSink) -> None:
-        self._context, self._poll, self._facts = context, poll, facts
+    def __init__(
+        self, context: str, wakeup: Wakeup, kind: str, poll: Callable[[], Awaitable[bool]], facts: FactSink
+    ) -> None:
+        self._context, self._wakeup, self._kind, self._poll, self._facts = context, wakeup, kind, poll, facts
+        #: How many hints came since the last tick.
+        self.count = 0
         self._hinted = False
         self._hearing: asyncio.Task[None] | None = None
 
-    def __call__(self) -> None:
-        """Take a hint; call it in the event loop."""
+    async def tick(self) -> None:
+        """Poll once, and listen for hints from now on. Raises DatabaseUnreachable."""
+        self._wakeup.listen(self._kind, self._hint)
+        await self._poll()
+        self.count = 0
+
+    def _hint(self) -> None:
+        self.count += 1
         self._hinted = True
         if self._hearing is None or self._hearing.done():
             self._hearing = asyncio.get_running_loop().create_task(self._answer())
@@ -46,7 +58,12 @@ class Hints:
         try:
             async with asyncio.timeout(TICK_LIMIT):
                 return await self._poll()
-        except TimeoutError:
-            error = f"no answer within {TICK_LIMIT:g} s"
-            self._facts(OutageSeen(context=self._context, server="postgresql", error=error))
+        except (DatabaseUnreachable, TimeoutError) as error:
+            self._facts(outage(self._context, error))
             return False
+
+
+def outage(context: str, error: DatabaseUnreachable | TimeoutError) -> OutageSeen:
+    """Return the fact that the database of a context is unreachable or silent."""
+    text = f"no answer within {TICK_LIMIT:g} s" if isinstance(error, TimeoutError) else error.message
+    return OutageSeen(context=context, server="postgresql", error=text)

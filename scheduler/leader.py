@@ -6,39 +6,28 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from apscheduler.job import Job
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.cancellation import is_cancelled
 from relay.domain.errors import DatabaseUnreachable, RelayError
-from relay.domain.facts import FactSink, LeadLost, LeadTaken, OutageSeen
+from relay.domain.facts import FactSink, LeadLost, LeadTaken
 from relay.domain.schedule import JobRecord
-from scheduler.beat import Beat
 from scheduler.crons import CronTick
-from scheduler.hints import TICK_LIMIT
+from scheduler.hints import TICK_LIMIT, outage
 from scheduler.lease import Lease
 from scheduler.ticks import Tick
 
 #: How often the runs of jobs are recorded, in turns of the lease.
 _TELL: Final = 4
-#: Jobs more frequent than this use a `Beat`, without the bookkeeping of the scheduler library.
-_FREQUENT: Final = timedelta(seconds=1)
 
 _log = logging.getLogger("relay.scheduler")
-
-
-class JobTable(Protocol):
-    """What is scheduled, for operators. Both methods raise DatabaseUnreachable."""
-
-    async def record(self, jobs: Sequence[JobRecord], *, all_of_them: bool = False) -> None:
-        """Record jobs."""
-
-    async def answer(self, job: str, requested_at: datetime) -> None:
-        """Mark an operator's request as done."""
 
 
 class Leader:
@@ -54,7 +43,7 @@ class Leader:
         ticks: Sequence[Tick],
         crons: CronTick,
         lease: Lease,
-        table: JobTable,
+        table: PostgresSchedule,
         clock: AsyncIOScheduler,
         facts: FactSink,
         rest: Callable[[], Awaitable[None]],
@@ -65,7 +54,8 @@ class Leader:
         self._turns = 0
         self._told: str | None = None
         self._last: dict[str, tuple[datetime, str | None]] = {}
-        self._beats: dict[str, Beat] = {}
+        self._jobs: dict[str, Job] = {}
+        self._seen = datetime.now(UTC)
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -86,6 +76,7 @@ class Leader:
                     await self._lease.release()
 
     async def _turn(self) -> None:
+        self._look_at_the_clock()
         try:
             async with asyncio.timeout(TICK_LIMIT):
                 lead = await self._lease.take()
@@ -106,7 +97,6 @@ class Leader:
         if not self._leads:
             await self._table.record(self._records(), all_of_them=True)
             self._last.clear()
-            self._crons.forget()
             for tick in self._ticks.values():
                 if tick.on_lead:
                     tick.on_lead()
@@ -136,15 +126,15 @@ class Leader:
 
     def _schedule(self) -> None:
         # A late tick runs at once and replaces all missed ones. No second tick starts while one hangs.
+        # The full second is past, so the first ticks come at once. From then on the ticks of all contexts are due
+        # together. So they share APScheduler's wake-ups, which are most of what it costs.
+        start = datetime.now(UTC).replace(microsecond=0)
         for tick in self._ticks.values():
-            if tick.every < _FREQUENT and not tick.clocked:
-                self._beats[tick.name] = Beat(tick.every, partial(self._scheduled, tick))
-                continue
-            self._clock.add_job(
+            self._jobs[tick.name] = self._clock.add_job(
                 partial(self._scheduled, tick),
-                IntervalTrigger(seconds=tick.every.total_seconds()),
+                IntervalTrigger(seconds=tick.every.total_seconds(), timezone=UTC),
                 id=tick.name,
-                next_run_time=datetime.now(UTC),
+                next_run_time=start,
                 misfire_grace_time=None,
                 coalesce=True,
                 max_instances=1,
@@ -152,12 +142,15 @@ class Leader:
             )
 
     def _unschedule(self) -> None:
-        for beat in self._beats.values():
-            beat.stop()
-        self._beats.clear()
-        for name in self._ticks:
-            if self._clock.get_job(name):
-                self._clock.remove_job(name)
+        for job in self._jobs.values():
+            job.remove()
+        self._jobs.clear()
+
+    def _look_at_the_clock(self) -> None:
+        """Schedule anew if the machine's clock was set back. APScheduler would wait until it is as late again."""
+        before, self._seen = self._seen, datetime.now(UTC)
+        if self._leads and self._seen < before:
+            self._schedule()
 
     async def _scheduled(self, tick: Tick) -> None:
         if task := asyncio.current_task():
@@ -176,9 +169,9 @@ class Leader:
         except TimeoutError:
             error = f"gave up after {TICK_LIMIT:g} s"
             _log.warning("tick %s %s", tick.name, error)
-        except DatabaseUnreachable as outage:
-            error = str(outage)
-            self._say(outage)
+        except DatabaseUnreachable as unreachable:
+            error = str(unreachable)
+            self._say(unreachable)
         except Exception as fault:
             error = f"{type(fault).__name__}: {fault}"
             _log.exception("tick %s failed", tick.name)
@@ -189,8 +182,7 @@ class Leader:
     def _say(self, error: RelayError | TimeoutError) -> None:
         """Report an outage every time; report any other error once, for example a database without our tables."""
         if isinstance(error, DatabaseUnreachable | TimeoutError):
-            text = f"no answer within {TICK_LIMIT:g} s" if isinstance(error, TimeoutError) else error.message
-            self._facts(OutageSeen(context=self._context, server="postgresql", error=text))
+            self._facts(outage(self._context, error))
         elif self._told != str(error):
             self._told = str(error)
             _log.warning("context %s has no leader: %s", self._context, error)
@@ -208,6 +200,6 @@ class Leader:
 
     def _record(self, tick: Tick) -> JobRecord:
         last, error = self._last.get(tick.name, (None, None))
-        scheduled, beat = self._clock.get_job(tick.name), self._beats.get(tick.name)
-        following = beat.next_at if beat else scheduled.next_run_time if scheduled else None
+        job = self._jobs.get(tick.name)
+        following = job.next_run_time if job else None
         return JobRecord(tick.name, f"every {tick.every.total_seconds():g} s", last, following, error)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
+from relay.adapters.postgres.schedule import PostgresLease
 from relay.domain.schedule import Lead
 
 #: How many renewals fit into a lease. Two attempts may fail, and the lease is still kept.
@@ -20,23 +21,13 @@ _LOOK: Final = 1.5
 _AFTER: Final = 0.05
 
 
-class LeaseStore(Protocol):
-    """The lease's row. Both methods raise DatabaseUnreachable and SchemaMissing."""
-
-    async def take(self, ttl: timedelta) -> Lead:
-        """Take the lead or keep it for ``ttl``; returns who has it."""
-
-    async def release(self) -> None:
-        """Give up the lead at once, if it is ours."""
-
-
 class Lease:
     """Knows whether this process leads. ``held`` ends no later than the lease in the database.
 
     After a long pause of the process ``held`` is false at once, without a query.
     """
 
-    def __init__(self, store: LeaseStore, ttl: timedelta) -> None:
+    def __init__(self, store: PostgresLease, ttl: timedelta) -> None:
         self._store = store
         self._ttl = ttl
         self._until = 0.0
@@ -61,6 +52,6 @@ class Lease:
         return lead
 
     async def release(self) -> None:
-        """Let another scheduler lead from now on."""
+        """Let another scheduler lead from now on. Raises DatabaseUnreachable and SchemaMissing."""
         self._until = 0.0
         await self._store.release()

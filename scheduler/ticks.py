@@ -17,7 +17,7 @@ from typing import Final
 from relay import jobs
 from relay.adapters.gate import Gates
 from relay.adapters.postgres.reads import PostgresBacklogReader
-from relay.adapters.postgres.wakeup import EVENTS, Due
+from relay.adapters.postgres.wakeup import EVENTS, TASKS, Due
 from relay.adapters.redis import RelayBroker
 from relay.bootstrap import Application
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
@@ -28,9 +28,9 @@ from relay.domain.schedule import WaitingRun
 from relay.jobs import Duty
 from relay.queries import BacklogsSampled
 from scheduler.hints import Hints
-from scheduler.task_ticks import task_ticks
 
 _PULL: Final = timedelta(milliseconds=500)
+_DELIVER: Final = timedelta(milliseconds=250)
 _SWEEP: Final = timedelta(seconds=1)
 _RECOVER: Final = timedelta(seconds=3)
 _RESCUE: Final = timedelta(seconds=10)
@@ -46,21 +46,21 @@ _MANY: Final = 100
 _MANY_HINTS: Final = 20
 #: How long the outbox then stays awake, in seconds.
 _AWAKE: Final = 1.0
+#: The module whose actors run background tasks. A fleet without it uses `python -m tasks` or has no tasks.
+_TASKS: Final = "tasks.actors"
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
     """One row of the table: what runs, how often, under which name.
 
-    ``on_lead`` is called when this process takes the lead. ``clocked``: always use APScheduler's clock, even for
-    a frequent tick, because everything depends on this one.
+    ``on_lead`` is called when this process takes the lead.
     """
 
     name: str
     every: timedelta
     tick: Callable[[], Awaitable[object]]
     on_lead: Callable[[], None] | None = None
-    clocked: bool = False
 
 
 def ticks(application: Application, broker: RelayBroker, context: str) -> Iterator[Tick]:
@@ -77,9 +77,9 @@ def _frequent(application: Application, send: Sender, context: str) -> Iterator[
     """Yield the frequent ticks: if a job is lost, the next one follows soon."""
     settings = application.context(context).settings
     publish = PublishTick(application, context, send)
-    yield Tick(f"publish:{context}", settings.publish.poll_interval, publish.tick, publish.take_over, clocked=True)
-    for row in task_ticks(application, send.job, context):
-        yield Tick(*row)
+    yield Tick(f"publish:{context}", settings.publish.poll_interval, publish.tick, publish.take_over)
+    if _TASKS in application.settings.actor_modules:
+        yield from _tasks(application, send, context)
     if application.settings.metrics.scheduler is not None:
         sample = partial(_sample, application, context)
         yield Tick(f"metrics:{context}", application.settings.metrics.interval, sample)
@@ -88,8 +88,18 @@ def _frequent(application: Application, send: Sender, context: str) -> Iterator[
         yield Tick(record.key, _RECORD, partial(send.job, record))
     for name in settings.subscriptions:
         pull, sweep = jobs.PULL.of(context, name), jobs.SWEEP_INBOX.of(context, name)
+        left_open = partial(application.context(context).wakeup.inbox_open, name)
         yield Tick(pull.key, _PULL, partial(send.job, pull))
-        yield Tick(sweep.key, _SWEEP, partial(_sweep, application, send, sweep, name))
+        yield Tick(sweep.key, _SWEEP, partial(send.job_if, left_open, sweep))
+
+
+def _tasks(application: Application, send: Sender, context: str) -> Iterator[Tick]:
+    """Yield the ticks of background tasks: deliver due ones to Redis, and again those that Redis lost."""
+    wakeup = application.context(context).wakeup
+    deliver, sweep = jobs.DELIVER_TASKS.of(context), jobs.SWEEP_TASKS.of(context)
+    poll = partial(send.job_if, wakeup.tasks_due, deliver)
+    yield Tick(deliver.key, _DELIVER, Hints(context, wakeup, TASKS, poll, application.facts).tick)
+    yield Tick(sweep.key, _SWEEP, partial(send.job_if, wakeup.tasks_overdue, sweep))
 
 
 def _seldom(application: Application, send: Sender, context: str) -> Iterator[Tick]:
@@ -125,12 +135,6 @@ async def _sample(application: Application, context: str) -> None:
     application.facts(BacklogsSampled(context=context, backlogs=backlogs))
 
 
-async def _sweep(application: Application, send: Sender, duty: Duty, subscription: str) -> None:
-    """Send a sweep if the inbox holds anything that it could find. Raises DatabaseUnreachable."""
-    if await application.context(duty.context).wakeup.inbox_open(subscription):
-        await send.job(duty)
-
-
 class Sender:
     """Enqueues jobs. An outage of Redis is reported, not raised; a later tick tries again."""
 
@@ -154,6 +158,13 @@ class Sender:
             self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.message))
             return False
         return token is not None
+
+    async def job_if(self, needed: Callable[[], Awaitable[bool]], duty: Duty) -> bool:
+        """Enqueue a job if it is needed; returns whether that is left to an outstanding job.
+
+        So an idle context costs one query, and workers nothing. Raises DatabaseUnreachable.
+        """
+        return await needed() and not await self.job(duty)
 
     async def runs(self, context: str, runs: Sequence[WaitingRun]) -> None:
         """Enqueue runs of cron jobs. They need no gates, because each run has a row."""
@@ -179,23 +190,19 @@ class PublishTick:
 
     def __init__(self, application: Application, context: str, send: Sender) -> None:
         self._parts = application.context(context)
-        self._facts = application.facts
         self._send = send
-        self._hints = Hints(context, self._poll, application.facts)
-        self._hinted = 0
+        self._hints = Hints(context, self._parts.wakeup, EVENTS, self._poll, application.facts)
         self._awake_until = 0.0
         self._lost = False
         self._running = asyncio.Lock()
 
+    async def tick(self) -> None:
+        """Poll once. Raises DatabaseUnreachable."""
+        await self._hints.tick()
+
     def take_over(self) -> None:
         """Force the next jobs: a job that the former leader enqueued may sit in a long back-off."""
         self._lost = True
-
-    async def tick(self) -> None:
-        """Poll once. An outage raises nothing, because the next tick polls again."""
-        self._parts.wakeup.listen(EVENTS, self._hint)
-        await self._poll()
-        self._hinted = 0
 
     async def _poll(self) -> bool:
         """Send jobs if anything is due; returns whether it is left to outstanding jobs."""
@@ -203,12 +210,8 @@ class PublishTick:
             try:
                 due = await self._parts.wakeup.due(_MANY)
                 await self._parts.wakeup.set_sleeping(self._may_sleep(due))
-            except DatabaseUnreachable as error:
-                self._lost = True
-                self._facts(OutageSeen(context=self._parts.name, server="postgresql", error=error.message))
-                return False
-            except asyncio.CancelledError:
-                # The tick timed out: a silent database counts as an outage too.
+            except (DatabaseUnreachable, asyncio.CancelledError):
+                # When the tick times out, it is cancelled: a silent database counts as an outage too.
                 self._lost = True
                 raise
             return due.count > 0 and not await self._publish(due)
@@ -216,7 +219,7 @@ class PublishTick:
     def _may_sleep(self, due: Due) -> bool:
         """Tell whether the outbox may sleep. Many events or hints at once keep it awake for a second."""
         now = asyncio.get_running_loop().time()
-        if due.count >= _MANY or self._hinted > _MANY_HINTS:
+        if due.count >= _MANY or self._hints.count > _MANY_HINTS:
             self._awake_until = now + _AWAKE
         return now >= self._awake_until
 
@@ -231,7 +234,3 @@ class PublishTick:
             *(self._send.job(jobs.PUBLISH.of(name, shard), force=force) for shard in shards)
         )
         return all(sent)
-
-    def _hint(self) -> None:
-        self._hinted += 1
-        self._hints()

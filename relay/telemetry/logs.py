@@ -105,8 +105,10 @@ def configure(level: str, log_format: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # These libraries log much at INFO, such as every retry and every job. The facts say the same with ids.
-    for noisy in ("apscheduler", "dramatiq", "psycopg.pool", "nats"):
+    for noisy in ("dramatiq", "psycopg.pool", "nats"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    # It warns whenever it leaves a tick out because the one before still runs, many times a second in an outage.
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

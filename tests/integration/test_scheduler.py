@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 import redis
 
 from relay.adapters import gate as gate_module
+from relay.adapters.postgres import wakeup as wakeup_module
 from relay.devstack import PostgresServer, ValkeyServer
+from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import OutageSeen
 from scheduler import hints as hints_module
 from scheduler import ticks as ticks_module
@@ -135,6 +138,8 @@ async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next hint would come in an hour, and the tick waits for the poll that is under way."""
+    # On a busy machine the question would be left out for a while.
+    monkeypatch.setattr(wakeup_module, "_SLOW", 60.0)
     await scheduler.tick()
     await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
     monkeypatch.setattr(hints_module, "TICK_LIMIT", 0.3)
@@ -174,12 +179,13 @@ async def test_after_an_outage_of_the_database_the_outstanding_jobs_are_replaced
         for shard, token in before.items():
             await scheduler.application.gates.back_off(f"publish:sea:{shard}", token)
         await asyncio.to_thread(own_postgres.stop, "immediate")
-        await scheduler.tick()
-        assert {fact.server for fact in scheduler.facts if isinstance(fact, OutageSeen)} == {"postgresql"}
+        with pytest.raises(DatabaseUnreachable):
+            await scheduler.tick()
         await asyncio.to_thread(own_postgres.start)
 
         async def replaced() -> bool:
-            await scheduler.tick()
+            with suppress(DatabaseUnreachable):
+                await scheduler.tick()
             return len(scheduler.sent()) > 2
 
         await eventually("the jobs are sent again", replaced)

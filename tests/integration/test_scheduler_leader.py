@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from apscheduler.events import EVENT_JOB_MAX_INSTANCES, JobSubmissionEvent
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from relay.adapters.postgres.pool import Pool, create_pool
@@ -19,6 +20,7 @@ from relay.bus import CommandBus
 from relay.commands.operate import Operator
 from relay.cron import Cron
 from relay.cron.expression import Expression
+from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import Fact, LeadLost, LeadTaken, OutageSeen
 from relay.domain.schedule import WaitingRun
 from scheduler.crons import CronTick
@@ -47,15 +49,17 @@ class One:
         self.taken_over = self.rested = 0
         self.sent: list[WaitingRun] = []
         self.broken: Exception | None = None
+        self.hang: asyncio.Event | None = None
+        self.hanging = 0
         store = PostgresLease(pooled(self.pool), uuid4(), name)
         self.lease = Lease(store, ttl)
         self.schedule = PostgresSchedule(pooled(self.pool))
-        self.clock = AsyncIOScheduler(timezone="UTC")
+        self.clock = AsyncIOScheduler(timezone=UTC)
         self.crons = CronTick("sea", crons, store, self.schedule, self.send, self.facts.append)
         jobs = [
             Tick("often", OFTEN, self.tick("often"), self.take_over),
             Tick("hourly", HOURLY, self.tick("hourly")),
-            Tick("crons", OFTEN, self.crons.tick),
+            Tick("crons", OFTEN, self.crons.tick, self.crons.forget),
         ]
         self.leader = Leader(
             "sea", jobs, self.crons, self.lease, self.schedule, self.clock, self.facts.append, self.rest
@@ -64,6 +68,12 @@ class One:
     def tick(self, name: str) -> Any:
         async def run() -> None:
             self.ticks[name] += 1
+            if self.hang and name == "often":
+                self.hanging += 1
+                try:
+                    await self.hang.wait()
+                finally:
+                    self.hanging -= 1
             if self.broken:
                 raise self.broken
 
@@ -180,6 +190,58 @@ async def test_a_tick_that_raises_is_told_and_comes_again(database_url: str) -> 
         await eventually("it went well", lambda: one.ticks["often"] > before + 1)
         await one.leader._tell()
         assert query(database_url, "SELECT error FROM scheduled_jobs WHERE name = 'often'") == [{"error": None}]
+
+
+async def test_a_tick_whose_database_is_away_tells_of_the_outage(database_url: str) -> None:
+    async with leading(database_url) as one:
+        one.broken = DatabaseUnreachable("gone")
+        told = OutageSeen(context="sea", server="postgresql", error="gone")
+        await eventually("it says so", lambda: told in one.facts)
+
+
+async def test_no_second_tick_starts_while_one_hangs(database_url: str) -> None:
+    async with leading(database_url) as one:
+        go_on = one.hang = asyncio.Event()
+        await eventually("one hangs", lambda: one.hanging == 1)
+        skipped: list[JobSubmissionEvent] = []
+        one.clock.add_listener(skipped.append, EVENT_JOB_MAX_INSTANCES)
+        await eventually("others were due", lambda: len(skipped) > 3)
+        assert one.hanging <= 1
+        one.hang = None
+        before = one.ticks["often"]
+        go_on.set()
+        await eventually("it goes on", lambda: one.ticks["often"] > before + 1)
+
+
+# --- the clock ---
+
+
+async def test_all_ticks_fall_on_the_same_instants(database_url: str) -> None:
+    """However far apart the contexts took their leads. Every wake-up costs more than a tick."""
+    async with leading(database_url) as one:
+        await eventually("it leads", lambda: one.ticks["hourly"] == 1)
+        assert {job.id: job.next_run_time.microsecond % 50_000 for job in one.clock.get_jobs()} == {
+            "often": 0,
+            "hourly": 0,
+            "crons": 0,
+        }
+
+
+async def test_ticks_go_on_when_the_clock_of_the_machine_is_set_back(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leading(database_url) as one:
+        await eventually("it leads", lambda: one.ticks["often"] > 3)
+
+        class Back(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) - HOURLY
+
+        monkeypatch.setattr("apscheduler.schedulers.base.datetime", Back)
+        monkeypatch.setattr("scheduler.leader.datetime", Back)
+        before = one.ticks["often"]
+        await eventually("it ticks by the new time", lambda: one.ticks["often"] > before + 3)
 
 
 # --- what operators see and ask for ---

@@ -72,6 +72,12 @@ def test_a_line_carries_both_ids(stream: io.StringIO, kind: type[Fact]) -> None:
     )
 
 
+def test_a_tick_that_is_left_out_while_one_hangs_is_no_line(stream: io.StringIO) -> None:
+    """The scheduler says once that the one that hangs gave up."""
+    logging.getLogger("apscheduler.scheduler").warning('Execution of job "publish:sea" skipped')
+    assert stream.getvalue() == ""
+
+
 def test_the_ids_of_the_fact_win_over_those_of_the_code_that_states_it(stream: io.StringIO) -> None:
     with RequestContext(correlation_id=uuid4(), causation_id=uuid4()).use():
         LogFacts()(told(MessageRetried, correlation_id=CORRELATION, causation_id=CAUSATION))
