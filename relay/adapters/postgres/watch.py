@@ -16,6 +16,7 @@ from psycopg.errors import QueryCanceled, error_from_result
 from psycopg.pq import ExecStatus
 
 from relay.adapters.postgres.pool import CONNECTION, Connection, reached
+from relay.adapters.postgres.source import migrated
 from relay.adapters.postgres.sql import statement
 
 #: Rows as the server writes them, in text.
@@ -48,8 +49,8 @@ class Watch:
         self._cancelled: QueryCanceled | None = None
 
     async def ask(self, question: str, parameters: Mapping[str, Any] | None = None) -> Rows:
-        """Return the rows of a statement in ``sql/``. Raises DatabaseUnreachable."""
-        with reached():
+        """Return the rows of a statement in ``sql/``. Raises DatabaseUnreachable and SchemaMissing."""
+        with reached(), migrated():
             if self._conn is None:
                 await self._connected()
             async with self._lock:
