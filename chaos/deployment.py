@@ -25,8 +25,9 @@ CONSUMING: Final = "sea"
 CASES: Final = "cases"
 DATABASES: Final = (PRODUCING, CONSUMING, CASES)
 STREAM: Final = "SHOP_EVENTS"
-#: The oldest database revision that the workers of this release support: a run may begin there. Then its producers
-#: write in raw SQL until the upgrade, because `Outbox.add` needs the newest revision.
+#: The oldest database revision that the workers of this release support, once it has the functions of 0015, which
+#: `tables.prepare` adds: a run may begin there. Then its producers write in raw SQL until the upgrade, because
+#: `Outbox.add` needs the newest revision.
 OLDER: Final = "0013_reopened"
 #: The archive of both, beside the configuration.
 COLD: Final = "cold"

@@ -283,6 +283,20 @@ TRIGGERS = {
     " EXECUTE FUNCTION relay_wake_publisher()",
 }
 
+RULES = {
+    "relay_lane_of_hash": "(hash & 63)",
+    "relay_lane": "CASE WHEN (partition_key = ''::text) THEN '-1'::integer"
+    " ELSE relay_lane_of_hash(hashtext(partition_key)) END",
+    "relay_publisher_locks": "1785882987",
+    "relay_key_locks": "1785882988",
+    "relay_lane_locks": "1785882989",
+    "relay_concurrency_locks": "1785882990",
+    "relay_archive_locks": "1785882991",
+    "relay_holds_back": "(((generation = 0) OR (later_generation > 0))"
+    " AND ((dead_at IS NULL) OR dead_head_blocks))",
+    "relay_exhausted": "((dead_letter_reason IS NULL) AND (attempts >= max_attempts))",
+}
+
 # --- reading the catalogue ---
 
 TASK_OUTBOX = (
@@ -327,6 +341,12 @@ _TRIGGERS = """
     WHERE tgrelid = %s::regclass AND NOT tgisinternal ORDER BY tgname
 """
 _FUNCTIONS = "SELECT proname, pg_get_functiondef(oid) FROM pg_proc WHERE proname LIKE 'relay%' ORDER BY proname"
+_RULES = """
+    SELECT proname, pg_get_function_sqlbody(pg_proc.oid), provolatile::text || proparallel::text,
+           prosecdef OR proisstrict OR proconfig IS NOT NULL
+    FROM pg_proc JOIN pg_language ON pg_language.oid = prolang
+    WHERE lanname = 'sql' AND pronamespace = 'public'::regnamespace
+"""
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename"
 _WAITING = """
     SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
@@ -354,6 +374,11 @@ def storage(conn: Connection, table: str) -> dict[str, str]:
 
 def triggers(conn: Connection, table: str) -> dict[str, str]:
     return dict(conn.execute(_TRIGGERS, [table]).fetchall())
+
+
+def rules(conn: Connection) -> dict[str, tuple[str, str, bool]]:
+    """The functions in SQL: text, volatility and safety in parallel, and whether they cannot be inlined."""
+    return {name: (text, kind, called) for name, text, kind, called in conn.execute(_RULES)}
 
 
 def tables(conn: Connection) -> list[str]:

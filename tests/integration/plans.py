@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from relay.adapters.postgres.sql import statement
 
 Connection = psycopg.Connection[Any]
 Node = dict[str, Any]
+_EXPLAIN = "EXPLAIN (ANALYZE, VERBOSE, FORMAT JSON)"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a statement was carried out. ``root`` is the tree of EXPLAIN (ANALYZE, FORMAT JSON)."""
+    """How a statement was carried out. ``root`` is the tree of EXPLAIN (ANALYZE, VERBOSE, FORMAT JSON)."""
 
     root: Node
 
@@ -44,6 +46,10 @@ class Plan:
         """The indexes that were read."""
         return {node["Index Name"] for node in _nodes(self.root) if "Index Name" in node and _ran(node)}
 
+    def calls(self) -> set[str]:
+        """Our functions that are called. The planner puts the text of a rule in the place of its call."""
+        return set(re.findall(r"\brelay_\w+(?=\()", json.dumps(self.root)))
+
     def read_whole(self) -> set[str]:
         """The tables that were read from end to end."""
         return {
@@ -63,7 +69,7 @@ def explain(
         if after is not None:
             conn.execute(statement(after))
         if not generic:
-            cursor = conn.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement(name)}".encode(), parameters)
+            cursor = conn.execute(f"{_EXPLAIN} {statement(name)}".encode(), parameters)
         else:
             cursor = _explain_generic(conn, name, parameters)
         found = cursor.fetchone()
@@ -79,7 +85,7 @@ def _explain_generic(conn: Connection, name: str, parameters: dict[str, Any]) ->
     # What the driver does not name a type for, PostgreSQL infers.
     types = ["interval" if isinstance(parameters[name], timedelta) else "unknown" for name in names]
     conn.execute(f"PREPARE prepared {_list(types)} AS {text}".encode())
-    execute = f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE prepared {_list(['%s'] * len(names))}"
+    execute = f"{_EXPLAIN} EXECUTE prepared {_list(['%s'] * len(names))}"
     return psycopg.ClientCursor(conn).execute(execute.encode(), [parameters[name] for name in names])
 
 

@@ -34,6 +34,7 @@ ALL = (
     "0012_failed_heads",
     "0013_reopened",
     "0014_outbox_locks",
+    "0015_rules",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

@@ -20,7 +20,9 @@ from tests.integration import catalogue
 from tests.integration.devstack_support import eventually
 from tests.integration.test_migrations import ALL
 
-FIRST, LAST_BUT_ONE = ALL[0], ALL[-2]
+FIRST = ALL[0]
+#: The next revision needs a table to itself for a moment, so it waits for readers.
+BEFORE_A_LOCK = "0013_reopened"
 DEADLINE = 120.0
 EVENT = (
     "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
@@ -106,7 +108,7 @@ def same_as_new(url: str, fresh: str) -> bool:
         return catalogue.everything(one) == catalogue.everything(other)
 
 
-@pytest.mark.parametrize("revision", [FIRST, LAST_BUT_ONE])
+@pytest.mark.parametrize("revision", [FIRST, BEFORE_A_LOCK])
 def test_writers_and_workers_go_on_though_the_upgrade_waits_for_an_idle_reader(
     revision: str, used_database: str, database_url: str, pool: ThreadPoolExecutor
 ) -> None:
@@ -148,13 +150,13 @@ def test_an_index_is_built_beside_writers_while_an_old_snapshot_is_open(
 
 
 def test_patience_that_ends_is_an_error_that_names_who_is_in_the_way_and_harms_nothing(used_database: str) -> None:
-    fill(used_database, LAST_BUT_ONE)
+    fill(used_database, BEFORE_A_LOCK)
     with psycopg.connect(used_database, application_name="idle reader") as reader:
         reader.execute("SELECT 'hunter2' FROM outbox_events")
         with pytest.raises(UpgradeBlocked, match=rf"pid {reader.info.backend_pid} \(idle reader") as caught:
             upgrade(used_database, patience=0.5)
     assert "hunter2" not in str(caught.value)
-    assert migrations.status(used_database).current == LAST_BUT_ONE
+    assert migrations.status(used_database).current == BEFORE_A_LOCK
     upgrade(used_database)
     assert migrations.status(used_database).pending == ()
 

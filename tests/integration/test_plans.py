@@ -146,6 +146,7 @@ def test_they_read_through_their_indexes_and_no_more_than_they_need(
             with subtests.test(name, generic=generic):
                 plan = explain(conn, guard.statement, generic=generic, after=guard.after, **guard.parameters)
                 assert plan.indexes() == guard.indexes
+                assert plan.calls() == set()
                 held_to(plan, guard.touched, guard.sorted)
 
 

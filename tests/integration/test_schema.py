@@ -123,6 +123,12 @@ def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Conne
     assert catalogue.triggers(conn, "outbox_events") == catalogue.TRIGGERS
 
 
+def test_rules_are_written_so_that_the_planner_puts_their_text_in_the_place_of_calls(conn: Connection) -> None:
+    immutable_and_safe = "is"
+    expected = {name: (f"RETURN {text}", immutable_and_safe, False) for name, text in catalogue.RULES.items()}
+    assert catalogue.rules(conn) == expected
+
+
 def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
     ours = [

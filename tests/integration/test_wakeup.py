@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from uuid import uuid4
 
 import psycopg
 import pytest
 
 from relay.adapters.postgres import wakeup, watch
+from relay.adapters.postgres.migrations import upgrade
+from relay.adapters.postgres.outbox import PostgresOutboxAdapter
+from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.wakeup import Due, Wakeup
+from relay.devstack import PostgresServer
 from relay.domain.ordering import LANES
+from relay.queries import SchemaMissing
 from tests.integration.publishing import Relay, event
 
 pytestmark = pytest.mark.anyio
@@ -30,6 +36,7 @@ async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypa
 async def test_one_that_was_given_up_is_asked_again_at_once(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may be frozen: when it is back, what waits in a back-off has to be sent anew, and not before."""
     monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '60s'")  # who asks gives up, however slow it is
+    monkeypatch.setattr(wakeup, "_SLOW", 60.0)  # nor does it rest after a slow answer
     waker = Wakeup(relay.pool, relay.url)
     await waker.due(10)
     with psycopg.connect(relay.url) as conn:
@@ -51,3 +58,18 @@ async def test_one_without_an_answer_in_time_is_no_outage(relay: Relay, monkeypa
     # It took long, too.
     assert await waker.due(10) == Due(10, (1 << LANES) - 1)
     await waker.close()
+
+
+async def test_a_schema_that_is_older_than_the_process_is_told(postgres: PostgresServer) -> None:
+    """By the scheduler, which asks first, and by the publisher."""
+    url = postgres.create_database(f"older_{uuid4().hex}")
+    upgrade(url, "0014_outbox_locks")
+    async with create_pool(url, max_size=1, application_name="newer") as pool:
+        waker, outbox = Wakeup(pool, url), PostgresOutboxAdapter(pool)
+        with pytest.raises(SchemaMissing, match="relay db upgrade"):
+            await waker.due(1)
+        await waker.close()
+        for claim in (outbox.find_unpublished([0], 1, 1), outbox.find_one(uuid4())):
+            with pytest.raises(SchemaMissing, match="relay db upgrade"):
+                await claim.__aenter__()
+    postgres.drop_database(url.rpartition("/")[2])

@@ -61,6 +61,7 @@ SEQUENCES: Final[Mapping[str, Rights]] = {
     "relay_reopened": Rights("SELECT"),
 }
 _CALLED: Final = Rights("EXECUTE", "EXECUTE")
+_CALLED_BY_RELAY: Final = Rights("EXECUTE")
 #: No role may execute trigger functions: some run as the owner, and nobody may attach them to another table.
 FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_order_outbox_event": Rights(),
@@ -72,6 +73,15 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_lock_outbox": _CALLED,
     "relay_take_outbox_locks": _CALLED,
     "relay_limit_wait": _CALLED,
+    "relay_lane_of_hash": _CALLED,
+    "relay_lane": _CALLED_BY_RELAY,
+    "relay_publisher_locks": _CALLED_BY_RELAY,
+    "relay_key_locks": _CALLED,
+    "relay_lane_locks": _CALLED,
+    "relay_concurrency_locks": _CALLED_BY_RELAY,
+    "relay_archive_locks": _CALLED_BY_RELAY,
+    "relay_holds_back": _CALLED_BY_RELAY,
+    "relay_exhausted": _CALLED_BY_RELAY,
 }
 _KINDS: Final = (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS))
 

@@ -16,6 +16,7 @@ import psycopg
 from relay.adapters.postgres import array
 from relay.adapters.postgres.floors import NO_LANE, NONE, Floors
 from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.source import migrated
 from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
@@ -162,9 +163,9 @@ class PostgresOutboxAdapter:
 
     async def _take(self, claim: _Claim, lanes: Sequence[int], limit: int) -> Sequence[tuple[Any, ...]] | None:
         """Lock lanes and claim what is ready in them; None while the floors are too far behind."""
-        locked = await (
-            await claim.conn.execute(statement("outbox/lock_lanes"), {"lanes": list(lanes)})
-        ).fetchall()
+        with migrated():
+            cursor = await claim.conn.execute(statement("outbox/lock_lanes"), {"lanes": list(lanes)})
+        locked = await cursor.fetchall()
         claim.lanes = [lane for lane, *_ in locked if lane is not None]
         _, *epoch = locked[0]
         floors = await self._floors.find(claim.conn, [*claim.lanes, NO_LANE], tuple(epoch))
@@ -200,7 +201,8 @@ class PostgresOutboxAdapter:
     @asynccontextmanager
     async def _find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
         async with _claim(self._pool, {}) as claim:
-            await claim.conn.execute(statement("outbox/lock_lane_of_event"), {"id": event_id})
+            with migrated():
+                await claim.conn.execute(statement("outbox/lock_lane_of_event"), {"id": event_id})
             claim.begun = time.monotonic()
             cursor = await claim.conn.execute(
                 statement("outbox/claim_event"), {"id": event_id, "dead_head_blocks": self._dead_head_blocks}

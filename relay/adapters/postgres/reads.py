@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import psycopg
-from psycopg.errors import UndefinedColumn, UndefinedTable
 from psycopg.rows import class_row
 
 from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.source import migrated
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.unreachable import reaching, reason
 from relay.domain.errors import DatabaseUnreachable
@@ -19,7 +19,6 @@ from relay.queries import (
     InboxBacklog,
     OutboxBacklog,
     Overdue,
-    SchemaMissing,
     SubscriptionBacklog,
     TaskBacklog,
     Waiting,
@@ -58,11 +57,9 @@ class PostgresBacklogReader:
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[Connection]:
-        try:
+        with migrated():
             async with self._connection() as conn:
                 yield conn
-        except (UndefinedTable, UndefinedColumn) as error:
-            raise SchemaMissing("the database lacks tables of the relay", hint="run: relay db upgrade") from error
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:

@@ -72,6 +72,7 @@ _outbox: Final = outbox_events.c
 _live: Final = _outbox.published_at.is_(None) & _outbox.dead_at.is_(None)
 Index("idx_outbox_unpublished", _outbox.occurred_at, postgresql_where=_outbox.published_at.is_(None))
 Index("idx_outbox_correlation", _outbox.correlation_id)
+# What the function relay_lane says. Indexes hold the expression itself: the planner compares that.
 _lane: Final = text("(CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END)")
 Index(
     "idx_outbox_ready",

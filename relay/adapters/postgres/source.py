@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import TypeAlias
 
 import psycopg
-from psycopg.errors import UndefinedColumn, UndefinedTable
+from psycopg.errors import UndefinedColumn, UndefinedFunction, UndefinedTable
 
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.unreachable import reaching, reason
@@ -23,7 +23,7 @@ def pooled(pool: Pool) -> Source:
 
     @asynccontextmanager
     async def lend() -> AsyncIterator[Connection]:
-        with _migrated():
+        with migrated():
             async with connection(pool) as conn:
                 yield conn
 
@@ -40,7 +40,7 @@ async def connected(url: str, name: str) -> AsyncIterator[Source]:
 
     @asynccontextmanager
     async def lend() -> AsyncIterator[Connection]:
-        with _migrated():
+        with migrated():
             try:
                 yield conn
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
@@ -51,9 +51,11 @@ async def connected(url: str, name: str) -> AsyncIterator[Source]:
 
 
 @contextmanager
-def _migrated() -> Iterator[None]:
-    """Turn PostgreSQL's errors about missing tables or columns into SchemaMissing."""
+def migrated() -> Iterator[None]:
+    """Turn PostgreSQL's errors about missing tables, columns or functions into SchemaMissing."""
     try:
         yield
-    except (UndefinedTable, UndefinedColumn) as error:
-        raise SchemaMissing("the database lacks tables of the relay", hint="run: relay db upgrade") from error
+    except (UndefinedTable, UndefinedColumn, UndefinedFunction) as error:
+        raise SchemaMissing(
+            "the database lacks tables or functions of the relay", hint="run: relay db upgrade"
+        ) from error

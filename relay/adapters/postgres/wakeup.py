@@ -53,7 +53,7 @@ class Wakeup:
         self._wakes: dict[str, Callable[[], None]] = {}
 
     async def due(self, limit: int) -> Due:
-        """Return what waits to be published, counted up to ``limit``. Raises DatabaseUnreachable.
+        """Return what waits to be published, counted up to ``limit``. Raises DatabaseUnreachable, SchemaMissing.
 
         When the answer takes long, for example after an hour under an old snapshot, this asks seldom. Between two
         questions, and after a time-out, it returns ``limit`` and all lanes. An outage raises.

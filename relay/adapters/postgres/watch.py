@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import psycopg
-from psycopg.errors import QueryCanceled
-from psycopg.pq import ConnStatus
+from psycopg.pq import ConnStatus, TransactionStatus
 
 from relay.adapters.postgres.pipeline import Sent, fetch_sent
 from relay.adapters.postgres.pool import CONNECTION, Connection, reached
+from relay.adapters.postgres.source import migrated
 from relay.adapters.postgres.sql import statement
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
@@ -44,8 +44,8 @@ class Watch:
         self._questions: dict[Any, Sent] = {}
 
     async def ask(self, question: str, parameters: Mapping[str, Any] | None = None) -> Rows:
-        """Return the rows of a statement in ``sql/``. Raises DatabaseUnreachable."""
-        with reached():
+        """Return the rows of a statement in ``sql/``. Raises DatabaseUnreachable and SchemaMissing."""
+        with reached(), migrated():
             if self._conn is None:
                 await self._connected()
             async with self._lock:
@@ -53,12 +53,10 @@ class Watch:
                     raise psycopg.OperationalError("the connection was lost")
                 try:
                     return await self._exchange(self._conn, self._sent(self._conn, question, parameters or {}))
-                except QueryCanceled:
-                    # A time-out of the statement is itself an answer, so the connection stays.
-                    raise
                 except BaseException:
-                    # The answer may still arrive and would look like the next one's.
-                    self._drop()
+                    # If the exchange is not over, its answer may still arrive and would look like the next one's.
+                    if self._conn.pgconn.transaction_status != TransactionStatus.IDLE:
+                        self._drop()
                     raise
 
     async def close(self) -> None:

@@ -33,7 +33,7 @@ _POLL: Final = 0.1
 #: Alembic keeps the running migration in module globals, so threads must not run it side by side.
 ALEMBIC: Final = threading.Lock()
 _INDEX: Final = re.compile(r"\s*CREATE INDEX IF NOT EXISTS (\w+)")
-#: One upgrade of a database at a time. The numbers next to this one are the locks of the outbox.
+#: One upgrade of a database at a time. The numbers next to this one are the classes of migration 0015.
 _TURN: Final = text("SELECT pg_try_advisory_lock(1785882986, 0)")
 _INVALID: Final = text("SELECT NOT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
 

@@ -15,10 +15,11 @@ WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', tru
 UPDATE inbox_messages AS i
 SET claim_token = %(token)s,
     claimed_until = now() + %(lease)s,
-    attempts = attempts + CASE WHEN dead_letter_reason IS NULL AND attempts < %(max_attempts)s THEN 1 ELSE 0 END,
-    dead_letter_reason = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
+    attempts = attempts + CASE WHEN relay_exhausted(dead_letter_reason, attempts, %(max_attempts)s)
+                                 OR dead_letter_reason IS NOT NULL THEN 0 ELSE 1 END,
+    dead_letter_reason = CASE WHEN relay_exhausted(dead_letter_reason, attempts, %(max_attempts)s)
                               THEN %(exhausted)s ELSE dead_letter_reason END,
-    dead_letter_class = CASE WHEN dead_letter_reason IS NULL AND attempts >= %(max_attempts)s
+    dead_letter_class = CASE WHEN relay_exhausted(dead_letter_reason, attempts, %(max_attempts)s)
                              THEN 'exhausted' ELSE dead_letter_class END
 FROM free, relaxed
 WHERE i.message_id = free.message_id

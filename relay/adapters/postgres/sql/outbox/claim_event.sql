@@ -13,7 +13,6 @@ WHERE e.id = %(id)s
       WHERE earlier.partition_key = e.partition_key
         AND earlier.seq < e.seq
         AND earlier.published_at IS NULL
-        AND (earlier.dead_at IS NULL OR %(dead_head_blocks)s)
-        AND (earlier.generation = 0 OR e.generation > 0)
+        AND relay_holds_back(earlier.generation, earlier.dead_at, e.generation, %(dead_head_blocks)s)
         AND (earlier.available_at IS NULL OR earlier.publish_attempts > 0)))
 FOR UPDATE

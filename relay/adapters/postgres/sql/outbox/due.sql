@@ -1,14 +1,14 @@
 -- How many events could be published now, counted up to the limit, and in which lanes. ORDER BY makes the planner
 -- use the partial indexes. Without it, the planner might read a table full of published rows from its beginning.
 SELECT sum(count), bit_or(lanes)
-FROM (SELECT count(*), bit_or(1::bigint << (hashtext(partition_key) & 63)) AS lanes
+FROM (SELECT count(*), bit_or(1::bigint << relay_lane_of_hash(hashtext(partition_key))) AS lanes
       FROM (SELECT partition_key
             FROM outbox_events
             WHERE published_at IS NULL AND dead_at IS NULL AND available_at IS NULL
-            ORDER BY CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END, seq
+            ORDER BY relay_lane(partition_key), seq
             LIMIT %(limit)s) AS ready
       UNION ALL
-      SELECT count(*), bit_or(1::bigint << (hashtext(partition_key) & 63))
+      SELECT count(*), bit_or(1::bigint << relay_lane_of_hash(hashtext(partition_key)))
       FROM (SELECT partition_key
             FROM outbox_events
             WHERE published_at IS NULL AND dead_at IS NULL AND available_at <= now()

@@ -12,7 +12,7 @@ LEFT JOIN LATERAL (
     WHERE e.published_at IS NULL
       AND e.dead_at IS NULL
       AND e.available_at IS NULL
-      AND CASE WHEN e.partition_key = '' THEN -1 ELSE hashtext(e.partition_key) & 63 END = held.number
+      AND relay_lane(e.partition_key) = held.number
       AND e.seq BETWEEN held.floor AND next.highest
     ORDER BY e.seq
     LIMIT 1) AS first ON true

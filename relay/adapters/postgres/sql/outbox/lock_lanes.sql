@@ -5,4 +5,6 @@
 SELECT held.lane, reopened.times, greatest(pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time())
 FROM (SELECT last_value + is_called::int AS times FROM relay_reopened) AS reopened
 LEFT JOIN (
-    SELECT lane FROM unnest(%(lanes)s::int[]) AS lane WHERE pg_try_advisory_xact_lock(1785882987, lane)) AS held ON true
+    SELECT lane
+    FROM unnest(%(lanes)s::int[]) AS lane
+    WHERE pg_try_advisory_xact_lock(relay_publisher_locks(), lane)) AS held ON true
