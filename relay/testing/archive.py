@@ -74,18 +74,19 @@ class MemoryArchive:
         self._announced: set[tuple[ArchiveKind, int]] = set()
         self._is_open = False
 
-    def _rows(self, kind: ArchiveKind) -> list[tuple[str | None, ArchivedRow]]:
+    @property
+    def _tables(self) -> dict[ArchiveKind, list[tuple[str | None, ArchivedRow]]]:
         if self.down:
             raise DatabaseUnreachable("the tables in memory are down")
-        return self.tables[kind]
+        return self.tables
 
     def _old(self, kind: ArchiveKind, streams: Sequence[str], after: timedelta) -> list[ArchivedRow]:
-        rows, before = self._rows(kind), self.clock.now - after
+        rows, before = self._tables[kind], self.clock.now - after
         old = [row for stream, row in rows if row.at < before and (stream is None or stream in streams)]
         return sorted(old, key=lambda row: (row.at, row.id))
 
     async def streams(self, kind: ArchiveKind) -> Sequence[str]:
-        return sorted({stream for stream, _ in self._rows(kind) if stream is not None})
+        return sorted({stream for stream, _ in self._tables[kind] if stream is not None})
 
     @asynccontextmanager
     async def open(
@@ -101,7 +102,7 @@ class MemoryArchive:
             batch = _Batch(last + 1, found)
             yield batch
             if batch.manifest is not None:
-                self.tables[kind] = [it for it in self._rows(kind) if it[1].id not in batch.removed]
+                self._tables[kind] = [it for it in self._tables[kind] if it[1].id not in batch.removed]
                 self._batches[kind, batch.number] = batch.manifest
         finally:
             self._is_open = False
@@ -113,8 +114,10 @@ class MemoryArchive:
         return len(times), min(times, default=None), max(times, default=None)
 
     async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
+        _ = self._tables
         keys = sorted(self._batches)
         return [self._batches[key] for key in keys if not (unannounced and key in self._announced)]
 
     async def announced(self, manifest: Manifest) -> None:
+        _ = self._tables
         self._announced.add((manifest.kind, manifest.number))

@@ -9,14 +9,14 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Final
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.model import OutboxEvent
-from relay.domain.ordering import LANES
+from relay.domain.ordering import LANES, UNORDERED
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
 from relay.testing.clock import Clock
@@ -26,44 +26,31 @@ _LEASE: Final = timedelta(seconds=5)
 _NO_LANE: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """A row of the outbox, with the columns of ``outbox_events``. It is replaced at each commit, never changed."""
+class StoredEvent(NamedTuple):
+    """An event of the outbox. ``row`` is what a claim sees; the rest has the names of the columns."""
 
-    event: OutboxEvent
+    row: OutboxRow
     seq: int
-    occurred_at: datetime
     available_at: datetime | None
-    publish_attempts: int = 0
     publish_error: str | None = None
     published_at: datetime | None = None
     ack: Published | None = None
     dead_at: datetime | None = None
-    generation: int = 0
 
     @property
     def lane(self) -> int:
         """The lane of its key; -1 for an event without order."""
-        key = self.event.partition_key
+        key = self.row.partition_key
         return zlib.crc32(key.encode()) % LANES if key else _NO_LANE
 
-    def row(self) -> OutboxRow:
-        """Return what a claim sees."""
-        event = self.event
-        return OutboxRow(
-            str(event.id),
-            event.event_type,
-            event.event_version,
-            event.payload,
-            f"{self.occurred_at:%Y-%m-%dT%H:%M:%S.%fZ}",
-            None if event.correlation_id is None else str(event.correlation_id),
-            None if event.causation_id is None else str(event.causation_id),
-            event.partition_key,
-            event.topic,
-            json.dumps(dict(event.headers)),
-            self.publish_attempts,
-            self.generation,
-        )
+    @property
+    def has_failed(self) -> bool:
+        """Whether an attempt to publish it has failed."""
+        return self.row.publish_attempts > 0
+
+    def tried(self, **changes: Any) -> StoredEvent:
+        """Return the event after one more attempt."""
+        return self._replace(row=self.row._replace(publish_attempts=self.row.publish_attempts + 1), **changes)
 
 
 @dataclass(slots=True, eq=False)
@@ -84,28 +71,15 @@ class _Claim:
         self.since = self.clock.now
 
     async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, datetime | str]:
+        now = self.clock.now
         for id, ack in acks.items():
-            was = self.held[id]
-            self.changed[id] = replace(
-                was,
-                published_at=self.clock.now,
-                publish_attempts=was.publish_attempts + 1,
-                publish_error=None,
-                dead_at=None,
-                ack=ack,
-            )
-        return dict.fromkeys(acks, self.clock.now)
+            self.changed[id] = self.held[id].tried(publish_error=None, published_at=now, ack=ack, dead_at=None)
+        return dict.fromkeys(acks, now)
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
-        for failure in failures:
-            was, now = self.held[failure.id], self.clock.now
-            self.changed[failure.id] = replace(
-                was,
-                publish_attempts=was.publish_attempts + 1,
-                publish_error=failure.error,
-                available_at=was.available_at if failure.delay is None else now + failure.delay,
-                dead_at=now if failure.delay is None else None,
-            )
+        for id, error, delay in ((it.id, it.error, it.delay) for it in failures):
+            after = {"dead_at": self.clock.now} if delay is None else {"available_at": self.clock.now + delay}
+            self.changed[id] = self.held[id].tried(publish_error=error, **({"dead_at": None} | after))
 
 
 class MemoryOutbox:
@@ -123,10 +97,22 @@ class MemoryOutbox:
 
     def add(self, event: OutboxEvent) -> None:
         """Commit an event, as a transaction of the application does."""
-        now = self.clock.now
-        event.check_not_future(now)
-        stored = StoredEvent(event, len(self.events) + 1, event.occurred_at or now, event.available_at)
-        self.events[str(event.id)] = stored
+        event.check_not_future(self.clock.now)
+        row = OutboxRow(
+            str(event.id),
+            event.event_type,
+            event.event_version,
+            event.payload,
+            f"{(event.occurred_at or self.clock.now).astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+            None if event.correlation_id is None else str(event.correlation_id),
+            None if event.causation_id is None else str(event.causation_id),
+            event.partition_key,
+            event.topic,
+            json.dumps(dict(event.headers)),
+            publish_attempts=0,
+            generation=0,
+        )
+        self.events[row.id] = StoredEvent(row, len(self.events) + 1, event.available_at)
 
     @asynccontextmanager
     async def find_unpublished(self, lanes: Sequence[int], limit: int, max_bytes: int) -> AsyncIterator[_Claim]:
@@ -148,7 +134,9 @@ class MemoryOutbox:
                 while self._is_locked(found.lane) or self._is_held(found):  # noqa: ASYNC110  (a moved clock frees, too)
                     await asyncio.sleep(0.001)
                 found = self._rows[str(event_id)]
-                if found.published_at is None and not any(self._goes_first(it) for it in self._before(found)):
+                # A delayed event does not go first.
+                earlier = any(it.available_at is None or it.has_failed for it in self._before(found))
+                if found.published_at is None and not earlier:
                     claim.lanes = [] if found.lane == _NO_LANE else [found.lane]
                     self._hold(claim, [found])
             yield claim
@@ -176,36 +164,28 @@ class MemoryOutbox:
         return [it for it in self._claims if self.clock.now - it.since <= _LEASE]
 
     def _hold(self, claim: _Claim, taken: Sequence[StoredEvent]) -> None:
-        claim.held = {str(it.event.id): it for it in taken}
-        claim.rows = [it.row() for it in taken]
+        claim.held = {it.row.id: it for it in taken}
+        claim.rows = [it.row for it in taken]
 
     def _is_locked(self, lane: int) -> bool:
         return lane != _NO_LANE and any(lane in it.lanes for it in self._open())
 
     def _is_held(self, event: StoredEvent) -> bool:
-        return any(str(event.event.id) in it.held for it in self._open())
+        return any(event.row.id in it.held for it in self._open())
 
     def _due(self) -> Iterator[StoredEvent]:
         now = self.clock.now
         for it in self._rows.values():
             ready = it.published_at is None and it.dead_at is None and (it.available_at or now) <= now
-            if ready and not self._is_held(it) and not any(self._has_failed(head) for head in self._before(it)):
+            if ready and not self._is_held(it) and not any(head.has_failed for head in self._before(it)):
                 yield it
 
     def _before(self, event: StoredEvent) -> Iterator[StoredEvent]:
         """The unpublished events of its key that may hold it back. A dead one may be passed over."""
         for it in self._rows.values():
-            earlier = it.event.partition_key == event.event.partition_key != "" and it.seq < event.seq
-            counts = it.published_at is None and (it.dead_at is None or self._dead_head_blocks)
-            if earlier and counts and (it.generation == 0 or event.generation > 0):
+            earlier = it.row.partition_key == event.row.partition_key != UNORDERED and it.seq < event.seq
+            if earlier and it.published_at is None and (it.dead_at is None or self._dead_head_blocks):
                 yield it
-
-    def _has_failed(self, event: StoredEvent) -> bool:
-        return event.publish_attempts > 0
-
-    def _goes_first(self, event: StoredEvent) -> bool:
-        """Whether it comes before a later one that is asked for alone. A delayed event does not."""
-        return event.available_at is None or self._has_failed(event)
 
 
 def _shared(due: Sequence[StoredEvent], share: int) -> Iterator[StoredEvent]:
@@ -223,5 +203,5 @@ def _within(events: Sequence[StoredEvent], max_bytes: int) -> Iterator[StoredEve
     for it in events:
         if size >= max_bytes:
             return
-        size += len(it.event.payload)
+        size += len(it.row.payload or "")
         yield it

@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -98,15 +97,6 @@ class MemoryPublisher:
         return NoStream(f"no stream takes the subject {message.subject}")
 
 
-@dataclass(slots=True)
-class _Durable:
-    """Where a durable consumer is. ``due``: for each unacknowledged message, when it is delivered again."""
-
-    delivered: int = 0
-    consumer_seq: int = 0
-    due: dict[int, datetime] = field(default_factory=dict)
-
-
 class MemoryConsumer:
     """A durable consumer. What is not acknowledged within ``ack_wait``, by the stream's clock, comes again."""
 
@@ -117,12 +107,14 @@ class MemoryConsumer:
         self.down = False
         self._stream, self._durable, self._ack_wait = stream, durable, ack_wait
         self._filter = _pattern(filter_subject)
-        self._at = _Durable()
+        self._delivered = self._consumer_seq = 0
+        #: For each message without an acknowledgement, when it is delivered again.
+        self._waiting: dict[int, datetime] = {}
 
     async def state(self) -> ConsumerState:
-        at = self._position()
-        floor = min(at.due) - 1 if at.due else at.delivered
-        return ConsumerState(floor, at.delivered, len(at.due), at.consumer_seq)
+        due = self._due
+        floor = min(due) - 1 if due else self._delivered
+        return ConsumerState(floor, self._delivered, len(due), self._consumer_seq)
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
         end = time.monotonic() + wait.total_seconds()
@@ -135,7 +127,7 @@ class MemoryConsumer:
 
     async def ack(self, replies: Sequence[str]) -> None:
         for seq in map(_seq, replies):
-            self._position().due.pop(seq, None)
+            self._due.pop(seq, None)
 
     async def nak(self, replies: Sequence[str], delay: timedelta) -> None:
         self._wait(replies, delay)
@@ -146,35 +138,34 @@ class MemoryConsumer:
     async def terminate(self, replies: Sequence[str], reason: str) -> None:
         await self.ack(replies)
 
-    def _position(self) -> _Durable:
+    @property
+    def _due(self) -> dict[int, datetime]:
         if self.down:
             raise BrokerUnreachable("the broker in memory is down")
-        return self._at
+        return self._waiting
 
     def _next(self, batch: int) -> list[StreamMessage]:
-        at, now = self._position(), self._stream.clock.now
-        again = [it for it in self._stream.messages if it.seq in at.due and at.due[it.seq] <= now]
-        new = [it for it in self._stream.messages if it.seq > at.delivered and self._filter.fullmatch(it.subject)]
-        return [*again, *new][:batch]
+        again = [seq for seq, due in self._due.items() if due <= self._stream.clock.now]
+        found = [it for it in self._stream.messages if it.seq > self._delivered or it.seq in again]
+        return [it for it in found if self._filter.fullmatch(it.subject)][:batch]
 
     def _deliver(self, message: StreamMessage) -> Delivery:
-        at, now = self._at, self._stream.clock.now
-        at.delivered, at.consumer_seq = max(at.delivered, message.seq), at.consumer_seq + 1
-        at.due[message.seq] = now + self._ack_wait
+        self._delivered, self._consumer_seq = max(self._delivered, message.seq), self._consumer_seq + 1
+        self._due[message.seq] = self._stream.clock.now + self._ack_wait
         return Delivery(
             message.subject,
-            f"$JS.ACK.{self._stream.name}.{self._durable}.1.{message.seq}.{at.consumer_seq}.0.0",
+            f"$JS.ACK.{self._stream.name}.{self._durable}.1.{message.seq}.{self._consumer_seq}.0.0",
             message.headers,
             message.body,
             self._stream.name,
             message.seq,
-            at.consumer_seq,
+            self._consumer_seq,
             stored_at=message.stored_at,
         )
 
     def _wait(self, replies: Sequence[str], delay: timedelta) -> None:
-        due = self._position().due
-        due |= dict.fromkeys(filter(due.__contains__, map(_seq, replies)), self._stream.clock.now + delay)
+        for seq in self._due.keys() & map(_seq, replies):
+            self._due[seq] = self._stream.clock.now + delay
 
 
 def _pattern(subject: str) -> re.Pattern[str]:

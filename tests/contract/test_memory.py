@@ -80,7 +80,8 @@ class Bench:
 
     async def state(self, id: UUID) -> EventState:
         found = self.outbox.events[str(id)]
-        return EventState(found.publish_attempts, found.publish_error, found.dead_at is not None, found.ack)
+        attempts = found.row.publish_attempts
+        return EventState(attempts, found.publish_error, found.dead_at is not None, found.ack)
 
     # --- stream ---
 
