@@ -14,21 +14,14 @@ from typing import Final, Protocol
 
 from relay.domain.errors import AlertRefused
 from relay.domain.facts import AlertFailed, FactSink, IncidentRecorded
-from relay.domain.incidents import Letter, RecordedIncident, read_letter
+from relay.domain.incidents import RecordedIncident, read_letter
 from relay.failpoints import reach
-from relay.ports import Delivery, JetStreamConsumer
+from relay.ports import Delivery, IncidentRecords, JetStreamConsumer
 
 _WAIT: Final = timedelta(milliseconds=200)
 _BATCH: Final = 100
 #: How many incidents an alert names; it counts the rest.
 _NAMED: Final = 20
-
-
-class IncidentRecords(Protocol):
-    """Where incidents are kept."""
-
-    async def record(self, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
-        """Record dead letters, each once; returns those that were new. Raises DatabaseUnreachable."""
 
 
 class RecordDeadLetters:

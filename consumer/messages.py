@@ -28,7 +28,7 @@ from relay.ports import (
     ClaimedMessage,
     EventHandler,
     HandlerRequest,
-    InboxRepository,
+    InboxSettlement,
     JetStreamConsumer,
 )
 
@@ -61,7 +61,7 @@ class MessageRows:
     def __init__(
         self,
         config: MessageConfig,
-        inbox: InboxRepository,
+        inbox: InboxSettlement,
         handler: EventHandler,
         consumer: JetStreamConsumer,
         dead_letters: RouteToDeadLetter,

@@ -17,7 +17,7 @@ from relay.domain.model import stand_in_id
 from relay.domain.ordering import order_key, partition_key
 from relay.domain.policies import DeadLetter, DeadLetterClass
 from relay.failpoints import reach
-from relay.ports import Delivery, InboxRepository, InboxRow, Inserted, JetStreamConsumer
+from relay.ports import Delivery, InboxReceiver, InboxRow, Inserted, JetStreamConsumer
 
 _WAIT: Final = timedelta(seconds=2)
 _NAK_DELAY: Final = timedelta(seconds=2)
@@ -54,7 +54,7 @@ class PullMessages:
     def __init__(
         self,
         config: PullConfig,
-        inbox: InboxRepository,
+        inbox: InboxReceiver,
         consumer: JetStreamConsumer,
         enqueue: Callable[[Sequence[UUID]], Awaitable[None]],
         facts: FactSink,

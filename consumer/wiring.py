@@ -20,7 +20,6 @@ from consumer.order import GoOn, WatchNumbers
 from consumer.pull import PullConfig, PullMessages
 from relay import jobs
 from relay.access import http_access
-from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.onloop import leave_place
 from relay.adapters.postgres.chunks import PostgresChunks
@@ -34,7 +33,7 @@ from relay.domain.topology import advisory_consumer
 from relay.execution.chunk import RunChunk, side_by_side
 from relay.execution.in_thread import RunInThread
 from relay.execution.on_loop import PAUSE, RunOnLoop
-from relay.ports import ClaimedMessage, HandlerRequest
+from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
 from relay.worker import application, broker, runtime
 
 #: How many messages a pull request asks for at most.
@@ -117,7 +116,7 @@ def messages(context: str, subscription: str) -> Messages:
     rows = _rows(context, subscription)
     # No pause in an ordered subscription: the next message of the key waits for this step.
     pause = 0.0 if rows.ordered else PAUSE
-    run = RunOnLoop(rows, event_loop().loop, answered=leave_place, pause=pause)
+    run = RunOnLoop(rows, asyncio.get_running_loop(), answered=leave_place, pause=pause)
     application.on_stop.append(run.finished.drain)
     return run
 
@@ -236,7 +235,7 @@ def gaps(context: str, subscription: str) -> Gaps:
 
 
 @cache
-def advisories(context: str, subscription: str) -> NatsJetStreamConsumer:
+def advisories(context: str, subscription: str) -> JetStreamConsumer:
     """Where JetStream says which messages it has given up."""
     spec = application.subscription(context, subscription).consumer_spec()
     return application.fetching(advisory_consumer(spec))

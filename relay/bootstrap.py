@@ -25,6 +25,7 @@ from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.reads import PostgresBacklogReader
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
@@ -38,7 +39,8 @@ from relay.domain.errors import ConfigurationError, UnknownContext
 from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
-from relay.ports import EventHandler
+from relay.ports import EventHandler, JetStreamConsumer, OutboxRepository
+from relay.queries import BacklogReader
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
 
 _log = logging.getLogger("relay")
@@ -51,7 +53,7 @@ class Context:
     name: str
     settings: ContextSettings
     pool: Pool
-    outbox: PostgresOutboxAdapter
+    outbox: OutboxRepository
     inbox: PostgresInboxAdapter
     wakeup: Wakeup
     publish: PublishOutboxEvents
@@ -59,6 +61,7 @@ class Context:
     incidents: PostgresIncidents
     reconcile: ReconcileStream
     schedule: PostgresSchedule
+    backlogs: BacklogReader
 
 
 class ServingHandler(EventHandler, Protocol):
@@ -113,7 +116,7 @@ class Application:
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         self.on_quiesce: list[Callable[[], None]] = []
         self._handlers: dict[tuple[str, str], ServingHandler] = {}
-        self._consumers: dict[tuple[str, str], NatsJetStreamConsumer] = {}
+        self._consumers: dict[tuple[str, str], JetStreamConsumer] = {}
         self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
 
     async def start(self) -> None:
@@ -171,7 +174,7 @@ class Application:
             self._handlers[context, name] = self.handler_kinds[kind](context, name)
         return self._handlers[context, name]
 
-    def _http(self, context: str, name: str) -> HttpEventHandler:
+    def _http(self, context: str, name: str) -> ServingHandler:
         settings = self.subscription(context, name)
         return HttpEventHandler(
             settings.handler,
@@ -180,13 +183,13 @@ class Application:
             access=http_access(settings, f"contexts.{context}.subscriptions.{name}"),
         )
 
-    def consumer(self, context: str, name: str) -> NatsJetStreamConsumer:
+    def consumer(self, context: str, name: str) -> JetStreamConsumer:
         """The JetStream consumer of a subscription. A process has only one of each."""
         if (context, name) not in self._consumers:
             self._consumers[context, name] = self.fetching(self.subscription(context, name).consumer_spec())
         return self._consumers[context, name]
 
-    def fetching(self, spec: ConsumerSpec) -> NatsJetStreamConsumer:
+    def fetching(self, spec: ConsumerSpec) -> JetStreamConsumer:
         """A JetStream consumer that fetches at most its share of the bytes that the process may hold."""
         share = self.settings.pull_share
         return NatsJetStreamConsumer(self.nats, stream=spec.stream, durable=spec.durable, max_bytes=share)
@@ -255,6 +258,7 @@ class Application:
             incidents=PostgresIncidents(pooled(pool)),
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
             schedule=PostgresSchedule(pooled(pool)),
+            backlogs=PostgresBacklogReader(pool),
         )
 
 

@@ -7,15 +7,19 @@ The names and meanings are the spec's.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol
 from uuid import UUID
 
+from relay.domain.archive import ArchivedRow, ArchiveKind, Manifest
+from relay.domain.incidents import Letter, RecordedIncident
 from relay.domain.model import Finished, HandlerResult
+from relay.domain.operators import Operator
 from relay.domain.policies import MANY, Ack, DeadLetter, Published, PublishOutcome, Retry
+from relay.domain.schedule import ClaimedRun, RunState, WaitingRun
 
 
 class OutboxRow(NamedTuple):
@@ -250,11 +254,30 @@ class ClaimedMessage(NamedTuple):
     since: float = math.inf
 
 
-class InboxRepository(Protocol):
-    """PORT-047-002. Claims are leases on the database's clock, fenced by a token."""
+class InboxReceiver(Protocol):
+    """PORT-047-002, receiving: store what was pulled. All methods raise DatabaseUnreachable."""
+
+    async def ping(self) -> None:
+        """Check that the database answers, before anything is fetched."""
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
-        """Insert a batch in one statement. A known id is reported and never inserted twice (POL-047-003)."""
+        """Insert a batch in one statement. A known id is reported and never inserted twice (POL-047-003).
+
+        A known row takes the reply subject, stream and sequence of the latest delivery, and keeps all else. An id
+        that is twice in the batch is answered once. Raises MalformedMessage if a value cannot be stored; then
+        nothing of the batch is stored.
+        """
+
+    async def due(self, subscription: str, limit: int) -> int:
+        """Count the rows that are handled or can be handled now, up to ``limit``, without rows in back-off."""
+
+
+class InboxSettlement(Protocol):
+    """PORT-047-002, settling: claim one message, and record its outcome. All methods raise DatabaseUnreachable.
+
+    A claim is a lease on the database's clock, fenced by a token. It lasts until it is settled or taken by another
+    worker. What is recorded about a lost claim changes nothing and returns False.
+    """
 
     async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
         """Claim a row for ``lease`` and count the attempt. None if the row is not due, claimed or finished.
@@ -283,6 +306,13 @@ class InboxRepository(Protocol):
     async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
         """Release a condemned row. Its dead letter is tried again after ``delay``."""
 
+
+class InboxAudit(Protocol):
+    """PORT-047-002, auditing: what waits, and what was lost on the way. All methods raise DatabaseUnreachable.
+
+    They may be repeated, and run beside workers: nothing is claimed.
+    """
+
     async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
         """Ids that should be in the queue and are not. Marks them as enqueued now.
 
@@ -298,13 +328,14 @@ class InboxRepository(Protocol):
     async def finished(
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
     ) -> Sequence[Finished]:
-        """The finished and parked rows in that range, whose ack may be lost. With ``on_receipt``: all rows."""
+        """The finished and parked rows in that range, whose ack may be lost. With ``on_receipt``: all rows.
 
-    async def due(self, subscription: str, limit: int) -> int:
-        """Count the rows that are handled or can be handled now, up to ``limit``, without rows in back-off."""
+        A row that was finished or received less than a second ago is left out: its ack may be on the way.
+        """
 
-    async def ping(self) -> None:
-        """Check that the database answers. Raises DatabaseUnreachable."""
+
+class InboxRepository(InboxReceiver, InboxSettlement, InboxAudit, Protocol):
+    """PORT-047-002 as a whole. An adapter provides all three; a caller asks for the one that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,3 +365,94 @@ class EventHandler(Protocol):
 
         For a ``settled`` answer, ``processed_at`` is already committed, fenced by the request's token.
         """
+
+
+class IncidentRecords(Protocol):
+    """Where dead letters are kept as incidents."""
+
+    async def record(self, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
+        """Record dead letters; returns those that were new. Raises DatabaseUnreachable.
+
+        It may be repeated: a letter is known by its message's id and occurrence. A letter without its original
+        takes it from the inbox, if the inbox holds it.
+        """
+
+
+class Runs(Protocol):
+    """The runs of cron jobs. All methods raise DatabaseUnreachable.
+
+    A claim is a lease of `CLAIM` on the database's clock, fenced by a token.
+    """
+
+    async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
+        """Claim a run and count the attempt. None if there is nothing to do.
+
+        Only one run of a job can be claimed at a time. A run whose lease is over is free again, but still the only
+        one of its job.
+        """
+
+    async def renew(self, run: ClaimedRun) -> bool:
+        """Renew the claim. False if it was lost."""
+
+    async def settle(
+        self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
+    ) -> None:
+        """Record how an attempt ended. It may be repeated. It does nothing if another worker has the claim."""
+
+
+# --- the archive ----------------------------------------------------------------------------------
+
+
+class ColdStore(Protocol):
+    """Files that are written once and never changed. All methods raise StoreUnreachable."""
+
+    async def put(self, name: str, content: IO[bytes]) -> None:
+        """Store a file completely or not at all. It is durable on return.
+
+        It may be repeated with the same content. Raises ArchiveConflict if the name has other content.
+        """
+
+    async def get(self, name: str, into: IO[bytes]) -> bool:
+        """Copy a file to ``into``. False if there is no such file."""
+
+    async def names(self, prefix: str) -> Sequence[str]:
+        """The names that start with ``prefix``, in order, including files that were never finished."""
+
+
+class OpenBatch(Protocol):
+    """Rows of one kind, locked in one transaction. Leaving it commits; an exception rolls it back."""
+
+    #: One more than the last batch that was committed.
+    number: int
+
+    def rows(self) -> AsyncGenerator[Sequence[ArchivedRow], None]:
+        """The rows, oldest first, a few at a time. A row that was returned is locked."""
+
+    async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
+        """Delete rows, and record their batch and the operator; return how many rows were deleted."""
+
+
+class ArchiveTables(Protocol):
+    """The tables of one context. All methods raise DatabaseUnreachable.
+
+    They use only rows that ended longer than ``after`` ago and, in outbox and inbox, only rows of ``streams``.
+    """
+
+    async def streams(self, kind: ArchiveKind) -> Sequence[str]:
+        """The streams that the rows belong to. Tasks belong to no stream."""
+
+    def open(
+        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta, limit: int
+    ) -> AbstractAsyncContextManager[OpenBatch | None]:
+        """Begin a batch. None while another process has an open batch in this context."""
+
+    async def waiting(
+        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta
+    ) -> tuple[int, datetime | None, datetime | None]:
+        """The number of rows that can be archived, and their first and last time. Takes no lock."""
+
+    async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
+        """The committed batches, in order. ``unannounced``: only those whose manifest may be missing."""
+
+    async def announced(self, manifest: Manifest) -> None:
+        """Record that the manifest is stored."""

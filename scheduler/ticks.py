@@ -16,7 +16,6 @@ from typing import Final
 
 from relay import jobs
 from relay.adapters.gate import Gates
-from relay.adapters.postgres.reads import PostgresBacklogReader
 from relay.adapters.postgres.wakeup import EVENTS, TASKS, Due
 from relay.adapters.redis import RelayBroker
 from relay.bootstrap import Application
@@ -131,7 +130,7 @@ async def _resend(gates: Gates, duties: Mapping[str, Callable[[], Awaitable[obje
 
 async def _sample(application: Application, context: str) -> None:
     """Count what waits, for the metrics. Raises DatabaseUnreachable and SchemaMissing."""
-    backlogs = await PostgresBacklogReader(application.context(context).pool).backlogs()
+    backlogs = await application.context(context).backlogs.backlogs()
     application.facts(BacklogsSampled(context=context, backlogs=backlogs))
 
 

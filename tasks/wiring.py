@@ -70,7 +70,7 @@ def _rows(context: str) -> TaskRows:
 @cache
 def on_loop(context: str) -> RunOnLoop[TaskKey, ClaimedTask, PreparedCall]:
     """What runs the tasks of a context on the event loop."""
-    run = RunOnLoop(_rows(context), event_loop().loop, answered=leave_place)
+    run = RunOnLoop(_rows(context), asyncio.get_running_loop(), answered=leave_place)
     application.on_stop.append(run.finished.drain)
     return run
 

@@ -24,9 +24,10 @@ from relay.cli.operating import (
     one_context,
     with_options,
 )
-from relay.commands.operate import OperateIncidents, Operator, Outcome
+from relay.commands.operate import OperateIncidents, Outcome
 from relay.domain.errors import UnknownIncident
 from relay.domain.incidents import IncidentDetail, IncidentFilter, IncidentStatus
+from relay.domain.operators import Operator
 from relay.domain.policies import DeadLetterClass
 from relay.queries import Page
 

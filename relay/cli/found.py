@@ -11,7 +11,8 @@ import typer
 from relay.adapters.postgres.source import Source
 from relay.cli.contexts import visit
 from relay.cli.operating import ask, chosen, confirm, operator, print_fields, print_json, print_table, report
-from relay.commands.operate import Operator, Outcome
+from relay.commands.operate import Outcome
+from relay.domain.operators import Operator
 from relay.queries import Page
 
 Id = TypeVar("Id")

@@ -20,8 +20,9 @@ from rich.table import Table
 
 from relay.adapters.postgres.source import Source, connected
 from relay.cli.contexts import JsonOption
-from relay.commands.operate import Operator, Outcome
+from relay.commands.operate import Outcome
 from relay.domain.errors import InvalidRequest, UnknownContext
+from relay.domain.operators import Operator
 from relay.settings import ContextSettings, load_settings
 from relay.settings.values import parse_duration
 

@@ -25,8 +25,9 @@ from relay.cli.operating import (
     print_json,
     with_options,
 )
-from relay.commands.operate import OperateOutbox, Operator, Outcome
+from relay.commands.operate import OperateOutbox, Outcome
 from relay.domain.errors import InvalidRequest, NotPublishable
+from relay.domain.operators import Operator
 from relay.queries import EventFilter
 
 app = typer.Typer(help="Events: list, show, retry failed ones, replay published ones.", no_args_is_help=True)

@@ -13,7 +13,7 @@ from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import Source
 from relay.cli.contexts import ContextOption, JsonOption, visit
 from relay.cli.operating import OneContextOption, ask, one_context, operator, print_json, print_table
-from relay.commands.operate import Operator
+from relay.domain.operators import Operator
 from relay.domain.schedule import JobView, RunState, Schedule, UnknownJob
 
 app = typer.Typer(help="Scheduled jobs: list, run.", no_args_is_help=True)

@@ -24,8 +24,9 @@ from relay.cli.operating import (
     one_context,
     with_options,
 )
-from relay.commands.operate import Operator, Outcome
+from relay.commands.operate import Outcome
 from relay.commands.operate_tasks import OperateTasks
+from relay.domain.operators import Operator
 from relay.domain.tasks import UnknownTask
 
 app = typer.Typer(help="Tasks: list, show, retry failed ones, cancel waiting ones.", no_args_is_help=True)

@@ -19,9 +19,7 @@ from typing import Final
 from uuid import UUID
 
 from relay.commands import batchfile
-from relay.commands.archive_ports import ArchiveTables, ColdStore, OpenBatch
 from relay.commands.batchfile import BatchFile
-from relay.commands.operate import Operator
 from relay.commands.reconcile import StreamAuditor, StreamState
 from relay.domain.archive import (
     ArchiveBusy,
@@ -36,6 +34,8 @@ from relay.domain.archive import (
     folder,
 )
 from relay.domain.facts import FactSink
+from relay.domain.operators import Operator
+from relay.ports import ArchiveTables, ColdStore, OpenBatch
 
 #: A batch keeps its rows locked until it is stored, so it ends at this many rows or uncompressed bytes.
 ROWS: Final = 5_000

@@ -11,18 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import IO, NamedTuple
+from typing import IO
 from uuid import UUID
 
-from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest
-
-
-class ArchivedRow(NamedTuple):
-    """A row to archive: its id, the time when it ended, and all its columns as a JSON object."""
-
-    id: UUID
-    at: datetime
-    line: str
+from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 from uuid import UUID
 
 from relay.domain.errors import InvalidRequest, NotPublishable, NotReplayable, RelayError
@@ -21,20 +21,7 @@ from relay.domain.incidents import (
     requeue_refusal,
     unknown,
 )
-
-_ACTOR_LIMIT: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """Who acts, and why. Raises InvalidRequest if ``actor`` is empty or too long."""
-
-    actor: str
-    note: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.actor.strip() or len(self.actor) > _ACTOR_LIMIT:
-            raise InvalidRequest(f"must be 1 to {_ACTOR_LIMIT} characters long", field="actor")
+from relay.domain.operators import Operator
 
 
 @dataclass(frozen=True, slots=True)

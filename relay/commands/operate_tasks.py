@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
-from relay.commands.operate import Audited, Operator, Outcome
+from relay.commands.operate import Audited, Outcome
 from relay.domain.errors import RelayError
+from relay.domain.operators import Operator
 from relay.domain.tasks import NotCancellable, NotRetryable, UnknownTask
 
 _OPEN: Final = ("pending", "delivered")

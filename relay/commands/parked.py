@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from relay.commands.operate import Audited, Operator, Outcome
+from relay.commands.operate import Audited, Outcome
 from relay.domain.errors import NotParked, RelayError, UnreadableMessage
 from relay.domain.incidents import IncidentStatus, gone
+from relay.domain.operators import Operator
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import random
 import socket
 import time
 from datetime import timedelta
-from typing import Any, Final, Protocol
-from uuid import UUID, uuid4
+from typing import Any, Final
+from uuid import uuid4
 
 from relay.bus import Failed, RequestContext, Result
 from relay.cron import Cron, CronRegistry
@@ -19,6 +19,7 @@ from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinishe
 from relay.domain.retry import Backoff
 from relay.domain.schedule import CLAIM, ClaimedRun, RunState, UnknownJob, WaitingRun
 from relay.execution.lease import renewing
+from relay.ports import Runs
 from relay.threads import Slots
 
 #: How long the worker tries to record the end of a run, in seconds.
@@ -26,21 +27,6 @@ _SETTLE: Final = 60.0
 _SETTLE_AGAIN: Final = 1.0
 #: How many plain commands of a job may run in threads at once, including those beyond their time limit.
 _HANGING: Final = 4
-
-
-class Runs(Protocol):
-    """The record of runs in a context's database. All methods raise DatabaseUnreachable."""
-
-    async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
-        """Claim a run. None if there is nothing to do. Only one run of a job can be claimed at a time."""
-
-    async def renew(self, run: ClaimedRun) -> bool:
-        """Renew the claim. False if it was lost."""
-
-    async def settle(
-        self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
-    ) -> None:
-        """Record how an attempt ended. It may be repeated. It does nothing if another worker has the claim."""
 
 
 class RunCron:

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from relay.domain.errors import Outage, RelayError
@@ -30,6 +30,14 @@ class ArchiveKind(StrEnum):
     def key(self) -> str:
         """The column that identifies a row."""
         return "message_id" if self is ArchiveKind.INBOX else "id"
+
+
+class ArchivedRow(NamedTuple):
+    """A row to archive: its id, the time when it ended, and all its columns as a JSON object."""
+
+    id: UUID
+    at: datetime
+    line: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

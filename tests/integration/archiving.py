@@ -18,8 +18,8 @@ from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.source import pooled
 from relay.commands.archive import ArchiveRows, Finding
-from relay.commands.operate import Operator
 from relay.domain.facts import Fact
+from relay.domain.operators import Operator
 from tests.integration.publishing import Relay, event, query
 
 AFTER = timedelta(days=90)

@@ -17,7 +17,8 @@ from consumer.deadletters import RecordDeadLetters
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.source import pooled
-from relay.commands.operate import OperateIncidents, Operator
+from relay.commands.operate import OperateIncidents
+from relay.domain.operators import Operator
 from relay.domain.topology import dead_letter_consumer
 from relay.ports import Delivery
 from tests.integration.consuming import Handler, Subscription, subscribed

@@ -9,9 +9,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from relay.commands.operate import Operator, Outcome
+from relay.commands.operate import Outcome
 from relay.devstack import NatsServer
 from relay.domain.errors import InvalidRequest
+from relay.domain.operators import Operator
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import ANN, Desk, at_the_desk, waiting_for_locks
 from tests.integration.publishing import eventually

@@ -14,9 +14,10 @@ import pytest
 from relay import RequestContext
 from relay.adapters.postgres.outbox_operations import PostgresOutboxOperations
 from relay.adapters.postgres.source import pooled
-from relay.commands.operate import OperateOutbox, Operator, Outcome
+from relay.commands.operate import OperateOutbox, Outcome
 from relay.devstack import NatsServer
 from relay.domain.errors import TooMany
+from relay.domain.operators import Operator
 from relay.domain.retry import Backoff
 from relay.queries import EventFilter
 from tests.integration.consuming import Handler, Subscription, subscribed

@@ -17,11 +17,11 @@ from relay.adapters.postgres.pool import Pool, create_pool
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.adapters.postgres.source import pooled
 from relay.bus import CommandBus
-from relay.commands.operate import Operator
 from relay.cron import Cron
 from relay.cron.expression import Expression
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import Fact, LeadLost, LeadTaken, OutageSeen
+from relay.domain.operators import Operator
 from relay.domain.schedule import WaitingRun
 from scheduler.crons import CronTick
 from scheduler.leader import Leader

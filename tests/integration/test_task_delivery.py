@@ -13,10 +13,10 @@ import pytest
 from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.task_operations import PostgresTaskOperations, TaskFilter
-from relay.commands.operate import Operator
 from relay.commands.operate_tasks import OperateTasks
 from relay.domain.errors import QueueUnreachable
 from relay.domain.facts import TasksDelivered
+from relay.domain.operators import Operator
 from relay.domain.tasks import TaskRef
 from tasks.forward import DeliverTasks
 from tests.integration.publishing import eventually

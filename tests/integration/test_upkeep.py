@@ -54,7 +54,7 @@ async def run():
     if on_loop is None:
         await broker.get_actor(sys.argv[2]).fn.__wrapped__(*arguments)
     else:
-        await on_loop.run(lambda: None, *arguments)
+        await on_loop.run(*arguments)
     await application.stop()
 asyncio.run(run())
 """

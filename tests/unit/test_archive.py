@@ -12,9 +12,9 @@ import pytest
 
 from relay.commands import batchfile
 from relay.commands.archive import held_back
-from relay.commands.batchfile import ArchivedRow, BatchFile
+from relay.commands.batchfile import BatchFile
 from relay.commands.reconcile import StreamState
-from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest
+from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest
 
 AT = datetime(2026, 1, 31, 3, tzinfo=UTC)
 DAY = timedelta(days=1)

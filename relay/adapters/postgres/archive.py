@@ -15,9 +15,8 @@ from relay.adapters.postgres.audit import Audit
 from relay.adapters.postgres.pool import Connection
 from relay.adapters.postgres.source import Source
 from relay.adapters.postgres.sql import statement
-from relay.commands.batchfile import ArchivedRow
-from relay.commands.operate import Operator
-from relay.domain.archive import ArchiveKind, Manifest
+from relay.domain.archive import ArchivedRow, ArchiveKind, Manifest
+from relay.domain.operators import Operator
 
 #: How many rows are in memory at a time. A row may be as large as the broker's largest message.
 _PAGE: Final = 50

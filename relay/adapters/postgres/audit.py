@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from relay.adapters.postgres.inbox import clean
 from relay.adapters.postgres.pool import Connection
 from relay.adapters.postgres.sql import statement
-from relay.commands.operate import Operator
+from relay.domain.operators import Operator
 
 
 @dataclass(slots=True)

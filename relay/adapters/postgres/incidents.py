@@ -15,7 +15,6 @@ from relay.adapters.postgres.audit import Audit
 from relay.adapters.postgres.pool import Connection
 from relay.adapters.postgres.source import Source
 from relay.adapters.postgres.sql import statement
-from relay.commands.operate import Operator
 from relay.domain.incidents import (
     Candidate,
     Incident,
@@ -25,6 +24,7 @@ from relay.domain.incidents import (
     Letter,
     RecordedIncident,
 )
+from relay.domain.operators import Operator
 from relay.queries import Page
 
 _COLUMNS: Final = (

@@ -14,7 +14,7 @@ from relay.adapters.postgres.audit import Audit
 from relay.adapters.postgres.inbox import clean
 from relay.adapters.postgres.source import Source
 from relay.adapters.postgres.sql import statement
-from relay.commands.operate import Operator
+from relay.domain.operators import Operator
 from relay.domain.policies import KEEP
 from relay.domain.schedule import CLAIM, ClaimedRun, Due, JobRecord, JobView, Lead, RunState, Schedule, WaitingRun
 

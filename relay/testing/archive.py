@@ -1,0 +1,123 @@
+"""The archive in memory: cold storage, and the tables that rows leave."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from io import BytesIO
+from typing import IO
+from uuid import UUID
+
+from relay.domain.archive import ArchiveConflict, ArchivedRow, ArchiveKind, Manifest, StoreUnreachable
+from relay.domain.errors import DatabaseUnreachable
+from relay.domain.operators import Operator
+from relay.testing.clock import Clock
+
+
+class MemoryColdStore:
+    """Files by name. ``files`` is for a test to look at."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.down = False
+
+    @property
+    def _files(self) -> dict[str, bytes]:
+        if self.down:
+            raise StoreUnreachable("the store in memory is down")
+        return self.files
+
+    async def put(self, name: str, content: IO[bytes]) -> None:
+        content.seek(0)
+        read = content.read()
+        if self._files.setdefault(name, read) != read:
+            raise ArchiveConflict(f"{name} is there already and holds something else")
+
+    async def get(self, name: str, into: IO[bytes]) -> bool:
+        if (found := self._files.get(name)) is not None:
+            shutil.copyfileobj(BytesIO(found), into)
+        return found is not None
+
+    async def names(self, prefix: str) -> Sequence[str]:
+        return sorted(name for name in self._files if name.startswith(prefix))
+
+
+@dataclass(slots=True)
+class _Batch:
+    number: int
+    found: Sequence[ArchivedRow]
+    removed: Sequence[UUID] = ()
+    manifest: Manifest | None = None
+
+    async def rows(self) -> AsyncGenerator[Sequence[ArchivedRow], None]:
+        for row in self.found:
+            yield [row]
+
+    async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
+        self.removed = [row.id for row in self.found if row.id in ids]
+        self.manifest = manifest
+        return len(self.removed)
+
+
+class MemoryArchive:
+    """The tables of a context: ``tables`` has the rows of each kind, each with its stream."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.tables: dict[ArchiveKind, list[tuple[str | None, ArchivedRow]]] = defaultdict(list)
+        self.down = False
+        self._batches: dict[tuple[ArchiveKind, int], Manifest] = {}
+        self._announced: set[tuple[ArchiveKind, int]] = set()
+        self._is_open = False
+
+    @property
+    def _tables(self) -> dict[ArchiveKind, list[tuple[str | None, ArchivedRow]]]:
+        if self.down:
+            raise DatabaseUnreachable("the tables in memory are down")
+        return self.tables
+
+    def _old(self, kind: ArchiveKind, streams: Sequence[str], after: timedelta) -> list[ArchivedRow]:
+        rows, before = self._tables[kind], self.clock.now - after
+        old = [row for stream, row in rows if row.at < before and (stream is None or stream in streams)]
+        return sorted(old, key=lambda row: (row.at, row.id))
+
+    async def streams(self, kind: ArchiveKind) -> Sequence[str]:
+        return sorted({stream for stream, _ in self._tables[kind] if stream is not None})
+
+    @asynccontextmanager
+    async def open(
+        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta, limit: int
+    ) -> AsyncIterator[_Batch | None]:
+        found = self._old(kind, streams, after)[:limit]
+        if self._is_open:
+            yield None
+            return
+        self._is_open = True
+        try:
+            last = max((number for of, number in self._batches if of == kind), default=0)
+            batch = _Batch(last + 1, found)
+            yield batch
+            if batch.manifest is not None:
+                self._tables[kind] = [it for it in self._tables[kind] if it[1].id not in batch.removed]
+                self._batches[kind, batch.number] = batch.manifest
+        finally:
+            self._is_open = False
+
+    async def waiting(
+        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta
+    ) -> tuple[int, datetime | None, datetime | None]:
+        times = [row.at for row in self._old(kind, streams, after)]
+        return len(times), min(times, default=None), max(times, default=None)
+
+    async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
+        _ = self._tables
+        keys = sorted(self._batches)
+        return [self._batches[key] for key in keys if not (unannounced and key in self._announced)]
+
+    async def announced(self, manifest: Manifest) -> None:
+        _ = self._tables
+        self._announced.add((manifest.kind, manifest.number))

@@ -1,0 +1,36 @@
+"""The contracts of the ports as tests, for adapters of your own.
+
+Each is a class for pytest: derive from it, and give it the fixture ``bench`` that it describes. Its tests are
+coroutines, so mark the class for your plugin, for example with ``pytest.mark.anyio``.
+"""
+
+from relay.testing.contracts.archive import ArchiveBench, ArchiveContract, ColdStoreBench, ColdStoreContract
+from relay.testing.contracts.inbox import InboxBench, InboxContract
+from relay.testing.contracts.outbox import EventState, OutboxBench, OutboxContract
+from relay.testing.contracts.records import IncidentsBench, IncidentsContract, RunsBench, RunsContract
+from relay.testing.contracts.stream import (
+    ConsumerBench,
+    ConsumerContract,
+    PublisherBench,
+    PublisherContract,
+)
+
+__all__ = [
+    "ArchiveBench",
+    "ArchiveContract",
+    "ColdStoreBench",
+    "ColdStoreContract",
+    "ConsumerBench",
+    "ConsumerContract",
+    "EventState",
+    "InboxBench",
+    "InboxContract",
+    "IncidentsBench",
+    "IncidentsContract",
+    "OutboxBench",
+    "OutboxContract",
+    "PublisherBench",
+    "PublisherContract",
+    "RunsBench",
+    "RunsContract",
+]

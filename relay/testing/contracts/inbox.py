@@ -1,0 +1,295 @@
+"""The contract of PORT-047-002: receive, settle, audit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+from uuid import UUID, uuid4
+
+from relay.domain.errors import MalformedMessage
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry
+from relay.ports import ClaimedMessage, InboxRepository, InboxRow
+
+# So long that a slow test never sees one of them end by itself.
+_LEASE: Final = timedelta(hours=1)
+_DELAY: Final = timedelta(hours=1)
+_LONG: Final = timedelta(hours=2)
+_LITTLE: Final = timedelta(minutes=10)
+_VERDICT: Final = DeadLetter("no such vibe", DeadLetterClass.DETERMINISTIC)
+
+
+async def _mark_all(inbox: InboxRepository, claim: ClaimedMessage) -> bool:
+    return await inbox.mark_all_processed([claim]) == [claim]
+
+
+_WRITES: Final[dict[str, Callable[[InboxRepository, ClaimedMessage], Awaitable[bool]]]] = {
+    "renew": lambda inbox, claim: inbox.renew(claim, _LEASE),
+    "condemn": lambda inbox, claim: inbox.condemn(claim, _VERDICT),
+    "mark_processed": lambda inbox, claim: inbox.mark_processed(claim, Ack()),
+    "mark_all_processed": _mark_all,
+    "record_error": lambda inbox, claim: inbox.record_error(claim, Retry(_DELAY, "boom")),
+    "mark_dead_lettered": lambda inbox, claim: inbox.mark_dead_lettered(claim),
+    "release": lambda inbox, claim: inbox.release(claim, _DELAY),
+}
+
+
+class InboxBench(Protocol):
+    """An empty inbox, and what time and operators do to it."""
+
+    @property
+    def inbox(self) -> InboxRepository:
+        """The adapter. Its grace for messages that are overdue must be about ten minutes."""
+
+    async def elapse(self, time: timedelta) -> None:
+        """Let this time pass for the inbox: move its clock, or move all times in its rows back."""
+
+    async def requeue(self, message_id: UUID) -> None:
+        """Do what an operator's requeue does to a dead-lettered message."""
+
+    async def error_of(self, message_id: UUID) -> str | None:
+        """Return the error that is recorded about a message."""
+
+
+class InboxContract:
+    """Needs the fixture ``bench``: an `InboxBench`."""
+
+    # --- receive ---
+
+    async def test_a_claim_returns_the_message_as_it_was_inserted(self, bench: InboxBench) -> None:
+        moment = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
+        ids: dict[str, Any] = {"correlation_id": uuid4(), "causation_id": uuid4()}
+        full = _row(
+            1, body=b"\x00\xff", headers={"Actor": "Grüße"}, occurred_at=moment, partition_key="v:1", **ids
+        )
+        unreadable = _row(2, event_type=None, event_version=None, condemned=_VERDICT)
+        await bench.inbox.insert([full, unreadable])
+        assert [(await _claimed(bench, row)).row for row in (full, unreadable)] == [full, unreadable]
+
+    async def test_an_insert_tells_what_is_new_known_and_done(self, bench: InboxBench) -> None:
+        processed, dead, waiting, _ = rows = [_row(seq) for seq in range(1, 5)]
+        await bench.inbox.insert([processed, dead, waiting])
+        await bench.inbox.mark_processed(await _claimed(bench, processed), Ack())
+        await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
+        told = {it.message_id: (it.new, it.done) for it in await bench.inbox.insert(rows)}
+        assert [told[row.message_id] for row in rows] == [
+            *((False, True), (False, True), (False, False), (True, False))
+        ]
+        assert await bench.inbox.claim(processed.message_id, _LEASE) is None
+        assert await bench.inbox.insert([]) == []
+
+    async def test_a_repeat_brings_its_place_and_its_reply_subject_only(self, bench: InboxBench) -> None:
+        row = _row(1)
+        await bench.inbox.insert([row])
+        await bench.inbox.insert([row._replace(stream_seq=9, ack_subject="again", body=b"other")])
+        await bench.inbox.insert([row._replace(stream_seq=9, ack_subject="", body=b"other")])
+        assert (await _claimed(bench, row)).row == row._replace(stream_seq=9, ack_subject="again")
+
+    async def test_an_id_that_is_twice_in_a_batch_is_answered_once(self, bench: InboxBench) -> None:
+        row, other = _row(1), _row(2)
+        told = await bench.inbox.insert([row, other, row._replace(stream_seq=3)])
+        assert sorted(it.message_id for it in told) == sorted([row.message_id, other.message_id])
+        assert (await _claimed(bench, row)).row.stream_seq == 3
+
+    async def test_a_value_that_cannot_be_stored_refuses_the_whole_batch(self, bench: InboxBench) -> None:
+        good = _row(1)
+        try:
+            await bench.inbox.insert([good, _row(2, partition_key="NUL: \x00")])
+        except MalformedMessage:
+            assert await bench.inbox.claim(good.message_id, _LEASE) is None
+        else:
+            raise AssertionError("it was stored")
+
+    async def test_due_counts_what_waits_and_runs_but_not_back_off(self, bench: InboxBench) -> None:
+        await bench.inbox.ping()
+        waiting, running, failed, done = rows = [_row(seq) for seq in range(1, 5)]
+        await bench.inbox.insert([*rows, _row(5, subscription="another")])
+        await _claimed(bench, running)
+        await bench.inbox.record_error(await _claimed(bench, failed), Retry(_DELAY, "boom"))
+        await bench.inbox.mark_processed(await _claimed(bench, done), Ack())
+        assert [await bench.inbox.due(waiting.subscription, limit) for limit in (1, 10)] == [1, 2]
+        await bench.elapse(_DELAY + _LITTLE)
+        assert await bench.inbox.due(waiting.subscription, 10) == 3
+
+    # --- settle ---
+
+    async def test_a_leased_row_is_claimed_again_only_after_its_lease(self, bench: InboxBench) -> None:
+        row = await _inserted(bench)
+        first = await _claimed(bench, row)
+        await bench.elapse(_LEASE - _LITTLE)
+        assert await bench.inbox.claim(row.message_id, _LEASE) is None
+        await bench.elapse(2 * _LITTLE)
+        second = await _claimed(bench, row)
+        assert (first.attempts, second.attempts) == (1, 2)
+        assert first.token != second.token
+
+    async def test_a_renewed_claim_lasts_from_then_on(self, bench: InboxBench) -> None:
+        row = await _inserted(bench)
+        claim = await _claimed(bench, row)
+        await bench.elapse(_LEASE - _LITTLE)
+        assert await bench.inbox.renew(claim, _LEASE)
+        await bench.elapse(_LEASE - _LITTLE)
+        assert await bench.inbox.claim(row.message_id, _LEASE) is None
+
+    async def test_of_many_claims_at_once_one_succeeds(self, bench: InboxBench) -> None:
+        row = await _inserted(bench)
+        claims = await asyncio.gather(*(bench.inbox.claim(row.message_id, _LEASE) for _ in range(8)))
+        assert [claim.attempts for claim in claims if claim is not None] == [1]
+
+    async def test_unknown_processed_and_dead_messages_are_not_claimed(self, bench: InboxBench) -> None:
+        processed, dead = await _inserted(bench), await _inserted(bench)
+        assert await bench.inbox.mark_processed(await _claimed(bench, processed), Ack())
+        assert await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
+        await bench.elapse(_LONG)
+        for id in (uuid4(), processed.message_id, dead.message_id):
+            assert await bench.inbox.claim(id, _LEASE) is None
+
+    async def test_a_lost_claim_changes_nothing(self, bench: InboxBench) -> None:
+        for name, write in _WRITES.items():
+            row = await _inserted(bench)
+            lost = await _claimed(bench, row)
+            await bench.elapse(_LEASE + _LITTLE)
+            held = await _claimed(bench, row)
+            assert not await write(bench.inbox, lost), name
+            assert await bench.inbox.claim(row.message_id, _LEASE) is None, name
+            assert await bench.error_of(row.message_id) is None, name
+            assert await bench.inbox.mark_processed(held, Ack()), name
+
+    async def test_a_settled_claim_settles_nothing_more(self, bench: InboxBench) -> None:
+        for name in ("mark_processed", "record_error", "mark_dead_lettered", "release"):
+            claim = await _claimed(bench, await _inserted(bench))
+            assert await _WRITES[name](bench.inbox, claim), name
+            for again, write in _WRITES.items():
+                assert not await write(bench.inbox, claim), f"{name}, then {again}"
+
+    async def test_of_many_those_are_marked_whose_claim_is_held(self, bench: InboxBench) -> None:
+        lost = await _claimed(bench, await _inserted(bench))
+        await bench.elapse(_LEASE + _LITTLE)
+        again = await bench.inbox.claim(lost.row.message_id, _LEASE)
+        held = [await _claimed(bench, await _inserted(bench)) for _ in range(3)]
+        marked = await bench.inbox.mark_all_processed([held[0], lost, *held[1:]])
+        assert {claim.row.message_id for claim in marked} == {claim.row.message_id for claim in held}
+        assert again is not None
+        assert await bench.inbox.mark_processed(again, Ack())
+
+    async def test_an_error_is_recorded_and_the_message_waits_for_its_delay(self, bench: InboxBench) -> None:
+        row = await _inserted(bench)
+        assert await bench.inbox.record_error(await _claimed(bench, row), Retry(_DELAY, "HTTP 503: boom"))
+        assert await bench.error_of(row.message_id) == "HTTP 503: boom"
+        await bench.elapse(_DELAY - _LITTLE)
+        assert await bench.inbox.claim(row.message_id, _LEASE) is None
+        await bench.elapse(_LITTLE)
+        assert (await _claimed(bench, row)).attempts == 2
+
+    async def test_a_condemned_message_waits_for_its_dead_letter_only(self, bench: InboxBench) -> None:
+        row = await _inserted(bench)
+        claim = await _claimed(bench, row)
+        assert await bench.inbox.condemn(claim, _VERDICT)
+        assert await bench.error_of(row.message_id) == _VERDICT.reason
+        assert not await bench.inbox.mark_processed(claim, Ack())
+        assert await bench.inbox.release(claim, _DELAY)
+        await bench.elapse(_DELAY - _LITTLE)
+        assert await bench.inbox.claim(row.message_id, _LEASE) is None
+        await bench.elapse(_LITTLE)
+        again = await _claimed(bench, row)
+        assert (again.row.condemned, again.attempts) == (_VERDICT, 1)
+
+    async def test_a_message_whose_attempts_are_used_up_comes_back_condemned(self, bench: InboxBench) -> None:
+        row = await _inserted(bench)
+        for attempt in (1, 2):
+            claim = await bench.inbox.claim(row.message_id, _LEASE, max_attempts=2)
+            assert claim is not None
+            assert (claim.attempts, claim.row.condemned) == (attempt, None)
+            await bench.elapse(_LEASE + _LITTLE)
+        last = await bench.inbox.claim(row.message_id, _LEASE, max_attempts=2)
+        assert last is not None
+        assert last.row.condemned is not None
+        assert (last.attempts, last.row.condemned.kind) == (2, DeadLetterClass.EXHAUSTED)
+
+    async def test_a_requeued_message_starts_anew_and_knows_how_often(self, bench: InboxBench) -> None:
+        row = await _inserted(bench)
+        for requeues in (0, 1, 2):
+            claim = await _claimed(bench, row)
+            assert (claim.requeues, claim.attempts, claim.row.condemned) == (requeues, 1, None)
+            await bench.inbox.condemn(claim, _VERDICT)
+            await bench.inbox.mark_dead_lettered(claim)
+            await bench.requeue(row.message_id)
+
+    # --- audit ---
+
+    async def test_overdue_finds_what_no_queue_has_and_finds_it_once(self, bench: InboxBench) -> None:
+        waiting, running, failed, processed, dead = rows = [_row(seq) for seq in range(1, 6)]
+        await bench.inbox.insert([*rows, _row(6, subscription="another")])
+        await bench.inbox.claim(running.message_id, 2 * _LONG)
+        await bench.inbox.record_error(await _claimed(bench, failed), Retry(2 * _LONG, "boom"))
+        await bench.inbox.mark_processed(await _claimed(bench, processed), Ack())
+        await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
+        assert await bench.inbox.overdue(waiting.subscription, 10) == []
+        await bench.elapse(_LONG)
+        assert await bench.inbox.overdue(waiting.subscription, 10, waited=_LONG) == []
+        assert await bench.inbox.overdue(waiting.subscription, 10) == [waiting.message_id]
+        assert await bench.inbox.overdue(waiting.subscription, 10) == []
+
+    async def test_overdue_takes_those_first_that_wait_longest(self, bench: InboxBench) -> None:
+        old = await _inserted(bench)
+        await bench.elapse(_LONG)
+        await _inserted(bench)
+        await bench.elapse(_LONG)
+        assert await bench.inbox.overdue(old.subscription, 1) == [old.message_id]
+
+    async def test_waiting_pages_through_the_unfinished_messages(self, bench: InboxBench) -> None:
+        rows = [_row(seq) for seq in range(1, 8)]
+        await bench.inbox.insert([*rows, _row(9, subscription="another")])
+        await bench.inbox.mark_processed(await _claimed(bench, rows.pop()), Ack())
+        pages = [page async for page in bench.inbox.waiting(rows[0].subscription, 2)]
+        assert all(len(page) <= 2 for page in pages)
+        replies = [reply for page in pages for reply in page]
+        assert sorted(replies) == [row.ack_subject for row in rows]
+
+    async def test_missing_tells_the_sequences_that_the_inbox_does_not_hold(self, bench: InboxBench) -> None:
+        here = _row(3)
+        await bench.inbox.insert([here, _row(5), _row(4, stream="OTHER"), _row(6, subscription="another")])
+        assert await bench.inbox.missing(here.subscription, here.stream, 1, 7) == [2, 4, 6, 7]
+
+    async def test_finished_tells_the_messages_whose_acknowledgement_may_be_lost(self, bench: InboxBench) -> None:
+        dead, waiting, processed = rows = [_row(seq) for seq in (2, 3, 4)]
+        await bench.inbox.insert(rows[::-1])
+        await bench.inbox.mark_processed(await _claimed(bench, processed), Ack())
+        await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
+        place = waiting.subscription, waiting.stream
+        await bench.elapse(_LITTLE)
+        found = await bench.inbox.finished(*place, 0, 9)
+        assert [(it.message_id, it.reply) for it in found] == [
+            (it.message_id, it.ack_subject) for it in (dead, processed)
+        ]
+        assert [it.stream_seq for it in await bench.inbox.finished(*place, 2, 4)] == [4]
+        assert [it.stream_seq for it in await bench.inbox.finished(*place, 0, 3, on_receipt=True)] == [2, 3]
+
+
+def _row(seq: int, **values: Any) -> InboxRow:
+    row = InboxRow(
+        message_id=uuid4(),
+        subject="up.event.vibe_created.v1",
+        subscription="from_up",
+        stream="UP",
+        stream_seq=seq,
+        ack_subject=f"$JS.ACK.UP.d.1.{seq}.{seq}.0.0",
+        body=b"{}",
+        headers={},
+        event_type="vibe_created",
+        event_version=1,
+    )
+    return row._replace(**values)
+
+
+async def _inserted(bench: InboxBench) -> InboxRow:
+    row = _row(1)
+    await bench.inbox.insert([row])
+    return row
+
+
+async def _claimed(bench: InboxBench, row: InboxRow) -> ClaimedMessage:
+    claim = await bench.inbox.claim(row.message_id, _LEASE)
+    assert claim is not None, "the row is free"
+    return claim

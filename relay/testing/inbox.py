@@ -1,0 +1,206 @@
+"""The inbox in memory: PORT-047-002 without order per key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID, uuid4
+
+from relay.domain.disclosure import printable
+from relay.domain.errors import DatabaseUnreachable, MalformedMessage
+from relay.domain.model import Finished
+from relay.domain.policies import MANY, Ack, DeadLetter, Retry, unanswered
+from relay.ports import ClaimedMessage, InboxRow, Inserted
+from relay.testing.clock import Clock
+
+#: A retry may begin this much early: queues do not deliver to the millisecond.
+_EARLY: Final = timedelta(milliseconds=50)
+#: An acknowledgement may be under way for this time.
+_UNDER_WAY: Final = timedelta(seconds=1)
+
+
+@dataclass(slots=True)
+class StoredMessage:
+    """A row of the inbox, with the columns of ``inbox_messages``. A verdict is in ``row.condemned``."""
+
+    row: InboxRow
+    received_at: datetime
+    enqueued_at: datetime
+    attempts: int = 0
+    requeues: int = 0
+    last_error: str | None = None
+    next_attempt_at: datetime | None = None
+    processed_at: datetime | None = None
+    dead_lettered_at: datetime | None = None
+    token: UUID | None = None
+    claimed_until: datetime | None = None
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """When it was processed or dead-lettered."""
+        return self.processed_at or self.dead_lettered_at
+
+    def release(self, until: datetime | None = None) -> None:
+        """Give up the claim. With ``until``, the message is not due before that time."""
+        self.token = self.claimed_until = None
+        self.next_attempt_at = until
+        self.enqueued_at = until or self.enqueued_at
+
+
+class MemoryInbox:
+    """Receives, settles and audits. ``messages`` is for a test to look at.
+
+    ``grace``: when a row is this long overdue for a claim, `overdue` treats it as lost.
+    """
+
+    def __init__(self, clock: Clock | None = None, *, grace: timedelta = timedelta(seconds=5)) -> None:
+        self.clock = clock or Clock()
+        self.messages: dict[UUID, StoredMessage] = {}
+        self.down = False
+        self._grace = grace
+
+    @property
+    def _rows(self) -> dict[UUID, StoredMessage]:
+        if self.down:
+            raise DatabaseUnreachable("the inbox in memory is down")
+        return self.messages
+
+    def requeue(self, message_id: UUID) -> None:
+        """Do what an operator's requeue does to a dead message: it is due at once, with new attempts."""
+        found, now = self._rows[message_id], self.clock.now
+        row = found.row._replace(condemned=None)
+        self._rows[message_id] = StoredMessage(row, found.received_at, now, requeues=found.requeues + 1)
+
+    # --- receive ---
+
+    async def ping(self) -> None:
+        _ = self._rows
+
+    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+        if any("\x00" in text for row in rows for text in _texts(row)):
+            raise MalformedMessage("the inbox cannot store it: a text holds a NUL")
+        return [self._insert(row) for row in {row.message_id: row for row in rows}.values()]
+
+    def _insert(self, row: InboxRow) -> Inserted:
+        now, known = self.clock.now, self._rows.get(row.message_id)
+        if known is None:
+            # An inbox without order keeps neither the key of the order nor the number of the delivery.
+            self._rows[row.message_id] = StoredMessage(row._replace(order_key=None, consumer_seq=None), now, now)
+            return Inserted(row.message_id, new=True, done=False)
+        known.row = known.row._replace(
+            ack_subject=row.ack_subject or known.row.ack_subject, stream=row.stream, stream_seq=row.stream_seq
+        )
+        return Inserted(row.message_id, new=False, done=known.finished_at is not None)
+
+    async def due(self, subscription: str, limit: int) -> int:
+        ready = [it for it in self._unfinished(subscription) if it.enqueued_at <= self.clock.now]
+        return min(len(ready), limit)
+
+    # --- settle ---
+
+    async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
+        found, since = self._rows.get(message_id), time.monotonic()
+        if found is None or not self._is_free(found, _EARLY):
+            return None
+        if found.row.condemned is None and found.attempts >= max_attempts:
+            found.row = found.row._replace(condemned=unanswered(max_attempts))
+        elif found.row.condemned is None:
+            found.attempts += 1
+        found.token, found.claimed_until = uuid4(), self.clock.now + lease
+        return ClaimedMessage(found.token, found.row, found.attempts, found.requeues, since)
+
+    async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
+        if found := self._held(claim):
+            found.claimed_until = self.clock.now + lease
+        return found is not None
+
+    async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
+        found = self._held(claim)
+        if found is None or found.row.condemned is not None:
+            return False
+        found.processed_at = self.clock.now
+        found.release()
+        return True
+
+    async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+        return [claim for claim in claims if await self.mark_processed(claim, Ack())]
+
+    async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
+        if found := self._held(claim):
+            found.last_error = printable(disposition.error)
+            found.release(self.clock.now + disposition.delay)
+        return found is not None
+
+    async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
+        if found := self._held(claim):
+            found.row = found.row._replace(condemned=disposition)
+            found.last_error = printable(disposition.reason)
+        return found is not None
+
+    async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
+        if found := self._held(claim):
+            found.dead_lettered_at = self.clock.now
+            found.release()
+        return found is not None
+
+    async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
+        if found := self._held(claim):
+            found.release(self.clock.now + delay)
+        return found is not None
+
+    def _held(self, claim: ClaimedMessage) -> StoredMessage | None:
+        """Return the row that a claim still holds."""
+        found = self._rows.get(claim.row.message_id)
+        return found if found is not None and found.token == claim.token else None
+
+    def _is_free(self, found: StoredMessage, early: timedelta = timedelta(0)) -> bool:
+        now = self.clock.now
+        claimed = found.claimed_until is not None and found.claimed_until >= now
+        waits = found.next_attempt_at is not None and found.next_attempt_at > now + early
+        return found.finished_at is None and not claimed and not waits
+
+    # --- audit ---
+
+    async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
+        lost_before = self.clock.now - self._grace - waited
+        waiting = sorted(self._unfinished(subscription), key=lambda it: it.enqueued_at)
+        lost = [it for it in waiting if it.enqueued_at < lost_before and self._is_free(it)][:limit]
+        for found in lost:
+            found.enqueued_at = self.clock.now
+        return [it.row.message_id for it in lost]
+
+    async def waiting(self, subscription: str, page: int) -> AsyncIterator[Sequence[str]]:
+        found = sorted(self._unfinished(subscription), key=lambda it: (it.received_at, it.row.message_id))
+        for first in range(0, len(found), page):
+            yield [it.row.ack_subject for it in found[first : first + page]]
+
+    async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
+        held = {it.row.stream_seq for it in self._of(subscription, stream)}
+        return [seq for seq in range(after + 1, upto + 1) if seq not in held]
+
+    async def finished(
+        self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
+    ) -> Sequence[Finished]:
+        before = self.clock.now - _UNDER_WAY
+        found = [
+            Finished(it.row.message_id, it.row.stream_seq, it.row.ack_subject)
+            for it in self._of(subscription, stream)
+            if (it.finished_at and it.finished_at < before) or (on_receipt and it.received_at < before)
+        ]
+        return sorted((it for it in found if after < it.stream_seq <= upto), key=lambda it: it.stream_seq)
+
+    def _of(self, subscription: str, stream: str) -> Iterator[StoredMessage]:
+        rows = self._rows.values()
+        return (it for it in rows if (it.row.subscription, it.row.stream) == (subscription, stream))
+
+    def _unfinished(self, subscription: str) -> Iterator[StoredMessage]:
+        rows = self._rows.values()
+        return (it for it in rows if it.finished_at is None and it.row.subscription == subscription)
+
+
+def _texts(row: InboxRow) -> list[str]:
+    headers = [text for pair in row.headers.items() for text in pair]
+    return [value for value in (*row, *headers) if isinstance(value, str)]

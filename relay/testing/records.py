@@ -1,0 +1,112 @@
+"""Incidents and runs of cron jobs in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from uuid import UUID, uuid4
+
+from relay.domain.errors import DatabaseUnreachable
+from relay.domain.incidents import Letter, RecordedIncident
+from relay.domain.schedule import CLAIM, ClaimedRun, RunState, WaitingRun
+from relay.testing.clock import Clock
+from relay.testing.inbox import MemoryInbox
+
+
+class MemoryIncidents:
+    """Keeps one incident for each time a message dies. ``letters`` by the id of the incident are for a test."""
+
+    def __init__(self, inbox: MemoryInbox | None = None) -> None:
+        self.letters: dict[int, Letter] = {}
+        self.down = False
+        self._inbox = inbox or MemoryInbox()
+
+    async def record(self, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
+        if self.down:
+            raise DatabaseUnreachable("the incidents in memory are down")
+        return [self._record(it) for it in letters if not self._is_known(it)]
+
+    def _is_known(self, letter: Letter) -> bool:
+        key = letter.message_id, letter.occurrence
+        return any((it.message_id, it.occurrence) == key for it in self.letters.values())
+
+    def _record(self, letter: Letter) -> RecordedIncident:
+        id, message = len(self.letters) + 1, self._inbox.messages.get(letter.message_id)
+        if letter.original is None and message is not None:
+            letter = replace(letter, original=message.row.body)
+        self.letters[id] = letter
+        return RecordedIncident(
+            id,
+            letter.message_id,
+            letter.subscription,
+            letter.event_type,
+            letter.correlation_id,
+            letter.causation_id,
+            letter.kind.value,
+            letter.reason,
+            letter.attempts,
+        )
+
+
+@dataclass(slots=True)
+class StoredRun:
+    """A row of ``scheduled_runs``."""
+
+    correlation_id: UUID
+    state: RunState = RunState.WAITING
+    attempts: int = 0
+    error: str | None = None
+    available_at: datetime | None = None
+    token: UUID | None = None
+    claimed_until: datetime | None = None
+
+
+class MemoryRuns:
+    """The runs of cron jobs. ``runs`` is for a test to look at."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.runs: dict[tuple[str, datetime], StoredRun] = {}
+        self.down = False
+
+    def open(self, run: WaitingRun) -> None:
+        """Open a run, as the leading scheduler does. A run that is open stays as it is."""
+        self._runs.setdefault((run.job, run.scheduled_for), StoredRun(uuid4()))
+
+    async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
+        now, found = self.clock.now, self._runs.get((run.job, run.scheduled_for))
+        if found is None or any(it is not found for it in self._started(run.job)):
+            return None
+        over = found.claimed_until is not None and found.claimed_until <= now
+        if found.state is not RunState.WAITING and not (found.state is RunState.STARTED and over):
+            return None
+        found.state, found.token, found.claimed_until = RunState.STARTED, token, now + CLAIM
+        found.attempts += 1
+        return ClaimedRun(run.job, run.scheduled_for, found.correlation_id, found.attempts, token)
+
+    async def renew(self, run: ClaimedRun) -> bool:
+        if found := self._held(run):
+            found.claimed_until = self.clock.now + CLAIM
+        return found is not None
+
+    async def settle(
+        self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
+    ) -> None:
+        if found := self._held(run):
+            found.state, found.error = state, error
+            found.token = found.claimed_until = None
+            found.available_at = self.clock.now + delay if state is RunState.WAITING else None
+
+    @property
+    def _runs(self) -> dict[tuple[str, datetime], StoredRun]:
+        if self.down:
+            raise DatabaseUnreachable("the runs in memory are down")
+        return self.runs
+
+    def _held(self, run: ClaimedRun) -> StoredRun | None:
+        found = self._runs.get((run.job, run.scheduled_for))
+        return found if found is not None and found.token == run.token else None
+
+    def _started(self, job: str) -> list[StoredRun]:
+        return [it for (name, _), it in self._runs.items() if name == job and it.state is RunState.STARTED]
