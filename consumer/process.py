@@ -14,11 +14,10 @@ from consumer.order import GoOn
 from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
 from relay.domain.envelopes import handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
-from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
+from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide
 from relay.domain.retry import RetryPolicy
-from relay.domain.timings import HandlerAnswered
 from relay.failpoints import reach
 from relay.leases import kept
 from relay.ports import (

@@ -19,11 +19,18 @@ from relay.adapters.postgres.tasks import PostgresTasks
 from relay.bus import RequestContext
 from relay.domain.disclosure import validation
 from relay.domain.errors import Outage
-from relay.domain.facts import FactSink, TaskCompleted, TaskFailed, TaskPutOff, TaskRetried, TaskUnhandled
+from relay.domain.facts import (
+    FactSink,
+    TaskAnswered,
+    TaskCompleted,
+    TaskFailed,
+    TaskPutOff,
+    TaskRetried,
+    TaskUnhandled,
+)
 from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry, decide
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
-from relay.domain.timings import TaskAnswered
 from relay.failpoints import reach
 from relay.handling.calls import Call, Calls, answered
 from relay.handling.signatures import Inject

@@ -28,14 +28,11 @@ from relay.domain.archive import (
     ArchiveConflict,
     ArchiveDamaged,
     ArchiveError,
-    ArchiveFailed,
-    ArchiveHeld,
     ArchiveKind,
     Manifest,
-    RowsArchived,
     folder,
 )
-from relay.domain.facts import FactSink
+from relay.domain.facts import ArchiveFailed, ArchiveHeld, FactSink, RowsArchived
 
 #: A batch keeps its rows locked until it is stored, so it ends at this many rows or uncompressed bytes.
 ROWS: Final = 5_000

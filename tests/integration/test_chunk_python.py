@@ -22,7 +22,7 @@ from consumer.inprocess import CALLS
 from relay import Event, Outbox
 from relay.adapters.postgres.handling import HandlerTransactions
 from relay.devstack import NatsServer
-from relay.domain.timings import HandlerAnswered
+from relay.domain.facts import HandlerAnswered
 from relay.handling import together
 from tests.integration.consuming import subscribed
 from tests.integration.python_handling import WRITE, Handling, handling

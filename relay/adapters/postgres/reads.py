@@ -13,17 +13,17 @@ from psycopg.rows import class_row
 from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.unreachable import reaching, reason
-from relay.domain.errors import DatabaseUnreachable
-from relay.queries import (
+from relay.domain.backlogs import (
     Backlogs,
     InboxBacklog,
     OutboxBacklog,
     Overdue,
-    SchemaMissing,
     SubscriptionBacklog,
     TaskBacklog,
     Waiting,
 )
+from relay.domain.errors import DatabaseUnreachable
+from relay.queries import SchemaMissing
 
 Row = TypeVar("Row")
 
