@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
-from relay.domain.backlogs import Backlogs, InboxBacklog, OutboxBacklog
+from relay.domain.backlogs import InboxBacklog, OutboxBacklog
 from relay.domain.errors import RelayError, TooMany, UnknownContext
 
 Item = TypeVar("Item")
@@ -23,8 +23,8 @@ class SchemaMissing(RelayError):
 class BacklogReader(Protocol):
     """The read model of one context. It takes no locks.
 
-    Each call reads one snapshot; `backlogs` reads one snapshot for each part.
-    All methods raise DatabaseUnreachable, and SchemaMissing when the database is not migrated.
+    Each call reads one snapshot. Both raise DatabaseUnreachable, and SchemaMissing when the database is not
+    migrated.
     """
 
     async def outbox_backlog(self) -> OutboxBacklog:
@@ -32,9 +32,6 @@ class BacklogReader(Protocol):
 
     async def inbox_backlog(self) -> InboxBacklog:
         """Read inbox_messages WHERE processed_at IS NULL."""
-
-    async def backlogs(self) -> Backlogs:
-        """Read all backlogs, per subscription where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

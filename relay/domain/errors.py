@@ -132,7 +132,7 @@ class InvalidKey(InvalidEvent):
 
 
 class InvalidTimestamp(InvalidEvent):
-    """A time has no zone or is out of range, or a message would end before it was received (POL-047-004)."""
+    """A time has no zone or is out of range."""
 
     code = "INVALID_TIMESTAMP"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any, Final, NewType
+from typing import Any, Final
 from uuid import UUID, uuid5
 
 from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp, MalformedMessage
@@ -25,17 +25,6 @@ CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 _MSG_ID = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(?:\.([1-9][0-9]{0,8}))?\Z")
 
 _UNREADABLE: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
-
-#: The id that a message carries in the ``Nats-Msg-Id`` header.
-MessageId = NewType("MessageId", UUID)
-
-
-@dataclass(frozen=True, slots=True)
-class CorrelationContext:
-    """The request that an event belongs to, and what caused the event. Both are optional (SDS-047 §2.2)."""
-
-    correlation_id: UUID | None = None
-    causation_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +128,6 @@ def _check_moment(value: Any, name: str) -> None:
         value.astimezone(UTC)
     except OverflowError:
         raise InvalidTimestamp("lies outside of the years 1 to 9999 in UTC", field=name) from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboxMessage:
-    """A received message and its state (SDS-047 §2.1). Raises InvalidTimestamp (POL-047-004)."""
-
-    message_id: UUID
-    subject: str
-    received_at: datetime
-    processed_at: datetime | None = None
-    attempts: int = 0
-    last_error: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.processed_at is not None and self.processed_at < self.received_at:
-            raise InvalidTimestamp("processed before it was received", field="processed_at")
 
 
 @dataclass(frozen=True, slots=True)

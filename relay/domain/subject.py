@@ -39,10 +39,10 @@ def check_subject(value: object, field: str = "topic") -> str:
     return value
 
 
-def check_version(value: object, field: str = "event_version") -> int:
+def check_version(value: object) -> int:
     """Return ``value`` if it is a schema version: a whole number from 1. Raises InvalidSubject."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**9:
-        raise InvalidSubject("must be a whole number from 1", field=field)
+        raise InvalidSubject("must be a whole number from 1", field="event_version")
     return value
 
 

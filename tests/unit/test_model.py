@@ -22,9 +22,7 @@ from relay.domain.errors import (
     RelayError,
 )
 from relay.domain.model import (
-    CorrelationContext,
     HandlerResult,
-    InboxMessage,
     NatsMsgId,
     OutboxEvent,
     Verdict,
@@ -152,7 +150,7 @@ def test_the_future_is_told_across_time_zones() -> None:
         event(occurred_at=datetime(2025, 12, 28, 21, 2, tzinfo=tokyo)).check_not_future(NOON)
 
 
-# --- POL-047-003 and -004: the inbox ---
+# --- POL-047-003: the inbox ---
 
 
 def test_a_second_message_of_one_id_is_a_duplicate_message() -> None:
@@ -161,26 +159,7 @@ def test_a_second_message_of_one_id_is_a_duplicate_message() -> None:
     assert issubclass(DuplicateMessage, RelayError)
 
 
-def received(processed_at: datetime | None) -> InboxMessage:
-    return InboxMessage(message_id=ID, subject="a.event.b.v1", received_at=NOON, processed_at=processed_at)
-
-
-@pytest.mark.parametrize("processed_at", [None, NOON, NOON + timedelta(days=9)])
-def test_a_message_is_processed_not_yet_at_once_or_later(processed_at: datetime | None) -> None:
-    assert received(processed_at).processed_at == processed_at
-
-
-def test_a_message_processed_before_it_was_received_has_an_invalid_timestamp() -> None:
-    with pytest.raises(InvalidTimestamp) as raised:
-        received(NOON - timedelta(microseconds=1))
-    assert (raised.value.code, raised.value.field) == ("INVALID_TIMESTAMP", "processed_at")
-
-
-def test_a_new_message_has_no_attempt_and_no_error() -> None:
-    assert (received(None).attempts, received(None).last_error) == (0, None)
-
-
-# --- NatsMsgId and CorrelationContext ---
+# --- NatsMsgId ---
 
 
 def test_the_message_id_is_the_id_of_the_event() -> None:
@@ -218,11 +197,6 @@ def test_a_text_that_is_no_event_id_makes_a_malformed_message(text: str) -> None
         NatsMsgId.parse(text)
     assert raised.value.field == "Nats-Msg-Id"
     assert len(str(raised.value)) < 500
-
-
-def test_correlation_and_causation_are_both_optional() -> None:
-    assert CorrelationContext() == CorrelationContext(correlation_id=None, causation_id=None)
-    assert CorrelationContext(ID).causation_id is None
 
 
 def test_a_message_without_an_id_gets_one_of_its_place_that_never_changes() -> None:
