@@ -19,7 +19,8 @@ from consumer.order import WatchNumbers
 from consumer.pull import PullMessages
 from consumer.rescue import MessageReader
 from relay.domain.facts import DeliveriesRecovered, FactSink
-from relay.domain.model import Finished, stand_in_id
+from relay.domain.identity import stand_in_id
+from relay.domain.model import Finished
 from relay.ports import ConsumerState, InboxRepository, JetStreamConsumer
 
 #: How long a delivery may take from JetStream to the inbox before it counts as lost.

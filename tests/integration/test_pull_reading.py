@@ -14,7 +14,7 @@ from relay import Event, Outbox
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.devstack import NatsServer
-from relay.domain.model import stand_in_id
+from relay.domain.identity import stand_in_id
 from relay.ports import HandlerRequest
 from tests.integration.consuming import Handler, Subscription, subscribed
 from tests.integration.publishing import ALL
