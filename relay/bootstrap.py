@@ -234,8 +234,7 @@ class Application:
         outbox = PostgresOutboxAdapter(pool, dead_head_blocks=settings.publish.dead_head == "block")
         publisher = NatsJetStreamPublisher(self.nats, ack_timeout=settings.publish.ack_timeout)
         config = PublishConfig(
-            context=name,
-            subject=settings.subject,
+            routing=settings.routing,
             envelope=settings.envelope,
             batch_size=settings.publish.batch_size,
             batch_bytes=settings.publish.batch_bytes,

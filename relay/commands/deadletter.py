@@ -14,7 +14,7 @@ from relay.domain.identity import NatsMsgId
 from relay.domain.incidents import encode_original
 from relay.domain.limits import WIRE_RESERVE
 from relay.domain.policies import DeadLetter, Published
-from relay.domain.subject import dead_letter_subject
+from relay.domain.routing import dead_letter_subject
 from relay.ports import JetStreamPublisher
 
 

@@ -18,7 +18,7 @@ from pydantic import (
 
 from relay.domain.errors import UnknownContext
 from relay.domain.ordering import FailedHead
-from relay.domain.subject import DEFAULT_TEMPLATE
+from relay.domain.routing import DEFAULT_TEMPLATE, Routing, dead_letter_subject, event_subjects
 from relay.domain.topology import (
     RELAY_ADVISORIES,
     ConsumerSpec,
@@ -193,6 +193,12 @@ class ContextSettings(Section):
     archive: ArchiveSettings = ArchiveSettings()
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
+    @property
+    def routing(self) -> Routing:
+        """Where the context's events go."""
+        streams = {self.stream.name: self.stream.subjects}
+        return Routing(context=self.name, template=self.subject, streams=streams)
+
     def dead_letter_spec(self) -> ConsumerSpec:
         """Return the consumer that reads dead letters, to record them."""
         return dead_letter_consumer(self.name, self.dlq.name)
@@ -203,10 +209,10 @@ class ContextSettings(Section):
         if not isinstance(data, dict) or "name" not in data:
             return data
         name = str(data["name"])
-        stream = {"name": f"{name.upper()}_EVENTS", "subjects": [f"{name}.event.>"]}
+        stream = {"name": f"{name.upper()}_EVENTS", "subjects": [event_subjects(name)]}
         dlq = {
             "name": f"{name.upper()}_DLQ",
-            "subjects": [f"{name}.dlq.>"],
+            "subjects": [dead_letter_subject(name, ">")],
             "max_age": timedelta(days=30),
             "max_bytes": 1024**3,
         }
