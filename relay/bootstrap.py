@@ -34,7 +34,7 @@ from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import ReconcileStream
-from relay.domain.errors import ConfigurationError, UnknownContext
+from relay.domain.errors import ConfigurationError, UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
@@ -144,10 +144,7 @@ class Application:
     def context(self, name: str) -> Context:
         """The run-time parts of a context, made on first use. Raises UnknownContext."""
         if name not in self._contexts:
-            if name not in self.settings.contexts:
-                known = ", ".join(self.settings.contexts)
-                raise UnknownContext(f"no context {name!r} is configured", hint=f"configured: {known}")
-            self._contexts[name] = self._build(name, self.settings.contexts[name])
+            self._contexts[name] = self._build(name, of_context(self.settings.contexts, name))
         return self._contexts[name]
 
     def subscription(self, context: str, name: str) -> SubscriptionSettings:

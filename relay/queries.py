@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from relay.domain.backlogs import InboxBacklog, OutboxBacklog
-from relay.domain.errors import RelayError, TooMany, UnknownContext
+from relay.domain.errors import RelayError, TooMany, of_context
 
 Item = TypeVar("Item")
 
@@ -42,7 +42,7 @@ class GetOutboxBacklog:
 
     async def __call__(self, context: str) -> OutboxBacklog:
         """Ask the reader of ``context``. Raises UnknownContext and what the reader raises."""
-        return await _reader(self.readers, context).outbox_backlog()
+        return await of_context(self.readers, context).outbox_backlog()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,7 @@ class GetInboxBacklog:
 
     async def __call__(self, context: str) -> InboxBacklog:
         """Ask the reader of ``context``. Raises UnknownContext and what the reader raises."""
-        return await _reader(self.readers, context).inbox_backlog()
-
-
-def _reader(readers: Mapping[str, BacklogReader], context: str) -> BacklogReader:
-    if context not in readers:
-        known = ", ".join(readers) or "none"
-        raise UnknownContext(f"no context is called {context[:80]!r}", hint=f"known: {known}")
-    return readers[context]
+        return await of_context(self.readers, context).inbox_backlog()
 
 
 # --- what operators look at -----------------------------------------------------------------------

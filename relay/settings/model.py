@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from relay.domain.errors import UnknownContext
+from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
 from relay.domain.routing import DEFAULT_TEMPLATE, Routing, dead_letter_subject, event_subjects
 from relay.domain.topology import (
@@ -291,12 +291,7 @@ class Settings(Section):
         return [*declared, *map(advisory_consumer, declared), *letters]
 
     def _chosen(self, context: str | None) -> list[ContextSettings]:
-        if context is None:
-            return list(self.contexts.values())
-        if context not in self.contexts:
-            known = ", ".join(self.contexts) or "none"
-            raise UnknownContext(f"no context is called {context[:80]!r}", field="context", hint=f"known: {known}")
-        return [self.contexts[context]]
+        return list(self.contexts.values()) if context is None else [of_context(self.contexts, context)]
 
     @model_validator(mode="before")
     @classmethod

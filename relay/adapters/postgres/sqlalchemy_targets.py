@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection, Dialect
 from sqlalchemy import event as listen
@@ -189,19 +189,11 @@ def _collect_async(session: AsyncSession, rows: Sequence[Row]) -> Ready[None]:
     return Ready(None)
 
 
-def _collect_scoped(scope: scoped_session[Any], rows: Sequence[Row]) -> None:
-    collect(scope(), rows)
-
-
-def _collect_scoped_async(scope: async_scoped_session[Any], rows: Sequence[Row]) -> Ready[None]:
-    return _collect_async(scope(), rows)
-
-
 WRITERS: Final[Mapping[type, Write]] = {
     Session: collect,
-    scoped_session: _collect_scoped,
+    scoped_session: lambda scope, rows: collect(scope(), rows),
     Connection: insert_sqlalchemy,
     AsyncSession: _collect_async,
-    async_scoped_session: _collect_scoped_async,
+    async_scoped_session: lambda scope, rows: _collect_async(scope(), rows),
     AsyncConnection: insert_sqlalchemy_async,
 }
