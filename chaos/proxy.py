@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 from chaos.passage import Conditions, Connection, Counters, Mode
 from relay.devstack.ports import LOOPBACK, free_port
@@ -18,6 +19,13 @@ from relay.devstack.ports import LOOPBACK, free_port
 T = TypeVar("T")
 
 _CALL_SECONDS: Final = 10.0
+
+
+def at_port(url: str, port: int) -> str:
+    """An address with another port, that of a link before the server. User and password stay."""
+    parts = urlsplit(url)
+    head, _, _ = parts.netloc.rpartition(":")
+    return urlunsplit(parts._replace(netloc=f"{head}:{port}"))
 
 
 class Link:

@@ -21,7 +21,7 @@ import psycopg
 
 from chaos import deployment
 from chaos.disk import SmallDisks
-from chaos.proxy import Link, Proxy
+from chaos.proxy import Link, Proxy, at_port
 from chaos.sampler import Fetched, fetched
 from chaos.supervisor import Supervised, Supervisor
 from relay.devstack import (
@@ -38,7 +38,6 @@ from relay.devstack.leftovers import end_leftovers, marked
 from relay.devstack.logs import last_lines
 from relay.devstack.monitoring import connected_clients, get, pulled_consumers
 from relay.devstack.ports import free_port
-from relay.devstack.private import at_port
 from relay.settings import Settings, load_settings
 from relay.settings.model import installed_actor_modules
 

@@ -27,7 +27,8 @@ from consumer.pull import PullMessages
 from relay.commands.missing import HORIZON, FindMissing
 from relay.domain.errors import Outage
 from relay.domain.facts import DeliveriesRecovered, DeliveryExhausted, FactSink, InboxGapFilled
-from relay.domain.model import Finished, stand_in_id
+from relay.domain.identity import stand_in_id
+from relay.domain.model import Finished
 from relay.domain.watermark import Watermark
 from relay.ports import ConsumerState, Delivery, InboxRepository, JetStreamConsumer
 

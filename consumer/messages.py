@@ -16,11 +16,10 @@ from relay.adapters.postgres.pipeline import Command
 from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
 from relay.domain.envelopes import handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
-from relay.domain.facts import FactSink, MessageProcessed, MessageRetried
+from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried
 from relay.domain.model import HandlerResult
 from relay.domain.policies import DeadLetter, DeadLetterClass, Disposition, Retry, decide
 from relay.domain.retry import RetryPolicy
-from relay.domain.timings import HandlerAnswered
 from relay.execution.calls import PreparedCall
 from relay.execution.rows import Terms
 from relay.failpoints import reach

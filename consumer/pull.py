@@ -13,7 +13,7 @@ from consumer.order import KeyOrder, WatchNumbers, fetch_in_order
 from relay.domain.envelopes import Incoming, decode
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen
-from relay.domain.model import stand_in_id
+from relay.domain.identity import stand_in_id
 from relay.domain.ordering import order_key, partition_key
 from relay.domain.policies import DeadLetter, DeadLetterClass
 from relay.failpoints import reach

@@ -35,12 +35,11 @@ from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import ReconcileStream
-from relay.domain.errors import ConfigurationError, UnknownContext
+from relay.domain.errors import ConfigurationError, UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
 from relay.ports import EventHandler, JetStreamConsumer, OutboxRepository
-from relay.queries import BacklogReader
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
 
 _log = logging.getLogger("relay")
@@ -61,7 +60,7 @@ class Context:
     incidents: PostgresIncidents
     reconcile: ReconcileStream
     schedule: PostgresSchedule
-    backlogs: BacklogReader
+    backlogs: PostgresBacklogReader
 
 
 class ServingHandler(EventHandler, Protocol):
@@ -147,10 +146,7 @@ class Application:
     def context(self, name: str) -> Context:
         """The run-time parts of a context, made on first use. Raises UnknownContext."""
         if name not in self._contexts:
-            if name not in self.settings.contexts:
-                known = ", ".join(self.settings.contexts)
-                raise UnknownContext(f"no context {name!r} is configured", hint=f"configured: {known}")
-            self._contexts[name] = self._build(name, self.settings.contexts[name])
+            self._contexts[name] = self._build(name, of_context(self.settings.contexts, name))
         return self._contexts[name]
 
     def subscription(self, context: str, name: str) -> SubscriptionSettings:
@@ -237,8 +233,7 @@ class Application:
         outbox = PostgresOutboxAdapter(pool, dead_head_blocks=settings.publish.dead_head == "block")
         publisher = NatsJetStreamPublisher(self.nats, ack_timeout=settings.publish.ack_timeout)
         config = PublishConfig(
-            context=name,
-            subject=settings.subject,
+            routing=settings.routing,
             envelope=settings.envelope,
             batch_size=settings.publish.batch_size,
             batch_bytes=settings.publish.batch_bytes,

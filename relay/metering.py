@@ -35,7 +35,7 @@ def known_labels(settings: Settings, *, jobs: Names | None = None, types: Sequen
     return {
         name: {
             "subscription": list(context.subscriptions),
-            "stream": [context.stream.name],
+            "stream": list(context.routing.streams),
             "job": (jobs or {}).get(name, ()),
             "type": types,
         }

@@ -23,7 +23,8 @@ from relay.domain.errors import InvalidKey, InvalidPayload
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD, MAX_KEY_BYTES, WIRE_RESERVE, check_size, encode_payload
 from relay.domain.model import OutboxEvent
 from relay.domain.ordering import UNORDERED, default_key
-from relay.domain.subject import MAX_SUBJECT, EventSubject, check_token
+from relay.domain.routing import Routing
+from relay.domain.subject import MAX_SUBJECT, check_token
 from relay.events import AGGREGATE, Event, as_event
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
@@ -45,6 +46,7 @@ class Outbox:
 
     def __init__(self, context: str, *, max_payload: int = DEFAULT_MAX_PAYLOAD) -> None:
         self.context = check_token(context, "context")
+        self._routing = Routing(context=context)
         self._max_payload = max_payload
         # A payload shorter than this always fits: no character takes more bytes than _LONGEST_CHARACTER.
         self._surely_fits = (max_payload - 2 * WIRE_RESERVE - _LONGEST_AROUND) // _LONGEST_CHARACTER
@@ -106,7 +108,7 @@ class Outbox:
     def _check_size(self, row: OutboxEvent) -> None:
         if not row.headers and row.topic is None and len(row.payload) < self._surely_fits:
             return
-        subject = row.topic or EventSubject(self.context, row.event_type, row.event_version).value
+        subject = self._routing.subject(row.event_type, row.event_version, row.topic)
         headers = sum(len(name) + len(value) + 4 for name, value in row.headers.items())
         # The second reserve is for the envelope around the payload. The envelope repeats the subject. A header
         # repeats the key, and there a byte of the key may take three.

@@ -21,11 +21,10 @@ from relay.adapters.redis import RelayBroker
 from relay.bootstrap import Application
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.domain.errors import DatabaseUnreachable, Outage
-from relay.domain.facts import OutageSeen
+from relay.domain.facts import BacklogsSampled, OutageSeen
 from relay.domain.ordering import Shard
 from relay.domain.schedule import WaitingRun
 from relay.jobs import Duty
-from relay.queries import BacklogsSampled
 from scheduler.hints import Hints
 
 _PULL: Final = timedelta(milliseconds=500)

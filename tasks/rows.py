@@ -18,11 +18,18 @@ from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.disclosure import validation
 from relay.domain.errors import Outage
-from relay.domain.facts import FactSink, TaskCompleted, TaskFailed, TaskPutOff, TaskRetried, TaskUnhandled
+from relay.domain.facts import (
+    FactSink,
+    TaskAnswered,
+    TaskCompleted,
+    TaskFailed,
+    TaskPutOff,
+    TaskRetried,
+    TaskUnhandled,
+)
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
-from relay.domain.timings import TaskAnswered
 from relay.execution.calls import Calls, PreparedCall, answered
 from relay.execution.rows import Terms
 from relay.execution.signatures import Inject

@@ -13,7 +13,7 @@ from chaos.deployment import PRODUCING, STREAM
 from chaos.history import Hostile
 from chaos.stage import Stage
 from relay.devstack.errors import DevStackError
-from relay.domain.model import stand_in_id
+from relay.domain.identity import stand_in_id
 
 _SECONDS: Final = 10.0
 _BODY: Final = b'{"key": "hostile"}'

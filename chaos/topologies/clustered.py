@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
-from chaos.proxy import Link
+from chaos.proxy import Link, at_port
 from chaos.rig import Rig
 from chaos.sampler import Fetched, fetched
 from chaos.topologies.cluster import NODES, NatsCluster
 from relay.devstack import DevStack, Server
 from relay.devstack.monitoring import connected_clients, pulled_consumers
-from relay.devstack.private import at_port
 
 _NATS: Final = NatsCluster.name
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from chaos import deployment
+from chaos.proxy import at_port
 from chaos.rig import Rig
 from chaos.topologies.pair import PostgresPair
 from relay.devstack import DevStack, PostgresServer, Server
-from relay.devstack.private import at_port
 
 _POSTGRES: Final = "postgres"
 #: The link of the sampler and the checker, which no fault touches.

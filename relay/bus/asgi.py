@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final, TypeAlias
-from uuid import UUID
 
 from relay.bus.context import RequestContext
+from relay.domain.identity import Identity
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -16,8 +15,6 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HEADER: Final = b"x-correlation-id"
-# Only the canonical form. UUID() would also accept braces, URNs and missing hyphens.
-_UUID = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class RequestContextMiddleware:
@@ -50,6 +47,6 @@ class RequestContextMiddleware:
 
 def _read(headers: Iterable[tuple[bytes, bytes]]) -> RequestContext:
     given = [value for name, value in headers if name.lower() == HEADER]
-    if len(given) == 1 and _UUID.fullmatch(given[0]):
-        return RequestContext(correlation_id=UUID(given[0].decode()))
+    if len(given) == 1 and (identity := Identity.of(given[0].decode(errors="replace"))).canonical:
+        return RequestContext(correlation_id=identity.uuid)
     return RequestContext.begin()

@@ -16,15 +16,13 @@ from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
-from relay.domain.model import CorrelationContext
-
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """The ids of the current request.
+    """The ids of the current request: the CorrelationContext of SDS-047 §2.2.
 
     ``correlation_id`` names the operation at the start of the chain and stays the same in the whole chain.
     ``causation_id`` names the event or task that is the direct cause; None at the start.
@@ -61,11 +59,6 @@ class RequestContext:
             yield self
         finally:
             _current.reset(token)
-
-    @property
-    def correlation(self) -> CorrelationContext:
-        """Both ids as the value object of SDS-047 §2.2."""
-        return CorrelationContext(self.correlation_id, self.causation_id)
 
 
 _current: ContextVar[RequestContext] = ContextVar("relay_request_context", default=RequestContext())  # noqa: B039 - frozen

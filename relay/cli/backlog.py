@@ -13,7 +13,7 @@ from rich.table import Table
 
 from relay.adapters.postgres.reads import open_backlog_reader
 from relay.cli.contexts import ContextOption, JsonOption, visit
-from relay.queries import InboxBacklog, OutboxBacklog
+from relay.domain.backlogs import InboxBacklog, OutboxBacklog
 
 Backlog = tuple[OutboxBacklog, InboxBacklog]
 

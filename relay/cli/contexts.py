@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from relay.domain.errors import RelayError, UnknownContext
+from relay.domain.errors import RelayError, of_context
 from relay.settings import load_settings
 
 Answer = TypeVar("Answer")
@@ -36,7 +36,5 @@ def visit(context: str | None, ask: Callable[[str], Answer]) -> tuple[dict[str, 
 
 def _urls(context: str | None) -> dict[str, str]:
     contexts = load_settings().contexts
-    if context is not None and context not in contexts:
-        raise UnknownContext(f"no context is called {context[:80]!r}", hint=f"known: {', '.join(contexts)}")
-    names = contexts if context is None else [context]
-    return {name: contexts[name].database_url.get_secret_value() for name in names}
+    chosen = contexts if context is None else {context: of_context(contexts, context)}
+    return {name: found.database_url.get_secret_value() for name, found in chosen.items()}

@@ -21,7 +21,7 @@ from rich.table import Table
 from relay.adapters.postgres.source import Source, connected
 from relay.cli.contexts import JsonOption
 from relay.commands.operate import Outcome
-from relay.domain.errors import InvalidRequest, UnknownContext
+from relay.domain.errors import InvalidRequest, of_context
 from relay.domain.operators import Operator
 from relay.settings import ContextSettings, load_settings
 from relay.settings.values import parse_duration
@@ -57,9 +57,7 @@ def one_context(name: str | None, fits: Callable[[ContextSettings], bool]) -> tu
         if len(fitting) != 1:
             raise InvalidRequest("say which context", field="--context", hint=f"one of: {', '.join(contexts)}")
         name = fitting[0]
-    if name not in contexts:
-        raise UnknownContext(f"no context is called {name[:80]!r}", hint=f"known: {', '.join(contexts)}")
-    return name, contexts[name].database_url.get_secret_value()
+    return name, of_context(contexts, name).database_url.get_secret_value()
 
 
 def ask(url: str, question: Callable[[Source], Awaitable[Answer]]) -> Answer:

@@ -17,7 +17,7 @@ from relay.bootstrap import Application, job_broker
 from relay.cli.contexts import ContextOption, JsonOption
 from relay.commands.missing import InboxReport
 from relay.commands.reconcile import StreamReport
-from relay.domain.errors import Outage, UnknownContext
+from relay.domain.errors import Outage, of_context
 from relay.settings import load_settings
 
 
@@ -33,11 +33,7 @@ def reconcile(
     The scheduler does this bit by bit, with repair. Status 1 if something is missing and not repaired.
     """
     settings = load_settings()
-    if context is not None and context not in settings.contexts:
-        raise UnknownContext(
-            f"no context is called {context[:80]!r}", hint=f"known: {', '.join(settings.contexts)}"
-        )
-    names = [context] if context else list(settings.contexts)
+    names = list(settings.contexts) if context is None else [of_context(settings.contexts, context).name]
     streams, inboxes, complete = asyncio.run(_compare(Application(settings, role="cli"), names, repair=repair))
     if as_json:
         reports = {"streams": [_plain(one) for one in streams], "inboxes": [_plain(one) for one in inboxes]}

@@ -58,8 +58,9 @@ def permissions() -> None:
     settings = load_settings()
     streams, consumers = settings.streams(), settings.consumers()
     contexts = settings.contexts.values()
+    published = [name for context in contexts for name in context.routing.streams]
     consumed = [found.stream for context in contexts for found in context.subscriptions.values()]
-    audited = dict.fromkeys([*(context.stream.name for context in contexts), *consumed])
+    audited = dict.fromkeys([*published, *consumed])
     inbox = settings.nats.inbox_prefix
     print(_HEAD.format(inbox=inbox))
     print("authorization {\n  users = [")

@@ -26,14 +26,11 @@ from relay.domain.archive import (
     ArchiveConflict,
     ArchiveDamaged,
     ArchiveError,
-    ArchiveFailed,
-    ArchiveHeld,
     ArchiveKind,
     Manifest,
-    RowsArchived,
     folder,
 )
-from relay.domain.facts import FactSink
+from relay.domain.facts import ArchiveFailed, ArchiveHeld, FactSink, RowsArchived
 from relay.domain.operators import Operator
 from relay.ports import ArchiveTables, ColdStore, OpenBatch
 

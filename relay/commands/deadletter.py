@@ -10,11 +10,11 @@ from uuid import UUID
 from relay.domain.envelopes import MSG_ID
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import FactSink, MessageDeadLettered
+from relay.domain.identity import NatsMsgId
 from relay.domain.incidents import encode_original
 from relay.domain.limits import WIRE_RESERVE
-from relay.domain.model import NatsMsgId
 from relay.domain.policies import DeadLetter, Published
-from relay.domain.subject import dead_letter_subject
+from relay.domain.routing import dead_letter_subject
 from relay.ports import JetStreamPublisher
 
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from relay.commands.reconcile import PAGE, Stored, StreamAuditor, windows
-from relay.domain.model import stand_in_id
+from relay.domain.identity import stand_in_id
 from relay.ports import JetStreamConsumer
 
 #: Older messages are not checked: the inbox need not keep its rows for longer.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final
 
 from relay.domain.envelopes import Outgoing, encode
 from relay.domain.errors import InvalidEvent, InvalidHeader, PayloadTooLarge
 from relay.domain.limits import check_headers, check_payload_text, check_size
-from relay.domain.subject import check_subject, check_token, check_version, event_subject
+from relay.domain.routing import Routing
 from relay.ports import Message, OutboxRow
 
 #: More than subject and headers can take without the key. A character of the key may take twelve. If a body fits
@@ -18,11 +17,11 @@ from relay.ports import Message, OutboxRow
 _MOST_AROUND: Final = 16_384
 
 
-def outgoing(row: OutboxRow, *, context: str, template: str, envelope: str, max_payload: int) -> Message:
+def outgoing(row: OutboxRow, *, routing: Routing, envelope: str, max_payload: int) -> Message:
     """Check a row again, because any program may have inserted it, and encode it. Raises InvalidEvent."""
     if row.payload is None:
         raise PayloadTooLarge("the event takes more than 64 MiB", field="payload")
-    subject = _subject(template, context, row.event_type, row.event_version, row.topic)
+    subject = routing.subject(row.event_type, row.event_version, row.topic)
     headers = _headers(row.headers)
     check_payload_text(row.payload)
     if not row.occurred_at:
@@ -45,16 +44,6 @@ def outgoing(row: OutboxRow, *, context: str, template: str, envelope: str, max_
         around = sum(len(name) + len(value) + 4 for name, value in wire_headers.items())
         check_size(len(subject) + len(body) + around, max_payload)
     return Message(row.id, subject, body, wire_headers, row.partition_key)
-
-
-@lru_cache(maxsize=4_096)
-def _subject(template: str, context: str, event_type: str, version: int, topic: str | None) -> str:
-    """The subject of an event. It is cached, because a context has few kinds of events. Errors are not cached."""
-    check_token(event_type, "event_type")
-    check_version(version)
-    if topic is not None:
-        return check_subject(topic)
-    return event_subject(template, context, event_type, version)
 
 
 def _headers(text: str) -> Mapping[str, str]:

@@ -28,6 +28,7 @@ from relay.domain.policies import (
     after_publish_failure,
 )
 from relay.domain.retry import RetryPolicy
+from relay.domain.routing import Routing
 from relay.failpoints import reach
 from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
 
@@ -40,13 +41,12 @@ _PORTION: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishConfig:
-    """How one context publishes. ``subject`` and ``envelope`` are the context's wire conventions.
+    """How one context publishes. ``envelope``: the form of its events on the wire.
 
     A batch has at most ``batch_size`` events. It ends with the event that brings it to ``batch_bytes`` of text.
     """
 
-    context: str
-    subject: str
+    routing: Routing
     envelope: str
     batch_size: int = 300
     batch_bytes: int = 4 * 1024**2
@@ -80,9 +80,7 @@ class PublishOutboxEvents:
         self._outbox = outbox
         self._publisher = publisher
         self._facts = facts
-        self._wire_form = partial(
-            outgoing, context=config.context, template=config.subject, envelope=config.envelope
-        )
+        self._wire_form = partial(outgoing, routing=config.routing, envelope=config.envelope)
 
     async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
         """Publish the shard's events until no more are due; return how many were published.
@@ -214,7 +212,7 @@ class PublishOutboxEvents:
 
     def _report(self, settled: _Settled) -> None:
         """State the facts after the claim is committed: EVT-047-001 for the published events."""
-        context = self._config.context
+        context = self._config.routing.context
         acks = {id: out for id, out in settled.outcomes.items() if isinstance(out, Published)}
         if acks:
             subjects = settled.subjects
@@ -236,7 +234,7 @@ class PublishOutboxEvents:
             if (failure := failed.get(row.id)) is None:
                 continue
             about: dict[str, Any] = {
-                "context": self._config.context,
+                "context": self._config.routing.context,
                 "outbox_id": row.id,
                 "correlation_id": row.correlation_id,
                 "causation_id": row.causation_id,

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from relay.domain.errors import MalformedMessage
 from relay.domain.facts import FactSink, StreamLossFound
-from relay.domain.model import NatsMsgId
+from relay.domain.identity import NatsMsgId
 
 #: How often a page of each stream is compared, with the ledger and with the inbox.
 EVERY: Final = timedelta(seconds=30)

@@ -6,7 +6,6 @@ import os
 import secrets
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 _ONLY_US: Final = 0o700
 #: PostgreSQL does not run as root and must enter the directories above its data. It can list none of them.
@@ -38,10 +37,3 @@ def password(path: Path) -> str:
     if not path.exists() or not path.read_text():
         write(path, secrets.token_hex(16))
     return path.read_text()
-
-
-def at_port(url: str, port: int) -> str:
-    """Return an address with another port, that of a proxy before the server. User and password stay."""
-    parts = urlsplit(url)
-    head, _, _ = parts.netloc.rpartition(":")
-    return urlunsplit(parts._replace(netloc=f"{head}:{port}"))

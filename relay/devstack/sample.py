@@ -32,7 +32,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from relay.devstack.ports import LOOPBACK
-from relay.domain.errors import RelayError, UnknownContext
+from relay.domain.errors import RelayError, of_context
 from relay.settings import load_settings
 
 _log = logging.getLogger("sample")
@@ -162,12 +162,10 @@ def main() -> int:
     arguments = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     try:
-        contexts = load_settings().contexts
-        if arguments.context not in contexts:
-            raise UnknownContext(f"no context {arguments.context!r} is configured")
+        context = of_context(load_settings().contexts, arguments.context)
     except RelayError as error:
         sys.exit(f"error {error}")
-    app = create_app(contexts[arguments.context].database_url.get_secret_value())
+    app = create_app(context.database_url.get_secret_value())
     uvicorn.run(
         app,
         host=arguments.host,

@@ -1,4 +1,4 @@
-"""The archive as values: what may be archived, the name and description of a batch, errors and facts.
+"""The archive as values: what may be archived, the name and description of a batch, and errors.
 
 A batch is a file of rows that have left their table, and a manifest that describes the file. Only files that a
 manifest names belong to the archive.
@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from relay.domain.errors import Outage, RelayError
-from relay.domain.facts import Fact
 
 FORMAT: Final = "jetrelay-archive/1"
 
@@ -126,33 +125,3 @@ class StoreUnreachable(Outage):
 
     code = "STORE_UNREACHABLE"
     server = "archive"
-
-
-# --- facts ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsArchived(Fact):
-    """A batch has moved from its table to the archive."""
-
-    kind: str
-    file: str
-    rows: int
-    first_at: datetime
-    last_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveHeld(Fact):
-    """Rows of a stream are not archived, because the stream may still hold or deliver their messages."""
-
-    kind: str
-    stream: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveFailed(Fact):
-    """The archive cannot be trusted or continued. An operator must check it. No row was deleted. Alert."""
-
-    error: str

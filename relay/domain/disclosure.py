@@ -39,11 +39,11 @@ _BETWEEN: Final = (
 )
 
 
-def printable(text: str, limit: int = LIMIT) -> str:
-    """One line that terminals can show and PostgreSQL can store: escaped, and cut after ``limit`` bytes."""
-    text = text.strip()[:limit]
+def printable(text: str) -> str:
+    """One line that terminals can show and PostgreSQL can store: escaped, and cut after `LIMIT` bytes."""
+    text = text.strip()[:LIMIT]
     line = "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
-    return line.encode()[:limit].decode(errors="ignore")
+    return line.encode()[:LIMIT].decode(errors="ignore")
 
 
 def first_line(error: BaseException) -> str:

@@ -58,7 +58,10 @@ Codes are part of the public interface: they do not change within a major versio
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+
+Value = TypeVar("Value")
 
 
 class RelayError(Exception):
@@ -132,7 +135,7 @@ class InvalidKey(InvalidEvent):
 
 
 class InvalidTimestamp(InvalidEvent):
-    """A time has no zone or is out of range, or a message would end before it was received (POL-047-004)."""
+    """A time has no zone or is out of range."""
 
     code = "INVALID_TIMESTAMP"
 
@@ -179,6 +182,14 @@ class UnknownContext(RelayError, KeyError):
     code = "UNKNOWN_CONTEXT"
 
     __str__ = RelayError.__str__
+
+
+def of_context(contexts: Mapping[str, Value], name: str) -> Value:
+    """What belongs to a context. Raises UnknownContext, which lists those that are known."""
+    if name not in contexts:
+        known = ", ".join(contexts) or "none"
+        raise UnknownContext(f"no context is called {name[:80]!r}", hint=f"known: {known}")
+    return contexts[name]
 
 
 class NotPublishable(RelayError):

@@ -1,8 +1,8 @@
 """Facts: the list of everything that telemetry may be told. The core states facts; listeners decide what to do.
 
 A fact carries ids, sizes and reasons, never a payload or a credential. A fact about one event, message or task
-also carries its correlation (the operation it belongs to) and its causation (its direct cause). Facts that only
-measure are elsewhere: how long handlers took in `relay.domain.timings`, how much waits in `relay.queries`.
+also carries its correlation (the operation it belongs to) and its causation (its direct cause). The last ones only
+measure: how long handlers took, how much waits.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, Protocol
 from uuid import UUID
+
+from relay.domain.backlogs import Backlogs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +291,56 @@ class ScheduledRunFailed(ScheduledRunFact):
     """The command refused, or every attempt raised an error. Alert."""
 
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsArchived(Fact):
+    """A batch has moved from its table to the archive."""
+
+    kind: str
+    file: str
+    rows: int
+    first_at: datetime
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveHeld(Fact):
+    """Rows of a stream are not archived, because the stream may still hold or deliver their messages."""
+
+    kind: str
+    stream: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveFailed(Fact):
+    """The archive cannot be trusted or continued. An operator must check it. No row was deleted. Alert."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerAnswered(Fact):
+    """The handler of a subscription answered for a message, or the relay stopped waiting, after ``seconds``."""
+
+    subscription: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAnswered(Fact):
+    """The handler of a task type answered, or the relay stopped waiting, after ``seconds``."""
+
+    task_type: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogsSampled(Fact):
+    """The backlogs of a context. The leading scheduler counts them at intervals for the metrics."""
+
+    backlogs: Backlogs
 
 
 class FactSink(Protocol):

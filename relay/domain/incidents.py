@@ -24,7 +24,7 @@ from relay.domain.errors import (
     UnknownIncident,
     UnreadableMessage,
 )
-from relay.domain.model import stand_in_id
+from relay.domain.identity import read_id, read_optional_id, stand_in_id
 from relay.domain.policies import DeadLetterClass
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
@@ -195,15 +195,15 @@ def read_letter(subject: str, body: bytes, stream: str, seq: int) -> Letter:
     try:
         fields = _fields(body)
         return Letter(
-            message_id=UUID(fields["message_id"]),
+            message_id=read_id(fields["message_id"], "message_id"),
             occurrence=_number(fields.get("occurrence", 1), "occurrence", _INT32) or 1,
             subscription=_text(fields.get("subscription")),
             subject=_text(fields.get("original_subject")) or subject,
             stream=_text(fields.get("stream")),
             stream_seq=_number(fields.get("stream_seq"), "stream_seq", _INT64),
             event_type=_text(fields.get("event_type")),
-            correlation_id=_uuid(fields.get("correlation_id")),
-            causation_id=_uuid(fields.get("causation_id")),
+            correlation_id=read_optional_id(fields.get("correlation_id"), "correlation_id"),
+            causation_id=read_optional_id(fields.get("causation_id"), "causation_id"),
             kind=DeadLetterClass(fields["class"]),
             reason=_text(fields["reason"]) or "no reason given",
             attempts=_number(fields.get("attempts"), "attempts", _INT32) or 0,
@@ -270,10 +270,6 @@ def _number(value: object, name: str, limit: int) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
         raise MalformedMessage(f"{name} is not a number in range")
     return value
-
-
-def _uuid(value: Any) -> UUID | None:
-    return None if value is None else UUID(value)
 
 
 def _headers(value: object) -> dict[str, str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any, Final, NewType
-from uuid import UUID, uuid5
+from typing import Any, Final
+from uuid import UUID
 
-from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp, MalformedMessage
+from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp
 from relay.domain.limits import check_headers, check_key
 from relay.domain.ordering import UNORDERED
 from relay.domain.subject import check_subject, check_token, check_version
@@ -20,52 +19,6 @@ DONE: Final = frozenset({200, 201, 204})
 
 #: How far ``occurred_at`` may run ahead of the clock that checks it (SDS-047 §9, chk_occurred_not_future).
 CLOCK_TOLERANCE: Final = timedelta(minutes=1)
-
-# Only the canonical form. UUID() would also accept braces, URNs and missing hyphens.
-_MSG_ID = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(?:\.([1-9][0-9]{0,8}))?\Z")
-
-_UNREADABLE: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
-
-#: The id that a message carries in the ``Nats-Msg-Id`` header.
-MessageId = NewType("MessageId", UUID)
-
-
-@dataclass(frozen=True, slots=True)
-class CorrelationContext:
-    """The request that an event belongs to, and what caused the event. Both are optional (SDS-047 §2.2)."""
-
-    correlation_id: UUID | None = None
-    causation_id: UUID | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NatsMsgId:
-    """The value of ``Nats-Msg-Id``: the id of the outbox event and, for a replay, its generation.
-
-    Generation 0 is the UUID alone. A replay carries ``{uuid}.{generation}``. So the stream's duplicate window
-    accepts it, and consumers still recognise the event.
-    """
-
-    event_id: UUID
-    generation: int = 0
-
-    @property
-    def value(self) -> str:
-        """The header's text."""
-        return str(self.event_id) if self.generation == 0 else f"{self.event_id}.{self.generation}"
-
-    @classmethod
-    def parse(cls, value: str) -> NatsMsgId:
-        """Read a header value. Raises MalformedMessage if it is not a UUID with an optional generation."""
-        match = _MSG_ID.match(value)
-        if match is None:
-            raise MalformedMessage("is not the id of an event: a UUID", field="Nats-Msg-Id")
-        return cls(UUID(match[1]), int(match[2] or 0))
-
-
-def stand_in_id(stream: str, seq: int) -> UUID:
-    """The id for a message without a usable id. It is made from the message's place, so it is always the same."""
-    return uuid5(_UNREADABLE, f"{stream}/{seq}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,22 +92,6 @@ def _check_moment(value: Any, name: str) -> None:
         value.astimezone(UTC)
     except OverflowError:
         raise InvalidTimestamp("lies outside of the years 1 to 9999 in UTC", field=name) from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboxMessage:
-    """A received message and its state (SDS-047 §2.1). Raises InvalidTimestamp (POL-047-004)."""
-
-    message_id: UUID
-    subject: str
-    received_at: datetime
-    processed_at: datetime | None = None
-    attempts: int = 0
-    last_error: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.processed_at is not None and self.processed_at < self.received_at:
-            raise InvalidTimestamp("processed before it was received", field="processed_at")
 
 
 @dataclass(frozen=True, slots=True)

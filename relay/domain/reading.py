@@ -7,7 +7,6 @@ import math
 import re
 from datetime import UTC, datetime
 from typing import Any, Final
-from uuid import UUID
 
 from relay.domain.errors import MalformedMessage
 from relay.domain.limits import MAX_DEPTH, nests_deeper
@@ -71,16 +70,6 @@ def read_version(value: str) -> int:
     if not value.isdecimal() or not value.isascii() or len(value) > 9:
         raise MalformedMessage("is not a whole number from 1", field="event_version")
     return int(value)
-
-
-def read_uuid(value: Any, field: str) -> UUID | None:
-    """Read an id, if there is one. Raises MalformedMessage."""
-    if value is None:
-        return None
-    try:
-        return UUID(value)
-    except (ValueError, AttributeError, TypeError):
-        raise MalformedMessage("is not a UUID", field=field) from None
 
 
 def read_time(value: Any) -> datetime | None:

@@ -9,7 +9,6 @@ from typing import Final
 from relay.domain.errors import InvalidSubject
 
 MAX_SUBJECT: Final = 255
-DEFAULT_TEMPLATE: Final = "{context}.event.{name}.v{version}"
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _EVENT = re.compile(r"([A-Za-z0-9_-]{1,64})\.event\.([A-Za-z0-9_-]{1,64})\.v([1-9][0-9]{0,8})\Z")
@@ -39,10 +38,10 @@ def check_subject(value: object, field: str = "topic") -> str:
     return value
 
 
-def check_version(value: object, field: str = "event_version") -> int:
+def check_version(value: object) -> int:
     """Return ``value`` if it is a schema version: a whole number from 1. Raises InvalidSubject."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**9:
-        raise InvalidSubject("must be a whole number from 1", field=field)
+        raise InvalidSubject("must be a whole number from 1", field="event_version")
     return value
 
 
@@ -79,20 +78,3 @@ class EventSubject:
 
     def __str__(self) -> str:
         return self.value
-
-
-def event_subject(template: str, context: str, name: str, version: int) -> str:
-    """Fill a context's subject template and check the result. Raises InvalidSubject."""
-    subject = EventSubject(context, name, version)
-    if template == DEFAULT_TEMPLATE:
-        return subject.value
-    return check_subject(template.format(context=context, name=name, version=version), "subject")
-
-
-def dead_letter_subject(context: str, original_subject: str) -> str:
-    """The subject of a dead letter: ``{context}.dlq.{original subject}`` (EVT-047-002).
-
-    The original subject stays readable at the end, so ``sea.dlq.vibespro.>`` selects by origin. A foreign
-    subject may have any length. It is cut, because nats-server closes a connection with a line over 4,096 bytes.
-    """
-    return f"{context}.dlq.{original_subject[: 2 * MAX_SUBJECT].rstrip('.')}"

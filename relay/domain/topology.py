@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from relay.domain.routing import dead_letter_subject
+
 _PATTERN_TOKEN = re.compile(r"[A-Za-z0-9_$-]+|\*")
 MAX_PATTERN: Final = 255
 
@@ -93,7 +95,7 @@ def dead_letter_consumer(context: str, stream: str) -> ConsumerSpec:
     return ConsumerSpec(
         stream=stream,
         durable=f"relay__{context}__dead_letters",
-        filter_subject=f"{context}.dlq.>",
+        filter_subject=dead_letter_subject(context, ">"),
         ack_wait=timedelta(seconds=30),
         max_deliver=-1,
         max_ack_pending=1_000,

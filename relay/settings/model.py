@@ -16,9 +16,9 @@ from pydantic import (
     model_validator,
 )
 
-from relay.domain.errors import UnknownContext
+from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
-from relay.domain.subject import DEFAULT_TEMPLATE
+from relay.domain.routing import DEFAULT_TEMPLATE, Routing, dead_letter_subject, event_subjects
 from relay.domain.topology import (
     RELAY_ADVISORIES,
     ConsumerSpec,
@@ -193,6 +193,12 @@ class ContextSettings(Section):
     archive: ArchiveSettings = ArchiveSettings()
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
+    @property
+    def routing(self) -> Routing:
+        """Where the context's events go."""
+        streams = {self.stream.name: self.stream.subjects}
+        return Routing(context=self.name, template=self.subject, streams=streams)
+
     def dead_letter_spec(self) -> ConsumerSpec:
         """Return the consumer that reads dead letters, to record them."""
         return dead_letter_consumer(self.name, self.dlq.name)
@@ -203,10 +209,10 @@ class ContextSettings(Section):
         if not isinstance(data, dict) or "name" not in data:
             return data
         name = str(data["name"])
-        stream = {"name": f"{name.upper()}_EVENTS", "subjects": [f"{name}.event.>"]}
+        stream = {"name": f"{name.upper()}_EVENTS", "subjects": [event_subjects(name)]}
         dlq = {
             "name": f"{name.upper()}_DLQ",
-            "subjects": [f"{name}.dlq.>"],
+            "subjects": [dead_letter_subject(name, ">")],
             "max_age": timedelta(days=30),
             "max_bytes": 1024**3,
         }
@@ -285,12 +291,7 @@ class Settings(Section):
         return [*declared, *map(advisory_consumer, declared), *letters]
 
     def _chosen(self, context: str | None) -> list[ContextSettings]:
-        if context is None:
-            return list(self.contexts.values())
-        if context not in self.contexts:
-            known = ", ".join(self.contexts) or "none"
-            raise UnknownContext(f"no context is called {context[:80]!r}", field="context", hint=f"known: {known}")
-        return [self.contexts[context]]
+        return list(self.contexts.values()) if context is None else [of_context(self.contexts, context)]
 
     @model_validator(mode="before")
     @classmethod

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import combinations
 from string import Formatter
-from typing import Final
 
-from relay.domain.topology import MAX_PATTERN, RELAY_ADVISORIES, covers, subjects_overlap
+from relay.domain.routing import dead_letter_subject, event_subjects, is_template
+from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
 from relay.settings.access import HttpSettings
 from relay.settings.access_rules import check_access
 from relay.settings.model import ContextSettings, PublishSettings, Settings, StreamSettings, SubscriptionSettings
@@ -16,10 +15,6 @@ from relay.settings.problems import KeyPath, Problem
 from relay.settings.values import format_duration
 
 Problems = Iterator[Problem]
-
-_NAME: Final = "[A-Za-z0-9_-]{1,64}"
-_VERSION: Final = "[1-9][0-9]{0,8}"
-_SAFE = re.compile(r"[A-Za-z0-9_-]*")
 
 
 def check(settings: Settings) -> list[Problem]:
@@ -66,35 +61,14 @@ def _template(context: ContextSettings) -> Problems:
         yield Problem(path, f"has the unknown placeholder {{{min(unknown)}}}", "known: {context} {name} {version}")
     elif missing := {"name", "version"} - keys:
         yield Problem(path, f"lacks {' and '.join(f'{{{key}}}' for key in sorted(missing))}")
-    elif not _is_subject(context.subject):
+    elif not is_template(context.subject):
         yield Problem(path, "does not make a subject", "dots between tokens of A-Z a-z 0-9 _ - and placeholders")
-    elif not any(_reaches(context, subject) for subject in context.stream.subjects):
+    elif context.routing.stream(context.subject) is None:
         yield Problem(
             _at(context, "stream", "subjects"),
             f"no event reaches this stream: events leave as {context.subject}",
-            f'for example subjects = ["{context.name}.event.>"]',
+            f'for example subjects = ["{event_subjects(context.name)}"]',
         )
-
-
-def _is_subject(template: str) -> bool:
-    plain = re.sub(r"\{(context|name|version)\}", "x", template)
-    return len(template) <= MAX_PATTERN and all(token and _SAFE.fullmatch(token) for token in plain.split("."))
-
-
-def _reaches(context: ContextSettings, pattern: str) -> bool:
-    """Whether some event of the context has a subject that matches ``pattern``."""
-    filled = context.subject.replace("{context}", context.name)
-    tokens = [
-        re.escape(token).replace(r"\{name\}", _NAME).replace(r"\{version\}", _VERSION)
-        for token in filled.split(".")
-    ]
-    wanted = pattern.split(".")
-    for token, want in zip(tokens, wanted, strict=False):
-        if want == ">":
-            return True
-        if want != "*" and not re.fullmatch(token, want):
-            return False
-    return len(tokens) == len(wanted)
 
 
 def _stream_limits(context: ContextSettings) -> Problems:
@@ -160,12 +134,12 @@ def _order(context: ContextSettings) -> Problems:
 def _dead_letters(context: ContextSettings) -> Problems:
     """Check that the DLQ stream accepts every dead letter: without a stream a dead letter would be lost."""
     subjects = context.dlq.subjects
-    if not any(subjects_overlap(subject, f"{context.name}.dlq.>") for subject in subjects):
+    if not any(subjects_overlap(subject, dead_letter_subject(context.name, ">")) for subject in subjects):
         message = f"no dead letter reaches it: they leave as {context.name}.dlq.…"
         yield Problem(_at(context, "dlq", "subjects"), message)
         return
     for subscription in context.subscriptions.values():
-        letters = f"{context.name}.dlq.{subscription.filter_subject}"
+        letters = dead_letter_subject(context.name, subscription.filter_subject)
         if not any(covers(subject, letters) for subject in subjects):
             yield Problem(
                 _at(context, "dlq", "subjects"),
@@ -261,7 +235,7 @@ def _archived_streams(settings: Settings) -> Problems:
         if (after := context.archive.after) is None:
             continue
         read = {subscription.stream for subscription in context.subscriptions.values()}
-        for name in sorted({context.stream.name} | read & declared.keys()):
+        for name in sorted({*context.routing.streams} | read & declared.keys()):
             age = declared[name].max_age
             if age is None or age >= after:
                 keeps = "for ever" if age is None else f"for {format_duration(age)}"

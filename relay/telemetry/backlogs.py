@@ -10,9 +10,9 @@ from typing import Any, Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from relay.domain.facts import Fact, LeadLost, LeadTaken
+from relay.domain.backlogs import Backlogs
+from relay.domain.facts import BacklogsSampled, Fact, LeadLost, LeadTaken
 from relay.domain.policies import DeadLetterClass
-from relay.queries import Backlogs, BacklogsSampled
 from relay.telemetry.metrics import OTHER
 
 #: After this many intervals without a sample, the last sample is too old to show.

@@ -16,62 +16,37 @@ from typing import Any, Final
 import structlog
 
 from relay.bus import RequestContext
-from relay.domain.archive import ArchiveFailed, ArchiveHeld, RowsArchived
+from relay.domain import facts
 from relay.domain.disclosure import trace
-from relay.domain.facts import (
-    AlertFailed,
-    DeliveriesRecovered,
-    DeliveryExhausted,
-    EventDied,
-    Fact,
-    InboxGapFilled,
-    IncidentRecorded,
-    LeadLost,
-    LeadTaken,
-    MessageDeadLettered,
-    MessageProcessed,
-    MessageRetried,
-    MessagesReEnqueued,
-    OutageSeen,
-    OutboxEventsPublished,
-    PublishFailed,
-    ScheduledRunFailed,
-    ScheduledRunFinished,
-    ScheduledRunMissed,
-    ScheduledRunRetried,
-    StreamLossFound,
-    TaskFailed,
-    TaskRetried,
-    TaskUnhandled,
-)
+from relay.domain.facts import Fact
 
 _LEVELS: Final[dict[type[Fact], int]] = {
-    EventDied: logging.ERROR,
-    StreamLossFound: logging.ERROR,
-    InboxGapFilled: logging.ERROR,
-    IncidentRecorded: logging.ERROR,
-    MessageDeadLettered: logging.ERROR,
-    ScheduledRunFailed: logging.ERROR,
-    TaskFailed: logging.ERROR,
-    ArchiveFailed: logging.ERROR,
-    AlertFailed: logging.WARNING,
-    ArchiveHeld: logging.WARNING,
-    OutageSeen: logging.WARNING,
-    PublishFailed: logging.WARNING,
-    MessageRetried: logging.WARNING,
-    LeadLost: logging.WARNING,
-    ScheduledRunMissed: logging.WARNING,
-    ScheduledRunRetried: logging.WARNING,
-    TaskRetried: logging.WARNING,
-    TaskUnhandled: logging.WARNING,
-    DeliveryExhausted: logging.WARNING,
-    DeliveriesRecovered: logging.WARNING,
-    LeadTaken: logging.INFO,
-    RowsArchived: logging.INFO,
-    ScheduledRunFinished: logging.INFO,
-    MessagesReEnqueued: logging.INFO,
-    OutboxEventsPublished: logging.DEBUG,
-    MessageProcessed: logging.DEBUG,
+    facts.EventDied: logging.ERROR,
+    facts.StreamLossFound: logging.ERROR,
+    facts.InboxGapFilled: logging.ERROR,
+    facts.IncidentRecorded: logging.ERROR,
+    facts.MessageDeadLettered: logging.ERROR,
+    facts.ScheduledRunFailed: logging.ERROR,
+    facts.TaskFailed: logging.ERROR,
+    facts.ArchiveFailed: logging.ERROR,
+    facts.AlertFailed: logging.WARNING,
+    facts.ArchiveHeld: logging.WARNING,
+    facts.OutageSeen: logging.WARNING,
+    facts.PublishFailed: logging.WARNING,
+    facts.MessageRetried: logging.WARNING,
+    facts.LeadLost: logging.WARNING,
+    facts.ScheduledRunMissed: logging.WARNING,
+    facts.ScheduledRunRetried: logging.WARNING,
+    facts.TaskRetried: logging.WARNING,
+    facts.TaskUnhandled: logging.WARNING,
+    facts.DeliveryExhausted: logging.WARNING,
+    facts.DeliveriesRecovered: logging.WARNING,
+    facts.LeadTaken: logging.INFO,
+    facts.RowsArchived: logging.INFO,
+    facts.ScheduledRunFinished: logging.INFO,
+    facts.MessagesReEnqueued: logging.INFO,
+    facts.OutboxEventsPublished: logging.DEBUG,
+    facts.MessageProcessed: logging.DEBUG,
 }
 #: Loggers of code that handles the application's data without knowing it: ours and our libraries'.
 _LIBRARIES: Final = {
@@ -170,7 +145,7 @@ class LogFacts:
 
 
 def _fields(fact: Fact) -> dict[str, Any]:
-    if isinstance(fact, OutboxEventsPublished):
+    if isinstance(fact, facts.OutboxEventsPublished):
         return {"context": fact.context, "count": len(fact.events), "duplicates": fact.duplicates}
     return {
         field.name: value if isinstance(value, int | float | str | None) else str(value)

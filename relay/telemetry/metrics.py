@@ -13,40 +13,11 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from relay.domain.archive import ArchiveFailed, ArchiveHeld, ArchiveKind, RowsArchived, StoreUnreachable
+from relay.domain import facts
+from relay.domain.archive import ArchiveKind, StoreUnreachable
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
-from relay.domain.facts import (
-    AlertFailed,
-    DeliveriesRecovered,
-    DeliveryExhausted,
-    EventDied,
-    Fact,
-    InboxGapFilled,
-    IncidentRecorded,
-    LeadLost,
-    LeadTaken,
-    MessageDeadLettered,
-    MessageProcessed,
-    MessageRetried,
-    MessagesReceived,
-    MessagesReEnqueued,
-    OutageSeen,
-    OutboxEventsPublished,
-    PublishFailed,
-    ScheduledRunFailed,
-    ScheduledRunFinished,
-    ScheduledRunMissed,
-    ScheduledRunRetried,
-    StreamLossFound,
-    TaskCompleted,
-    TaskFailed,
-    TaskPutOff,
-    TaskRetried,
-    TasksDelivered,
-    TaskUnhandled,
-)
+from relay.domain.facts import Fact
 from relay.domain.policies import DeadLetterClass
-from relay.domain.timings import HandlerAnswered, TaskAnswered
 
 #: Stands for a subscription that is not configured. Its name comes from a dead letter, which anyone may write.
 OTHER: Final = "other"
@@ -87,55 +58,61 @@ class Timing:
 _SUB: Final = ("subscription",)
 
 COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
-    OutboxEventsPublished: (
+    facts.OutboxEventsPublished: (
         Count("events_published", "Events that JetStream has acknowledged.", by=lambda fact: len(fact.events)),
         Count("events_duplicate", "Of them, those it had already.", by=lambda fact: fact.duplicates),
     ),
-    PublishFailed: (Count("publish_failures", "Attempts at publishing an event that failed by its fault."),),
-    EventDied: (Count("events_dead", "Events that were given up and wait for an operator."),),
-    OutageSeen: (Count("outages", "Times a server could not be reached.", ("server",)),),
-    MessagesReceived: (
+    facts.PublishFailed: (Count("publish_failures", "Attempts at publishing an event that failed by its fault."),),
+    facts.EventDied: (Count("events_dead", "Events that were given up and wait for an operator."),),
+    facts.OutageSeen: (Count("outages", "Times a server could not be reached.", ("server",)),),
+    facts.MessagesReceived: (
         Count("messages_received", "Messages read from the stream.", _SUB, lambda fact: fact.received),
         Count("messages_duplicate", "Of them, those the inbox had already.", _SUB, lambda fact: fact.duplicates),
     ),
-    MessageProcessed: (Count("messages_processed", "Messages that a handler has dealt with.", _SUB),),
-    MessageRetried: (Count("messages_retried", "Attempts that failed and are repeated.", _SUB),),
-    MessageDeadLettered: (Count("messages_dead_lettered", "Messages given up.", (*_SUB, "class")),),
-    IncidentRecorded: (Count("incidents_recorded", "Dead letters recorded as incidents.", (*_SUB, "class")),),
-    AlertFailed: (Count("alerts_failed", "Alerts that the webhook did not take."),),
-    MessagesReEnqueued: (Count("messages_reenqueued", "Messages no queue held.", _SUB, lambda fact: fact.count),),
-    DeliveriesRecovered: (
+    facts.MessageProcessed: (Count("messages_processed", "Messages that a handler has dealt with.", _SUB),),
+    facts.MessageRetried: (Count("messages_retried", "Attempts that failed and are repeated.", _SUB),),
+    facts.MessageDeadLettered: (Count("messages_dead_lettered", "Messages given up.", (*_SUB, "class")),),
+    facts.IncidentRecorded: (
+        Count("incidents_recorded", "Dead letters recorded as incidents.", (*_SUB, "class")),
+    ),
+    facts.AlertFailed: (Count("alerts_failed", "Alerts that the webhook did not take."),),
+    facts.MessagesReEnqueued: (
+        Count("messages_reenqueued", "Messages no queue held.", _SUB, lambda fact: fact.count),
+    ),
+    facts.DeliveriesRecovered: (
         Count("deliveries_recovered", "Messages that had gone down with a worker.", _SUB, lambda fact: fact.count),
     ),
-    DeliveryExhausted: (Count("deliveries_exhausted", "Messages JetStream gave up delivering.", _SUB),),
-    StreamLossFound: (
+    facts.DeliveryExhausted: (Count("deliveries_exhausted", "Messages JetStream gave up delivering.", _SUB),),
+    facts.StreamLossFound: (
         Count("stream_losses", "Events the stream lost.", ("stream",), lambda fact: fact.tail + fact.middle),
     ),
-    InboxGapFilled: (Count("inbox_gaps", "Messages the inbox had lost.", _SUB, lambda fact: fact.count),),
-    TasksDelivered: (
+    facts.InboxGapFilled: (Count("inbox_gaps", "Messages the inbox had lost.", _SUB, lambda fact: fact.count),),
+    facts.TasksDelivered: (
         Count("tasks_delivered", "Tasks brought to a queue.", by=lambda fact: fact.count),
         Count("tasks_redelivered", "Of them, those that were lost.", by=lambda fact: fact.count * fact.again),
     ),
-    TaskCompleted: (Count("tasks_completed", "Tasks that a handler has dealt with.", ("type",)),),
-    TaskRetried: (Count("tasks_retried", "Attempts at tasks that failed and are repeated.", ("type",)),),
-    TaskFailed: (Count("tasks_failed", "Tasks that were given up and wait for an operator.", ("type",)),),
-    TaskPutOff: (Count("tasks_put_off", "Times a limit kept a task waiting.", ("waits_for",)),),
-    TaskUnhandled: (Count("tasks_unhandled", "Times a worker got a task of a type it does not know."),),
-    LeadTaken: (Count("leads_taken", "Times this scheduler took the lead."),),
-    LeadLost: (Count("leads_lost", "Times this scheduler could not renew its lead."),),
-    RowsArchived: (Count("rows_archived", "Rows moved to the archive.", ("kind",), lambda fact: fact.rows),),
-    ArchiveHeld: (Count("archive_holds", "Times rows of a stream had to stay in their table.", ("kind",)),),
-    ArchiveFailed: (Count("archive_failures", "Times the archive could not be trusted or continued."),),
-    ScheduledRunFinished: (Count("cron_runs_finished", "Runs of cron jobs carried out.", ("job",)),),
-    ScheduledRunRetried: (Count("cron_runs_retried", "Attempts that failed and are repeated.", ("job",)),),
-    ScheduledRunFailed: (Count("cron_runs_failed", "Runs of cron jobs that were given up.", ("job",)),),
-    ScheduledRunMissed: (Count("cron_runs_missed", "Runs no scheduler was there for in time.", ("job",)),),
+    facts.TaskCompleted: (Count("tasks_completed", "Tasks that a handler has dealt with.", ("type",)),),
+    facts.TaskRetried: (Count("tasks_retried", "Attempts at tasks that failed and are repeated.", ("type",)),),
+    facts.TaskFailed: (Count("tasks_failed", "Tasks that were given up and wait for an operator.", ("type",)),),
+    facts.TaskPutOff: (Count("tasks_put_off", "Times a limit kept a task waiting.", ("waits_for",)),),
+    facts.TaskUnhandled: (Count("tasks_unhandled", "Times a worker got a task of a type it does not know."),),
+    facts.LeadTaken: (Count("leads_taken", "Times this scheduler took the lead."),),
+    facts.LeadLost: (Count("leads_lost", "Times this scheduler could not renew its lead."),),
+    facts.RowsArchived: (Count("rows_archived", "Rows moved to the archive.", ("kind",), lambda fact: fact.rows),),
+    facts.ArchiveHeld: (Count("archive_holds", "Times rows of a stream had to stay in their table.", ("kind",)),),
+    facts.ArchiveFailed: (Count("archive_failures", "Times the archive could not be trusted or continued."),),
+    facts.ScheduledRunFinished: (Count("cron_runs_finished", "Runs of cron jobs carried out.", ("job",)),),
+    facts.ScheduledRunRetried: (Count("cron_runs_retried", "Attempts that failed and are repeated.", ("job",)),),
+    facts.ScheduledRunFailed: (Count("cron_runs_failed", "Runs of cron jobs that were given up.", ("job",)),),
+    facts.ScheduledRunMissed: (Count("cron_runs_missed", "Runs no scheduler was there for in time.", ("job",)),),
 }
 
 TIMINGS: Final[Mapping[type[Fact], Timing]] = {
-    OutboxEventsPublished: Timing("publish_batch_seconds", "How long JetStream took to acknowledge a batch."),
-    HandlerAnswered: Timing("handler_seconds", "How long a handler took for a message.", _SUB),
-    TaskAnswered: Timing("task_seconds", "How long a handler took for a task.", ("type",)),
+    facts.OutboxEventsPublished: Timing(
+        "publish_batch_seconds", "How long JetStream took to acknowledge a batch."
+    ),
+    facts.HandlerAnswered: Timing("handler_seconds", "How long a handler took for a message.", _SUB),
+    facts.TaskAnswered: Timing("task_seconds", "How long a handler took for a task.", ("type",)),
 }
 
 

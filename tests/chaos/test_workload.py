@@ -21,14 +21,13 @@ from chaos.evidence import Evidence, read
 from chaos.history import History, Outcome, Plan, Produced, Source
 from chaos.plan import Answer, answer_to, effects_of
 from chaos.producer import Producer
-from chaos.proxy import Proxy
+from chaos.proxy import Proxy, at_port
 from chaos.rig import Rig
 from chaos.sampler import Sampler
 from chaos.tables import prepare
 from chaos.workload import Workload
 from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import NatsServer, PostgresServer
-from relay.devstack.private import at_port
 from tests.acceptance.fleet import wait_for
 
 SEED = 7

@@ -33,6 +33,7 @@ from relay.domain.errors import Outage
 from relay.domain.facts import Fact
 from relay.domain.ordering import Shard
 from relay.domain.retry import Backoff, RetryPolicy
+from relay.domain.routing import Routing
 
 DEADLINE = 60.0
 ALL = Shard(0, 1)
@@ -247,8 +248,7 @@ class Relay:
     ) -> PublishOutboxEvents:
         """CMD-050; ``claimed`` and ``settled`` happen inside of each claim, first and last."""
         config = PublishConfig(
-            context=self.context,
-            subject="{context}.event.{name}.v{version}",
+            routing=Routing(context=self.context),
             envelope=envelope,
             batch_size=batch_size,
             batch_bytes=batch_bytes,

@@ -16,7 +16,7 @@ from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands.reconcile import ReconcileStream, StreamReport
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable
-from relay.domain.model import NatsMsgId
+from relay.domain.identity import NatsMsgId
 from tests.integration.publishing import Relay, event, eventually
 
 

@@ -21,16 +21,9 @@ from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.sql import statement
 from relay.commands.operate import OperateOutbox
 from relay.devstack import NatsServer
-from relay.domain.archive import (
-    ArchiveBusy,
-    ArchiveConflict,
-    ArchiveFailed,
-    ArchiveHeld,
-    RowsArchived,
-    StoreUnreachable,
-)
+from relay.domain.archive import ArchiveBusy, ArchiveConflict, StoreUnreachable
 from relay.domain.errors import NotReplayable
-from relay.domain.facts import StreamLossFound
+from relay.domain.facts import ArchiveFailed, ArchiveHeld, RowsArchived, StreamLossFound
 from tests.integration.archiving import AFTER, ANN, TABLES, Archive, archived
 from tests.integration.crowded import ID, repeatable
 from tests.integration.publishing import Relay, event, eventually, query

@@ -19,8 +19,9 @@ from relay.adapters.postgres import migrations
 from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.reads import PostgresBacklogReader, open_backlog_reader
 from relay.devstack import PostgresServer
+from relay.domain.backlogs import InboxBacklog
 from relay.domain.errors import DatabaseUnreachable, UnknownContext
-from relay.queries import GetInboxBacklog, GetOutboxBacklog, InboxBacklog, SchemaMissing
+from relay.queries import GetInboxBacklog, GetOutboxBacklog, SchemaMissing
 
 Connection = psycopg.Connection[Any]
 

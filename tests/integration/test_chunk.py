@@ -13,9 +13,8 @@ import pytest
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.devstack import NatsServer
 from relay.domain.errors import DatabaseUnreachable
-from relay.domain.facts import MessageProcessed, MessageRetried
+from relay.domain.facts import HandlerAnswered, MessageProcessed, MessageRetried
 from relay.domain.model import HandlerResult
-from relay.domain.timings import HandlerAnswered
 from relay.execution import chunk
 from relay.ports import HandlerRequest
 from tests.integration.consuming import LEASE, SUBSCRIPTION, Handler, Subscription, subscribed

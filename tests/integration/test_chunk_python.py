@@ -22,7 +22,7 @@ from consumer.handlers import AlreadyProcessed, MessageContext, Poison
 from relay import Event, Outbox
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.devstack import NatsServer
-from relay.domain.timings import HandlerAnswered
+from relay.domain.facts import HandlerAnswered
 from relay.execution import batch
 from tests.integration.consuming import subscribed
 from tests.integration.python_handling import WRITE, Handling, handling

@@ -20,7 +20,6 @@ import redis
 
 from relay.devstack import DevStack, NatsServer, PostgresServer, Server, ValkeyServer, monitoring, wheels
 from relay.devstack.configuration import Configuration
-from relay.devstack.private import at_port
 from relay.settings import Settings
 from tests.integration.devstack_support import KINDS, works
 
@@ -177,10 +176,6 @@ def test_programs_use_the_address_as_it_is(postgres: PostgresServer) -> None:
         [psql, "-Atc", "SELECT 1", postgres.url], env={}, capture_output=True, text=True, check=True, timeout=200
     )
     assert done.stdout == "1\n"
-
-
-def test_an_address_by_another_port_keeps_all_else() -> None:
-    assert at_port("redis://:pa55@127.0.0.1:1234/0?a=b", 99) == "redis://:pa55@127.0.0.1:99/0?a=b"
 
 
 def test_a_server_without_a_directory_is_made_anew(server_directory: Path) -> None:

@@ -17,7 +17,7 @@ from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands.missing import FindMissing
 from relay.devstack import NatsServer
-from relay.domain.model import stand_in_id
+from relay.domain.identity import stand_in_id
 from relay.ports import Delivery
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription
 from tests.integration.hostile import Raw, good, hostile, noise, publish_raw

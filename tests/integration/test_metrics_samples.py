@@ -14,8 +14,10 @@ import pytest
 from relay.adapters.postgres.reads import open_backlog_reader
 from relay.adapters.postgres.sql import statement
 from relay.devstack import PostgresServer, ValkeyServer
+from relay.domain.backlogs import Backlogs, TaskBacklog
 from relay.domain.errors import DatabaseUnreachable
-from relay.queries import Backlogs, BacklogsSampled, SchemaMissing, TaskBacklog
+from relay.domain.facts import BacklogsSampled
+from relay.queries import SchemaMissing
 from tests.integration.crowded import ID, repeatable
 from tests.integration.scheduling import scheduling
 

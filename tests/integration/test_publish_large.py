@@ -15,10 +15,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from chaos.proxy import at_port
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres import outbox
 from relay.adapters.postgres.sql import statement
-from relay.devstack.private import at_port
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
 from relay.domain.facts import EventDied, OutboxEventsPublished
 from relay.domain.ordering import Shard

@@ -14,7 +14,8 @@ from relay import Event, Outbox
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.devstack import NatsServer
-from relay.domain.model import stand_in_id
+from relay.domain.identity import stand_in_id
+from relay.domain.routing import Routing
 from relay.ports import HandlerRequest
 from tests.integration.consuming import Handler, Subscription, subscribed
 from tests.integration.publishing import ALL
@@ -36,7 +37,7 @@ async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subsc
 async def from_outbox_to_handler(sub: Subscription, envelope: str, event: Event) -> tuple[UUID, HandlerRequest]:
     """Commit an event, publish it, pull it, and process it with a handler that says 200."""
     outbox = PostgresOutboxAdapter(sub.pool)
-    config = PublishConfig(context=sub.name, subject="{context}.event.{name}.v{version}", envelope=envelope)
+    config = PublishConfig(routing=Routing(context=sub.name), envelope=envelope)
     async with sub.pool.connection() as connection, connection.transaction():
         event_id = await Outbox(sub.name).add(connection, event)
     assert await PublishOutboxEvents(config, outbox, sub.publisher, sub.facts.append).drain(ALL) == 1

@@ -23,9 +23,8 @@ from consumer.handlers import AlreadyProcessed, DomainError, IncomingEvent, Mess
 from relay import Event, Outbox, RequestContext
 from relay.bus.errors import InvalidCommand
 from relay.devstack import NatsServer
-from relay.domain.facts import MessageProcessed
+from relay.domain.facts import HandlerAnswered, MessageProcessed
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass
-from relay.domain.timings import HandlerAnswered
 from tests.integration.consuming import subscribed
 from tests.integration.publishing import eventually
 from tests.integration.python_handling import (

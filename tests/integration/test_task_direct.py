@@ -14,8 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from relay.domain.errors import DatabaseUnreachable
-from relay.domain.facts import TaskCompleted, TaskRetried
-from relay.domain.timings import TaskAnswered
+from relay.domain.facts import TaskAnswered, TaskCompleted, TaskRetried
 from tasks import TaskContext
 from tasks.rows import TaskKey
 from tests.integration.publishing import eventually

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
 
-from relay.devstack.private import at_port
+from chaos.proxy import at_port
 
 #: How much of a statement tells it from others.
 _PREFIX = 70

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chaos.passage import Mode
-from chaos.proxy import Link, Proxy
+from chaos.proxy import Link, Proxy, at_port
 from relay.devstack.ports import LOOPBACK
 
 SILENCE = 0.2
@@ -351,3 +351,7 @@ def test_stopping_resets_everything_and_may_be_repeated(echo: Echo) -> None:
     with connection, pytest.raises(ConnectionResetError):
         connection.recv(1)
     proxy.stop()
+
+
+def test_an_address_by_another_port_keeps_all_else() -> None:
+    assert at_port("redis://:pa55@127.0.0.1:1234/0?a=b", 99) == "redis://:pa55@127.0.0.1:99/0?a=b"

@@ -65,6 +65,13 @@ def sql_strings(tree: ast.Module) -> Iterator[str]:
                 yield f"line {node.lineno}: {text.split()[:3]}"
 
 
+def facts(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name, bases=[ast.Name(id=str(base))]) if base.endswith("Fact"):
+                yield f"line {node.lineno}: class {name}"
+
+
 def product_files(*suffixes: str) -> list[Path]:
     return [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in suffixes]
 
@@ -119,6 +126,10 @@ def test_a_rule_that_is_written_out_is_seen(text: str) -> None:
     assert WRITTEN_OUT.search(text)
 
 
+def test_facts_stand_in_one_catalogue() -> None:
+    assert complaints(facts, "relay/domain/facts.py") == []
+
+
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
@@ -127,6 +138,8 @@ def test_a_rule_that_is_written_out_is_seen(text: str) -> None:
         (environment_reads, "from os import environ"),
         (telemetry_imports, "import structlog"),
         (telemetry_imports, "def late():\n    from opentelemetry.trace import Span"),
+        (facts, "class RowsArchived(Fact):\n    kind: str"),
+        (facts, "class TaskFailed(TaskFact):\n    error: str"),
         (sql_strings, "query = 'SELECT 1'"),
         (sql_strings, "query = '''\n  UPDATE outbox_events SET attempts = 0'''"),
         (sql_strings, "query = f'delete from {table}'"),

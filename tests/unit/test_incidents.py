@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from relay.domain.errors import IncidentClosed, NotRequeueable, UnreadableMessage
+from relay.domain.identity import stand_in_id
 from relay.domain.incidents import (
     Candidate,
     IncidentStatus,
@@ -17,7 +18,6 @@ from relay.domain.incidents import (
     read_letter,
     requeue_refusal,
 )
-from relay.domain.model import stand_in_id
 from relay.domain.policies import DeadLetterClass
 
 ID = uuid4()

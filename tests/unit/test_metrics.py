@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +14,10 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Sample
 
-from relay import domain
 from relay.domain import facts
+from relay.domain.backlogs import Backlogs, OutboxBacklog, Overdue, SubscriptionBacklog, TaskBacklog, Waiting
 from relay.domain.facts import (
+    BacklogsSampled,
     Fact,
     IncidentRecorded,
     LeadLost,
@@ -26,15 +25,6 @@ from relay.domain.facts import (
     MessageProcessed,
     OutboxEventsPublished,
     PublishedEvent,
-)
-from relay.queries import (
-    Backlogs,
-    BacklogsSampled,
-    OutboxBacklog,
-    Overdue,
-    SubscriptionBacklog,
-    TaskBacklog,
-    Waiting,
 )
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.metrics import COUNTS, OTHER, TIMINGS, MetricFacts
@@ -49,9 +39,7 @@ LABELS = {"context", "subscription", "class", "server", "stream", "type", "job",
 
 def told() -> list[type[Fact]]:
     """Every fact that is not the base of others."""
-    modules = [importlib.import_module(it.name) for it in pkgutil.iter_modules(domain.__path__, "relay.domain.")]
-    values = [value for module in modules for value in vars(module).values()]
-    found = {it for it in values if isinstance(it, type) and issubclass(it, Fact)} | {BacklogsSampled}
+    found = {it for it in vars(facts).values() if isinstance(it, type) and issubclass(it, Fact)}
     bases = {base for it in found for base in it.__bases__}
     return sorted(found - bases, key=lambda it: it.__name__)
 

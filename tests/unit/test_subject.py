@@ -7,14 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from relay.domain.errors import InvalidEvent, InvalidSubject
-from relay.domain.subject import (
-    EventSubject,
-    check_subject,
-    check_token,
-    check_version,
-    dead_letter_subject,
-    event_subject,
-)
+from relay.domain.subject import EventSubject, check_subject, check_token, check_version
 
 quick = settings(max_examples=100, deadline=None)
 
@@ -162,43 +155,3 @@ def test_a_subject_of_five_kilobytes_is_refused() -> None:
 def test_a_bad_subject_is_an_invalid_event_and_a_value_error() -> None:
     assert issubclass(InvalidSubject, InvalidEvent)
     assert issubclass(InvalidSubject, ValueError)
-
-
-# --- templates and dead letters ---
-
-
-def test_the_default_template_makes_an_event_subject() -> None:
-    assert event_subject("{context}.event.{name}.v{version}", "sea", "opened", 3) == "sea.event.opened.v3"
-
-
-def test_another_template_makes_another_subject() -> None:
-    assert event_subject("sr.events.{name}", "sr", "LoopCreated", 1) == "sr.events.LoopCreated"
-
-
-@pytest.mark.parametrize("template", ["{context}.*.{name}", "{context}..{name}", "x " + "{name}", "{name}." * 90])
-def test_a_template_cannot_make_a_subject_that_is_not_safe(template: str) -> None:
-    with pytest.raises(InvalidSubject) as raised:
-        event_subject(template, "sea", "opened", 1)
-    assert raised.value.field == "subject"
-
-
-def test_a_template_without_the_name_does_not_let_a_bad_name_pass() -> None:
-    with pytest.raises(InvalidSubject):
-        event_subject("sea.all", "sea", "*", 1)
-
-
-def test_a_dead_letter_keeps_the_original_subject_at_its_end() -> None:
-    assert dead_letter_subject("sea", "vibespro.event.vibe_created.v1") == "sea.dlq.vibespro.event.vibe_created.v1"
-
-
-def test_our_longest_subject_is_kept_whole_in_a_dead_letter() -> None:
-    longest = ".".join(["x" * 63] * 4)
-    assert dead_letter_subject("sea", longest) == "sea.dlq." + longest
-
-
-def test_a_foreign_subject_of_four_kilobytes_is_cut_to_what_the_protocol_takes() -> None:
-    for start in ("", "x"):
-        cut = dead_letter_subject("sea", start + "a." * 2_000)
-        assert len(cut) < 600
-        assert cut.startswith(f"sea.dlq.{start}a.a.")
-        assert all(cut.split("."))

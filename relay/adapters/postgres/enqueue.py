@@ -1,24 +1,32 @@
-"""Writes events and tasks in the caller's own transaction: one round trip for all rows of a kind."""
+"""The statements that record events and tasks in a caller's transaction: one round trip for all rows of a kind."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
-
-import psycopg
-import psycopg.pq
-from sqlalchemy import Connection, Dialect
-from sqlalchemy.ext.asyncio import AsyncConnection
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.refusals import refusals
 from relay.adapters.postgres.sql import statement
-from relay.domain.errors import NoTransaction, UnsupportedTarget
 from relay.domain.model import OutboxEvent
 from relay.domain.tasks import BackgroundTask
 
+Value = TypeVar("Value")
 Row: TypeAlias = OutboxEvent | BackgroundTask
+#: Records rows through a target, in its open transaction. The result of an asynchronous target is to be awaited.
+Write: TypeAlias = Callable[[Any, Sequence[Row]], Awaitable[None] | None]
+
+
+class Ready(Generic[Value]):
+    """An awaitable that already has its value. It does no harm not to await it."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def __await__(self) -> Generator[None, None, Value]:
+        yield from ()
+        return self.value
+
 
 _TEXTS: Final = ("aggregate_type", "aggregate_id", "event_type", "payload", "partition_key", "topic")
 _IDS: Final = ("id", "correlation_id", "causation_id")
@@ -53,68 +61,9 @@ def _json(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values)) if values else "{}"
 
 
-def _statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
+def statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the statements that record ``rows``, in pyformat style, with their parameters."""
     if events := [row for row in rows if isinstance(row, OutboxEvent)]:
         yield insert(events)
     if tasks := [row for row in rows if isinstance(row, BackgroundTask)]:
         yield insert_tasks(tasks)
-
-
-def insert_psycopg(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
-    """Insert through a psycopg connection. Raises NoTransaction and what `refusals` raises."""
-    check_psycopg(connection)
-    # A plain cursor, because the connection's own cursor class may use another parameter style.
-    with refusals(), psycopg.Cursor(connection) as cursor:
-        for sql, parameters in _statements(rows):
-            cursor.execute(sql, parameters)
-
-
-async def insert_psycopg_async(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> None:
-    """Insert through an asynchronous psycopg connection. Raises NoTransaction and what `refusals` raises."""
-    check_psycopg(connection)
-    with refusals():
-        async with psycopg.AsyncCursor(connection) as cursor:
-            for sql, parameters in _statements(rows):
-                await cursor.execute(sql, parameters)
-
-
-def insert_sqlalchemy(connection: Connection, rows: Sequence[Row]) -> None:
-    """Insert through a SQLAlchemy connection. Raises NoTransaction, UnsupportedTarget and what `refusals` does."""
-    _check_sqlalchemy(connection)
-    with refusals():
-        for sql, parameters in _statements(rows):
-            connection.exec_driver_sql(sql, parameters)
-
-
-async def insert_sqlalchemy_async(connection: AsyncConnection, rows: Sequence[Row]) -> None:
-    """Insert through an asynchronous SQLAlchemy connection. Raises what `insert_sqlalchemy` raises."""
-    await connection.run_sync(insert_sqlalchemy, rows)
-
-
-def check_psycopg(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Refuse a connection that would commit the row by itself."""
-    idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-    if connection.autocommit and idle:
-        raise NoTransaction(
-            "the connection is in autocommit mode and no transaction is open",
-            field="target",
-            hint="use `with connection.transaction():` around the change and the event",
-        )
-
-
-def check_driver(dialect: Dialect) -> None:
-    """Refuse an engine that does not use PostgreSQL through psycopg."""
-    if dialect.name != "postgresql" or dialect.driver not in ("psycopg", "psycopg_async"):
-        raise UnsupportedTarget(
-            f"the driver {dialect.name}+{dialect.driver} is not supported",
-            field="target",
-            hint="create the engine with postgresql+psycopg://",
-        )
-
-
-def _check_sqlalchemy(connection: Connection) -> None:
-    check_driver(connection.dialect)
-    if getattr(connection.connection.dbapi_connection, "autocommit", False):
-        raise NoTransaction(
-            "the connection is in autocommit mode", field="target", hint="use an engine without AUTOCOMMIT"
-        )

@@ -13,8 +13,7 @@ from relay.adapters.postgres.pool import Connection, Pool, connection
 from relay.adapters.postgres.source import migrated
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.unreachable import reaching, reason
-from relay.domain.errors import DatabaseUnreachable
-from relay.queries import (
+from relay.domain.backlogs import (
     Backlogs,
     InboxBacklog,
     OutboxBacklog,
@@ -23,6 +22,7 @@ from relay.queries import (
     TaskBacklog,
     Waiting,
 )
+from relay.domain.errors import DatabaseUnreachable
 
 Row = TypeVar("Row")
 

@@ -20,10 +20,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from relay.adapters.postgres.enqueue import Row, insert_sqlalchemy, insert_sqlalchemy_async
+from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.lazy import LazyAsyncConnection, LazyConnection
-from relay.adapters.postgres.sessions import write_later
 from relay.adapters.postgres.sql import statement
+from relay.adapters.postgres.sqlalchemy_targets import insert_sqlalchemy, insert_sqlalchemy_async, write_later
 from relay.domain.errors import ClaimLost, TransactionBroken, WriteConflict
 from relay.failpoints import reach
 

@@ -1,36 +1,32 @@
-"""The sessions and connections of applications, through which rows are written in an open transaction."""
+"""The sessions and connections of applications, through which rows are written in an open transaction.
+
+A further kind of target is a module that says in ``WRITERS`` how rows are written, and its name in `_KINDS`. For
+type checkers, its classes belong to SyncTarget or AsyncTarget.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from relay.adapters.postgres import enqueue, sessions
-from relay.adapters.postgres.enqueue import Row
+from relay.adapters.postgres import psycopg_targets, sqlalchemy_targets
+from relay.adapters.postgres.enqueue import Ready, Row, Write
 from relay.domain.errors import UnsupportedTarget
 
-SyncTarget: TypeAlias = "Session | scoped_session[Any] | Connection | psycopg.Connection[Any]"
-AsyncTarget: TypeAlias = (
-    "AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]"
-)
+SyncTarget: TypeAlias = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
+AsyncTarget: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
 Value = TypeVar("Value")
 Other = TypeVar("Other")
 
-
-class _Ready(Generic[Value]):
-    """An awaitable that already has its value. It does no harm not to await it."""
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-
-    def __await__(self) -> Generator[None, None, Value]:
-        yield from ()
-        return self.value
+_KINDS: Final = (sqlalchemy_targets, psycopg_targets)
+_WRITERS: Final[Mapping[type, Write]] = {
+    target: write for kind in _KINDS for target, write in kind.WRITERS.items()
+}
 
 
 def write(target: SyncTarget | AsyncTarget, rows: Sequence[Row], answer: Value) -> Value | Awaitable[Value]:
@@ -39,25 +35,14 @@ def write(target: SyncTarget | AsyncTarget, rows: Sequence[Row], answer: Value) 
     A session keeps the rows until it commits. A connection writes them at once, in one statement for each kind of
     row. Raises UnsupportedTarget and NoTransaction.
     """
-    if isinstance(target, scoped_session | async_scoped_session):
-        target = target()
-    match target:
-        case Session():
-            sessions.collect(target, rows)
-            return answer
-        case AsyncSession():
-            sessions.collect(target.sync_session, rows)
-            return _Ready(answer)
-        case Connection():
-            if rows:
-                enqueue.insert_sqlalchemy(target, rows)
-            return answer
-        case psycopg.Connection():
-            if rows:
-                enqueue.insert_psycopg(target, rows)
-            return answer
-        case AsyncConnection() | psycopg.AsyncConnection():
-            return _write_async(target, rows, answer)
+
+    def answering(_: None) -> Value:
+        return answer
+
+    for base in type(target).__mro__:
+        if base in _WRITERS:
+            written = _WRITERS[base](target, rows)
+            return answer if written is None else then(written, answering)
     raise UnsupportedTarget(
         f"{type(target).__name__} is not a session or connection",
         field="target",
@@ -67,8 +52,8 @@ def write(target: SyncTarget | AsyncTarget, rows: Sequence[Row], answer: Value) 
 
 def then(value: Value | Awaitable[Value], change: Callable[[Value], Other]) -> Other | Awaitable[Other]:
     """Apply ``change`` to what `write` returned."""
-    if isinstance(value, _Ready):
-        return _Ready(change(value.value))
+    if isinstance(value, Ready):
+        return Ready(change(value.value))
     if isinstance(value, Awaitable):
         return _change(value, change)
     return change(value)
@@ -76,13 +61,3 @@ def then(value: Value | Awaitable[Value], change: Callable[[Value], Other]) -> O
 
 async def _change(value: Awaitable[Value], change: Callable[[Value], Other]) -> Other:
     return change(await value)
-
-
-async def _write_async(
-    target: AsyncConnection | psycopg.AsyncConnection[Any], rows: Sequence[Row], answer: Value
-) -> Value:
-    if rows and isinstance(target, AsyncConnection):
-        await enqueue.insert_sqlalchemy_async(target, rows)
-    elif rows and isinstance(target, psycopg.AsyncConnection):
-        await enqueue.insert_psycopg_async(target, rows)
-    return answer

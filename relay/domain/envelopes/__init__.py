@@ -19,9 +19,9 @@ from relay.domain.envelopes.handler import HANDLER
 from relay.domain.envelopes.message_envelope import MESSAGE_ENVELOPE
 from relay.domain.envelopes.raw import RAW
 from relay.domain.errors import InvalidSubject, MalformedMessage
-from relay.domain.model import NatsMsgId
+from relay.domain.identity import NatsMsgId, read_optional_id
 from relay.domain.ordering import KEY, partition_key
-from relay.domain.reading import read_json, read_object, read_time, read_uuid
+from relay.domain.reading import read_json, read_object, read_time
 from relay.domain.subject import check_token, check_version
 
 __all__ = [
@@ -87,8 +87,8 @@ def _read(
             event_type=check_token(fields["event_type"], "event_type"),
             event_version=check_version(fields["event_version"]),
             occurred_at=read_time(fields.get("occurred_at")),
-            correlation_id=read_uuid(fields.get("correlation_id"), "correlation_id"),
-            causation_id=read_uuid(fields.get("causation_id"), "causation_id"),
+            correlation_id=read_optional_id(fields.get("correlation_id"), "correlation_id"),
+            causation_id=read_optional_id(fields.get("causation_id"), "causation_id"),
             partition_key=partition_key(headers),
             payload=fields["payload"],
         )

@@ -11,8 +11,8 @@ from typing import Any
 
 from relay.domain.envelopes.event import CAUSATION, CORRELATION, EVENT_TYPE, EVENT_VERSION, OCCURRED_AT
 from relay.domain.errors import MalformedMessage
-from relay.domain.model import NatsMsgId
-from relay.domain.reading import read_uuid, read_version
+from relay.domain.identity import NatsMsgId, read_id, read_optional_id
+from relay.domain.reading import read_version
 from relay.domain.subject import EventSubject
 
 
@@ -26,9 +26,9 @@ def agreed(subject: str, headers: Mapping[str, str], msg_id: str, body: Mapping[
     _agree_on_id(fields.pop("message_id", None), msg_id)
     _agree("subject", fields.pop("subject", subject), subject, "the message came by another")
     for name, header in (("correlation_id", CORRELATION), ("causation_id", CAUSATION)):
-        said = read_uuid(headers.get(header), header)
+        said = read_optional_id(headers.get(header), header)
         if said is not None:
-            _agree(name, read_uuid(fields.setdefault(name, str(said)), name), said, f"the header {header} differs")
+            _agree(name, read_id(fields.setdefault(name, str(said)), name), said, f"the header {header} differs")
     fields.setdefault("occurred_at", headers.get(OCCURRED_AT))
     _agree_on_type(fields, subject, headers)
     return fields
@@ -42,7 +42,7 @@ def _agree(field: str, value: object, other: object, else_: str) -> None:
 def _agree_on_id(value: Any, msg_id: str) -> None:
     if value is not None and value != msg_id:
         known = NatsMsgId.parse(msg_id).event_id
-        _agree("message_id", read_uuid(value, "message_id"), known, f"the header Nats-Msg-Id says {known}")
+        _agree("message_id", read_id(value, "message_id"), known, f"the header Nats-Msg-Id says {known}")
 
 
 def _agree_on_type(fields: Mapping[str, Any], subject: str, headers: Mapping[str, str]) -> None:

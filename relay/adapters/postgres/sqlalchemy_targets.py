@@ -1,26 +1,59 @@
-"""Events and tasks added to a SQLAlchemy session wait in the session and are written when it commits.
+"""Events and tasks added to a SQLAlchemy connection are written at once. In a session they wait for its commit.
 
-They are written at the last moment and all at once. So they hold the locks of their keys only briefly, and the
-locks are taken in one sorted order, so that two transactions cannot deadlock over them. A row belongs to the
-innermost transaction or savepoint in which it was added. A released savepoint hands its rows to the transaction
-around it. Rows that a transaction still has when it ends are dropped.
+A session's rows are written at the last moment and all at once. So they hold the locks of their keys only
+briefly, and the locks are taken in one sorted order, so that two transactions cannot deadlock over them. A row
+belongs to the innermost transaction or savepoint in which it was added. A released savepoint hands its rows to the
+transaction around it. Rows that a transaction still has when it ends are dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from sqlalchemy import Connection, Dialect
 from sqlalchemy import event as listen
 from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-from relay.adapters.postgres.enqueue import Row, check_driver, insert_sqlalchemy
+from relay.adapters.postgres.enqueue import Ready, Row, Write, statements
+from relay.adapters.postgres.refusals import refusals
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 
 _KEY: Final = "jetrelay_outbox"
 _LATER: Final = "jetrelay_outbox_later"
+
+
+def insert_sqlalchemy(connection: Connection, rows: Sequence[Row]) -> None:
+    """Write ``rows``. Raises NoTransaction, UnsupportedTarget and what `refusals` raises."""
+    if not rows:
+        return
+    _check_driver(connection.dialect)
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise NoTransaction(
+            "the connection is in autocommit mode", field="target", hint="use an engine without AUTOCOMMIT"
+        )
+    with refusals():
+        for sql, parameters in statements(rows):
+            connection.exec_driver_sql(sql, parameters)
+
+
+async def insert_sqlalchemy_async(connection: AsyncConnection, rows: Sequence[Row]) -> None:
+    """Write ``rows``. Raises what `insert_sqlalchemy` raises."""
+    if rows:
+        await connection.run_sync(insert_sqlalchemy, rows)
+
+
+def _check_driver(dialect: Dialect) -> None:
+    """Refuse an engine that does not use PostgreSQL through psycopg."""
+    if dialect.name != "postgresql" or dialect.driver not in ("psycopg", "psycopg_async"):
+        raise UnsupportedTarget(
+            f"the driver {dialect.name}+{dialect.driver} is not supported",
+            field="target",
+            hint="create the engine with postgresql+psycopg://",
+        )
 
 
 @dataclass(slots=True)
@@ -73,7 +106,7 @@ def _check_bind(session: Session) -> None:
         raise UnsupportedTarget(
             "the session has no default engine", field="target", hint="create it with Session(engine)"
         ) from error
-    check_driver(bind.dialect)
+    _check_driver(bind.dialect)
 
 
 def _innermost(session: Session) -> SessionTransaction:
@@ -149,3 +182,18 @@ def _on_end(session: Session, ended: SessionTransaction) -> None:
     elif ended.nested:
         waiting.announced = False
         waiting.batches = [(owner, batch) for owner, batch in waiting.batches if owner is not ended]
+
+
+def _collect_async(session: AsyncSession, rows: Sequence[Row]) -> Ready[None]:
+    collect(session.sync_session, rows)
+    return Ready(None)
+
+
+WRITERS: Final[Mapping[type, Write]] = {
+    Session: collect,
+    scoped_session: lambda scope, rows: collect(scope(), rows),
+    Connection: insert_sqlalchemy,
+    AsyncSession: _collect_async,
+    async_scoped_session: lambda scope, rows: _collect_async(scope(), rows),
+    AsyncConnection: insert_sqlalchemy_async,
+}

@@ -1,0 +1,101 @@
+"""Backlogs as values: what waits in a context (SDS-047 §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxBacklog:
+    """The events that are not published (QRY-050).
+
+    ``count`` events are not published; the oldest of them occurred at ``oldest_at``. ``dead`` of them cannot be
+    published and wait for an operator. ``waiting`` of them will be published; the oldest has waited for
+    ``waiting_age_seconds`` by the database's clock (0 when there is none).
+    """
+
+    count: int
+    oldest_at: datetime | None
+    waiting: int
+    waiting_age_seconds: float
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class InboxBacklog:
+    """The messages that are not processed (QRY-051).
+
+    ``count`` messages are not processed; the oldest of them was received at ``oldest_at``. ``dead`` of them are
+    dead letters. ``waiting`` of them will be handled; the oldest has waited for ``waiting_age_seconds`` by the
+    database's clock (0 when there is none). ``failed_attempts`` of those that wait were tried more than three
+    times.
+    """
+
+    count: int
+    oldest_at: datetime | None
+    waiting: int
+    waiting_age_seconds: float
+    failed_attempts: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """How late publishing is: the ``seconds`` since the earliest overdue event was due; 0 if none is overdue."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskBacklog:
+    """The tasks that wait to be run.
+
+    ``count`` tasks are due and not finished, the oldest for ``oldest_age_seconds`` (0 when there is none).
+    ``delayed`` tasks are due later. ``failed`` tasks wait for an operator.
+    """
+
+    count: int
+    oldest_age_seconds: float
+    delayed: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What of a subscription waits for an operator: ``count`` items, the oldest for ``oldest_age_seconds``.
+
+    ``kind``: the class of the incidents.
+    """
+
+    subscription: str | None
+    kind: str | None = None
+    count: int
+    oldest_age_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionBacklog:
+    """What of a subscription waits to be handled: ``count`` messages, neither processed nor dead-lettered.
+
+    The oldest was received ``oldest_age_seconds`` ago. ``failed_attempts`` messages were tried more than three
+    times.
+    """
+
+    subscription: str | None
+    count: int
+    oldest_age_seconds: float
+    failed_attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlogs:
+    """Everything that waits in a context."""
+
+    outbox: OutboxBacklog
+    overdue: Overdue
+    inbox: Sequence[SubscriptionBacklog]
+    tasks: TaskBacklog
+    incidents: Sequence[Waiting]
+    parked: Sequence[Waiting]
