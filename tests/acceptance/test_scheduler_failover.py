@@ -21,8 +21,8 @@ import pytest
 from tests.acceptance.fleet import Fleet, wait_for
 
 LEASE = 3
-#: What a takeover takes beside the lease: a look at the database, a tick, a machine that is busy with tests.
-MARGIN = timedelta(seconds=4)
+#: With the lease: the ten seconds within which everything goes on, whatever dies. A busy machine takes its part.
+MARGIN = timedelta(seconds=7)
 JOB = "every-second"
 MODULES = "consumer.actors,tests.acceptance.cron_effects"
 EFFECTS = "CREATE TABLE effects (scheduled_for timestamptz NOT NULL, correlation_id uuid NOT NULL)"
@@ -136,7 +136,7 @@ def test_a_leader_that_stops_hands_over_before_its_lease_is_over(
     assert fleet.stop(leader) == 0
     wait_for("the other leads", lambda: fleet.leader() == other.pid)
     fleet.more_runs()
-    check(fleet, timedelta(seconds=2) + MARGIN)
+    check(fleet, timedelta(seconds=3) + MARGIN)
 
 
 def test_two_that_both_believe_to_lead_do_nothing_twice(fleet: Schedulers, two: Callable[[], Any]) -> None:

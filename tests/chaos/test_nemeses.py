@@ -528,8 +528,7 @@ def test_a_handler_hangs_once_the_fleet_has_caught_up(rig: Rig, history: History
         for worker in workers:
             worker.freeze()
         try:
-            waiting = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND dead_at IS NULL"
-            wait_for("much waits", lambda: count(rig, waiting) > 100)
+            wait_for("much waits for long", lambda: count(rig, operators._UNPUBLISHED) > 100)
             caught_up = pool.submit(FAULTS["handler-hang"].prepare or pytest.fail, stage)
             with pytest.raises(TimeoutError):
                 caught_up.result(timeout=1)
