@@ -37,8 +37,6 @@ _NEWS_SECONDS: Final = 0.5
 _LATE_NEWS_SECONDS: Final = 2.0
 #: Up to so many seconds after a fault, its damage may be noticed and repaired.
 _GRACE: Final = 10.0
-#: Faults under which the database answers, and refuses to write.
-_REFUSING: Final = frozenset({"postgres-disk-full"})
 #: Faults that disturb no call.
 _HARMLESS: Final = frozenset({"poison-rows", "future-rows", "hostile-messages"})
 
@@ -157,10 +155,10 @@ def amplified(evidence: Evidence, ledger: Ledger, calls: list[Span]) -> Iterator
     """Yield a sentence for every message handled again after a final answer more often than faults explain.
 
     A fault that prevents the record of an answer explains one call, and one more for each lease that it lasts.
-    While a fault lasts that has the database refuse the record, it explains each call: a refusal is told at once.
+    While a fault lasts that is told at once (`_is_told`), it explains each call: the next one follows a back-off.
     """
     disturbing = [fault for fault in evidence.faults if fault.kind not in _HARMLESS]
-    windows, refusals = Windows(disturbing), Windows([it for it in disturbing if it.kind in _REFUSING])
+    windows, told = Windows(disturbing), Windows([fault for fault in disturbing if _is_told(fault)])
     for message_id, several in _needing_one(ledger, calls).items():
         again = [(before, call) for before, call in pairwise(several) if before.answer in _FINAL]
         if not again:
@@ -171,8 +169,14 @@ def amplified(evidence: Evidence, ledger: Ledger, calls: list[Span]) -> Iterator
                 yield f"message {message_id} ({call.source}) was called again {gap}"
         life = windows.within(several[0].began - _GRACE, several[-1].began)
         most = sum(2 + math.floor((fault.ended - fault.began) / LEASE_SECONDS) for fault in life)
-        if life and sum(not refusals.active(before.ended) for before, _ in again) > most:
+        if life and sum(not told.active(before.ended) for before, _ in again) > most:
             yield f"message {message_id} was called {len(several)} times, {len(life)} faults explain {most + 1}"
+
+
+def _is_told(fault: Fault) -> bool:
+    """Tell whether a worker hears at once that a call failed: no room for the record, or no way for the answer."""
+    no_way = fault.kind == "link-cut-reply" and fault.target == "worker-service"
+    return no_way or fault.kind == "postgres-disk-full"
 
 
 def amplification(evidence: Evidence, ledger: Ledger, calls: list[Span]) -> str:

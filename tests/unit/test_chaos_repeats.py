@@ -167,6 +167,13 @@ def test_a_database_that_refuses_what_is_to_be_recorded_explains_each_call_meanw
     assert not repeats(*later, faults=during("postgres-disk-full", 49, 53, "postgres")).kept
 
 
+def test_answers_that_find_no_way_back_explain_each_call_meanwhile() -> None:
+    calls = [call(HTTP, 50 + at, 0.1) for at in (0, 0.3, 0.8, 1.5, 2.4)]
+    assert repeats(*calls, faults=during("link-cut-reply", 49, 53, "worker-service")).kept
+    assert not repeats(*calls, faults=during("link-cut-reply", 49, 53, "worker-nats")).kept
+    assert not repeats(*calls, faults=during("link-cut", 49, 53, "worker-service")).kept
+
+
 @pytest.mark.parametrize("answer", ["error", "hang", "drop", "late"])
 def test_a_message_without_a_final_answer_is_called_again(answer: str) -> None:
     assert repeats(call(HTTP, 50, 0.1, answer), call(HTTP, 58, 0.1)).kept
