@@ -106,9 +106,15 @@ class Watchdog:
                 self._overdue(call)
             elif call.keeper is None:
                 # Most calls end before the first look. They cost nothing here.
-                call.keeper = self._spawn(self._keep(call))
+                self._begin_to_keep(call)
         if self._looking:
             self._loop.call_later(_LOOK, self._look)
+
+    def _begin_to_keep(self, call: Attended) -> None:
+        with self._lock:
+            # Its thread looks for the keeper once it has withdrawn the call.
+            if call in self._calls:
+                call.keeper = self._spawn(self._keep(call))
 
     def _overdue(self, call: Attended) -> None:
         if self._withdraw(call):
