@@ -117,7 +117,7 @@ def messages(context: str, subscription: str) -> Messages:
     # No pause in an ordered subscription: the next message of the key waits for this step.
     pause = 0.0 if rows.ordered else PAUSE
     run = RunOnLoop(rows, asyncio.get_running_loop(), answered=leave_place, pause=pause)
-    application.on_stop.append(run.finished.drain)
+    application.on_stop.append(run.drain)
     return run
 
 

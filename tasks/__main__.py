@@ -108,7 +108,7 @@ async def _start(
         error_text=context.error_detail == "text",
     )
     run = RunOnLoop(rows, asyncio.get_running_loop())
-    stack.push_async_callback(run.finished.drain)
+    stack.push_async_callback(run.drain)
     return worker, run
 
 

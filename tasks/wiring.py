@@ -71,7 +71,7 @@ def _rows(context: str) -> TaskRows:
 def on_loop(context: str) -> RunOnLoop[TaskKey, ClaimedTask, PreparedCall]:
     """What runs the tasks of a context on the event loop."""
     run = RunOnLoop(_rows(context), asyncio.get_running_loop(), answered=leave_place)
-    application.on_stop.append(run.finished.drain)
+    application.on_stop.append(run.drain)
     return run
 
 

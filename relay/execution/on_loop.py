@@ -41,6 +41,7 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT]):
     ) -> None:
         self._rows = rows
         self._answered = answered
+        self._settling: set[asyncio.Task[None]] = set()
         self.finished: Batcher[tuple[ClaimT, bool], None] = Batcher(self._finish, loop, pause=pause)
 
     async def run(self, key: KeyT) -> timedelta | None:
@@ -75,13 +76,25 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT]):
             result = await self._rows.ask(request)
         return self._rows.decide(result, claim, time.perf_counter() - begun)
 
+    async def drain(self) -> None:
+        """Wait until the loop has handled all rows that are done. No thread may report any more."""
+        await self.finished.drain()
+        while self._settling:
+            await asyncio.gather(*self._settling)
+
     async def _finish(self, done: Sequence[tuple[ClaimT, bool]]) -> Sequence[None]:
+        # In a task of its own: a row that somebody else has locked may keep it for long, and no other row.
+        task = asyncio.get_running_loop().create_task(self._settle(done))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+        return [None] * len(done)
+
+    async def _settle(self, done: Sequence[tuple[ClaimT, bool]]) -> None:
         claims = [claim for claim, marked in done if marked]
         claims += await self._mark([claim for claim, marked in done if not marked])
         if claims:
             with suppress(Outage):
                 await self._rows.finish(claims)
-        return [None] * len(done)
 
     async def _mark(self, claims: Sequence[ClaimT]) -> Sequence[ClaimT]:
         """Mark rows together. If that fails, mark each alone, so that one bad row spoils no other.

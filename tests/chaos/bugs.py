@@ -83,7 +83,7 @@ def publish_outside_lane_lock() -> None:
         return await open_gate(self, duty, force=force or duty.startswith("publish:"), **options)
 
     _patch(Gates, "open", open_always)
-    _rewrite(outbox, "outbox/lock_lanes", "WHERE pg_try_advisory_xact_lock(1785882987, lane)", "")
+    _rewrite(outbox, "outbox/lock_lanes", "WHERE pg_try_advisory_xact_lock(relay_publisher_locks(), lane)", "")
     _rewrite(outbox, "outbox/claim", "ORDER BY e.seq\n", "ORDER BY random()\n")
     _rewrite(outbox, "outbox/claim", "ORDER BY seq", "ORDER BY random()")
     _rewrite(outbox, "outbox/claim", "skipped.seq < claimed.seq", "false")

@@ -113,7 +113,7 @@ class OneByOne:
         try:
             return await self.on_loop.run(message_id)
         finally:
-            await self.on_loop.finished.drain()
+            await self.on_loop.drain()
 
 
 @dataclass

@@ -114,7 +114,7 @@ class InThread:
         self._delays: dict[UUID, timedelta] = {}
         assert isinstance(one.rows, FunctionRows)
         loop, transactions = RunningLoop(), one.rows.transactions
-        self._finished = one.on_loop.finished
+        self._on_loop = one.on_loop
         self._direct = _Direct(
             one.on_loop, one.rows, transactions, loop, self.relieved.append, self._later, self.next
         )
@@ -140,7 +140,7 @@ class InThread:
         await asyncio.wait({done, given_up}, return_when=asyncio.FIRST_COMPLETED)
         if given_up.done():
             return self._delays.get(message_id)
-        await self._finished.drain()
+        await self._on_loop.drain()
         return done.result()
 
     def claim_ahead(self, ids: list[UUID]) -> None:

@@ -83,7 +83,7 @@ class Tasks:
                 await asyncio.to_thread(self.claim_ahead, task)
             return await asyncio.to_thread(direct.run, key)
         finally:
-            await self.runner.finished.drain()
+            await self.runner.drain()
 
     def claim_ahead(self, *waiting: TaskRef) -> None:
         """Claim tasks of a queue as under load, together with one that turns out to be gone."""

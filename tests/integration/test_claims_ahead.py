@@ -118,7 +118,7 @@ async def test_what_writes_nothing_is_marked_together_and_acknowledged(
 
     ids = [await calls.received() for _ in range(6)]
     one = worker(calls, idle)
-    one._finished._pause = 0.5
+    one._on_loop.finished._pause = 0.5
     await asyncio.to_thread(one.claim_ahead, ids)
     assert await asyncio.gather(*(one.process(id) for id in ids)) == [None] * 6
     assert sum(marked) == 6

@@ -46,7 +46,7 @@ async def test_a_function_runs_in_the_thread_that_asks(tasks: Tasks) -> None:
     thread = threading.Thread(target=tasks.direct().run, args=(TaskKey(id, "mail"),))
     thread.start()
     await asyncio.to_thread(thread.join, 20)
-    await tasks.runner.finished.drain()
+    await tasks.runner.drain()
     assert seen == [thread]
     assert len(tasks.told(TaskCompleted)) == 1
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from relay.batcher import Batcher
 from relay.domain.errors import DatabaseUnreachable
 from relay.execution.on_loop import PAUSE, RunOnLoop
 
@@ -34,8 +33,8 @@ class Loop:
         self.batches.append(list(claims))
         await asyncio.sleep(0.001)
 
-    def finished(self, *, pause: float = PAUSE) -> Batcher[tuple[Any, bool], None]:
-        return RunOnLoop(self, asyncio.get_running_loop(), pause=pause).finished  # type: ignore[arg-type]
+    def finished(self, *, pause: float = PAUSE) -> RunOnLoop[Any, Any, Any]:
+        return RunOnLoop(self, asyncio.get_running_loop(), pause=pause)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ async def test_everything_finished_is_handed_over_once_and_much_of_it_together()
 
     def add(first: int) -> None:
         for n in range(first, first + 2_000):
-            finished.tell((n, True))
+            finished.finished.tell((n, True))
 
     await asyncio.gather(*(asyncio.to_thread(add, first) for first in range(0, 16_000, 2_000)))
 
@@ -63,7 +62,7 @@ async def test_what_nobody_waits_for_waits_for_more() -> None:
     loop = Loop()
     finished = loop.finished(pause=0.5)
     for n in range(3):
-        finished.tell((n, True))
+        finished.finished.tell((n, True))
         await asyncio.sleep(0.01)
     await finished.drain()
     assert loop.batches == [[0, 1, 2]]
@@ -73,7 +72,7 @@ async def test_what_no_transaction_has_marked_is_marked_in_one_statement_and_fin
     loop = Loop()
     finished = loop.finished()
     for n, marked in enumerate([True, False, False, False, True]):
-        finished.tell((n, marked))
+        finished.finished.tell((n, marked))
     await finished.drain()
     assert loop.marked == [[1, 2, 3]]
     assert loop.batches == [[0, 4, 2]]
@@ -82,8 +81,8 @@ async def test_what_no_transaction_has_marked_is_marked_in_one_statement_and_fin
 async def test_an_outage_of_the_database_keeps_nothing_from_being_acknowledged_that_is_marked() -> None:
     loop = Loop(outage=True)
     finished = loop.finished()
-    finished.tell((1, True))
-    finished.tell((2, False))
+    finished.finished.tell((1, True))
+    finished.finished.tell((2, False))
     await finished.drain()
     assert loop.batches == [[1]]
 
@@ -100,7 +99,30 @@ async def test_a_row_that_cannot_be_marked_takes_no_other_with_it(caplog: pytest
     loop.mark = mark  # type: ignore[method-assign]
     finished = loop.finished()
     for n in (2, 4, 6):
-        finished.tell((n, False))
+        finished.finished.tell((n, False))
     await finished.drain()
     assert loop.batches == [[2, 6]]
     assert len(caplog.records) == 1
+
+
+async def test_a_row_that_is_locked_keeps_no_other_waiting() -> None:
+    """To mark it waits for whoever has locked it."""
+    loop, unlocked = Loop(), asyncio.Event()
+    mark = loop.mark
+
+    async def wait(claims: Sequence[Any]) -> Sequence[Any]:
+        if 4 in claims:
+            await unlocked.wait()
+        return await mark(claims)
+
+    loop.mark = wait  # type: ignore[method-assign]
+    finished = loop.finished(pause=0.0)
+    finished.finished.tell((4, False))
+    await finished.finished.drain()
+    finished.finished.tell((6, False))
+    async with asyncio.timeout(20):
+        while loop.batches != [[6]]:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+    unlocked.set()
+    await finished.drain()
+    assert loop.batches == [[6], [4]]
