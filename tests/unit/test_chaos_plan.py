@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from chaos.history import Plan
-from chaos.plan import WEIGHTS, Answer, answer_to, effects_of, failures_of, plan_of
+from chaos.plan import WEIGHTS, Answer, answer_to, effects_of, failures_of, plan_of, slowness_of
 
 SEED = 7
 
@@ -97,3 +97,9 @@ def test_what_is_accepted_in_the_end_has_one_effect() -> None:
         Plan.DROP: 1,
         Plan.NEVER: 0,
     }
+
+
+def test_an_event_that_always_fails_is_not_slow_too() -> None:
+    slow = Counter(plan_of(id, SEED) for id in ids(20_000) if slowness_of(id, SEED))
+    assert slow[Plan.ACCEPT] > 0
+    assert Plan.NEVER not in slow
