@@ -281,11 +281,15 @@ async def test_no_more_of_a_key_run_at_once_than_its_limit_and_all_of_them_run(t
     assert most == {"ann": 2, "bob": 2}
 
 
-async def test_a_task_that_finds_no_room_is_put_off_without_an_attempt(tasks: Tasks) -> None:
+@pytest.mark.parametrize("end", ["completed", "tried again", "failed"])
+async def test_a_task_that_finds_no_room_is_put_off_without_an_attempt(tasks: Tasks, end: str) -> None:
+    """However the one before it ends, it is woken then."""
     go = asyncio.Event()
 
     async def work(mail: Mail) -> None:
         await go.wait()
+        if mail.n == 1 and end != "completed":
+            raise DomainError("no such mail") if end == "failed" else ValueError("not now")
 
     tasks.register(work, concurrency=1)
     first, second = tasks.schedule(Mail(n=1), Mail(n=2))
