@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from chaos.deployment import MAX_ATTEMPTS
 from chaos.evidence import Evidence
+from chaos.history import CRASHED
 from chaos.judgement import Figure, Judgement, conclude
 from chaos.ledger import Ledger, open_ledger
 from chaos.promises import (
@@ -93,5 +94,6 @@ def _gaps(evidence: Evidence, ledger: Ledger, faults_expected: bool) -> Iterator
 def _under_faults(evidence: Evidence, others: list[Judgement]) -> Judgement:
     kinds = Counter(fault.kind for fault in evidence.faults)
     figures: dict[str, Figure] = {"faults": len(evidence.faults), **dict(sorted(kinds.items()))}
-    broken = (f"promise {other.number} was broken: {other.name}" for other in others if not other.kept)
-    return conclude(7, "faults change none of this", broken, figures)
+    broken = [f"promise {other.number} was broken: {other.name}" for other in others if not other.kept]
+    crashed = [f"fault {fault.number}: {fault.note}" for fault in evidence.faults if CRASHED in fault.note]
+    return conclude(7, "faults change none of this", [*broken, *crashed], figures)

@@ -25,9 +25,9 @@ CONSUMING: Final = "sea"
 CASES: Final = "cases"
 DATABASES: Final = (PRODUCING, CONSUMING, CASES)
 STREAM: Final = "SHOP_EVENTS"
-#: The oldest database revision that the workers of this release support, once it has the functions of 0015, which
-#: `tables.prepare` adds: a run may begin there. Then its producers write in raw SQL until the upgrade, because
-#: `Outbox.add` needs the newest revision.
+#: The oldest database revision that the workers of this release support, once it has the functions and columns
+#: that `tables.prepare` adds: a run may begin there. Then its producers write in raw SQL until the upgrade,
+#: because `Outbox.add` needs the newest revision.
 OLDER: Final = "0013_reopened"
 #: The archive of both, beside the configuration.
 COLD: Final = "cold"
@@ -60,6 +60,8 @@ LINKS: Final = (
 
 _HANDLER: Final = "python:chaos.effects"
 _ORDERED: Final = {"order": '"key"', "failed_head": '"skip"'}
+#: One of two subscriptions with a service gives back what failed; also that not every version of the settings can.
+_GIVES_BACK: Final = {"on_failure": '"nak"'}
 #: Whether the subscription `ordered` asks for order, which not every version of the settings can.
 ORDERED: Final = _ORDERED.keys() <= SubscriptionSettings.model_fields.keys()
 
@@ -128,9 +130,10 @@ def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
         settle="handler" if served else "inbox",
         handler=service_url if served else _HANDLER,
     )
-    if source in IN_ORDER and ORDERED:
-        text += "".join(f"{key} = {value}\n" for key, value in _ORDERED.items())
-    return text
+    more = dict(_ORDERED) if source in IN_ORDER and ORDERED else {}
+    if source is Source.HTTP and _GIVES_BACK.keys() <= SubscriptionSettings.model_fields.keys():
+        more |= _GIVES_BACK
+    return text + "".join(f"{key} = {value}\n" for key, value in more.items())
 
 
 def database_url(server: str, database: str) -> str:

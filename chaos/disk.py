@@ -16,7 +16,7 @@ from relay.devstack import Server
 
 _SIZE: Final = "4g"
 #: What is left when the disk is full, in bytes: less than any server writes ahead.
-_SPARE: Final = 65_536
+SPARE: Final = 65_536
 _MODE: Final = "mode=755"
 #: Where servers keep their data, below their directories.
 _DATA: Final = ("data", "jetstream")
@@ -46,7 +46,7 @@ class SmallDisk:
         """Leave almost no space free."""
         state = os.statvfs(self.directory)
         used = (state.f_blocks - state.f_bfree) * state.f_frsize
-        if not self._resize(str(used + _SPARE)):
+        if not self._resize(str(used + SPARE)):
             raise OSError(f"the disk of {self.directory} cannot be made small")
 
     def free(self) -> None:

@@ -89,6 +89,10 @@ class Operation:
     at: float
 
 
+#: Stands in the note of a fault when a command of `relay` ended with a traceback instead of an error with a code.
+CRASHED: Final = "crashed with"
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault, from its injection to the moment it was healed."""

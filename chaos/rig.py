@@ -34,10 +34,10 @@ from relay.devstack import (
     configuration,
     prepare,
 )
-from relay.devstack.leftovers import end_leftovers, marked
 from relay.devstack.logs import last_lines
 from relay.devstack.monitoring import connected_clients, get, pulled_consumers
 from relay.devstack.ports import free_port
+from relay.devstack.processes import end_leftovers, marked
 from relay.settings import Settings, load_settings
 from relay.settings.model import installed_actor_modules
 

@@ -23,10 +23,10 @@ from relay.worker import (
     try_again,
 )
 
-#: How many seconds a pull job runs before it ends, so that another worker can take the next turn.
-_TURN: Final = 60.0
-_SWEEP_LIMIT: Final = 1_000
-_PAGE: Final = 1_000
+#: How many seconds a pull job runs before it ends, so that another worker can take the next slice.
+_SLICE_S: Final = 60.0
+_SWEEP_MAX_ROWS: Final = 1_000
+_PAGE_ROWS: Final = 1_000
 
 
 @row_actor(jobs.HANDLE_MESSAGE, jobs.HANDLE_QUEUE, priority=10)
@@ -56,10 +56,12 @@ async def handle_chunk(context: str, subscription: str, message_ids: list[str]) 
 async def pull_messages(context: str, subscription: str, token: str) -> None:
     """Pull one subscription into the inbox until its time is over. The scheduler then sends another job."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + _TURN
+    end = loop.time() + _SLICE_S
     async with long_running(jobs.PULL.of(context, subscription), token) as ours:
         if ours:
-            await wiring.pull(context, subscription).run(lambda: not application.stopping and loop.time() < end)
+            await wiring.pull(context, subscription).run(
+                lambda: bool(ours) and not application.stopping and loop.time() < end
+            )
 
 
 @actor(jobs.SWEEP_INBOX, priority=5, max_retries=0)
@@ -73,7 +75,7 @@ async def sweep_inbox(context: str, subscription: str, token: str) -> None:
         if not ours:
             return
         waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, jobs.share(context, subscription))
-        ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_LIMIT, waited)
+        ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_MAX_ROWS, waited)
         if ids:
             await wiring.enqueue(context, subscription)(ids)
             application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
@@ -84,8 +86,10 @@ async def keep_in_progress(context: str, subscription: str, token: str) -> None:
     """Send +WPI for every message that waits or runs, so that JetStream does not deliver it again."""
     async with periodic(jobs.KEEP_IN_PROGRESS.of(context, subscription), token) as ours:
         if ours and not wiring.on_receipt(context, subscription):
-            consumer = application.consumer(context, subscription)
-            async for replies in application.inbox(context, subscription).waiting(subscription, _PAGE):
+            consumer, inbox = application.consumer(context, subscription), application.inbox(context, subscription)
+            # +WPI would undo the delay of a NAK.
+            due = wiring.gives_back(context, subscription)
+            async for replies in inbox.waiting(subscription, _PAGE_ROWS, due=due):
                 await consumer.in_progress(replies)
 
 
@@ -117,9 +121,9 @@ async def record_dead_letters(context: str, token: str) -> None:
 
 
 @actor(jobs.RECONCILE_INBOX, priority=5, max_retries=0)
-async def reconcile_inbox(context: str, subscription: str, turn: int | None, token: str) -> None:
-    """Fetch what JetStream has finished but the inbox does not hold; ``turn`` None compares everything."""
+async def reconcile_inbox(context: str, subscription: str, page: int | None, token: str) -> None:
+    """Fetch what JetStream has finished but the inbox does not hold; ``page`` None compares everything."""
     async with periodic(jobs.RECONCILE_INBOX.of(context, subscription), token) as ours:
         if ours:
             find = application.find_missing(context, subscription)
-            await wiring.gaps(context, subscription).reconcile(find, turn)
+            await wiring.gaps(context, subscription).reconcile(find, page)

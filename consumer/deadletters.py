@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
+from relay.adapters.postgres.incidents import PostgresIncidents
+from relay.adapters.webhook import Webhook
 from relay.domain.errors import AlertRefused
 from relay.domain.facts import AlertFailed, FactSink, IncidentRecorded
 from relay.domain.incidents import RecordedIncident, read_letter
@@ -19,9 +20,9 @@ from relay.failpoints import reach
 from relay.ports import Delivery, IncidentRecords, JetStreamConsumer
 
 _WAIT: Final = timedelta(milliseconds=200)
-_BATCH: Final = 100
+_BATCH_LETTERS: Final = 100
 #: How many incidents an alert names; it counts the rest.
-_NAMED: Final = 20
+_MAX_NAMED_INCIDENTS: Final = 20
 
 
 class RecordDeadLetters:
@@ -41,7 +42,7 @@ class RecordDeadLetters:
         A letter is acknowledged after it is recorded. Raises BrokerUnreachable and DatabaseUnreachable.
         """
         new = 0
-        while deliveries := await self._consumer.fetch(_BATCH, _WAIT):
+        while deliveries := await self._consumer.fetch(_BATCH_LETTERS, _WAIT):
             new += await self.accept(deliveries)
         if rest := await self._consumer.finish():
             new += await self.accept(rest)
@@ -71,55 +72,29 @@ class RecordDeadLetters:
         return len(recorded)
 
 
-class Alerts(Protocol):
-    """Incidents that stay locked while an alert is sent. The end of the block commits, an exception rolls back."""
-
-    incidents: Sequence[RecordedIncident]
-
-    async def mark(self) -> None:
-        """Mark all of them as alerted."""
-
-
-class AlertSource(Protocol):
-    """Where incidents wait for their alert."""
-
-    def unalerted(self, spacing: timedelta) -> AbstractAsyncContextManager[Alerts]:
-        """Lock incidents without an alert; none while the last alert is younger than ``spacing``.
-
-        Raises DatabaseUnreachable.
-        """
-
-
-class AlertChannel(Protocol):
-    """Where alerts go."""
-
-    async def send(self, body: bytes) -> None:
-        """Deliver one alert. Raises AlertRefused when the channel did not accept it, for any reason."""
-
-
 class SendAlerts:
-    """Sends alerts about open incidents to a channel, at most ``per_minute`` in the whole fleet.
+    """Sends alerts about open incidents to a webhook, at most ``per_minute`` in the whole fleet.
 
     The table keeps incidents until they are alerted, so neither a crash nor the limit loses an alert. Incidents
-    that come faster share one alert. A crash after the channel's answer repeats an alert.
+    that come faster share one alert. A crash after the webhook's answer repeats an alert.
     """
 
     def __init__(
-        self, context: str, source: AlertSource, channel: AlertChannel, per_minute: int, facts: FactSink
+        self, context: str, incidents: PostgresIncidents, webhook: Webhook, per_minute: int, facts: FactSink
     ) -> None:
         self._context = context
-        self._source = source
-        self._channel = channel
+        self._incidents = incidents
+        self._webhook = webhook
         self._spacing = timedelta(minutes=1) / per_minute
         self._facts = facts
 
     async def run(self) -> int:
         """Send one alert if one is due; returns how many incidents it covers. Raises DatabaseUnreachable."""
-        async with self._source.unalerted(self._spacing) as alerts:
+        async with self._incidents.unalerted(self._spacing) as alerts:
             if not alerts.incidents:
                 return 0
             try:
-                await self._channel.send(_alert(self._context, alerts.incidents))
+                await self._webhook.send(_alert(self._context, alerts.incidents))
             except AlertRefused as error:
                 self._facts(AlertFailed(context=self._context, error=error.message))
                 return 0
@@ -137,6 +112,6 @@ def _alert(context: str, incidents: Sequence[RecordedIncident]) -> bytes:
         "context": context,
         "count": len(incidents),
         "text": f"{context}: dead letter {first.id}, {what}: {first.reason[:200]}{more}",
-        "incidents": [asdict(incident) for incident in incidents[:_NAMED]],
+        "incidents": [asdict(incident) for incident in incidents[:_MAX_NAMED_INCIDENTS]],
     }
     return json.dumps(body, default=str).encode()

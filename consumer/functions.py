@@ -14,19 +14,20 @@ from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
-from consumer.handlers import Registry
-from consumer.signatures import IncomingEvent, Inject, MessageContext
+from consumer.handlers import IncomingEvent, Inject, MessageContext, Registry, Route
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.envelopes import MSG_ID, read_request
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, shown
 from relay.domain.model import HandlerResult, Verdict
+from relay.domain.subject import command_name
 from relay.execution.batch import Together
-from relay.execution.calls import DETAIL, Calls, PreparedCall, answer, answered
+from relay.execution.calls import MAX_DETAIL_CHARS, Calls, PreparedCall, answer, answered
 from relay.execution.chunk import Answered, side_by_side
 from relay.ports import HandlerRequest
 
 #: How many calls of one subscription may run at once in a process. Calls past their timeout count too.
-CALLS: Final = 16
+MAX_CALLS: Final = 16
 
 Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
 
@@ -52,12 +53,13 @@ class PythonEventHandler:
         self.timeout = timeout.total_seconds()
         plain = [it.signature for it in registry.handlers.values() if not it.signature.is_async]
         self.plain = has_plain(registry)
+        self._commands = registry.commands
         self.writes = any(signature.in_transaction for signature in plain)
         self._unknown = unknown
-        self._calls = Calls(CALLS)
+        self._calls = Calls(MAX_CALLS)
         self._together = Together(transactions, self._calls, self.timeout)
         # Chunks may use half of the calls, so that the other half never waits for a chunk.
-        self._side_by_side = side_by_side(self, asyncio.Semaphore(max(1, CALLS // 2)))
+        self._side_by_side = side_by_side(self, asyncio.Semaphore(max(1, MAX_CALLS // 2)))
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """Handle one request, see the port. Every exception of the function becomes an answer."""
@@ -116,7 +118,7 @@ class PythonEventHandler:
     def _prepare(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
         """Return the call for a request, or an answer. Raises Poison, and what an upcaster raises."""
         event = _read(request)
-        route = self._registry.find(event.event_type, event.event_version)
+        route = self._find(event)
         if route is None:
             return self._without_handler(event)
         context = MessageContext(
@@ -124,8 +126,14 @@ class PythonEventHandler:
             correlation_id=event.correlation_id or event.message_id,
             causation_id=event.causation_id,
             attempt=request.attempt,
+            idempotency_key=request.idempotency_key or str(event.message_id),
+            actor=request.actor,
         )
-        around = RequestContext(correlation_id=context.correlation_id, causation_id=event.message_id)
+        around = RequestContext(
+            correlation_id=context.correlation_id,
+            causation_id=event.message_id,
+            traceparent=request.traceparent,
+        )
         with around.use():
             event = route.upcast(event)
             return PreparedCall(
@@ -138,11 +146,17 @@ class PythonEventHandler:
                 self.transactions,
             )
 
+    def _find(self, event: IncomingEvent) -> Route | None:
+        """Find the function of an event by its type, that of a command by its subject."""
+        if self._commands and (name := command_name(event.subject)) is not None:
+            return self._registry.find(name, event.event_version)
+        return self._registry.find(event.event_type, event.event_version)
+
     def _without_handler(self, event: IncomingEvent) -> HandlerResult:
         reason = (
             f"no handler for {event.event_type} v{event.event_version}: "
             f"{self._registry.name} handles {self._registry.known()}"
-        )[:DETAIL]
+        )[:MAX_DETAIL_CHARS]
         match self._unknown:
             case "dead-letter":
                 return HandlerResult(Verdict.POISON, reason)
@@ -160,14 +174,15 @@ def has_plain(registry: Registry) -> bool:
 def _read(request: HandlerRequest) -> IncomingEvent:
     """Read the event of a request. A request has the handler contract's form, whatever the envelope was."""
     read = read_request(request.subject, {**request.headers, MSG_ID: str(request.message_id)}, request.body)
+    originals = read.originals
     return IncomingEvent(
-        message_id=request.message_id,
+        message_id=shown(request.message_id, originals, ID),
         subject=request.subject,
         event_type=read.event_type,
         event_version=read.event_version,
         occurred_at=read.occurred_at,
-        correlation_id=read.correlation_id,
-        causation_id=read.causation_id,
+        correlation_id=shown(read.correlation_id, originals, CORRELATION_ID),
+        causation_id=shown(read.causation_id, originals, CAUSATION_ID),
         partition_key=read.partition_key,
         headers=request.headers,
         payload=read.payload,

@@ -19,12 +19,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
-from uuid import UUID
+from typing import Final
 
 from consumer.order import WatchNumbers
 from consumer.pull import PullMessages
+from relay.adapters.jetstream.reader import StreamReader
 from relay.commands.missing import HORIZON, FindMissing
+from relay.commands.reconcile import Stored
 from relay.domain.errors import Outage
 from relay.domain.facts import DeliveriesRecovered, DeliveryExhausted, FactSink, InboxGapFilled
 from relay.domain.identity import stand_in_id
@@ -35,22 +36,12 @@ from relay.ports import ConsumerState, Delivery, InboxRepository, JetStreamConsu
 #: How long a delivery may take from JetStream to the inbox before it counts as lost.
 PATIENCE: Final = timedelta(seconds=2)
 #: How many sequences of an ordered subscription are compared at a time; the watermark follows.
-_STRETCH: Final = 50_000
+_STRETCH_SEQS: Final = 50_000
 #: How many advisories are read at a time, and how long to wait for the first.
-_BATCH: Final = 100
+_BATCH_ADVISORIES: Final = 100
 _WAIT: Final = timedelta(seconds=1)
 #: No stream has so many messages, and no column holds a larger number.
-_MANY: Final = 2**63
-
-
-class MessageReader(Protocol):
-    """Reads the messages of a consumer's stream by sequence. Both methods raise BrokerUnreachable."""
-
-    async def next(self, seq: int) -> Delivery | None:
-        """Return the consumer's first message at ``seq`` or after it."""
-
-    async def ids(self, first: int, last: int) -> Mapping[int, UUID | None]:
-        """Return the message ids of the consumer's messages by sequence; None if an id is not one of ours."""
+_NO_LIMIT: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +57,13 @@ class Gaps:
     stream: str
     inbox: InboxRepository
     consumer: JetStreamConsumer
-    reader: MessageReader
+    reader: StreamReader
     pull: PullMessages
     facts: FactSink
     watch: WatchNumbers | None = None
     on_receipt: bool = False
 
-    async def take_up(self, seqs: Sequence[int], settled: int = 0) -> int:
+    async def insert_missed(self, seqs: Sequence[int], settled: int = 0) -> int:
         """Put the consumer's own messages among ``seqs``, in order, into the inbox as a pull would.
 
         Returns how many were new to it. Other sequences belong to other filters, or have left the stream. Of
@@ -108,11 +99,11 @@ class Gaps:
         await asyncio.sleep(PATIENCE.total_seconds())
         now, recovered = await self.consumer.state(), 0
         if suspects:
-            after = max(after, now.floor) if mark is None else after
-            recovered = await self.take_up(await self._missing(after, upto), before.floor)
+            after = max(after, now.ack_floor) if mark is None else after
+            recovered = await self.insert_missed(await self._missing(after, upto), before.ack_floor)
             await self._compared(before, upto)
         if now.pending:
-            recovered += await self._acknowledge_again(now.floor, before.delivered)
+            recovered += await self._acknowledge_again(now.ack_floor, before.delivered)
         if recovered:
             self.facts(DeliveriesRecovered(context=self.context, subscription=self.subscription, count=recovered))
         return recovered
@@ -125,11 +116,11 @@ class Gaps:
         """
         new, full = 0, True
         while full:
-            batch = [*await advisories.fetch(_BATCH, _WAIT), *await advisories.finish()]
-            full = len(batch) >= _BATCH
+            batch = [*await advisories.fetch(_BATCH_ADVISORIES, _WAIT), *await advisories.finish()]
+            full = len(batch) >= _BATCH_ADVISORIES
             named = {advisory.reply: seq for advisory in batch if (seq := _named(advisory)) is not None}
             try:
-                new += await self.take_up(sorted(set(named.values())))
+                new += await self.insert_missed(sorted(set(named.values())))
             except Outage:
                 await advisories.nak([*named], timedelta())
                 raise
@@ -139,9 +130,9 @@ class Gaps:
                 self.facts(DeliveryExhausted(context=self.context, subscription=self.subscription, stream_seq=seq))
         return new
 
-    async def reconcile(self, find: FindMissing, turn: int | None = None) -> int:
-        """Compare one turn's share of what is acknowledged, or everything; returns how many were inserted."""
-        count = await self.take_up((await find.run(turn)).missing)
+    async def reconcile(self, find: FindMissing, page: int | None = None) -> int:
+        """Compare a page of what is acknowledged, or everything; returns how many were inserted."""
+        count = await self.insert_missed((await find.run(page)).missing)
         if count:
             self.facts(InboxGapFilled(context=self.context, subscription=self.subscription, count=count))
         return count
@@ -163,10 +154,10 @@ class Gaps:
         )
         if not finished:
             return 0
-        there = await self.reader.ids(finished[0].stream_seq, finished[-1].stream_seq)
+        there = await self.reader.stored(finished[0].stream_seq, finished[-1].stream_seq)
         gone = [it for it in finished if _is_replaced(it, self.stream, there)]
         await self.consumer.ack([it.reply for it in finished if it not in gone])
-        return await self.take_up([it.stream_seq for it in gone])
+        return await self.insert_missed([it.stream_seq for it in gone])
 
 
 def _has_arrived(state: ConsumerState, mark: Watermark | None) -> bool:
@@ -183,21 +174,21 @@ def _range(state: ConsumerState, mark: Watermark | None) -> tuple[int, int]:
     A watermark that is a stretch behind the floor is older than the order. Then the floor counts.
     """
     if mark is None:
-        return state.floor, state.delivered
-    after = mark.stream_seq if state.floor - mark.stream_seq <= _STRETCH else state.floor
-    return after, max(after, min(state.delivered, after + _STRETCH))
+        return state.ack_floor, state.delivered
+    after = mark.stream_seq if state.ack_floor - mark.stream_seq <= _STRETCH_SEQS else state.ack_floor
+    return after, max(after, min(state.delivered, after + _STRETCH_SEQS))
 
 
 def _is_recent(delivery: Delivery) -> bool:
     return delivery.stored_at is not None and delivery.stored_at > datetime.now(UTC) - HORIZON
 
 
-def _is_replaced(message: Finished, stream: str, there: Mapping[int, UUID | None]) -> bool:
+def _is_replaced(message: Finished, stream: str, there: Mapping[int, Stored]) -> bool:
     """Tell whether another message has its sequence now. Unknown for a message with only a stand-in id."""
-    known = (message.message_id, stand_in_id(stream, message.stream_seq))
-    return (
-        message.stream_seq in there and there[message.stream_seq] not in known and message.message_id != known[1]
-    )
+    found = there.get(message.stream_seq)
+    if found is None or message.message_id == stand_in_id(stream, message.stream_seq):
+        return False
+    return found.message_id != message.message_id and found.msg_id != message.msg_id
 
 
 def _named(advisory: Delivery) -> int | None:
@@ -206,4 +197,4 @@ def _named(advisory: Delivery) -> int | None:
         seq = json.loads(advisory.body)["stream_seq"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
-    return seq if type(seq) is int and 0 < seq < _MANY else None
+    return seq if type(seq) is int and 0 < seq < _NO_LIMIT else None

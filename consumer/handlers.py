@@ -1,4 +1,4 @@
-"""Python handlers: plain functions, registered for the events they handle (building blocks §2.3).
+"""Python handlers: plain functions, registered for the events and commands they handle (building blocks §2.3).
 
     @handles("vibe_created", version=2)
     def count(vibe: VibeCreated, session: Session) -> None:
@@ -7,6 +7,9 @@
     @upcasts("vibe_created", from_version=1)
     def add_tags(payload: dict[str, Any]) -> dict[str, Any]:
         return {**payload, "tags": []}
+
+    @handles(StartIteration)      # a class registered with @command, or the command's name "iteration.start"
+    def start(command: StartIteration, session: Session) -> None: ...
 
 The first parameter is the payload: a pydantic model, any other type that pydantic validates, or the
 `IncomingEvent`. Other parameters are injected by their type: `IncomingEvent`, `MessageContext`, and for the
@@ -21,18 +24,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from consumer.signatures import IncomingEvent, Inject, MessageContext, read, read_upcaster
+from relay.domain.actor import Actor
 from relay.domain.disclosure import validation
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, InvalidSubject, Poison
-from relay.domain.subject import check_token, check_version
+from relay.domain.identity import Id
+from relay.domain.subject import check_type, check_version
+from relay.events import registration_of
 from relay.execution.calls import Function as Registered
+from relay.execution.signatures import Inject, Injectable, invalid, parameters, read
 
 __all__ = [
     "AlreadyProcessed",
@@ -51,6 +58,46 @@ __all__ = [
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Upcaster = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncomingEvent:
+    """A received event as its handler sees it. ``payload`` is parsed JSON.
+
+    An id that is no UUID is the text that its producer wrote.
+    After an upcast, ``payload`` and ``event_version`` are in the handler's version.
+    """
+
+    message_id: Id
+    subject: str
+    event_type: str
+    event_version: int
+    occurred_at: datetime | None
+    correlation_id: Id | None
+    causation_id: Id | None
+    partition_key: str | None
+    headers: Mapping[str, str]
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageContext:
+    """The context of a handler's call. ``attempt`` counts from 1.
+
+    ``correlation_id`` is the event's own; an event without one uses its message id. ``causation_id`` is the
+    id of what caused the event, None when unknown. An id that is no UUID is text. ``idempotency_key`` is different
+    for each message, and the same for its copies. ``actor``: who caused the event, None when unknown.
+    """
+
+    message_id: Id
+    correlation_id: Id
+    causation_id: Id | None
+    attempt: int
+    idempotency_key: str
+    actor: Actor | None = None
+
+
+_INJECTABLE: Final = Injectable({IncomingEvent: Inject.EVENT, MessageContext: Inject.CONTEXT})
 
 
 class Handler(Registered):
@@ -90,18 +137,18 @@ class Route:
 
 @dataclass
 class Registry:
-    """The handlers and upcasters of one module, each for one version of one event type."""
+    """The handlers and upcasters of one module, each for one version of one event type or command."""
 
     name: str = "this module"
     handlers: dict[tuple[str, int], Handler] = field(default_factory=dict)
     upcasters: dict[tuple[str, int], Upcaster] = field(default_factory=dict)
 
-    def handles(self, event_type: str, *, version: int = 1) -> Callable[[Function], Function]:
+    def handles(self, kind: str | type, *, version: int | None = None) -> Callable[[Function], Function]:
         """See `handles`."""
-        key = _key(event_type, version)
+        key = _handled(kind, version)
 
         def register(function: Function) -> Function:
-            _put(self.handlers, key, Handler(function, read(function)), "handled by")
+            _put(self.handlers, key, Handler(function, read(function, _INJECTABLE)), "handled by")
             return function
 
         return register
@@ -111,7 +158,7 @@ class Registry:
         key = _key(event_type, from_version)
 
         def register(function: Function) -> Function:
-            read_upcaster(function)
+            _check_upcaster(function)
             _put(self.upcasters, key, function, "upcast by")
             return function
 
@@ -136,6 +183,11 @@ class Registry:
                 found = Route(handler, version, tuple(passed))
         return found
 
+    @property
+    def commands(self) -> bool:
+        """Whether any handler may be for a command: its name holds a dot, as do types of other producers."""
+        return any("." in kind for kind, _ in self.handlers)
+
     def known(self) -> str:
         """List the events that have a handler here, for error messages."""
         return ", ".join(f"{event_type} v{version}" for event_type, version in sorted(self.handlers)) or "nothing"
@@ -144,13 +196,15 @@ class Registry:
 _modules: Final[dict[str, Registry]] = {}
 
 
-def handles(event_type: str, *, version: int = 1) -> Callable[[Function], Function]:
-    """Register a function for one version of an event type. A function may have several such decorators.
+def handles(kind: str | type, *, version: int | None = None) -> Callable[[Function], Function]:
+    """Register a function for one version of an event type or command. It may have several such decorators.
 
+    ``kind``: an event type, a command's name ``domain.action``, or a class registered with ``@event`` or
+    ``@command``, which brings its version. Otherwise the version is 1 by default.
     See the module's docstring. Raises InvalidHandler when the function cannot be called as declared, when the
-    event has a handler in the same module already, or when no event can have that type and version.
+    event or command has a handler in the same module already, or when none can have that type and version.
     """
-    return lambda function: _of(function).handles(event_type, version=version)(function)
+    return lambda function: _of(function).handles(kind, version=version)(function)
 
 
 def upcasts(event_type: str, *, from_version: int) -> Callable[[Function], Function]:
@@ -194,11 +248,29 @@ def _of(function: Callable[..., Any]) -> Registry:
     return _modules.setdefault(name, Registry(name))
 
 
-def _key(event_type: str, version: int) -> tuple[str, int]:
+def _handled(kind: str | type, version: int | None) -> tuple[str, int]:
+    if isinstance(kind, str):
+        return _key(kind, 1 if version is None else version)
+    found = registration_of(kind)
+    if found is None:
+        raise InvalidHandler(f"{kind.__name__} is not registered", hint="decorate it with @event or @command")
+    if version is not None:
+        raise InvalidHandler(f"{kind.__name__} brings its version", field="version", hint="leave it out")
+    return found.command or found.event_type, found.event_version
+
+
+def _key(kind: str, version: int) -> tuple[str, int]:
     try:
-        return check_token(event_type, "event_type"), check_version(version)
+        return check_type(kind), check_version(version)
     except InvalidSubject as error:
         raise InvalidHandler(error.message, field=error.field) from None
+
+
+def _check_upcaster(function: Callable[..., Any]) -> None:
+    if not inspect.isfunction(function):
+        raise InvalidHandler(f"{function!r} is not a function")
+    if inspect.iscoroutinefunction(function) or len(parameters(function)) != 1:
+        raise invalid(function, "must be a plain function of one parameter, the older payload")
 
 
 def _put(table: dict[tuple[str, int], Any], key: tuple[str, int], value: Any, verb: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -11,10 +12,14 @@ from uuid import UUID
 
 from consumer.functions import PythonEventHandler
 from consumer.order import GoOn
+from relay import jobs
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and_tokens
 from relay.adapters.postgres.pipeline import Command
+from relay.adapters.workers import WorkerRuntime
+from relay.bus.context import next_span
 from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
-from relay.domain.envelopes import handler_request
+from relay.domain import tracing
+from relay.domain.envelopes import Envelope, prepared_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried
 from relay.domain.model import HandlerResult
@@ -39,14 +44,16 @@ class MessageConfig:
     """How one subscription treats its messages.
 
     ``acked``: the pull job has already acknowledged every message (``settle = "inbox"``).
+    ``nak``: JetStream is told of each failure (``on_failure = "nak"``).
     ``error_text``: whether to keep the full text of answers and exceptions, which may show payload.
     """
 
     context: str
     subscription: str
-    envelope: str
+    envelope: Envelope | str
     policy: RetryPolicy
     acked: bool = False
+    nak: bool = False
     error_text: bool = False
 
 
@@ -96,10 +103,10 @@ class MessageRows:
     def request(self, claim: ClaimedMessage) -> HandlerRequest | DeadLetter:
         """Return the request for the handler, or a dead letter: recorded before, or the message cannot be read."""
         row = claim.row
-        if row.condemned is not None:
-            return row.condemned
+        if row.rejected is not None:
+            return row.rejected
         try:
-            body = handler_request(self._config.envelope, row.subject, row.headers, row.body, row.occurred_at)
+            asked = prepared_request(self._config.envelope, row.subject, row.headers, row.body, row.occurred_at)
         except MalformedMessage as error:
             # The pull job could read it, so the subscription's envelope has changed since.
             return DeadLetter(str(error), DeadLetterClass.POISON)
@@ -110,9 +117,13 @@ class MessageRows:
             event_version=row.event_version or 1,
             correlation_id=row.correlation_id,
             attempt=claim.attempts,
-            body=body,
+            body=asked.body,
             headers=row.headers,
             token=claim.token,
+            originals=asked.event.originals,
+            idempotency_key=asked.idempotency_key,
+            actor=asked.event.actor,
+            traceparent=next_span(asked.event.traceparent),
         )
 
     async def ask(self, request: HandlerRequest) -> HandlerResult:
@@ -146,10 +157,9 @@ class MessageRows:
         return {
             "context": self._config.context,
             "subscription": self._config.subscription,
-            "message_id": claim.row.message_id,
-            "correlation_id": claim.row.correlation_id,
-            "causation_id": claim.row.causation_id,
+            **claim.row.shown,
             "attempts": claim.attempts,
+            "trace_id": tracing.trace_id(tracing.find(claim.row.headers)),
         }
 
     async def conclude(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
@@ -160,7 +170,7 @@ class MessageRows:
         recorded = (
             await self._inbox.record_error(claim, verdict)
             if isinstance(verdict, Retry)
-            else claim.row.condemned is not None or await self._inbox.condemn(claim, verdict)
+            else claim.row.rejected is not None or await self._inbox.reject(claim, verdict)
         )
         return await self.follow(claim, verdict) if recorded else None
 
@@ -170,11 +180,15 @@ class MessageRows:
             return await self._route(claim, verdict)
         seconds = verdict.delay.total_seconds()
         self._facts(MessageRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
+        if self._config.nak:
+            # The redelivery finds its row in the inbox, so it changes nothing but the row's reply subject.
+            with suppress(BrokerUnreachable):
+                await self._consumer.nak([claim.row.ack_subject], verdict.delay)
         return verdict.delay
 
     async def _route(self, claim: ClaimedMessage, verdict: DeadLetter) -> timedelta | None:
         """Store a dead letter; returns after how long to try again if that failed."""
-        reach("after_condemn")
+        reach("after_reject")
         try:
             await self._dead_letters.route(_failed(claim), verdict)
         except Outage:
@@ -182,22 +196,27 @@ class MessageRows:
             return _DEAD_LETTER_PAUSE
         reach("before_dlq_commit")
         if await self._inbox.mark_dead_lettered(claim):
-            poison = verdict.reason if verdict.kind is DeadLetterClass.POISON else None
-            await self._ack([claim], poison)
+            await self._ack([claim], self._final(verdict))
             if self._go_on is not None:
                 await self._go_on.after_death(claim.row)
         return None
 
-    async def _ack(self, claims: Sequence[ClaimedMessage], poison: str | None = None) -> None:
-        """Acknowledge messages, or terminate one that is poison."""
+    def _final(self, verdict: DeadLetter) -> str | None:
+        """Return the reason of a TERM, without text of a handler; None if a dead letter is acknowledged."""
+        if verdict.kind is DeadLetterClass.POISON:
+            return verdict.reason
+        return verdict.kind.value if self._config.nak else None
+
+    async def _ack(self, claims: Sequence[ClaimedMessage], reason: str | None = None) -> None:
+        """Acknowledge messages, or terminate one for a reason."""
         if self._config.acked:
             return
         replies = [claim.row.ack_subject for claim in claims]
         try:
-            if poison is None:
+            if reason is None:
                 await self._consumer.ack(replies)
             else:
-                await self._consumer.terminate(replies, poison)
+                await self._consumer.terminate(replies, reason)
         except BrokerUnreachable:
             # The rows are finished, so the next run of recovery acknowledges them.
             return
@@ -242,6 +261,17 @@ class FunctionRows(MessageRows):
         return claim.row.message_id
 
 
+def waiting_messages(runtime: WorkerRuntime, context: str, subscription: str, limit: int) -> list[UUID]:
+    """Return up to ``limit`` messages of a subscription that wait in this process for a thread, the next first."""
+    found = runtime.ahead(
+        jobs.HANDLE_QUEUE,
+        jobs.share(context, subscription),
+        lambda message: message.actor_name == jobs.HANDLE_MESSAGE,
+        limit,
+    )
+    return [jobs.handled_id(message) for message in found]
+
+
 def _failed(claim: ClaimedMessage) -> FailedMessage:
     row = claim.row
     return FailedMessage(
@@ -257,4 +287,5 @@ def _failed(claim: ClaimedMessage) -> FailedMessage:
         correlation_id=row.correlation_id,
         causation_id=row.causation_id,
         requeues=claim.requeues,
+        originals=row.originals,
     )

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from relay.domain.errors import Outage
 from relay.domain.watermark import Watermark
-from relay.ports import ConsumerState, Delivery, InboxRow, JetStreamConsumer
+from relay.ports import ConsumerState, InboxRow, JetStreamConsumer
 
 Enqueue = Callable[[Sequence[UUID]], Awaitable[None]]
 
@@ -23,7 +23,7 @@ class KeyOrder(Protocol):
     async def next_of_keys(self, subscription: str, keys: Sequence[str]) -> Sequence[UUID]:
         """Return the first message of each key, if it may run; marks these messages as enqueued."""
 
-    async def set_aside(self, row: InboxRow) -> Sequence[str]:
+    async def parked_replies(self, row: InboxRow) -> Sequence[str]:
         """Return the reply subjects of the messages that are parked with the row's key."""
 
     async def watermark(self, subscription: str, stream: str) -> Watermark:
@@ -98,21 +98,8 @@ class GoOn:
         """Do the same after a dead letter, and acknowledge the messages that are parked with its key."""
         await self.after(row)
         try:
-            if row.order_key is not None and (replies := await self._order.set_aside(row)):
+            if row.order_key is not None and (replies := await self._order.parked_replies(row)):
                 await self._consumer.ack(replies)
         except Outage:
             # The next run of recovery acknowledges them.
             return
-
-
-async def fetch_in_order(
-    watch: WatchNumbers | None, fetch: Callable[[], Awaitable[Sequence[Delivery]]]
-) -> Sequence[Delivery]:
-    """Fetch; watch the delivery numbers if the subscription is ordered."""
-    if watch is None:
-        return await fetch()
-    await watch.before_fetch()
-    deliveries = await fetch()
-    if deliveries:
-        await watch.after_fetch()
-    return deliveries

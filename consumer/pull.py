@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
-from consumer.order import KeyOrder, WatchNumbers, fetch_in_order
-from relay.domain.envelopes import Incoming, decode
+from consumer.order import KeyOrder, WatchNumbers
+from relay import jobs
+from relay.adapters.redis import RelayBroker
+from relay.domain.envelopes import Envelope, Incoming, decode, headers_of
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen
 from relay.domain.identity import stand_in_id
@@ -22,10 +24,10 @@ from relay.ports import Delivery, InboxReceiver, InboxRow, Inserted, JetStreamCo
 _WAIT: Final = timedelta(seconds=2)
 _NAK_DELAY: Final = timedelta(seconds=2)
 #: How often the insert of a batch is tried before the batch goes back to the stream.
-_INSERT_ATTEMPTS: Final = 20
-_INSERT_PAUSE: Final = 0.5
+_MAX_INSERT_ATTEMPTS: Final = 20
+_INSERT_PAUSE_S: Final = 0.5
 #: How long to wait while the inbox is full, in seconds.
-_FULL_PAUSE: Final = 0.1
+_FULL_PAUSE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class PullConfig:
 
     context: str
     subscription: str
-    envelope: str
+    envelope: Envelope | str
     batch_size: int
     ack_on_receipt: bool = False
     max_due: int = 2_000
@@ -80,20 +82,21 @@ class PullMessages:
         try:
             while go_on():
                 if await self._is_full():
-                    await asyncio.sleep(_FULL_PAUSE)
+                    await asyncio.sleep(_FULL_PAUSE_S)
                     continue
-                deliveries = await fetch_in_order(
-                    self._watch, lambda: self._consumer.fetch(self._config.batch_size, _WAIT)
-                )
-                if deliveries:
-                    total += await self.accept(deliveries)
-        finally:
-            rest = await self._consumer.finish()
-            if rest:
                 if self._watch is not None:
-                    await self._watch.after_fetch()
-                total += await self.accept(rest)
+                    await self._watch.before_fetch()
+                total += await self._fetched(await self._consumer.fetch(self._config.batch_size, _WAIT))
+        finally:
+            total += await self._fetched(await self._consumer.finish())
         return total
+
+    async def _fetched(self, deliveries: Sequence[Delivery]) -> int:
+        if not deliveries:
+            return 0
+        if self._watch is not None:
+            await self._watch.after_fetch()
+        return await self.accept(deliveries)
 
     async def _is_full(self) -> bool:
         """Tell whether the workers have enough to do. Messages that wait for a retry do not count."""
@@ -155,7 +158,7 @@ class PullMessages:
     async def _insert(self, rows: Sequence[InboxRow]) -> list[Inserted]:
         """Insert a batch, and retry in an outage; a batch that cannot be inserted goes back to the stream."""
         replies = [row.ack_subject for row in rows]
-        for _ in range(_INSERT_ATTEMPTS):
+        for _ in range(_MAX_INSERT_ATTEMPTS):
             try:
                 inserted = await self._inbox.insert(rows)
                 reach("after_inbox_insert")
@@ -164,7 +167,7 @@ class PullMessages:
             except DatabaseUnreachable as error:
                 self._facts(OutageSeen(context=self._config.context, server="postgresql", error=error.message))
                 await self._consumer.in_progress(replies)
-                await asyncio.sleep(_INSERT_PAUSE)
+                await asyncio.sleep(_INSERT_PAUSE_S)
             else:
                 return list(inserted)
         await self._consumer.nak(replies, _NAK_DELAY)
@@ -173,7 +176,7 @@ class PullMessages:
     async def _insert_apart(self, rows: Sequence[InboxRow], error: MalformedMessage) -> list[Inserted]:
         """Insert rows one by one, so that a row which PostgreSQL refuses does not fail the whole batch."""
         if len(rows) == 1:
-            return await self._insert([_condemned(rows[0], error)])
+            return await self._insert([_rejected(rows[0], error)])
         inserted = []
         for row in rows:
             inserted += await self._insert([row])
@@ -181,27 +184,34 @@ class PullMessages:
 
     def _row(self, delivery: Delivery) -> InboxRow:
         """Turn a delivery into a row. One that cannot be read now never can be: its row is a dead letter."""
+        place: dict[str, Any] = {
+            "subject": delivery.subject,
+            "subscription": self._config.subscription,
+            "stream": delivery.stream,
+            "stream_seq": delivery.stream_seq,
+            "ack_subject": delivery.reply,
+            "body": delivery.body,
+            "headers": delivery.headers,
+            "consumer_seq": delivery.consumer_seq,
+        }
         try:
             event = self._read(delivery)
         except MalformedMessage as error:
-            return self._unreadable(delivery, error)
+            id = stand_in_id(delivery.stream, delivery.stream_seq)
+            place["order_key"] = self._order_key(delivery)
+            return InboxRow(message_id=id, rejected=DeadLetter(str(error), DeadLetterClass.POISON), **place)
+        place["headers"] = headers_of(event, delivery.headers)
         return InboxRow(
             message_id=event.message_id,
-            subject=delivery.subject,
-            subscription=self._config.subscription,
-            stream=delivery.stream,
-            stream_seq=delivery.stream_seq,
-            ack_subject=delivery.reply,
-            body=delivery.body,
-            headers=delivery.headers,
             event_type=event.event_type,
             event_version=event.event_version,
             occurred_at=event.occurred_at or delivery.stored_at,
             partition_key=event.partition_key,
             correlation_id=event.correlation_id,
             causation_id=event.causation_id,
-            order_key=self._order_key(delivery),
-            consumer_seq=delivery.consumer_seq,
+            originals=event.originals,
+            order_key=None if self._order is None else order_key(event.partition_key),
+            **place,
         )
 
     def _read(self, delivery: Delivery) -> Incoming:
@@ -210,23 +220,8 @@ class PullMessages:
             raise MalformedMessage("holds bytes that are no text, shown escaped", field="subject")
         return decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
 
-    def _unreadable(self, delivery: Delivery, error: MalformedMessage) -> InboxRow:
-        return InboxRow(
-            message_id=stand_in_id(delivery.stream, delivery.stream_seq),
-            subject=delivery.subject,
-            subscription=self._config.subscription,
-            stream=delivery.stream,
-            stream_seq=delivery.stream_seq,
-            ack_subject=delivery.reply,
-            body=delivery.body,
-            headers=delivery.headers,
-            condemned=DeadLetter(str(error), DeadLetterClass.POISON),
-            order_key=self._order_key(delivery),
-            consumer_seq=delivery.consumer_seq,
-        )
-
     def _order_key(self, delivery: Delivery) -> str | None:
-        """Return the key of a message, even of an unreadable one: as a dead letter it still blocks its key."""
+        """Return the key of an unreadable message: as a dead letter it still blocks its key."""
         if self._order is None:
             return None
         try:
@@ -235,14 +230,24 @@ class PullMessages:
             return None
 
 
+async def enqueue_chunks(
+    broker: RelayBroker, context: str, subscription: str, size: int, ids: Sequence[UUID]
+) -> None:
+    """Enqueue messages for the workers, ``size`` with each job. Raises QueueUnreachable."""
+    texts = [str(id) for id in ids]
+    chunks = [texts[first : first + size] for first in range(0, len(texts), size)]
+    messages = [jobs.handle(context, subscription, chunk) for chunk in chunks]
+    await asyncio.to_thread(broker.enqueue_many, messages)
+
+
 def _ids(row: InboxRow) -> tuple[UUID, UUID]:
     """Return both ids that the inbox may know a message by: its own, or the stand-in of a refused message."""
     return row.message_id, stand_in_id(row.stream, row.stream_seq)
 
 
-def _condemned(row: InboxRow, error: MalformedMessage) -> InboxRow:
+def _rejected(row: InboxRow, error: MalformedMessage) -> InboxRow:
     """Return a refused row as a dead letter, without the parts that PostgreSQL may have refused."""
-    if row.condemned is not None and not row.headers:
+    if row.rejected is not None and not row.headers:
         raise error
     return InboxRow(
         message_id=stand_in_id(row.stream, row.stream_seq),
@@ -255,5 +260,5 @@ def _condemned(row: InboxRow, error: MalformedMessage) -> InboxRow:
         headers={},
         order_key=row.order_key,
         consumer_seq=row.consumer_seq,
-        condemned=row.condemned or DeadLetter(str(error), DeadLetterClass.POISON),
+        rejected=row.rejected or DeadLetter(str(error), DeadLetterClass.POISON),
     )

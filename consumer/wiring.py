@@ -5,39 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-import dramatiq
-
+from consumer.commands import check_commands
 from consumer.deadletters import RecordDeadLetters, SendAlerts
-from consumer.functions import CALLS, PythonEventHandler, has_plain
+from consumer.functions import MAX_CALLS, PythonEventHandler, has_plain
 from consumer.gaps import Gaps
 from consumer.handlers import load
-from consumer.messages import FunctionRows, MessageConfig, MessageRows
+from consumer.messages import FunctionRows, MessageConfig, MessageRows, waiting_messages
 from consumer.order import GoOn, WatchNumbers
-from consumer.pull import PullConfig, PullMessages
+from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from relay import jobs
 from relay.access import http_access
+from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.reader import StreamReader
-from relay.adapters.onloop import leave_place
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.redis import delayed
 from relay.adapters.webhook import Webhook
 from relay.adapters.workers import event_loop
+from relay.domain.envelopes import Envelope
 from relay.domain.errors import ConfigurationError
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import advisory_consumer
 from relay.execution.chunk import RunChunk, side_by_side
-from relay.execution.in_thread import RunInThread
-from relay.execution.on_loop import PAUSE, RunOnLoop
+from relay.execution.runners import GATHER_S, RunInThread, RunOnLoop
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
+from relay.wire import reader
 from relay.worker import application, broker, runtime
 
 #: How many messages a pull request asks for at most.
-_MAX_BATCH: Final = 300
+_MAX_BATCH_MESSAGES: Final = 300
 
 Messages: TypeAlias = RunOnLoop[UUID, ClaimedMessage, HandlerRequest]
 
@@ -47,17 +47,15 @@ def on_receipt(context: str, subscription: str) -> bool:
     return application.subscription(context, subscription).settle == "inbox"
 
 
+def gives_back(context: str, subscription: str) -> bool:
+    """Tell whether a message that failed is given back to JetStream until its next attempt."""
+    return application.subscription(context, subscription).on_failure == "nak"
+
+
 def enqueue(context: str, subscription: str) -> Callable[[Sequence[UUID]], Awaitable[None]]:
     """Return a function that enqueues messages of a subscription for the workers, in chunks of its size."""
     size = application.subscription(context, subscription).chunk
-
-    async def put(ids: Sequence[UUID]) -> None:
-        texts = [str(id) for id in ids]
-        chunks = [texts[first : first + size] for first in range(0, len(texts), size)]
-        messages = [jobs.handle(context, subscription, chunk) for chunk in chunks]
-        await asyncio.to_thread(broker.enqueue_many, messages)
-
-    return put
+    return partial(enqueue_chunks, broker, context, subscription, size)
 
 
 async def enqueue_later(context: str, subscription: str, delays: dict[UUID, timedelta]) -> None:
@@ -68,6 +66,7 @@ async def enqueue_later(context: str, subscription: str, delays: dict[UUID, time
         await asyncio.to_thread(broker.enqueue_many, again)
 
 
+@cache
 def calls_plain_functions(context: str, subscription: str) -> bool:
     """Tell whether a subscription's messages need threads."""
     known = application.settings.contexts.get(context)
@@ -79,17 +78,53 @@ def calls_plain_functions(context: str, subscription: str) -> bool:
 
 
 @cache
+def _handler(context: str, name: str) -> HttpEventHandler | PythonEventHandler:
+    """The handler of a subscription. A process has only one of each, so that connections are reused.
+
+    Raises InvalidHandler and ConfigurationError.
+    """
+    parts, settings = application.context(context), application.subscription(context, name)
+    handler: HttpEventHandler | PythonEventHandler
+    if settings.python_module is None:
+        handler = HttpEventHandler(
+            settings.handler,
+            timeout=settings.handler_timeout,
+            connect_timeout=settings.connect_timeout,
+            access=http_access(settings, f"contexts.{context}.subscriptions.{name}"),
+        )
+    else:
+        transactions = HandlerTransactions(
+            parts.settings.handler_database,
+            limit=settings.handler_timeout,
+            size=MAX_CALLS,
+            application_name=f"jetrelay-handler-{context}",
+        )
+        handler = PythonEventHandler(
+            load(settings.python_module), transactions, timeout=settings.handler_timeout, unknown=settings.unknown
+        )
+    application.on_stop.append(handler.close)
+    return handler
+
+
+@cache
+def _envelope(context: str, subscription: str) -> Envelope:
+    """What reads the messages of a subscription. Raises ConfigurationError."""
+    return reader(application.settings, context, subscription)
+
+
+@cache
 def _rows(context: str, subscription: str) -> MessageRows:
     settings = application.subscription(context, subscription)
     config = MessageConfig(
         context=context,
         subscription=subscription,
-        envelope=settings.envelope,
+        envelope=_envelope(context, subscription),
         policy=RetryPolicy.of(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
         acked=on_receipt(context, subscription),
+        nak=gives_back(context, subscription),
         error_text=settings.error_detail == "text",
     )
-    handler = application.handler(context, subscription)
+    handler = _handler(context, subscription)
     kind: Any = FunctionRows if isinstance(handler, PythonEventHandler) else MessageRows
     rows: MessageRows = kind(
         config,
@@ -115,8 +150,8 @@ def messages(context: str, subscription: str) -> Messages:
     """What handles the messages of a subscription on the event loop."""
     rows = _rows(context, subscription)
     # No pause in an ordered subscription: the next message of the key waits for this step.
-    pause = 0.0 if rows.ordered else PAUSE
-    run = RunOnLoop(rows, asyncio.get_running_loop(), answered=leave_place, pause=pause)
+    pause = 0.0 if rows.ordered else GATHER_S
+    run = RunOnLoop(rows, asyncio.get_running_loop(), pause=pause)
     application.on_stop.append(run.drain)
     return run
 
@@ -124,7 +159,7 @@ def messages(context: str, subscription: str) -> Messages:
 @cache
 def chunks(context: str, subscription: str) -> RunChunk:
     """What handles the chunks of a subscription."""
-    handler, order = application.handler(context, subscription), application.order(context, subscription)
+    handler, order = _handler(context, subscription), application.order(context, subscription)
     claims = PostgresChunks(application.context(context).pool, ordered=order is not None)
     ask_all = handler.handle_all if isinstance(handler, PythonEventHandler) else side_by_side(handler)
     return RunChunk(_rows(context, subscription), claims, ask_all)
@@ -138,20 +173,19 @@ def in_thread(context: str, subscription: str) -> RunInThread[UUID, ClaimedMessa
     async def later(id: UUID, delay: timedelta) -> None:
         await enqueue_later(context, subscription, {id: delay})
 
-    def ours(message: dramatiq.Message[Any]) -> bool:
-        return message.actor_name == jobs.HANDLE_MESSAGE
-
-    def waiting(limit: int) -> list[UUID]:
-        found = runtime.ahead(jobs.HANDLE_QUEUE, jobs.share(context, subscription), ours, limit)
-        return [jobs.handled_id(message) for message in found]
-
     async def make() -> RunInThread[UUID, ClaimedMessage, HandlerRequest]:
         # On the loop, because everything that threads share is built there.
         rows = _rows(context, subscription)
         if not isinstance(rows, FunctionRows):
             raise ConfigurationError(f"{subscription} calls no functions", field="handler")
         run = RunInThread(
-            messages(context, subscription), rows, rows.transactions, loop, runtime.relieve, later, waiting
+            messages(context, subscription),
+            rows,
+            rows.transactions,
+            loop,
+            runtime.replace_thread,
+            later,
+            partial(waiting_messages, runtime, context, subscription),
         )
         application.on_quiesce.append(run.prefetch.close)
         return run
@@ -166,7 +200,7 @@ def pull(context: str, subscription: str) -> PullMessages:
     config = PullConfig(
         context=context,
         subscription=subscription,
-        envelope=settings.envelope,
+        envelope=_envelope(context, subscription),
         batch_size=_batch_size(settings.max_ack_pending),
         ack_on_receipt=on_receipt(context, subscription),
     )
@@ -192,7 +226,7 @@ def watch(context: str, subscription: str) -> WatchNumbers | None:
 
 def _batch_size(max_ack_pending: int) -> int:
     """Return at most what JetStream hands out at once; -1 means no limit."""
-    return _MAX_BATCH if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH)
+    return _MAX_BATCH_MESSAGES if max_ack_pending < 0 else min(max_ack_pending, _MAX_BATCH_MESSAGES)
 
 
 @cache
@@ -241,38 +275,12 @@ def advisories(context: str, subscription: str) -> JetStreamConsumer:
     return application.fetching(advisory_consumer(spec))
 
 
-def _python_handler(context: str, name: str) -> PythonEventHandler:
-    """Return the handler for a subscription's module, on its context's database.
-
-    Raises InvalidHandler and ConfigurationError.
-    """
-    parts, settings = application.context(context), application.subscription(context, name)
-    if settings.python_module is None:
-        raise ConfigurationError(f"{settings.handler} names no module", field="handler")
-    transactions = HandlerTransactions(
-        parts.settings.database_url.get_secret_value(),
-        limit=settings.handler_timeout,
-        size=CALLS,
-        application_name=f"jetrelay-handler-{context}",
-    )
-    return PythonEventHandler(
-        load(settings.python_module), transactions, timeout=settings.handler_timeout, unknown=settings.unknown
-    )
-
-
-def _check_access() -> None:
-    """Build every handler now, so that a worker whose credentials cannot be used does not start."""
-    for context, settings in application.settings.contexts.items():
-        for name, subscription in settings.subscriptions.items():
-            if subscription.python_module is None:
-                application.handler(context, name)
-        alerts(context)
-
-
-application.handler_kinds["python"] = _python_handler
-for _context in application.settings.contexts.values():
-    for _subscription in _context.subscriptions.values():
-        # Load now, so that a worker with an unusable handler does not start.
-        if _subscription.python_module is not None:
-            load(_subscription.python_module)
-_check_access()
+# Load now, so that a worker does not start with an unusable handler, envelope or credentials.
+for _context, _settings in application.settings.contexts.items():
+    for _name, _subscription in _settings.subscriptions.items():
+        _envelope(_context, _name)
+        if _subscription.python_module is None:
+            _handler(_context, _name)
+        else:
+            check_commands(load(_subscription.python_module), _subscription.filter_subject)
+    alerts(_context)

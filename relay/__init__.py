@@ -6,22 +6,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from relay.adapters.jetstream.asking import RemoteQueries
     from relay.bus import RequestContext
+    from relay.domain.actor import Actor
     from relay.domain.errors import InvalidEvent, Outage, RelayError
-    from relay.events import AGGREGATE, Event, event
+    from relay.events import AGGREGATE, Event, command, event
     from relay.outbox import Outbox
 
-__all__ = ["AGGREGATE", "Event", "InvalidEvent", "Outage", "Outbox", "RelayError", "RequestContext", "event"]
+__all__ = [
+    "AGGREGATE",
+    "Actor",
+    "Event",
+    "InvalidEvent",
+    "Outage",
+    "Outbox",
+    "RelayError",
+    "RemoteQueries",
+    "RequestContext",
+    "command",
+    "event",
+]
 
 #: Loaded when they are asked for: a command or a scheduler that writes no event starts in half the time.
 _HOMES = {
     "AGGREGATE": "relay.events",
+    "Actor": "relay.domain.actor",
     "Event": "relay.events",
     "InvalidEvent": "relay.domain.errors",
     "Outage": "relay.domain.errors",
     "Outbox": "relay.outbox",
     "RelayError": "relay.domain.errors",
+    "RemoteQueries": "relay.adapters.jetstream.asking",
     "RequestContext": "relay.bus",
+    "command": "relay.events",
     "event": "relay.events",
 }
 

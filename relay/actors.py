@@ -10,13 +10,18 @@ from datetime import datetime
 from functools import cache
 
 from relay import jobs
+from relay.adapters.jetstream.answering import AnswerQueries
+from relay.bus import remote
 from relay.cron import registry
 from relay.cron.run import RunCron
 from relay.domain.errors import Outage
 from relay.domain.facts import OutageSeen
 from relay.domain.ordering import Shard
 from relay.domain.schedule import WaitingRun
+from relay.domain.topology import covers
 from relay.metering import known_labels
+from relay.settings.model import QueriesSettings
+from relay.wire import writer
 from relay.worker import OUTAGE_RETRIES, actor, application, long_running, metrics, periodic, row_actor, settings
 
 
@@ -29,16 +34,16 @@ async def publish_shard(context: str, shard: int, token: str) -> None:
     async with long_running(jobs.PUBLISH.of(context, shard), token) as ours:
         if ours:
             await application.context(context).publish.drain(
-                Shard(shard, count), go_on=lambda: not application.stopping
+                Shard(shard, count), go_on=lambda: bool(ours) and not application.stopping
             )
 
 
 @actor(jobs.RECONCILE_STREAM, priority=5, max_retries=0)
-async def reconcile_stream(context: str, turn: int, token: str) -> None:
+async def reconcile_stream(context: str, page: int, token: str) -> None:
     """Compare the PubAck ledger with the stream, and publish again what the stream lost."""
     async with periodic(jobs.RECONCILE_STREAM.of(context), token) as ours:
         if ours:
-            await application.context(context).reconcile.tick(turn)
+            await application.context(context).reconcile.tick(page)
 
 
 @actor(jobs.PRUNE, priority=5, max_retries=0)
@@ -73,8 +78,22 @@ def _cron(context: str) -> RunCron:
     return RunCron(context, registry, parts.schedule, application.facts, error_text=error_text)
 
 
+def _answer(name: str, queries: QueriesSettings) -> None:
+    """Have this process answer the queries of a context. Raises InvalidHandler for an unusable module."""
+    offered = remote.load(queries.module, lambda subject: any(covers(it, subject) for it in queries.subjects))
+    answers = AnswerQueries(name, offered, application.nats, application.facts, queries.timeout)
+    application.on_start.append(answers.start)
+    application.on_stop.append(answers.stop)
+
+
+# Load now, so that a worker does not start with an envelope that cannot be used.
+for _context in settings.contexts:
+    writer(settings, _context)
 for _module in settings.actor_modules:
     importlib.import_module(_module)
+for _context, _found in settings.contexts.items():
+    if _found.queries is not None:
+        _answer(_context, _found.queries)
 # If a cron job belongs to no configured context, the worker does not start. The scheduler does the same.
 _crons = {name: [it.name for it in registry.of(name, settings.contexts)] for name in settings.contexts}
 if metrics is not None:

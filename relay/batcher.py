@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 _log = logging.getLogger("relay")
 
 #: How many items one statement takes at most.
-_LIMIT: Final = 100
+_MAX_ITEMS: Final = 100
 
 
 class Batcher(Generic[Item, Answer]):
@@ -73,7 +73,7 @@ class Batcher(Generic[Item, Answer]):
             while self._waiting:
                 if self._pause:
                     await asyncio.sleep(self._pause)
-                batch = [self._waiting.popleft() for _ in range(min(_LIMIT, len(self._waiting)))]
+                batch = [self._waiting.popleft() for _ in range(min(_MAX_ITEMS, len(self._waiting)))]
                 await self._answer(
                     [(item, future) for item, future in batch if future is None or not future.done()]
                 )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
 
 from dramatiq.middleware import Middleware
 
-from relay.access import http_access, nats_options, redis_options
+from relay.access import nats_options, redis_options
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.gate import Gates
-from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
@@ -35,12 +33,13 @@ from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import ReconcileStream
-from relay.domain.errors import ConfigurationError, UnknownContext, of_context
+from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
-from relay.ports import EventHandler, JetStreamConsumer, OutboxRepository
+from relay.ports import JetStreamConsumer
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
+from relay.wire import writer
 
 _log = logging.getLogger("relay")
 
@@ -52,7 +51,6 @@ class Context:
     name: str
     settings: ContextSettings
     pool: Pool
-    outbox: OutboxRepository
     inbox: PostgresInboxAdapter
     wakeup: Wakeup
     publish: PublishOutboxEvents
@@ -61,17 +59,6 @@ class Context:
     reconcile: ReconcileStream
     schedule: PostgresSchedule
     backlogs: PostgresBacklogReader
-
-
-class ServingHandler(EventHandler, Protocol):
-    """A handler that holds connections."""
-
-    async def close(self) -> None:
-        """Close the connections. No call may be in progress."""
-
-
-#: Makes the handler of a subscription from the name of the context and the name of the subscription.
-HandlerFactory: TypeAlias = Callable[[str, str], ServingHandler]
 
 
 class Facts:
@@ -96,8 +83,8 @@ class Facts:
 class Application:
     """The adapters of one process, made from settings. It connects when it is started, inside the event loop.
 
-    ``handler_kinds``: makes a handler, by the scheme of its address. ``on_stop``: closes other things.
-    ``on_quiesce``: called, in any thread, before the process stops. Actor modules add their own functions.
+    ``on_start``: begins what others add. ``on_stop``: closes what others have opened. ``on_quiesce``: called, in
+    any thread, before the process stops. Actor modules add their own functions.
     """
 
     def __init__(self, settings: Settings, *, role: str = "relay") -> None:
@@ -111,10 +98,9 @@ class Application:
         self.gates = Gates(redis_url, settings.redis_namespace, **access)
         self._role = role
         self._contexts: dict[str, Context] = {}
-        self.handler_kinds: dict[str, HandlerFactory] = {"http": self._http, "https": self._http}
+        self.on_start: list[Callable[[], Awaitable[None]]] = []
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         self.on_quiesce: list[Callable[[], None]] = []
-        self._handlers: dict[tuple[str, str], ServingHandler] = {}
         self._consumers: dict[tuple[str, str], JetStreamConsumer] = {}
         self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
 
@@ -123,6 +109,8 @@ class Application:
         for name in self.settings.contexts:
             await self.context(name).pool.open(wait=False)
         self.nats.start()
+        for begin in self.on_start:
+            await begin()
 
     def quiesce(self) -> None:
         """Ask long-running jobs to end, and all jobs to give back work that they have not begun."""
@@ -133,8 +121,6 @@ class Application:
     async def stop(self) -> None:
         """Close every connection."""
         self.stopping = True
-        for handler in self._handlers.values():
-            await handler.close()
         for close in self.on_stop:
             await close()
         await self.nats.close()
@@ -155,29 +141,6 @@ class Application:
         if name not in subscriptions:
             raise UnknownContext(f"context {context!r} has no subscription {name!r}")
         return subscriptions[name]
-
-    def handler(self, context: str, name: str) -> ServingHandler:
-        """The handler of a subscription. A process has only one of each, so that connections are reused.
-
-        Raises UnknownContext, and ConfigurationError when no actor module serves handlers of its kind.
-        """
-        if (context, name) not in self._handlers:
-            kind = self.subscription(context, name).handler.partition(":")[0]
-            if kind not in self.handler_kinds:
-                raise ConfigurationError(
-                    f"nothing serves {kind}: handlers", field="handler", hint="load consumer.actors: actor_modules"
-                )
-            self._handlers[context, name] = self.handler_kinds[kind](context, name)
-        return self._handlers[context, name]
-
-    def _http(self, context: str, name: str) -> ServingHandler:
-        settings = self.subscription(context, name)
-        return HttpEventHandler(
-            settings.handler,
-            timeout=settings.handler_timeout,
-            connect_timeout=settings.connect_timeout,
-            access=http_access(settings, f"contexts.{context}.subscriptions.{name}"),
-        )
 
     def consumer(self, context: str, name: str) -> JetStreamConsumer:
         """The JetStream consumer of a subscription. A process has only one of each."""
@@ -227,33 +190,31 @@ class Application:
         return ArchiveRows(context, after, tables, FolderStore(directory), auditor, self.facts)
 
     def _build(self, name: str, settings: ContextSettings) -> Context:
-        pool = create_pool(
-            settings.database_url.get_secret_value(), max_size=16, application_name=f"jetrelay-{self._role}-{name}"
-        )
+        pool = create_pool(settings.database, max_size=16, application_name=f"jetrelay-{self._role}-{name}")
         outbox = PostgresOutboxAdapter(pool, dead_head_blocks=settings.publish.dead_head == "block")
         publisher = NatsJetStreamPublisher(self.nats, ack_timeout=settings.publish.ack_timeout)
         config = PublishConfig(
             routing=settings.routing,
-            envelope=settings.envelope,
+            envelope=writer(self.settings, name),
             batch_size=settings.publish.batch_size,
             batch_bytes=settings.publish.batch_bytes,
             policy=RetryPolicy.of(
                 settings.publish.max_attempts, settings.publish.backoff_initial, settings.publish.backoff_max
             ),
+            system_actor=settings.system_actor,
         )
         return Context(
             name=name,
             settings=settings,
             pool=pool,
-            outbox=outbox,
             inbox=PostgresInboxAdapter(pool),
-            wakeup=Wakeup(pool, settings.database_url.get_secret_value()),
+            wakeup=Wakeup(pool, settings.database),
             publish=PublishOutboxEvents(config, outbox, publisher, self.facts),
             dead_letters=RouteToDeadLetter(name, publisher, self.facts),
             incidents=PostgresIncidents(pooled(pool)),
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
             schedule=PostgresSchedule(pooled(pool)),
-            backlogs=PostgresBacklogReader(pool),
+            backlogs=PostgresBacklogReader(pooled(pool)),
         )
 
 

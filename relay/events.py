@@ -1,18 +1,29 @@
-"""The events that application code gives to the outbox: plain events, or registered pydantic models."""
+"""What application code gives to the outbox: plain events, or pydantic models registered as events or commands.
+
+    @command("iteration.start", to="sr", aggregate_id="iteration_id")
+    class StartIteration(BaseModel):
+        iteration_id: str
+
+    outbox.add(session, StartIteration(iteration_id="iter_1"))      # to sr.commands.iteration.start
+
+An event says what has happened, and anybody may listen. A command asks one context to do something, and one
+handler there does it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final, TypeVar
-from uuid import UUID
 
 from pydantic import BaseModel
+from uuid_utils.compat import uuid7
 
 from relay.domain.errors import InvalidEvent
-from relay.domain.subject import check_token, check_version
+from relay.domain.identity import Id
+from relay.domain.subject import check_token, check_version, command_name, command_subject
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -39,10 +50,11 @@ class Event:
     ``event_type`` and ``event_version`` make the subject. ``aggregate_type`` and ``aggregate_id`` say what the
     event is about. ``payload`` is any value that JSON can hold, or a pydantic model.
     ``partition_key``: events with the same key keep their commit order. The default is the aggregate; None means
-    no order. ``topic``: an explicit subject instead of the context's. ``available_at``: the event is not
-    published before this time.
-    Missing ids and correlation are filled in. The database fills in a missing ``occurred_at``; its clock also
-    decides what lies in the future.
+    no order. ``topic``: an explicit subject instead of the context's. ``stream``: the stream that must store the
+    event; in any other it would not arrive, and it waits. ``available_at``: the event is not published before this
+    time. Ids are UUIDs, or text of 1 to 200 printable bytes, which consumers see as it is.
+    Missing ids, correlation and actor are filled in. The database fills in a missing ``occurred_at``; its clock
+    also decides what lies in the future.
     """
 
     event_type: str
@@ -50,22 +62,38 @@ class Event:
     aggregate_id: str
     payload: Any
     event_version: int = 1
-    id: UUID | None = None
+    id: Id | None = None
     occurred_at: datetime | None = None
-    correlation_id: UUID | None = None
-    causation_id: UUID | None = None
+    correlation_id: Id | None = None
+    causation_id: Id | None = None
     partition_key: str | _Aggregate | None = AGGREGATE
     topic: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     available_at: datetime | None = None
+    stream: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Registration:
+class Registration:
+    """What a class is registered as. ``aggregate_id``: a field; None for a command about no aggregate.
+
+    ``topic``: the subject of a command; None for an event.
+    """
+
     event_type: str
     event_version: int
     aggregate_type: str
-    aggregate_id: str
+    aggregate_id: str | None
+    topic: str | None = None
+
+    @property
+    def command(self) -> str | None:
+        """The name of a command, ``domain.action``; None for an event."""
+        return None if self.topic is None else command_name(self.topic)
+
+
+#: The commands that are declared in this process: each subject with its version.
+declared_commands: Final[set[tuple[str, int]]] = set()
 
 
 def event(
@@ -78,33 +106,64 @@ def event(
     """
     check_token(event_type, "event_type")
     check_version(version)
+    return _register(Registration(event_type, version, aggregate_type, aggregate_id))
 
+
+def command(
+    name: str, *, to: str, version: int = 1, aggregate_id: str | None = None
+) -> Callable[[type[Model]], type[Model]]:
+    """Register a pydantic class as a command (SR-MESSAGE-CONTRACTS §4.2).
+
+    ``name`` is ``domain.action``. ``to`` is the context that executes it: the command goes to the subject
+    ``{to}.commands.{name}``, whoever sends it. ``aggregate_id`` names the field with the id of what the command
+    is about: commands for the same aggregate keep their order. None means no order. Raises InvalidEvent when the
+    class has no such field, and InvalidSubject when the names cannot stand in a subject.
+    """
+    topic = command_subject(to, name)
+    event_type = check_token(name.replace(".", "_"), "name")
+    declared_commands.add((topic, check_version(version)))
+    return _register(Registration(event_type, version, name.partition(".")[0], aggregate_id, topic))
+
+
+def _register(registration: Registration) -> Callable[[type[Model]], type[Model]]:
     def register(model: type[Model]) -> type[Model]:
-        if aggregate_id not in model.model_fields:
-            raise InvalidEvent(f"{model.__name__} has no field {aggregate_id!r}", field="aggregate_id")
-        setattr(model, _ATTRIBUTE, _Registration(event_type, version, aggregate_type, aggregate_id))
+        wanted = registration.aggregate_id
+        if wanted is not None and wanted not in model.model_fields:
+            raise InvalidEvent(f"{model.__name__} has no field {wanted!r}", field="aggregate_id")
+        setattr(model, _ATTRIBUTE, registration)
         return model
 
     return register
+
+
+def registration_of(model: type) -> Registration | None:
+    """What a class is registered as; None if it is neither an event nor a command."""
+    found = getattr(model, _ATTRIBUTE, None)
+    return found if isinstance(found, Registration) else None
 
 
 def as_event(value: object) -> Event:
     """Return the plain form of an event. Raises InvalidEvent for a class that is not registered."""
     if isinstance(value, Event):
         return value
-    registration = getattr(type(value), _ATTRIBUTE, None)
-    if not isinstance(value, BaseModel) or not isinstance(registration, _Registration):
+    registration = registration_of(type(value))
+    if not isinstance(value, BaseModel) or registration is None:
         raise InvalidEvent(
             f"{type(value).__name__} is not an event",
             field="event",
-            hint="pass an Event, or register the pydantic class with @event(...)",
+            hint="pass an Event, or register the pydantic class with @event(...) or @command(...)",
         )
-    aggregate_id = getattr(value, registration.aggregate_id)
-    return Event(
+    plain = Event(
         event_type=registration.event_type,
         event_version=registration.event_version,
         aggregate_type=registration.aggregate_type,
-        # A row that is not flushed has the id None. It becomes "", which is refused later, not the text "None".
-        aggregate_id="" if aggregate_id is None else str(aggregate_id),
+        aggregate_id="",
         payload=value,
+        topic=registration.topic,
     )
+    if registration.aggregate_id is None:
+        id = uuid7()
+        return replace(plain, id=id, aggregate_id=str(id), partition_key=None)
+    aggregate_id = getattr(value, registration.aggregate_id)
+    # A row that is not flushed has the id None. It stays "", which is refused later, not the text "None".
+    return plain if aggregate_id is None else replace(plain, aggregate_id=str(aggregate_id))

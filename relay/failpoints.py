@@ -29,7 +29,7 @@ EVENT_POINTS: Final[dict[str, type[Outage]]] = {
     "after_handler_before_mark": DatabaseUnreachable,
     "after_mark_before_handler_commit": DatabaseUnreachable,
     "after_commit_before_ack": BrokerUnreachable,
-    "after_condemn": DatabaseUnreachable,
+    "after_reject": DatabaseUnreachable,
     "before_dlq_commit": DatabaseUnreachable,
     "after_incident_commit": DatabaseUnreachable,
 }

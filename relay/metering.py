@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from relay.telemetry.metrics import Known, MetricFacts
 
 #: How often to check whether the command still runs, in seconds.
-_LOOK: Final = 1.0
+_LOOK_INTERVAL_S: Final = 1.0
 
 #: Names that the application's code gives: cron jobs, types of tasks.
 Names = Mapping[str, Sequence[str]]
@@ -106,7 +106,7 @@ def answer_for_workers() -> int:
         answer_for(directory, settings.metrics.worker)
     # A killed command cannot stop this process. The next command needs the address, so end when the parent ends.
     while parent is not None and parent.is_alive():
-        time.sleep(_LOOK)
+        time.sleep(_LOOK_INTERVAL_S)
     return 0
 
 

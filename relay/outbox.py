@@ -9,7 +9,7 @@ with Session(engine) as session, session.begin():
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, overload
 from uuid import UUID
@@ -19,44 +19,61 @@ from uuid_utils.compat import uuid7
 
 from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, then, write
 from relay.bus import RequestContext
-from relay.domain.errors import InvalidKey, InvalidPayload
-from relay.domain.limits import DEFAULT_MAX_PAYLOAD, MAX_KEY_BYTES, WIRE_RESERVE, check_size, encode_payload
+from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor
+from relay.domain.errors import InvalidHeader, InvalidKey, InvalidPayload
+from relay.domain.identity import identified
+from relay.domain.limits import (
+    DEFAULT_MAX_PAYLOAD_BYTES,
+    MAX_KEY_BYTES,
+    WIRE_RESERVE_BYTES,
+    check_headers,
+    check_schema,
+    check_size,
+    encode_payload,
+)
 from relay.domain.model import OutboxEvent
 from relay.domain.ordering import UNORDERED, default_key
 from relay.domain.routing import Routing
-from relay.domain.subject import MAX_SUBJECT, check_token
+from relay.domain.subject import MAX_SUBJECT_CHARS, check_token
+from relay.domain.tracing import TRACEPARENT, Trace
 from relay.events import AGGREGATE, Event, as_event
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
 
 #: Twice the longest subject, and the longest key with three bytes for each of its bytes.
-_LONGEST_AROUND: Final = 2 * MAX_SUBJECT + 3 * (2 * MAX_KEY_BYTES + 1)
+_MAX_OVERHEAD_BYTES: Final = 2 * MAX_SUBJECT_CHARS + 3 * (2 * MAX_KEY_BYTES + 1)
 #: The six characters "1e-999" count as 6 + 999 bytes. A character of any other text counts as four at most.
-_LONGEST_CHARACTER: Final = 999 // len("1e-999") + 2
+_MAX_CHAR_BYTES: Final = 999 // len("1e-999") + 2
 
 
 class Outbox:
     """The outbox of one bounded context.
 
+    ``schema``: where its tables are, as in relay.toml; without it they are found by the search_path of the target.
     ``max_payload``: the broker's limit in bytes for a whole message; nats-server's default is 1 MiB.
 
     The outbox never commits. No event is published before the caller's transaction commits. Events added
     to a SQLAlchemy session are written when it commits. Events added to a connection are written at once.
     """
 
-    def __init__(self, context: str, *, max_payload: int = DEFAULT_MAX_PAYLOAD) -> None:
+    def __init__(
+        self, context: str, *, schema: str | None = None, max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES
+    ) -> None:
         self.context = check_token(context, "context")
+        self._schema = check_schema(schema)
         self._routing = Routing(context=context)
         self._max_payload = max_payload
-        # A payload shorter than this always fits: no character takes more bytes than _LONGEST_CHARACTER.
-        self._surely_fits = (max_payload - 2 * WIRE_RESERVE - _LONGEST_AROUND) // _LONGEST_CHARACTER
+        # A payload shorter than this always fits: no character takes more bytes than _MAX_CHAR_BYTES.
+        self._surely_fits = (max_payload - 2 * WIRE_RESERVE_BYTES - _MAX_OVERHEAD_BYTES) // _MAX_CHAR_BYTES
 
     @overload
     def add(self, target: SyncTarget, event: Event | BaseModel) -> UUID: ...
     @overload
     def add(self, target: AsyncTarget, event: Event | BaseModel) -> Awaitable[UUID]: ...
     def add(self, target: SyncTarget | AsyncTarget, event: Event | BaseModel) -> UUID | Awaitable[UUID]:
-        """Record ``event`` in the open transaction of ``target`` and return its id.
+        """Record ``event`` in the open transaction of ``target`` and return the id of its row.
+
+        For an event whose id is text, that is the UUID that stands for the text.
 
         With an asynchronous target, await the result. Raises InvalidEvent or a subclass, with a code and the
         field at fault, UnsupportedTarget and NoTransaction. Errors that only the database finds are raised when
@@ -80,6 +97,11 @@ class Outbox:
     def _row(self, event: Event) -> OutboxEvent:
         """Fill in the missing values and check everything."""
         request = RequestContext.current()
+        (id, correlation_id, causation_id), originals = identified(
+            uuid7() if event.id is None else event.id,
+            request.correlation_id if event.correlation_id is None else event.correlation_id,
+            request.causation_id if event.causation_id is None else event.causation_id,
+        )
         payload = encode_payload(_plain(event.payload))
         key = event.partition_key
         if key is AGGREGATE:
@@ -87,35 +109,52 @@ class Outbox:
         elif key == UNORDERED:
             raise InvalidKey("must be a non-empty string", field="partition_key", hint="None opts out of ordering")
         row = OutboxEvent(
-            id=uuid7() if event.id is None else event.id,
+            id=id,
             aggregate_type=event.aggregate_type,
             aggregate_id=event.aggregate_id,
             event_type=event.event_type,
             event_version=event.event_version,
             payload=payload,
             occurred_at=event.occurred_at,
-            correlation_id=request.correlation_id if event.correlation_id is None else event.correlation_id,
-            causation_id=request.causation_id if event.causation_id is None else event.causation_id,
+            correlation_id=correlation_id,
+            causation_id=causation_id,
             partition_key=UNORDERED if key is None else key,
             topic=event.topic,
-            headers=event.headers,
+            headers=_headers(event.headers, request),
             available_at=event.available_at,
+            originals=originals,
+            stream=event.stream,
+            schema=self._schema,
         )
         row.check_not_future(datetime.now(UTC))
         self._check_size(row)
         return row
 
     def _check_size(self, row: OutboxEvent) -> None:
-        if not row.headers and row.topic is None and len(row.payload) < self._surely_fits:
+        if not row.headers and not row.originals and row.topic is None and len(row.payload) < self._surely_fits:
             return
         subject = self._routing.subject(row.event_type, row.event_version, row.topic)
         headers = sum(len(name) + len(value) + 4 for name, value in row.headers.items())
         # The second reserve is for the envelope around the payload. The envelope repeats the subject. A header
         # repeats the key, and there a byte of the key may take three.
-        around = 2 * len(subject) + 3 * len(row.partition_key.encode()) + headers + WIRE_RESERVE
+        around = 2 * len(subject) + 3 * len(row.partition_key.encode()) + headers + WIRE_RESERVE_BYTES
+        # A text may stand in two headers and in the body, where a byte takes one, three and two.
+        around += 6 * sum(len(text.encode()) for text in row.originals.values())
         # PostgreSQL writes small numbers in full: 1e-300 takes three hundred digits.
         zeros = sum(map(int, _SMALL_NUMBER.findall(row.payload)))
         check_size(len(row.payload.encode()) + zeros + around, self._max_payload)
+
+
+def _acting(actor: Actor, headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The headers of an event, with the actor of the request if they name none."""
+    return headers if ACTOR_ID in headers or ACTOR_KIND in headers else {**headers, **actor.headers}
+
+
+def _headers(headers: Mapping[str, str], request: RequestContext) -> Mapping[str, str]:
+    """The headers of an event, with the actor and the trace of the request if they name none."""
+    if request.actor is not None:
+        headers = _acting(request.actor, headers)
+    return headers if request.traceparent is None else _traced(headers, request.traceparent)
 
 
 def _plain(payload: object) -> object:
@@ -125,6 +164,19 @@ def _plain(payload: object) -> object:
         return payload.model_dump(mode="json")
     except (ValueError, RecursionError) as error:
         raise InvalidPayload(str(error), field="payload") from error
+
+
+def _traced(headers: Mapping[str, str], traceparent: str) -> Mapping[str, str]:
+    """The headers of an event in a trace. A trace never makes an event fail: without room it is left out."""
+    trace = Trace.parse(traceparent)
+    if trace is None or any(name.lower() == TRACEPARENT for name in headers):
+        return headers
+    more = {**headers, TRACEPARENT: trace.value}
+    try:
+        check_headers(more)
+    except InvalidHeader:
+        return headers
+    return more
 
 
 def _only(ids: Sequence[UUID]) -> UUID:

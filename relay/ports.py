@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import IO, NamedTuple, Protocol
 from uuid import UUID
 
+from relay.domain.actor import Actor
 from relay.domain.archive import ArchivedRow, ArchiveKind, Manifest
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Originals, shown
 from relay.domain.incidents import Letter, RecordedIncident
 from relay.domain.model import Finished, HandlerResult
 from relay.domain.operators import Operator
-from relay.domain.policies import MANY, Ack, DeadLetter, Published, PublishOutcome, Retry
+from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, Published, PublishOutcome, Retry
 from relay.domain.schedule import ClaimedRun, RunState, WaitingRun
 
 
@@ -40,6 +42,12 @@ class OutboxRow(NamedTuple):
     headers: str
     publish_attempts: int
     generation: int
+    #: The texts of ids that are no UUIDs, as JSON.
+    originals: str | None = None
+    #: The stream that must store the event; None leaves it to the route.
+    stream: str | None = None
+    #: Its place among the events of its key: a later one has a larger number.
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +65,6 @@ class ClaimedBatch(Protocol):
     @property
     def rows(self) -> Sequence[OutboxRow]:
         """The claimed events, in the order in which they must be published."""
-
-    @property
-    def lanes(self) -> Sequence[int]:
-        """The lanes that this claim holds. Empty when other publishers hold all of them."""
 
     @property
     def busy(self) -> Collection[int]:
@@ -162,11 +166,11 @@ class Delivery(NamedTuple):
 class ConsumerState:
     """The position of a durable consumer, in sequences of its stream.
 
-    Everything up to ``floor`` is acknowledged. Everything up to ``delivered`` was delivered at least once.
+    Everything up to ``ack_floor`` is acknowledged. Everything up to ``delivered`` was delivered at least once.
     ``pending`` messages between the two wait for their acknowledgement. ``consumer_seq`` counts deliveries.
     """
 
-    floor: int
+    ack_floor: int
     delivered: int
     pending: int
     consumer_seq: int = 0
@@ -218,11 +222,21 @@ class InboxRow(NamedTuple):
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
     #: Set if the message is dead on arrival: why it could not be read.
-    condemned: DeadLetter | None = None
+    rejected: DeadLetter | None = None
     #: The key that orders this message; None where no order is kept.
     order_key: str | None = None
     #: The number of the delivery.
     consumer_seq: int | None = None
+    originals: Originals = NO_ORIGINALS
+
+    @property
+    def shown(self) -> dict[str, Id | None]:
+        """Its ids as people see them, by the names that facts give them."""
+        return {
+            "message_id": shown(self.message_id, self.originals, ID),
+            "correlation_id": shown(self.correlation_id, self.originals, CORRELATION_ID),
+            "causation_id": shown(self.causation_id, self.originals, CAUSATION_ID),
+        }
 
 
 class Inserted(NamedTuple):
@@ -242,7 +256,7 @@ class Inserted(NamedTuple):
 class ClaimedMessage(NamedTuple):
     """An inbox row held under a claim token. ``attempts`` includes the attempt that follows.
 
-    A condemned row is claimed only to store its dead letter. That is not an attempt.
+    A rejected row is claimed only to store its dead letter. That is not an attempt.
     """
 
     token: UUID
@@ -279,16 +293,18 @@ class InboxSettlement(Protocol):
     worker. What is recorded about a lost claim changes nothing and returns False.
     """
 
-    async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
+    async def claim(
+        self, message_id: UUID, lease: timedelta, max_attempts: int = UNLIMITED_ATTEMPTS
+    ) -> ClaimedMessage | None:
         """Claim a row for ``lease`` and count the attempt. None if the row is not due, claimed or finished.
 
-        If no attempts are left, the row is returned condemned: its last worker died before it could record that.
+        If no attempts are left, the row is returned rejected: its last worker died before it could record that.
         """
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         """Extend the claim to ``lease`` from now. False when it was lost."""
 
-    async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
+    async def mark_processed(self, claim: ClaimedMessage) -> bool:
         """Set processed_at. False when the claim was lost: another worker owns the row now."""
 
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
@@ -297,14 +313,14 @@ class InboxSettlement(Protocol):
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         """Record the error, set next_attempt_at and release the claim. False when the claim was lost."""
 
-    async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
+    async def reject(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
         """Record the verdict before the dead letter is published, so that the handler is not called again."""
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
         """Set dead_lettered_at after the dead letter is stored. False when the claim was lost."""
 
     async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
-        """Release a condemned row. Its dead letter is tried again after ``delay``."""
+        """Release a rejected row. Its dead letter is tried again after ``delay``."""
 
 
 class InboxAudit(Protocol):
@@ -319,8 +335,11 @@ class InboxAudit(Protocol):
         ``waited``: how long the head of the queue has waited.
         """
 
-    def waiting(self, subscription: str, page: int) -> AsyncIterator[Sequence[str]]:
-        """Reply subjects of all unfinished rows, one page at a time, for +WPI."""
+    def waiting(self, subscription: str, page: int, *, due: bool = False) -> AsyncIterator[Sequence[str]]:
+        """Reply subjects of all unfinished rows, one page at a time, for +WPI.
+
+        ``due``: without rows in back-off.
+        """
 
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
         """The sequences of ``stream`` that the inbox does not hold, in order: after ``after``, up to ``upto``."""
@@ -342,8 +361,10 @@ class InboxRepository(InboxReceiver, InboxSettlement, InboxAudit, Protocol):
 class HandlerRequest:
     """One call of a handler (SDS-047 §12). ``body`` is the JSON request, ready to send.
 
-    ``token`` is the token of the claim. A handler in this process may use it to settle the row itself, in the
-    transaction of its own writes.
+    ``message_id`` is the key of the inbox; ``originals`` has the texts of ids that are no UUIDs.
+    ``idempotency_key`` is different for each message, and the same for its copies. ``token`` is the token of the
+    claim. A handler in this process may use it to settle the row itself, in the transaction of its own writes.
+    ``traceparent``: the span of this call, if the message belongs to a trace.
     """
 
     message_id: UUID
@@ -355,6 +376,10 @@ class HandlerRequest:
     body: bytes
     headers: Mapping[str, str]
     token: UUID
+    originals: Originals = field(default_factory=dict)
+    idempotency_key: str = ""
+    actor: Actor | None = None
+    traceparent: str | None = None
 
 
 class EventHandler(Protocol):

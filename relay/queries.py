@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
-from uuid import UUID
+from typing import Generic, Protocol, TypeVar
 
 from relay.domain.backlogs import InboxBacklog, OutboxBacklog
 from relay.domain.errors import RelayError, TooMany, of_context
+from relay.domain.identity import Id
 
 Item = TypeVar("Item")
 
@@ -86,48 +86,11 @@ class EventFilter:
     occurred_at. ``error`` is a part of the text.
     """
 
-    statuses: tuple[str, ...]
-    ids: tuple[UUID, ...] | None = None
+    statuses: list[str]
     event_type: str | None = None
     aggregate_type: str | None = None
     aggregate_id: str | None = None
-    correlation_id: UUID | None = None
+    correlation_id: Id | None = None
     since: datetime | None = None
     until: datetime | None = None
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxEventView:
-    """An outbox event as an operator sees it, without its payload."""
-
-    id: str
-    seq: int
-    aggregate_type: str
-    aggregate_id: str
-    event_type: str
-    event_version: int
-    occurred_at: datetime
-    correlation_id: str | None
-    causation_id: str | None
-    partition_key: str
-    topic: str | None
-    published_at: datetime | None
-    publish_attempts: int
-    publish_error: str | None
-    available_at: datetime | None
-    dead_at: datetime | None
-    published_stream: str | None
-    published_seq: int | None
-    generation: int
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxEventDetail:
-    """All details of one event. ``history``: what operators did to it, oldest first."""
-
-    event: OutboxEventView
-    headers: Mapping[str, Any]
-    payload: str
-    history: Sequence[Mapping[str, Any]]

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 Result = TypeVar("Result")
 
 #: A thread ends after this time without work, in seconds.
-_IDLE: Final = 10.0
+_IDLE_S: Final = 10.0
 
 
 class LoopThread(Protocol):
@@ -48,7 +48,7 @@ class Threads:
     def _serve(self) -> None:
         while True:
             try:
-                work = self._work.get(timeout=_IDLE)
+                work = self._work.get(timeout=_IDLE_S)
             except Empty:
                 with self._lock:
                     if self._idle:

@@ -17,7 +17,7 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import Retries
 
 from relay import failpoints, jobs
-from relay.adapters.gate import LONGEST_BACKOFF
+from relay.adapters.gate import LONGEST_BACKOFF, Hold
 from relay.adapters.onloop import LoopActor
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import Application, job_broker
@@ -76,18 +76,18 @@ def _drain_all() -> None:
     """
     for name, context in settings.contexts.items():
         # A job that already runs has checked the server before the outage, or waits for the lost connection.
-        spawn(_force(jobs.RECONCILE_STREAM.of(name), 0, rest=RECONCILE_EVERY))
+        spawn(_force(jobs.RECONCILE_STREAM.of(name), 0, interval=RECONCILE_EVERY))
         # A pull that runs continues. The next tick replaces a pull that waits.
         spawn(application.gates.wake([jobs.PULL.of(name, it).key for it in context.subscriptions]))
         for shard in range(context.publish.shards):
             spawn(_force(jobs.PUBLISH.of(name, shard)))
 
 
-async def _force(work: Duty, *more: int, rest: timedelta = timedelta()) -> None:
+async def _force(work: Duty, *more: int, interval: timedelta = timedelta()) -> None:
     """Send a job that replaces the outstanding one."""
     try:
         await application.gates.open(
-            work.key, force=True, rest=rest, send=lambda token: broker.entry(work.message(token, *more))
+            work.key, force=True, interval=interval, send=lambda token: broker.entry(work.message(token, *more))
         )
     except Outage as error:
         application.facts(OutageSeen(context=work.context, server="redis", error=error.message))
@@ -101,8 +101,10 @@ def spawn(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def long_running(work: Duty, token: str) -> AsyncIterator[bool]:
-    """Run a job that must be outstanding only once. Yields False when another job has taken over.
+async def long_running(work: Duty, token: str) -> AsyncIterator[Hold]:
+    """Run a job that must be outstanding only once. Its hold is false when another job has taken over.
+
+    The job asks its hold again and again, and ends when that is false.
 
     An outage becomes Dramatiq's Retry, so that its middleware supplies the back-off. Meanwhile the gate stays
     shut; otherwise each tick would add a job. The gate opens by itself if the job does not return.
@@ -119,8 +121,8 @@ async def long_running(work: Duty, token: str) -> AsyncIterator[bool]:
 
 
 @asynccontextmanager
-async def periodic(work: Duty, token: str) -> AsyncIterator[bool]:
-    """Run a periodic job. Yields False when another job has taken over.
+async def periodic(work: Duty, token: str) -> AsyncIterator[Hold]:
+    """Run a periodic job. Its hold is false when another job has taken over.
 
     An outage ends the job without an error: the scheduler sends another. Any other error counts as a run;
     otherwise the job would be sent again every few seconds. A run does not count as complete if the worker stops.

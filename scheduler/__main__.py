@@ -29,8 +29,7 @@ from relay.metering import scheduler_metrics
 from relay.settings import Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from scheduler.crons import EVERY, CronTick
-from scheduler.leader import Leader
-from scheduler.lease import Lease
+from scheduler.leader import Leader, Lease
 from scheduler.ticks import Sender, Tick, ticks
 
 _log = logging.getLogger("relay.scheduler")
@@ -113,7 +112,9 @@ def _leaders(
         if tick.jobs:
             table.append(Tick(f"crons:{name}", EVERY, tick.tick, tick.forget))
         lease = Lease(store, application.settings.scheduler_lease)
-        yield Leader(name, table, tick, lease, parts.schedule, clock, application.facts, rest=parts.wakeup.close)
+        yield Leader(
+            name, table, tick, lease, parts.schedule, clock, application.facts, release=parts.wakeup.close
+        )
 
 
 if __name__ == "__main__":

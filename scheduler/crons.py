@@ -21,7 +21,7 @@ from relay.domain.schedule import Due, RunState, WaitingRun, due
 #: How often to check whether a job is due. While none is due, the check is only a comparison.
 EVERY: Final = timedelta(milliseconds=500)
 #: How often to read the table although nothing is due, in seconds: for retries, lost runs and a changed clock.
-_SWEEP: Final = 2.0
+_SWEEP_INTERVAL_S: Final = 2.0
 
 
 class CronTick:
@@ -49,7 +49,7 @@ class CronTick:
     async def tick(self) -> None:
         """Open and enqueue what is due. Raises DatabaseUnreachable."""
         now = datetime.now(UTC)
-        if self._next is not None and now < self._next and time.monotonic() < self._swept + _SWEEP:
+        if self._next is not None and now < self._next and time.monotonic() < self._swept + _SWEEP_INTERVAL_S:
             return
         opened = [await self._open(name, found) for name, found in await self._due(now)]
         await self._send(await self._runs.waiting())

@@ -11,10 +11,10 @@ from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import FactSink, OutageSeen
 
 #: The time limit of a tick, in seconds.
-TICK_LIMIT: Final = 5.0
+TICK_TIMEOUT_S: Final = 5.0
 #: How many times to look again while a job is outstanding, and the seconds in between.
-_LOOKS: Final = 10
-_LOOK_AGAIN: Final = 0.01
+_MAX_LOOKS: Final = 10
+_LOOK_INTERVAL_S: Final = 0.01
 
 
 class Hints:
@@ -48,15 +48,15 @@ class Hints:
     async def _answer(self) -> None:
         while self._hinted:
             self._hinted = False
-            for _ in range(_LOOKS):
+            for _ in range(_MAX_LOOKS):
                 if not await self._poll_in_time():
                     break
-                await asyncio.sleep(_LOOK_AGAIN)
+                await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def _poll_in_time(self) -> bool:
         """Poll within the time limit of a tick. Otherwise a poll that hangs would block the ticks' own polls."""
         try:
-            async with asyncio.timeout(TICK_LIMIT):
+            async with asyncio.timeout(TICK_TIMEOUT_S):
                 return await self._poll()
         except (DatabaseUnreachable, TimeoutError) as error:
             self._facts(outage(self._context, error))
@@ -65,5 +65,5 @@ class Hints:
 
 def outage(context: str, error: DatabaseUnreachable | TimeoutError) -> OutageSeen:
     """Return the fact that the database of a context is unreachable or silent."""
-    text = f"no answer within {TICK_LIMIT:g} s" if isinstance(error, TimeoutError) else error.message
+    text = f"no answer within {TICK_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error.message
     return OutageSeen(context=context, server="postgresql", error=text)

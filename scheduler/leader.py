@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -14,27 +15,71 @@ from apscheduler.job import Job
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from relay.adapters.postgres.schedule import PostgresSchedule
+from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.cancellation import is_cancelled
 from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.facts import FactSink, LeadLost, LeadTaken
-from relay.domain.schedule import JobRecord
+from relay.domain.schedule import JobRecord, Lead
 from scheduler.crons import CronTick
-from scheduler.hints import TICK_LIMIT, outage
-from scheduler.lease import Lease
+from scheduler.hints import TICK_TIMEOUT_S, outage
 from scheduler.ticks import Tick
 
-#: How often the runs of jobs are recorded, in turns of the lease.
-_TELL: Final = 4
+#: How many renewals fit into a lease. Two attempts may fail, and the lease is still kept.
+_RENEWALS_PER_LEASE: Final = 3.4
+#: The longest pause between two looks at a lease, in seconds. A holder may give it up; operators request jobs.
+_LOOK_INTERVAL_S: Final = 1.5
+#: How soon after the end of another process's lease to try to take it, in seconds.
+_RETRY_AFTER_S: Final = 0.05
+
+#: How often the runs of jobs are recorded, in rounds of the lease.
+_REPORT_ROUNDS: Final = 4
 
 _log = logging.getLogger("relay.scheduler")
+
+
+class Lease:
+    """Knows whether this process leads. ``held`` ends no later than the lease in the database.
+
+    The lease of a context is in its own database: an outage of one stops the jobs of its own context only. The
+    database's clock decides. A process only measures the time since its last renewal, so after a long pause of the
+    process ``held`` is false at once, without a query.
+    """
+
+    def __init__(self, store: PostgresLease, ttl: timedelta) -> None:
+        self._store = store
+        self._ttl = ttl
+        self._until = 0.0
+        #: When to try again, in seconds.
+        self.pause = 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether this process leads now."""
+        return time.monotonic() < self._until
+
+    async def take(self) -> Lead:
+        """Take or renew the lease. Raises DatabaseUnreachable and SchemaMissing; the lease can then expire."""
+        self.pause = min(_LOOK_INTERVAL_S, self._ttl.total_seconds() / _RENEWALS_PER_LEASE)
+        asked = time.monotonic()
+        lead = await self._store.take(self._ttl)
+        if lead.term is None:
+            self._until = 0.0
+            self.pause = min(self.pause, lead.remaining + _RETRY_AFTER_S)
+        else:
+            self._until = asked + self._ttl.total_seconds()
+        return lead
+
+    async def release(self) -> None:
+        """Let another scheduler lead from now on. Raises DatabaseUnreachable and SchemaMissing."""
+        self._until = 0.0
+        await self._store.release()
 
 
 class Leader:
     """Takes the lead of a context when it is free, runs its jobs, and stops them when the lead is lost.
 
     Every job may run twice without harm. So a leader that has not noticed yet that it lost the lead does no harm.
-    ``rest`` releases what only a leader needs.
+    ``release`` releases what only a leader needs.
     """
 
     def __init__(
@@ -46,13 +91,13 @@ class Leader:
         table: PostgresSchedule,
         clock: AsyncIOScheduler,
         facts: FactSink,
-        rest: Callable[[], Awaitable[None]],
+        release: Callable[[], Awaitable[None]],
     ) -> None:
         self._context, self._ticks, self._crons = context, {tick.name: tick for tick in ticks}, crons
-        self._lease, self._table, self._clock, self._facts, self._rest = lease, table, clock, facts, rest
+        self._lease, self._table, self._clock, self._facts, self._release = lease, table, clock, facts, release
         self._leads = False
-        self._turns = 0
-        self._told: str | None = None
+        self._rounds = 0
+        self._reported: str | None = None
         self._last: dict[str, tuple[datetime, str | None]] = {}
         self._jobs: dict[str, Job] = {}
         self._seen = datetime.now(UTC)
@@ -61,7 +106,7 @@ class Leader:
     async def run(self) -> None:
         """Run until cancelled."""
         while not is_cancelled():
-            await self._turn()
+            await self._round()
             await asyncio.sleep(self._lease.pause)
 
     async def stop(self) -> None:
@@ -71,26 +116,26 @@ class Leader:
             await asyncio.wait(self._running)
         if self._lease.held:
             with suppress(RelayError, TimeoutError):
-                async with asyncio.timeout(TICK_LIMIT):
-                    await self._tell()
+                async with asyncio.timeout(TICK_TIMEOUT_S):
+                    await self._report()
                     await self._lease.release()
 
-    async def _turn(self) -> None:
+    async def _round(self) -> None:
         self._look_at_the_clock()
         try:
-            async with asyncio.timeout(TICK_LIMIT):
+            async with asyncio.timeout(TICK_TIMEOUT_S):
                 lead = await self._lease.take()
                 if self._leads and not self._lease.held:
                     await self._lose()
                 if lead.term is not None:
                     await self._lead(lead.term, lead.requested)
-            self._told = None
+            self._reported = None
         except (RelayError, TimeoutError) as error:
             self._say(error)
             if self._leads and not self._lease.held:
                 await self._lose()
         except Exception:
-            # Survive any error: without the next turn the context would have no leader at all.
+            # Survive any error: without the next round the context would have no leader at all.
             _log.exception("the lease of %s could not be looked after", self._context)
 
     async def _lead(self, term: int, requested: Mapping[str, datetime]) -> None:
@@ -105,15 +150,15 @@ class Leader:
             self._facts(LeadTaken(context=self._context, term=term))
         for name, requested_at in requested.items():
             await self._answer(name, requested_at)
-        self._turns += 1
-        if requested or self._turns % _TELL == 0:
-            await self._tell()
+        self._rounds += 1
+        if requested or self._rounds % _REPORT_ROUNDS == 0:
+            await self._report()
 
     async def _lose(self) -> None:
         self._leads = False
         self._unschedule()
         self._facts(LeadLost(context=self._context))
-        await self._rest()
+        await self._release()
 
     async def _answer(self, name: str, requested_at: datetime) -> None:
         if name in self._crons.jobs:
@@ -164,10 +209,10 @@ class Leader:
         # Without a limit, a tick that hangs on a silent server would block every later one.
         error = None
         try:
-            async with asyncio.timeout(TICK_LIMIT):
+            async with asyncio.timeout(TICK_TIMEOUT_S):
                 await tick.tick()
         except TimeoutError:
-            error = f"gave up after {TICK_LIMIT:g} s"
+            error = f"gave up after {TICK_TIMEOUT_S:g} s"
             _log.warning("tick %s %s", tick.name, error)
         except DatabaseUnreachable as unreachable:
             error = str(unreachable)
@@ -183,11 +228,11 @@ class Leader:
         """Report an outage every time; report any other error once, for example a database without our tables."""
         if isinstance(error, DatabaseUnreachable | TimeoutError):
             self._facts(outage(self._context, error))
-        elif self._told != str(error):
-            self._told = str(error)
+        elif self._reported != str(error):
+            self._reported = str(error)
             _log.warning("context %s has no leader: %s", self._context, error)
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         await self._table.record(self._records())
 
     def _records(self) -> list[JobRecord]:

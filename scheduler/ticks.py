@@ -40,10 +40,10 @@ _LOOK: Final = timedelta(seconds=2)
 #: How late a tick may be before its duty counts as lost.
 _LATE: Final = timedelta(seconds=5)
 #: From so many waiting events, or hints between two ticks, the outbox is under load and hints do not help.
-_MANY: Final = 100
-_MANY_HINTS: Final = 20
+_LOAD_EVENTS: Final = 100
+_LOAD_HINTS: Final = 20
 #: How long the outbox then stays awake, in seconds.
-_AWAKE: Final = 1.0
+_POLLING_S: Final = 1.0
 #: The module whose actors run background tasks. A fleet without it uses `python -m tasks` or has no tasks.
 _TASKS: Final = "tasks.actors"
 
@@ -108,7 +108,7 @@ def _seldom(application: Application, send: Sender, context: str) -> Iterator[Ti
         return Tick(duty.key, every, partial(send.job, duty, every=every))
 
     def audit(duty: Duty) -> Tick:
-        return Tick(duty.key, RECONCILE_EVERY, partial(send.turn, duty))
+        return Tick(duty.key, RECONCILE_EVERY, partial(send.audit, duty))
 
     yield audit(jobs.RECONCILE_STREAM.of(context))
     yield row(jobs.PRUNE.of(context), _PRUNE)
@@ -149,7 +149,7 @@ class Sender:
             token = await self._application.gates.open(
                 duty.key,
                 force=force,
-                rest=timedelta() if every is None else every + _LATE,
+                interval=timedelta() if every is None else every + _LATE,
                 send=lambda token: self._broker.entry(duty.message(token, *more)),
             )
         except Outage as error:
@@ -173,10 +173,10 @@ class Sender:
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
 
-    async def turn(self, duty: Duty) -> bool:
+    async def audit(self, duty: Duty) -> bool:
         """Enqueue an audit. The clock decides which page it reads, so no process has to remember it."""
-        turn = int(time.time() / RECONCILE_EVERY.total_seconds())
-        return await self.job(duty, turn, every=RECONCILE_EVERY)
+        page = int(time.time() / RECONCILE_EVERY.total_seconds())
+        return await self.job(duty, page, every=RECONCILE_EVERY)
 
 
 class PublishTick:
@@ -206,7 +206,7 @@ class PublishTick:
         """Send jobs if anything is due; returns whether it is left to outstanding jobs."""
         async with self._running:
             try:
-                due = await self._parts.wakeup.due(_MANY)
+                due = await self._parts.wakeup.due(_LOAD_EVENTS)
                 await self._parts.wakeup.set_sleeping(self._may_sleep(due))
             except (DatabaseUnreachable, asyncio.CancelledError):
                 # When the tick times out, it is cancelled: a silent database counts as an outage too.
@@ -217,8 +217,8 @@ class PublishTick:
     def _may_sleep(self, due: Due) -> bool:
         """Tell whether the outbox may sleep. Many events or hints at once keep it awake for a second."""
         now = asyncio.get_running_loop().time()
-        if due.count >= _MANY or self._hints.count > _MANY_HINTS:
-            self._awake_until = now + _AWAKE
+        if due.count >= _LOAD_EVENTS or self._hints.count > _LOAD_HINTS:
+            self._awake_until = now + _POLLING_S
         return now >= self._awake_until
 
     async def _publish(self, due: Due) -> bool:
@@ -226,7 +226,7 @@ class PublishTick:
         force, self._lost = self._lost, False
         name, count = self._parts.name, self._parts.settings.publish.shards
         # With many events not all were counted, and a forced job must cover all that the lost one held.
-        everywhere = force or due.count >= _MANY
+        everywhere = force or due.count >= _LOAD_EVENTS
         shards = [n for n in range(count) if everywhere or due.concerns(Shard(n, count))]
         sent = await asyncio.gather(
             *(self._send.job(jobs.PUBLISH.of(name, shard), force=force) for shard in shards)

@@ -17,7 +17,7 @@ from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.bootstrap import Facts
 from relay.domain.errors import ConfigurationError, RelayError
-from relay.execution.on_loop import RunOnLoop
+from relay.execution.runners import RunOnLoop
 from relay.metering import tasks_metrics
 from relay.settings import ContextSettings, Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
@@ -26,7 +26,7 @@ from tasks.rows import TaskRows
 from tasks.worker import Tasks, TaskWorker
 
 #: Connections beyond those of the handlers: for claims, renewals and the poll.
-_SPARE: Final = 4
+_SPARE_CONNECTIONS: Final = 4
 
 _log = logging.getLogger("relay.tasks")
 
@@ -88,12 +88,14 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
 async def _start(
     context: ContextSettings, facts: Facts, options: argparse.Namespace, stack: AsyncExitStack
 ) -> tuple[TaskWorker, Tasks]:
-    url, threads = context.database_url.get_secret_value(), max(1, options.threads)
+    threads = max(1, options.threads)
     name = f"jetrelay-tasks-{context.name}"
-    pool = create_pool(url, max_size=threads + _SPARE, application_name=name)
+    pool = create_pool(context.database, max_size=threads + _SPARE_CONNECTIONS, application_name=name)
     await pool.open(wait=False)
     stack.push_async_callback(pool.close, timeout=2)
-    transactions = HandlerTransactions(url, limit=timedelta(minutes=1), size=threads, application_name=name)
+    transactions = HandlerTransactions(
+        context.handler_database, limit=timedelta(minutes=1), size=threads, application_name=name
+    )
     stack.push_async_callback(transactions.close)
     tasks = PostgresTasks(pool)
     worker = TaskWorker(context.name, tasks, facts, threads=threads, queues=options.queues)

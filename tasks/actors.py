@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from datetime import timedelta
+from functools import cache, partial
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
+import dramatiq
+
 from relay import jobs
+from relay.adapters.postgres.tasks import PostgresTasks
+from relay.adapters.postgres.transactions import HandlerTransactions
+from relay.adapters.redis import delayed
+from relay.adapters.workers import event_loop
 from relay.domain.errors import Outage
-from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE
-from relay.worker import actor, application, broker, budgets, on_loop, periodic, row_actor, try_again
-from tasks import wiring
+from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, ClaimedTask, TaskRef
+from relay.execution.calls import PreparedCall
+from relay.execution.runners import RunInThread, RunOnLoop
+from relay.worker import (
+    actor,
+    application,
+    broker,
+    budgets,
+    on_loop,
+    periodic,
+    row_actor,
+    runtime,
+    settings,
+    try_again,
+)
+from tasks.forward import DeliverTasks
 from tasks.registry import registry
-from tasks.rows import TaskKey, in_thread
+from tasks.rows import TaskKey, TaskRows, in_thread
 
 #: How many seconds a delivery job runs. It ends before its gate opens by itself.
-_TURN: Final = 3.0
+_SLICE_S: Final = 3.0
+#: How many tasks of a context and a queue run at once in a process without a worker thread. Tasks past their
+#: time limit count too.
+_MAX_CALLS: Final = 32
+
+InThread: TypeAlias = RunInThread[TaskKey, ClaimedTask, PreparedCall]
 
 
 def _declare(queue: str) -> None:
@@ -43,24 +70,24 @@ def run_task(context: str, task_type: str, task_id: str) -> None:
     queue = DEFAULT_QUEUE if handler is None else handler.queue
     # In an outage the row keeps its claim until the lease is over; the sweep brings it back.
     with suppress(Outage):
-        try_again(wiring.in_thread(context, queue).run(TaskKey(UUID(task_id), task_type)))
+        try_again(_thread_runner(context, queue).run(TaskKey(UUID(task_id), task_type)))
 
 
 @on_loop(jobs.RUN_TASK, unless=_needs_thread)
 async def run_task_on_loop(context: str, task_type: str, task_id: str) -> None:
     """Make one attempt at a task by a coroutine, or at one whose type has limits, on the event loop."""
     with suppress(Outage):
-        try_again(await wiring.on_loop(context).run(TaskKey(UUID(task_id), task_type)))
+        try_again(await _loop_runner(context).run(TaskKey(UUID(task_id), task_type)))
 
 
 @actor(jobs.DELIVER_TASKS, priority=5, max_retries=0)
 async def deliver_tasks(context: str, token: str) -> None:
     """Bring the due tasks of a context to Redis."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + _TURN
+    end = loop.time() + _SLICE_S
     async with periodic(jobs.DELIVER_TASKS.of(context), token) as ours:
         if ours:
-            await wiring.deliver(context).drain(lambda: not application.stopping and loop.time() < end)
+            await _deliver(context).drain(lambda: not application.stopping and loop.time() < end)
 
 
 @actor(jobs.SWEEP_TASKS, priority=5, max_retries=0)
@@ -68,4 +95,102 @@ async def sweep_tasks(context: str, token: str) -> None:
     """Deliver again what should be in a queue and is not: Redis was flushed, or a worker died."""
     async with periodic(jobs.SWEEP_TASKS.of(context), token) as ours:
         if ours:
-            await wiring.deliver(context).sweep()
+            await _deliver(context).sweep()
+
+
+# --- how the parts are put together: each is built once, on the event loop of the worker ---
+
+
+@cache
+def _tasks(context: str) -> PostgresTasks:
+    return PostgresTasks(application.context(context).pool)
+
+
+@cache
+def _transactions(context: str) -> HandlerTransactions:
+    # A default only: each task's own limit comes with its settlement.
+    transactions = HandlerTransactions(
+        application.context(context).settings.handler_database,
+        limit=timedelta(minutes=1),
+        size=_MAX_CALLS,
+        application_name=f"jetrelay-tasks-{context}",
+    )
+    application.on_stop.append(transactions.close)
+    return transactions
+
+
+@cache
+def _rows(context: str) -> TaskRows:
+    return TaskRows(
+        context,
+        _tasks(context),
+        registry,
+        _transactions(context),
+        partial(_put, context),
+        application.facts,
+        size=_MAX_CALLS,
+        error_text=application.context(context).settings.error_detail == "text",
+    )
+
+
+@cache
+def _loop_runner(context: str) -> RunOnLoop[TaskKey, ClaimedTask, PreparedCall]:
+    """What runs the tasks of a context on the event loop."""
+    run = RunOnLoop(_rows(context), asyncio.get_running_loop())
+    application.on_stop.append(run.drain)
+    return run
+
+
+@cache
+def _thread_runner(context: str, queue: str) -> InThread:
+    """What runs the tasks of a context and a queue in worker threads. Each queue prefetches at its own pace."""
+    loop, rows = event_loop(), _rows(context)
+
+    async def later(key: TaskKey, delay: timedelta) -> None:
+        handler = registry.find(key.type)
+        assert handler is not None
+        task = TaskRef(key.id, key.type, queue, handler.priority)
+        await asyncio.to_thread(broker.enqueue_many, [delayed(jobs.run_task(context, task), delay)])
+
+    def ours(message: dramatiq.Message[Any]) -> bool:
+        if message.actor_name != jobs.RUN_TASK:
+            return False
+        terms = rows.terms(_key(message))
+        return terms is not None and terms.prefetch
+
+    def waiting(limit: int) -> list[TaskKey]:
+        found = runtime.ahead(jobs.task_queue(queue), context, ours, limit)
+        return [_key(message) for message in found]
+
+    async def make() -> InThread:
+        # On the loop, because everything that threads share is built there.
+        run = RunInThread(
+            _loop_runner(context), rows, _transactions(context), loop, runtime.replace_thread, later, waiting
+        )
+        application.on_quiesce.append(run.prefetch.close)
+        return run
+
+    return loop.run_coroutine(make())
+
+
+def _key(message: dramatiq.Message[Any]) -> TaskKey:
+    task_type, id = jobs.task_of(message)
+    return TaskKey(id, task_type)
+
+
+@cache
+def _deliver(context: str) -> DeliverTasks:
+    """What brings the due tasks of a context to Redis."""
+
+    async def capacity(queue: str) -> int:
+        """Return how many tasks a queue can take; 0 while it is over half full: small deliveries cost much."""
+        window = settings.task_window
+        free = window - await asyncio.to_thread(broker.backlog, jobs.task_queue(queue), context)
+        return free if free >= window / 2 else 0
+
+    return DeliverTasks(context, _tasks(context), capacity, partial(_put, context), application.facts)
+
+
+async def _put(context: str, tasks: Sequence[TaskRef]) -> None:
+    if tasks:
+        await asyncio.to_thread(broker.enqueue_many, [jobs.run_task(context, task) for task in tasks])

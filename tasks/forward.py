@@ -1,6 +1,6 @@
 """Delivery of due tasks: to Redis in Strategy B, to this process in Strategy A (§2.7).
 
-A queue gets no more than it has room for. The rest waits in the table, ordered by priority. There an urgent
+A queue gets no more than it has capacity for. The rest waits in the table, ordered by priority. There an urgent
 task can still overtake it.
 """
 
@@ -15,13 +15,13 @@ from relay.domain.facts import FactSink, TasksDelivered
 from relay.domain.tasks import TaskRef
 from relay.failpoints import reach
 
-_BATCH: Final = 300
+_BATCH_TASKS: Final = 300
 #: How soon to look again while the queues are full, in seconds. The pause doubles up to the longest one.
-_PAUSE: Final = 0.02
-_LONG_PAUSE: Final = 0.5
+_PAUSE_S: Final = 0.02
+_MAX_PAUSE_S: Final = 0.5
 
 #: Returns how many tasks a queue can take now.
-Room = Callable[[str], Awaitable[int]]
+Capacity = Callable[[str], Awaitable[int]]
 #: Puts tasks into their queues; returns when they are stored. Raises QueueUnreachable.
 Put = Callable[[Sequence[TaskRef]], Awaitable[None]]
 
@@ -29,30 +29,30 @@ Put = Callable[[Sequence[TaskRef]], Awaitable[None]]
 class DeliverTasks:
     """Delivers tasks. Safe to repeat and to run several times at once: the table's locks decide."""
 
-    def __init__(self, context: str, tasks: PostgresTasks, room: Room, put: Put, facts: FactSink) -> None:
+    def __init__(self, context: str, tasks: PostgresTasks, capacity: Capacity, put: Put, facts: FactSink) -> None:
         self._context = context
         self._tasks = tasks
-        self._room = room
+        self._capacity = capacity
         self._put = put
         self._facts = facts
 
     async def drain(self, go_on: Callable[[], bool]) -> None:
         """Deliver until nothing is due. Raises DatabaseUnreachable and QueueUnreachable."""
-        pause = _PAUSE
+        pause = _PAUSE_S
         while go_on() and (queues := await self._tasks.pending_queues()):
             if await self.once(queues):
-                pause = _PAUSE
+                pause = _PAUSE_S
             else:
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONG_PAUSE)
+                pause = min(2 * pause, _MAX_PAUSE_S)
 
     async def once(self, queues: Sequence[str]) -> int:
         """Deliver one batch to each of ``queues``; returns how many tasks were delivered."""
         count = 0
         for queue in queues:
-            room = await self._room(queue)
-            if room > 0:
-                count += await self._fill(queue, min(room, _BATCH))
+            capacity = await self._capacity(queue)
+            if capacity > 0:
+                count += await self._fill(queue, min(capacity, _BATCH_TASKS))
         return count
 
     async def _fill(self, queue: str, limit: int) -> int:
@@ -62,23 +62,23 @@ class DeliverTasks:
                 return 0
             await self._put(tasks)
             reach("after_task_enqueue")
-        self._tell(queue, len(tasks), again=False)
+        self._report(queue, len(tasks), again=False)
         return len(tasks)
 
     async def sweep(self) -> int:
         """Deliver tasks again that should have begun by now; returns how many tasks were delivered.
 
-        It delivers only what a queue has room for, because a task that waits in a long queue looks lost too.
+        It delivers only what a queue has capacity for, because a task that waits in a long queue looks lost too.
         """
         count = 0
         for queue in await self._tasks.overdue_queues():
-            room = await self._room(queue)
-            lost = await self._tasks.overdue(queue, min(room, _BATCH)) if room > 0 else []
+            capacity = await self._capacity(queue)
+            lost = await self._tasks.overdue(queue, min(capacity, _BATCH_TASKS)) if capacity > 0 else []
             if lost:
                 await self._put(lost)
-                self._tell(queue, len(lost), again=True)
+                self._report(queue, len(lost), again=True)
             count += len(lost)
         return count
 
-    def _tell(self, queue: str, count: int, *, again: bool) -> None:
+    def _report(self, queue: str, count: int, *, again: bool) -> None:
         self._facts(TasksDelivered(context=self._context, queue=queue, count=count, again=again))

@@ -16,13 +16,15 @@ from uuid_utils.compat import uuid7
 from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, write
 from relay.bus import RequestContext
 from relay.domain.errors import InvalidPayload, PayloadTooLarge
-from relay.domain.limits import encode_payload
+from relay.domain.identity import Id, identified
+from relay.domain.limits import check_schema, encode_payload
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, BackgroundTask, InvalidTask
+from relay.domain.tracing import TRACEPARENT
 from tasks.registry import Registry, plain, registry
 
 #: The longest payload, in bytes of JSON: tasks carry ids, not documents.
-MAX_PAYLOAD: Final = 262_144
-MAX_METADATA: Final = 8_192
+MAX_PAYLOAD_BYTES: Final = 262_144
+MAX_METADATA_BYTES: Final = 8_192
 
 Task = str | Callable[..., Any]
 
@@ -52,17 +54,19 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
     queue: str | None = None,
     priority: int | None = None,
     id: UUID | None = None,
-    correlation_id: UUID | None = None,
-    causation_id: UUID | None = None,
+    correlation_id: Id | None = None,
+    causation_id: Id | None = None,
     metadata: Mapping[str, Any] | None = None,
+    schema: str | None = None,
     registered: bool = True,
     within: Registry = registry,
 ) -> BackgroundTask:
-    """Check a task and fill in the defaults; the correlation comes from the `RequestContext`.
+    """Check a task and fill in the defaults; correlation and trace come from the `RequestContext`.
 
-    ``delay`` or ``available_at``: the earliest start. ``registered=False``: the handler lives in another process.
-    Then its name and payload cannot be checked here, and concurrency limits do not hold. Raises UnknownTask,
-    InvalidPayload, PayloadTooLarge and InvalidTask.
+    ``delay`` or ``available_at``: the earliest start. ``schema``: where the tables of the context are, as in
+    relay.toml; without it the search_path of the target finds them.
+    ``registered=False``: the handler lives in another process. Then its name and payload cannot be checked here,
+    and concurrency limits do not hold. Raises UnknownTask, InvalidPayload, PayloadTooLarge and InvalidTask.
     """
     key = None
     if registered:
@@ -74,9 +78,13 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
         text = encode_payload(plain(payload))
     else:
         raise InvalidTask("pass the type of a task that is registered elsewhere", field="task")
-    _check_size(text, MAX_PAYLOAD, "payload")
-    id = uuid7() if id is None else id
+    _check_size(text, MAX_PAYLOAD_BYTES, "payload")
     request = RequestContext.current()
+    id = uuid7() if id is None else id
+    causation_id = request.causation_id if causation_id is None else causation_id
+    [_, correlation, causation], originals = identified(
+        None, correlation_id or request.correlation_id, causation_id
+    )
     return BackgroundTask(
         id=id,
         type=task,
@@ -87,15 +95,22 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
         delay=delay,
         concurrency_key=key,
         # A task outside a request begins its own chain.
-        correlation_id=correlation_id or request.correlation_id or id,
-        causation_id=request.causation_id if causation_id is None else causation_id,
-        metadata=_metadata(metadata or {}),
+        correlation_id=correlation or id,
+        causation_id=causation,
+        metadata=_traced(_metadata(metadata or {}), request),
+        originals=originals,
+        schema=check_schema(schema),
     )
+
+
+def _traced(metadata: Mapping[str, Any], request: RequestContext) -> Mapping[str, Any]:
+    """The metadata of a task within a trace. A value that the caller has set stays."""
+    return metadata if request.trace_id is None else {TRACEPARENT: request.traceparent, **metadata}
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
-        _check_size(encode_payload(dict(metadata)), MAX_METADATA, "metadata")
+        _check_size(encode_payload(dict(metadata)), MAX_METADATA_BYTES, "metadata")
     except InvalidPayload as error:
         raise InvalidTask(error.message, field="metadata") from None
     return metadata

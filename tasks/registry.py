@@ -19,6 +19,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from relay.adapters.postgres.tasks import Limits
 from relay.domain.disclosure import validation
 from relay.domain.errors import InvalidHandler, InvalidPayload
+from relay.domain.identity import Id
 from relay.domain.limits import check_key, encode_payload
 from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.tasks import (
@@ -38,7 +39,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 #: The field of the payload that makes the key, or a function from the payload to it.
 Key = str | Callable[[Any], object]
 
-_KEY_LIMIT: Final = 200
+_MAX_KEY_BYTES: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,8 @@ class TaskContext:
 
     task_id: UUID
     task_type: str
-    correlation_id: UUID
-    causation_id: UUID | None
+    correlation_id: Id
+    causation_id: Id | None
     attempt: int
     metadata: Mapping[str, Any]
 
@@ -94,7 +95,7 @@ class TaskHandler:
         if self.key is None:
             return self.type
         found = self.key(value) if callable(self.key) else _field(value, self.key)
-        return f"{self.type}:{check_key(str(found), 'concurrency_key', limit=_KEY_LIMIT)}"
+        return f"{self.type}:{check_key(str(found), 'concurrency_key', limit=_MAX_KEY_BYTES)}"
 
 
 def plain(payload: object) -> object:

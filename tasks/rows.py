@@ -16,6 +16,7 @@ from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.tasks import PostgresTasks, claim_command, give_back_command, prefetch_command
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
+from relay.bus.context import next_span
 from relay.domain.disclosure import validation
 from relay.domain.errors import Outage
 from relay.domain.facts import (
@@ -27,16 +28,18 @@ from relay.domain.facts import (
     TaskRetried,
     TaskUnhandled,
 )
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, NO_ORIGINALS, shown
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
+from relay.domain.tracing import TRACEPARENT, trace_id
 from relay.execution.calls import Calls, PreparedCall, answered
 from relay.execution.rows import Terms
 from relay.execution.signatures import Inject
 from relay.failpoints import reach
 from tasks.registry import Registry, TaskContext, TaskHandler
 
-#: A turn of the rate limit within this time is waited for here: a queue's delays are too coarse for fast rates.
+#: A slot of the rate limit within this time is waited for here: a queue's delays are too coarse for fast rates.
 _SOON: Final = timedelta(milliseconds=500)
 #: How long a task waits when no loaded module registers its type, usually for a deployment.
 _UNHANDLED: Final = PutOff(timedelta(seconds=10), "handler")
@@ -102,7 +105,7 @@ class TaskRows:
         return found.delay
 
     async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
-        """Claim the task; wait here if its turn of the rate limit is near."""
+        """Claim the task; wait here if its slot of the rate limit is near."""
         while True:
             found = await self._tasks.claim(id, handler.type, self.lease, handler.limits)
             if not isinstance(found, PutOff) or found.waits_for != "turn" or found.delay > _SOON:
@@ -130,11 +133,12 @@ class TaskRows:
         return self._prepared(claim, handler, argument)
 
     def _prepared(self, claim: ClaimedTask, handler: TaskHandler, argument: Any) -> PreparedCall:
+        originals = claim.originals or NO_ORIGINALS
         context = TaskContext(
             task_id=claim.id,
             task_type=claim.type,
-            correlation_id=claim.correlation_id or claim.id,
-            causation_id=claim.causation_id,
+            correlation_id=shown(claim.correlation_id or claim.id, originals, CORRELATION_ID),
+            causation_id=shown(claim.causation_id, originals, CAUSATION_ID),
             attempt=claim.attempts,
             metadata=claim.metadata,
         )
@@ -143,7 +147,11 @@ class TaskRows:
             handler.function,
             argument,
             {Inject.CONTEXT: context},
-            RequestContext(correlation_id=context.correlation_id, causation_id=claim.id),
+            RequestContext(
+                correlation_id=context.correlation_id,
+                causation_id=claim.id,
+                traceparent=next_span(claim.metadata.get(TRACEPARENT)),
+            ),
             Settlement.of_task(claim.id, claim.token, handler.time_limit),
             self._transactions,
         )
@@ -242,6 +250,7 @@ class TaskRows:
             "correlation_id": claim.correlation_id,
             "causation_id": claim.causation_id,
             "attempts": claim.attempts,
+            "trace_id": trace_id(claim.metadata.get(TRACEPARENT)),
         }
 
 

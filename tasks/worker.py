@@ -18,12 +18,12 @@ from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, OutageSeen
 from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall
-from relay.execution.on_loop import RunOnLoop
+from relay.execution.runners import RunOnLoop
 from tasks.forward import DeliverTasks
 from tasks.rows import TaskKey
 
 #: How often to look for lost tasks, in seconds.
-_SWEEP: Final = 1.0
+_SWEEP_INTERVAL_S: Final = 1.0
 
 #: What runs a context's tasks on the event loop.
 Tasks: TypeAlias = RunOnLoop[TaskKey, ClaimedTask, PreparedCall]
@@ -55,7 +55,7 @@ class TaskWorker:
         self._begun = Counter[str]()
         self._queues = queues
         self._poll = poll
-        self._deliver = DeliverTasks(context, tasks, self._room, self.put, facts)
+        self._deliver = DeliverTasks(context, tasks, self._capacity, self.put, facts)
         self._running: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._stop = asyncio.Event()
@@ -64,17 +64,17 @@ class TaskWorker:
     async def run(self, run: Tasks) -> None:
         """Poll until `stop`. In an outage, wait and go on."""
         self._run = run
-        turn, swept, loop = 0, 0.0, asyncio.get_running_loop()
+        looks, swept, loop = 0, 0.0, asyncio.get_running_loop()
         while not self._stop.is_set():
             moved = 0
             try:
-                moved = await self._look(turn)
-                if loop.time() - swept > _SWEEP:
+                moved = await self._look(looks)
+                if loop.time() - swept > _SWEEP_INTERVAL_S:
                     await self._deliver.sweep()
                     swept = loop.time()
             except Outage as error:
                 self._facts(OutageSeen(context=self._context, server="postgresql", error=error.message))
-            turn += 1
+            looks += 1
             if not moved:
                 await self._wait()
 
@@ -97,13 +97,13 @@ class TaskWorker:
         for task in tasks:
             self._begin(task)
 
-    async def _look(self, turn: int) -> int:
+    async def _look(self, looks: int) -> int:
         """Take due tasks. Each time another queue comes first, so that no queue starves the others."""
         queues = await self._tasks.pending_queues()
-        first = turn % len(queues) if queues else 0
+        first = looks % len(queues) if queues else 0
         return await self._deliver.once([*queues[first:], *queues[:first]])
 
-    async def _room(self, queue: str) -> int:
+    async def _capacity(self, queue: str) -> int:
         if self._queues is not None and queue not in self._queues:
             return 0
         return self._threads - self._begun[queue]

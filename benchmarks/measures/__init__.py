@@ -6,13 +6,27 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from benchmarks.figures import Curve, Row
-from benchmarks.measures import claim, consume, drain, idle, insert, latency, memory, sizes, snapshot, start, tasks
+from benchmarks.measures import (
+    claim,
+    consume,
+    drain,
+    idle,
+    insert,
+    latency,
+    memory,
+    microdao,
+    sizes,
+    snapshot,
+    start,
+    tasks,
+)
 from benchmarks.stage import Stage
 
 Measure = Callable[[Stage], Iterator[Row | Curve]]
 
 MEASURES: Final[dict[str, Measure]] = {
     "insert": insert.run,
+    "microdao": microdao.run,
     "drain": drain.run,
     "sizes": sizes.run,
     "latency": latency.run,

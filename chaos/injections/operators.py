@@ -13,7 +13,7 @@ from typing import Final
 import psycopg
 
 from chaos.deployment import CONSUMING, PRODUCING
-from chaos.history import Operated, now
+from chaos.history import CRASHED, Operated, now
 from chaos.jobs import ASKED
 from chaos.service import HANGING
 from chaos.stage import Stage
@@ -119,7 +119,10 @@ def run(stage: Stage, words: Sequence[str]) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"no end within {_SECONDS:.0f} s"
-    return "done" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["failed"])[-1][:80]
+    if done.returncode == 0:
+        return "done"
+    last = (done.stderr.strip().splitlines() or ["failed"])[-1][:80]
+    return f"{CRASHED} {last}" if "Traceback" in done.stderr else last
 
 
 def _chosen(stage: Stage, action: str, context: str, statement: str) -> Sequence[str]:

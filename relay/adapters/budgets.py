@@ -19,13 +19,13 @@ from relay.adapters.shares import share_of
 #: The budget of queues that have none of their own.
 DEFAULT: Final = ""
 #: A share may have this part of a budget even when the budget is spent: a quarter, but at least one thread.
-_LEAST: Final = 4
+_LEAST_PART: Final = 4
 #: A share with this many functions past their time-out begins nothing more. Their fault must be mended first.
-MOST_HANGING: Final = 16
+MAX_HANGING_CALLS: Final = 16
 #: How long an idle thread waits for a message, in seconds. With dramatiq's own value all wake every second.
-_PATIENCE: Final = 15.0
+_IDLE_WAIT_S: Final = 15.0
 #: The same while the worker shuts down: its threads must soon see that they are told to stop.
-_HASTE: Final = 0.05
+_SHUTDOWN_WAIT_S: Final = 0.05
 
 #: The budget of a message, and its share.
 _Share: TypeAlias = tuple[str, str]
@@ -51,7 +51,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         #: The share that each thread works for, and the same for threads past their time-out.
         self._taken: dict[int, _Share] = {}
         self._late: dict[int, _Share] = {}
-        self._patience = _PATIENCE
+        self._patience = _IDLE_WAIT_S
         self.loop: OnLoop | None = None
         self.threads = 0
         self.more: Callable[[], None] | None = None
@@ -62,10 +62,10 @@ class BudgetedQueue(PriorityQueue[Any]):
         with self.not_empty:
             if block and not self._qsize():
                 self.not_empty.wait(self._patience)
-            if self._patience == _HASTE:
+            if self._patience == _SHUTDOWN_WAIT_S:
                 if block:
                     self._end()
-                return self._rest()
+                return self._unbegun()
             if not self._qsize():
                 raise Empty
             item, short = self._get(), self._short()
@@ -87,19 +87,19 @@ class BudgetedQueue(PriorityQueue[Any]):
             thread.stop()
         raise Empty
 
-    def _rest(self) -> Any:
+    def _unbegun(self) -> Any:
         """A message that no thread has taken. The worker gives it back to the broker; budgets do not count."""
         for heap in self._heaps.values():
             if heap:
                 return heapq.heappop(heap)
         if self.loop is not None:
-            return self.loop.rest()
+            return self.loop.unbegun()
         raise Empty
 
     def hurry(self) -> None:
         """Hand out nothing more, and wake the waiting threads: they are about to be stopped."""
         with self.mutex:
-            self._patience = _HASTE
+            self._patience = _SHUTDOWN_WAIT_S
             self.not_empty.notify_all()
 
     def _init(self, maxsize: int) -> None:
@@ -143,10 +143,10 @@ class BudgetedQueue(PriorityQueue[Any]):
 
     def _is_open(self, share: _Share) -> bool:
         """Whether a share may have another thread."""
-        if self._hanging[share] >= MOST_HANGING:
+        if self._hanging[share] >= MAX_HANGING_CALLS:
             return False
         budget = self._budgets[share[0]]
-        return self._spent[share[0]] < budget or self._running[share] < max(1, budget // _LEAST)
+        return self._spent[share[0]] < budget or self._running[share] < max(1, budget // _LEAST_PART)
 
     def _get(self) -> Any:
         share = min(filter(self._is_open, self._heaps), key=lambda it: (self._running[it], self._heaps[it][0]))
@@ -165,7 +165,7 @@ class BudgetedQueue(PriorityQueue[Any]):
     def task_done(self) -> None:
         # No thread is woken: this one asks for the next message itself.
         with self.mutex:
-            self._leave(threading.get_ident())
+            self._release(threading.get_ident())
             if (share := self._late.pop(threading.get_ident(), None)) is not None:
                 self._hanging[share] -= 1
                 self.not_empty.notify()
@@ -174,12 +174,12 @@ class BudgetedQueue(PriorityQueue[Any]):
     def pass_over(self, thread: int) -> None:
         """Count a thread's message as hanging. It no longer uses the budget."""
         with self.mutex:
-            if (share := self._leave(thread)) is not None:
+            if (share := self._release(thread)) is not None:
                 self._late[thread] = share
                 self._hanging[share] += 1
             self.not_empty.notify()
 
-    def _leave(self, thread: int) -> _Share | None:
+    def _release(self, thread: int) -> _Share | None:
         share = self._taken.pop(thread, None)
         if share is not None:
             self._running[share] -= 1

@@ -3,8 +3,8 @@
 A gate is a Redis key that expires. Losing it is harmless: the locks of the tables keep two jobs of one duty from
 doing the same work twice. The gate only avoids the cost of a second job.
 
-A duty with an interval rests when it is done: its gate says so until the next run is due. So when such a duty has
-no gate, its job is lost.
+A duty with an interval is closed for that long when it is done: its gate says so until the next run is due. So
+when such a duty has no gate, its job is lost.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ TTL: Final = timedelta(seconds=6)
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
 #: The suffix of the token of a job in back-off.
 _WAITS: Final = ":waits"
-#: Each script is one atomic step and one round trip, as an idle fleet does little else. The gate of a duty that
-#: rests holds "done" in place of a token.
+#: Each script is one atomic step and one round trip, as an idle fleet does little else. The gate of a duty
+#: that is done holds "done" until its next run, in place of a token.
 _OPEN: Final = """
 if not redis.call("set", KEYS[1], ARGV[1], "NX", "PX", ARGV[2]) then
     if ARGV[3] ~= "force" and redis.call("get", KEYS[1]) ~= "done" then return 0 end
@@ -83,6 +83,22 @@ def queue_error(error: redis.exceptions.RedisError) -> QueueUnreachable:
     return QueueUnreachable(f"Redis is not reachable: {error}")
 
 
+class Hold:
+    """Whether a running job still has its gate. True until a renewal finds that another job has taken it over."""
+
+    __slots__ = ("_ours",)
+
+    def __init__(self, ours: bool) -> None:
+        self._ours = ours
+
+    def __bool__(self) -> bool:
+        return self._ours
+
+    def lose(self) -> None:
+        """Another job has the gate."""
+        self._ours = False
+
+
 class Gates:
     """The gates of one Redis namespace. ``access`` goes to the client of Redis."""
 
@@ -104,16 +120,16 @@ class Gates:
         duty: str,
         *,
         force: bool = False,
-        rest: timedelta = timedelta(),
+        interval: timedelta = timedelta(),
         send: Callable[[str], Entry] | None = None,
     ) -> str | None:
         """Open the gate for a new job; returns its token, or None when a job is outstanding.
 
-        ``force`` takes the gate over: the job that had it finds another token and ends. ``rest``: how long the
+        ``force`` takes the gate over: the job that had it finds another token and ends. ``interval``: how long the
         duty counts as done afterwards (`lost`). ``send`` makes the job's message from the token; the same step
         puts it into its queue. Raises QueueUnreachable.
         """
-        token = f"{uuid4().hex}:{_ms(rest)}"
+        token = f"{uuid4().hex}:{_ms(interval)}"
         keys: list[str] = [self._key(duty)]
         args: list[str | int | bytes] = [token, _ms(TTL), "force" if force else ""]
         if send is not None:
@@ -127,28 +143,31 @@ class Gates:
         return token if opened else None
 
     @asynccontextmanager
-    async def hold(self, duty: str, token: str) -> AsyncIterator[bool]:
-        """Hold the gate while a job runs; yields False when another job has taken it over, or has done the duty.
+    async def hold(self, duty: str, token: str) -> AsyncIterator[Hold]:
+        """Hold the gate while a job runs. The hold is false when another job has taken over, or has done the duty.
 
-        During an outage of Redis the job runs: the tables keep two jobs apart.
+        It may become false while the job runs: a gate can expire while Redis is frozen, and the next tick sends
+        another job. That job may wait for the thread of this one. So a job that runs long asks its hold, and ends.
+        During an outage of Redis the job runs on: the tables keep two jobs apart.
         """
-        if not await self._renew(duty, token):
-            yield False
+        hold = Hold(await self._renew(duty, token))
+        if not hold:
+            yield hold
             return
-        keeper = asyncio.create_task(self._keep(duty, token))
+        keeper = asyncio.create_task(self._keep(duty, token, hold))
         try:
-            yield True
+            yield hold
         finally:
             keeper.cancel()
             # A renewal that is under way must not take the gate again after we have closed it.
             await asyncio.gather(keeper, return_exceptions=True)
 
     async def close(self, duty: str, token: str, *, well: bool = True) -> None:
-        """The job has ended: the next tick may start another. A job that did not end well rests only briefly."""
-        rest = int(token.partition(":")[2] or 0)
+        """The job has ended: the next tick may start another. A job that did not end well waits only briefly."""
+        interval = int(token.partition(":")[2] or 0)
         if not well:
-            rest = min(rest, _ms(LONGEST_BACKOFF))
-        await self._quietly(self._close(keys=[self._key(duty)], args=[token, rest]))
+            interval = min(interval, _ms(LONGEST_BACKOFF))
+        await self._quietly(self._close(keys=[self._key(duty)], args=[token, interval]))
 
     async def lost(self, duties: Sequence[str]) -> list[str]:
         """Return the duties that are not done and have no job outstanding; none if Redis does not answer."""
@@ -171,10 +190,11 @@ class Gates:
         """Close the connections to Redis."""
         await self._quietly(self._client.aclose())
 
-    async def _keep(self, duty: str, token: str) -> None:
-        while not is_cancelled():
+    async def _keep(self, duty: str, token: str, hold: Hold) -> None:
+        while hold and not is_cancelled():
             await asyncio.sleep(TTL.total_seconds() / 3)
-            await self._renew(duty, token)
+            if not await self._renew(duty, token):
+                hold.lose()
 
     async def _renew(self, duty: str, token: str, state: str = "") -> bool:
         """Extend the gate, or take it when no job has it. False only when another job has it."""

@@ -22,17 +22,20 @@ from urllib.parse import unquote
 import aiohttp
 
 from relay.domain.disclosure import answered, printable
+from relay.domain.identity import CORRELATION_ID, ID, shown
 from relay.domain.model import DONE, HandlerResult
+from relay.domain.quoting import quoted
+from relay.domain.tracing import TRACEPARENT
 from relay.ports import HandlerRequest
 
-_MAX_ANSWER: Final = 65_536
+_MAX_ANSWER_BYTES: Final = 65_536
 #: The header in which a service tells operators why it refuses a message. It may be percent-encoded.
 REASON: Final = "Relay-Reason"
 #: How long an idle connection is kept, in seconds. Usual servers close theirs later (gunicorn 2 s, uvicorn 5 s): a
 #: request sent while the server closes the connection counts as a failed attempt.
-_IDLE: Final = 1.5
+_KEEP_ALIVE_S: Final = 1.5
 #: How long the rest of a successful answer may take, in seconds.
-_SKIP: Final = 0.2
+_DRAIN_TIMEOUT_S: Final = 0.2
 #: Asks for answers that are not compressed, so that a small answer cannot unpack to a huge one.
 _HEADERS: Final = {"user-agent": "jetrelay", "accept-encoding": "identity"}
 AUTHORIZATION: Final = "authorization"
@@ -107,14 +110,20 @@ class HttpEventHandler:
             await self._session.close()
 
     async def _call(self, request: HandlerRequest) -> HandlerResult:
+        message_id = quoted(str(shown(request.message_id, request.originals, ID)))
         headers = {
             "content-type": "application/json",
-            "idempotency-key": str(request.message_id),
+            "idempotency-key": quoted(request.idempotency_key) or message_id,
             "relay-attempt": str(request.attempt),
         }
         if request.correlation_id is not None:
-            headers["x-correlation-id"] = str(request.correlation_id)
-        headers |= self._access.headers(str(request.message_id), request.body)
+            correlation_id = shown(request.correlation_id, request.originals, CORRELATION_ID)
+            headers["x-correlation-id"] = quoted(str(correlation_id))
+        if request.actor is not None:
+            headers |= {name.lower(): value for name, value in request.actor.headers.items()}
+        if request.traceparent is not None:
+            headers[TRACEPARENT] = request.traceparent
+        headers |= self._access.headers(message_id, request.body)
         async with self._session.post(
             self._url, data=request.body, headers=headers, allow_redirects=False
         ) as response:
@@ -145,13 +154,15 @@ def open_session(
     and no cookies. Its only time-out is ``connect_timeout``, in seconds.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=limit, keepalive_timeout=_IDLE, ssl=True if tls is None else tls),
+        connector=aiohttp.TCPConnector(
+            limit=limit, keepalive_timeout=_KEEP_ALIVE_S, ssl=True if tls is None else tls
+        ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=_HEADERS,
         auto_decompress=False,
-        max_line_size=_MAX_ANSWER,
-        max_field_size=_MAX_ANSWER,
+        max_line_size=_MAX_ANSWER_BYTES,
+        max_field_size=_MAX_ANSWER_BYTES,
         trust_env=False,
     )
 
@@ -181,15 +192,15 @@ async def _skip(response: aiohttp.ClientResponse) -> None:
     if response.content.is_eof():
         return
     with suppress(TimeoutError, aiohttp.ClientError, OSError):
-        async with asyncio.timeout(_SKIP):
+        async with asyncio.timeout(_DRAIN_TIMEOUT_S):
             await _body(response)
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
     body = b""
-    while len(body) <= _MAX_ANSWER and (chunk := await response.content.read(_MAX_ANSWER)):
+    while len(body) <= _MAX_ANSWER_BYTES and (chunk := await response.content.read(_MAX_ANSWER_BYTES)):
         body += chunk
-    return body[:_MAX_ANSWER]
+    return body[:_MAX_ANSWER_BYTES]
 
 
 async def read_detail(response: aiohttp.ClientResponse) -> str:

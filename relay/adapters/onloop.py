@@ -2,8 +2,8 @@
 
 A hop from a thread to the loop and back often costs more than the work of the message. So the loop runs the actors
 that are coroutines itself, middleware included, and one thread ends the messages that are done, as any worker
-thread does: retries, acknowledgement, bookkeeping. A place on the loop costs almost nothing. So each share has
-places of its own, and a share whose calls hang takes none from the others.
+thread does: retries, acknowledgement, bookkeeping. A slot on the loop costs almost nothing. So each share has
+slots of its own, and a share whose calls hang takes none from the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import heapq
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias, cast
@@ -24,17 +24,8 @@ from dramatiq.worker import Worker, WorkerThread
 
 from relay.adapters.shares import share_of
 
-#: How many messages may be under way for each place. A message that has left its place may take a while to end.
-_UNSETTLED: Final = 4
 #: These interrupt the thread of a message that takes too long. Nobody may interrupt the event loop.
 _INTERRUPTING: Final = (TimeLimit, ShutdownNotifications)
-
-_leave: ContextVar[Callable[[], None]] = ContextVar("leave", default=lambda: None)
-
-
-def leave_place() -> None:
-    """Give the place of the message under way to the next one. Its actor goes on."""
-    _leave.get()()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +100,12 @@ _Share: TypeAlias = tuple[str, str]
 class OnLoop(WorkerThread):
     """Takes messages on the loop; the thread itself finishes them. It is stopped as any worker thread is.
 
-    ``places``: how many messages of a share may run at once. The share with the fewest running is next. Then order
+    ``slots``: how many messages of a share may run at once. The share with the fewest running is next. Then order
     is the stock worker's.
     """
 
     def __init__(
-        self, worker: Worker, loop: asyncio.AbstractEventLoop, actors: Mapping[str, LoopActor], places: int
+        self, worker: Worker, loop: asyncio.AbstractEventLoop, actors: Mapping[str, LoopActor], slots: int
     ) -> None:
         self._broker = _LoopBroker(worker.broker)
         super().__init__(
@@ -125,11 +116,10 @@ class OnLoop(WorkerThread):
         )
         self._loop = loop
         self._actors = actors
-        self._places = places
+        self._slots = slots
         self._waiting: dict[_Share, list[Any]] = {}
         self._lock = threading.Lock()
         self._running = Counter[_Share]()
-        self._unsettled = Counter[_Share]()
         self._context = copy_context()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,7 +145,7 @@ class OnLoop(WorkerThread):
         if self._is_open(share):
             self._wake()
 
-    def rest(self) -> Any:
+    def unbegun(self) -> Any:
         """A message that was never taken. Raises Empty when there is none."""
         with self._lock:
             for share in self._waiting:
@@ -170,9 +160,8 @@ class OnLoop(WorkerThread):
         return item
 
     def _is_open(self, share: _Share) -> bool:
-        """Whether a share has a place."""
-        places = self._places
-        return self._running[share] < places and self._unsettled[share] < places * _UNSETTLED
+        """Whether a share has a free slot."""
+        return self._running[share] < self._slots
 
     def _wake(self) -> None:
         """Have the loop look into the queue."""
@@ -219,7 +208,6 @@ class OnLoop(WorkerThread):
         while not self.paused and self.running and (found := self._next()) is not None:
             share, message = found
             self._running[share] += 1
-            self._unsettled[share] += 1
             # A context of its own: this may run in the context of another message that has just ended.
             task = self._loop.create_task(self._process(share, message), context=self._context.copy())
             self._tasks.add(task)
@@ -234,23 +222,12 @@ class OnLoop(WorkerThread):
             return share, self._pop(share).message
 
     async def _process(self, share: _Share, message: MessageProxy) -> None:
-        places = [share]
-
-        def leave() -> None:
-            if places:
-                self._running[places.pop()] -= 1
-                self._take()
-
-        _leave.set(leave)
         try:
             self._gather(await self._run(message))
         finally:
             self._tasks.discard(asyncio.current_task())
-            self._unsettled[share] -= 1
-            if places:
-                leave()
-            else:
-                self._take()
+            self._running[share] -= 1
+            self._take()
 
     async def _run(self, message: MessageProxy) -> _Ended:
         """Do what the stock worker thread does before a message ends."""

@@ -18,7 +18,7 @@ from relay.commands.check_handler import Answer, Signature
 
 _OLD: Final = timedelta(hours=1)
 #: After this time a handler has begun with a request, in seconds.
-_BEGUN: Final = 0.1
+_BEGUN_AFTER_S: Final = 0.1
 
 
 class HttpProbe:
@@ -72,7 +72,7 @@ class HttpProbe:
                 await writer.drain()
                 # If we closed at once, the request might not reach the handler.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(reader.read(1), _BEGUN)
+                    await asyncio.wait_for(reader.read(1), _BEGUN_AFTER_S)
                 writer.close()
                 await writer.wait_closed()
         except OSError:

@@ -2,7 +2,7 @@
 
 Redis holds ids and may lose all of them at any moment; the tables are the truth. Unlike the stock broker,
 this one blocks instead of polling, enqueues a batch in one round trip, and divides a queue fairly among its shares
-(`relay.adapters.aside`).
+(`relay.adapters.shares`).
 """
 
 from __future__ import annotations
@@ -25,24 +25,23 @@ from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from relay.adapters.aside import FETCH, MOST_AT_ONCE, Rooms, arguments
 from relay.adapters.gate import Entry, queue_error
 from relay.adapters.redis_clock import RedisClock
-from relay.adapters.shares import MARK, share_of
+from relay.adapters.shares import FETCH, MARK, MAX_FETCH_MESSAGES, Capacity, arguments, share_of
 
 #: A blocking wait ends after this time, in seconds, so that a worker can stop soon.
-_WAIT: Final = 2.0
-#: The same while a share has no room, and while messages of a delay queue are held: the wait then bounds how late
-#: they start.
-_DELAY_WAIT: Final = 0.2
+_WAIT_S: Final = 2.0
+#: The same while a share has no capacity, and while messages of a delay queue are held: the wait then bounds how
+#: late they start.
+_DELAY_WAIT_S: Final = 0.2
 #: This many acknowledgements are sent together, or a part of the prefetch if that is more.
-_ACKS: Final = 16
+_BATCH_ACKS: Final = 16
 #: The largest prefetch of a share, unless dramatiq's own is larger.
-_MOST: Final = 128
-#: How often to look behind a share that has no room, in seconds. Messages of other shares wait no longer.
-_BEHIND: Final = 0.05
-#: How long a consumer without any room waits before it looks again, in seconds.
-_ROOM_WAIT: Final = 0.005
+_MAX_PREFETCH: Final = 128
+#: How often to look behind a share that has no capacity, in seconds. Messages of other shares wait no longer.
+_LOOK_BEHIND_INTERVAL_S: Final = 0.05
+#: How long a consumer without any capacity waits before it looks again, in seconds.
+_CAPACITY_WAIT_S: Final = 0.005
 #: As the broker's own script: a message that was given back to the queue meanwhile keeps its content.
 _ACK: Final = """
 for _, id in ipairs(ARGV) do
@@ -50,7 +49,7 @@ for _, id in ipairs(ARGV) do
 end
 """
 #: After this many idle waits the broker's own fetch runs once. It maintains the broker's keys.
-_UPKEEP: Final = 15
+_UPKEEP_WAITS: Final = 15
 #: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
 _ENQUEUED: Final = "relay_enqueued"
 
@@ -102,13 +101,13 @@ class RelayBroker(RedisBroker):
         copy = message.copy(options={"redis_message_id": identity, **options})
         return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
-    def fetch(self, queue_name: str, rooms: Rooms) -> tuple[bool, bool | None, list[bytes]]:
-        """Fetch what there is room for.
+    def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool | None, list[bytes]]:
+        """Fetch what there is capacity for.
 
         Returns whether there may be more, whether anything is put aside (None if not known), and the messages.
         """
-        free = rooms.free()
-        most = max(free.values(), default=0) or min(rooms.least, MOST_AT_ONCE)
+        free = capacity.free()
+        most = max(free.values(), default=0) or min(capacity.least, MAX_FETCH_MESSAGES)
         if self._should_do_maintenance("fetch"):
             # The broker's own fetch maintains its keys.
             found = self.do_fetch(queue_name, most)
@@ -116,7 +115,7 @@ class RelayBroker(RedisBroker):
         space = self.namespace
         acks = f"{space}:__acks__.{self.broker_id}.{queue_name}"
         keys = [f"{space}:{queue_name}", acks, f"{space}:__heartbeats__"]
-        start: list[str | int] = [current_millis(), self.broker_id, most, min(rooms.least, MOST_AT_ONCE)]
+        start: list[str | int] = [current_millis(), self.broker_id, most, min(capacity.least, MAX_FETCH_MESSAGES)]
         more, aside, found = self._fetch_script(keys=keys, args=[*start, *arguments(free)])
         return bool(more), bool(aside), found
 
@@ -179,7 +178,7 @@ class _BlockingConsumer(_RedisConsumer):
         super().__init__(broker, queue_name, prefetch, timeout)
         self._key = f"{broker.namespace}:{queue_name}"
         self._delays = queue_name.endswith(".DQ")
-        self.rooms = Rooms(prefetch, max(prefetch, _MOST))
+        self.capacity = Capacity(prefetch, max(prefetch, _MAX_PREFETCH))
         self._fetched_at = 0.0
         self._idle = 0
         self._more = self._aside = self._waiting = False
@@ -188,7 +187,7 @@ class _BlockingConsumer(_RedisConsumer):
         # Kept by the broker: after a lost connection another consumer takes over.
         self._done = broker.unacknowledged.setdefault(queue_name, [])
         self._lock = threading.Lock()
-        self._room = threading.Event()
+        self._freed = threading.Event()
 
     def __next__(self) -> Any:
         try:
@@ -203,64 +202,64 @@ class _BlockingConsumer(_RedisConsumer):
         if message is not None:
             share = self._share(message)
             self._came.add(share)
-            self.rooms.take(message.options["redis_message_id"], share, self._fetched_at)
+            self.capacity.take(message.options["redis_message_id"], share, self._fetched_at)
         return message
 
     def _share(self, message: Any) -> str:
         return "" if self._delays else share_of(message)
 
     def _fill(self) -> bool:
-        """Fetch what there is room for. False when there is no room or nothing to fetch."""
+        """Fetch what there is capacity for. False when there is no capacity or nothing to fetch."""
         self._flush()
-        full = self.rooms.full()
+        full = self.capacity.full()
         if "" in full:
-            self._room.wait(_ROOM_WAIT)
-            self._room.clear()
+            self._freed.wait(_CAPACITY_WAIT_S)
+            self._freed.clear()
             return False
-        # When no share of the last fetch has room left, a further fetch would only put more messages aside.
+        # When no share of the last fetch has capacity left, a further fetch would only put more messages aside.
         stuck = bool(self._came) and self._came <= full
         if (stuck or not self._more) and not self._wait(full):
             return False
-        self._room.clear()
+        self._freed.clear()
         self._fetched_at = time.monotonic()
         self._came.clear()
         if self._delays:
-            room = self.rooms.pace("").free
-            self.message_cache = self.broker.do_fetch(self.queue_name, room)
-            # Fewer than the room means that the queue is empty: there is no need to ask again at once.
-            self._more = len(self.message_cache) >= room
+            limit = self.capacity.pace("").free
+            self.message_cache = self.broker.do_fetch(self.queue_name, limit)
+            # Fewer than the limit means that the queue is empty: there is no need to ask again at once.
+            self._more = len(self.message_cache) >= limit
         else:
-            self._more, aside, self.message_cache = self.broker.fetch(self.queue_name, self.rooms)
+            self._more, aside, self.message_cache = self.broker.fetch(self.queue_name, self.capacity)
             self._aside = self._aside if aside is None else aside
         return bool(self.message_cache)
 
     def _wait(self, full: set[str]) -> bool:
         """Wait until there may be something to fetch."""
         if self._more or self._aside:
-            # The messages known to wait have no room. Messages behind them may have some.
-            self._room.wait(max(0.0, self._fetched_at + _BEHIND - time.monotonic()))
+            # The messages known to wait have no capacity. Messages behind them may have some.
+            self._freed.wait(max(0.0, self._fetched_at + _LOOK_BEHIND_INTERVAL_S - time.monotonic()))
             return True
-        if self._head(_DELAY_WAIT if full else _WAIT) or self._room.is_set():
+        if self._head(_DELAY_WAIT_S if full else _WAIT_S) or self._freed.is_set():
             return True
         self._idle += 1
-        return self._idle % _UPKEEP == 0
+        return self._idle % _UPKEEP_WAITS == 0
 
     def _head(self, wait: float) -> bool:
         """Wait for a head. Acknowledgements are sent at once meanwhile."""
         self._waiting = True
         try:
             self._flush()
-            wait = _DELAY_WAIT if self._delays and len(self.rooms) else wait
+            wait = _DELAY_WAIT_S if self._delays and len(self.capacity) else wait
             return self.broker.client.blmove(self._key, self._key, wait, "LEFT", "LEFT") is not None
         finally:
             self._waiting = False
 
     def ack(self, message: Any) -> None:
         """Note that a message is finished."""
-        self._leave(message)
+        self._release(message)
         with self._lock:
             self._done.append(message.options["redis_message_id"])
-            due = len(self._done) >= max(_ACKS, self.rooms.pace(self._share(message)).part)
+            due = len(self._done) >= max(_BATCH_ACKS, self.capacity.pace(self._share(message)).part)
         if due or self._waiting:
             try:
                 self._flush()
@@ -269,13 +268,13 @@ class _BlockingConsumer(_RedisConsumer):
 
     def nack(self, message: Any) -> None:
         """Move a message to the dead ones."""
-        self._leave(message)
+        self._release(message)
         super().nack(message)
 
-    def _leave(self, message: Any) -> None:
+    def _release(self, message: Any) -> None:
         self.queued_message_ids.discard(message.message_id)
-        if self.rooms.leave(message.options["redis_message_id"]):
-            self._room.set()
+        if self.capacity.release(message.options["redis_message_id"]):
+            self._freed.set()
 
     def close(self) -> None:
         """Acknowledge the finished messages."""

@@ -6,7 +6,7 @@ import time
 from typing import Any, Final
 
 #: How often Redis' clock is asked, in seconds. In between, this process's clock counts on.
-_ASK: Final = 60.0
+_ASK_INTERVAL_S: Final = 60.0
 
 
 class RedisClock:
@@ -15,11 +15,11 @@ class RedisClock:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._ahead = 0.0
-        self._asked = -_ASK
+        self._asked = -_ASK_INTERVAL_S
 
     def now(self) -> int:
         """The time in milliseconds, exact to a round trip. May raise RedisError when it asks Redis."""
-        if time.monotonic() - self._asked >= _ASK:
+        if time.monotonic() - self._asked >= _ASK_INTERVAL_S:
             seconds, micros = self._client.time()
             self._asked = time.monotonic()
             self._ahead = seconds + micros / 1e6 - self._asked

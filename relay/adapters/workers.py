@@ -29,10 +29,10 @@ from relay.adapters.budgets import DEFAULT, BudgetedQueue
 from relay.adapters.onloop import LoopActor, OnLoop
 
 #: A second SIGTERM within this time, in seconds, counts as the same one.
-_ECHO: Final = 5.0
+SIGTERM_DEDUP_WINDOW_S: Final = 5.0
 #: Python looks for cycles after this many new objects. A batch of messages has thousands of objects, none in a
 #: cycle; with Python's own 700 it would search each batch several times.
-_YOUNG: Final = 10_000
+_GC_THRESHOLD_OBJECTS: Final = 10_000
 
 
 class WorkerRuntime(AsyncIO):
@@ -57,7 +57,7 @@ class WorkerRuntime(AsyncIO):
         #: The actors whose messages the event loop takes, by their names.
         self.on_loop: dict[str, LoopActor] = {}
         self._worker: Any = None
-        self._relieving = threading.Lock()
+        self._replacing = threading.Lock()
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         use_uvloop()
@@ -79,9 +79,9 @@ class WorkerRuntime(AsyncIO):
         queue.threads, queue.more = worker.worker_threads, self._add_thread
         look_less_for_cycles()
 
-    def relieve(self, thread: threading.Thread) -> bool:
+    def replace_thread(self, thread: threading.Thread) -> bool:
         """Replace a thread that hangs by a new one. The old thread ends when its message ends."""
-        with self._relieving:
+        with self._replacing:
             worker = self._worker
             if worker is None or thread not in worker.workers:
                 return False
@@ -93,7 +93,7 @@ class WorkerRuntime(AsyncIO):
 
     def _add_thread(self) -> None:
         """Add a thread: all are busy, and a message may begin."""
-        with self._relieving:
+        with self._replacing:
             if self._worker is not None:
                 self._worker._add_worker()  # noqa: SLF001 - as above
 
@@ -104,7 +104,7 @@ class WorkerRuntime(AsyncIO):
         return [] if self._worker is None else self._worker.work_queue.ahead(queue, share, fits, limit)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
-        with self._relieving:
+        with self._replacing:
             # Nothing would stop a thread that is added from now on.
             self._worker = None
         self._quiesce()
@@ -122,13 +122,13 @@ def heed_termination_once() -> None:
     The second would end the main thread of a worker and leave its other threads running for ever. A SIGTERM that
     comes later is meant: it ends the whole process.
     """
-    heed, heard = signal.getsignal(signal.SIGTERM), -_ECHO
+    heed, heard = signal.getsignal(signal.SIGTERM), -SIGTERM_DEDUP_WINDOW_S
     if threading.current_thread() is not threading.main_thread() or not callable(heed):
         return
 
     def once(number: int, frame: FrameType | None) -> None:
         nonlocal heard
-        if time.monotonic() - heard > _ECHO:
+        if time.monotonic() - heard > SIGTERM_DEDUP_WINDOW_S:
             heard = time.monotonic()
             try:
                 heed(number, frame)
@@ -150,7 +150,7 @@ def look_less_for_cycles() -> None:
     """Exclude the objects loaded now from the search for cycles, as they stay, and search less often."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
+    gc.set_threshold(_GC_THRESHOLD_OBJECTS, *gc.get_threshold()[1:])
 
 
 def use_uvloop() -> None:

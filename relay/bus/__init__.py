@@ -4,18 +4,20 @@ Entry points (HTTP, subscribers, cron jobs, tasks) construct a `Command` or `Que
 change aggregates through a `UnitOfWork`. See docs/how-to/commands.md.
 """
 
-from relay.bus.aggregate import AggregateRoot
 from relay.bus.asgi import RequestContextMiddleware
 from relay.bus.commands import CommandBus, CommandDispatcher, TransactionalCommandBus
 from relay.bus.context import RequestContext, carry
 from relay.bus.events import DomainEventBus
-from relay.bus.messages import Command, DomainEvent, Query
+from relay.bus.messages import AggregateRoot, Command, DomainEvent, Query
 from relay.bus.queries import QueryBus
 from relay.bus.result import NOTHING, Failed, Maybe, Nothing, Ok, Result, Some
 from relay.bus.unit_of_work import UnitOfWork, UnitsOfWork
+from relay.domain.actor import Actor, ActorKind
 
 __all__ = [
     "NOTHING",
+    "Actor",
+    "ActorKind",
     "AggregateRoot",
     "Command",
     "CommandBus",

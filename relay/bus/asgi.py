@@ -1,12 +1,14 @@
-"""The request context of an HTTP request: reads ``X-Correlation-ID`` and adds it to the response."""
+"""The request context of an HTTP request: reads ``X-Correlation-ID`` and ``traceparent``, answers with the id."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from relay.bus.context import RequestContext
+from relay.bus.context import RequestContext, next_span
 from relay.domain.identity import Identity
+from relay.domain.tracing import TRACEPARENT
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -15,6 +17,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HEADER: Final = b"x-correlation-id"
+_TRACEPARENT: Final = TRACEPARENT.encode()
 
 
 class RequestContextMiddleware:
@@ -22,7 +25,8 @@ class RequestContextMiddleware:
 
     Each request runs in a context with the correlation id of its header, and the response names the id. An
     id that is missing, given twice or not a UUID is replaced, so that no text from a caller gets into logs and
-    events. Put it around the whole application, not in its list of middleware: so it covers error handlers too.
+    events. A request with a valid ``traceparent`` is a new span of its trace. Put it around the whole
+    application, not in its list of middleware: so it covers error handlers too.
     """
 
     def __init__(self, app: App) -> None:
@@ -46,7 +50,15 @@ class RequestContextMiddleware:
 
 
 def _read(headers: Iterable[tuple[bytes, bytes]]) -> RequestContext:
-    given = [value for name, value in headers if name.lower() == HEADER]
-    if len(given) == 1 and (identity := Identity.of(given[0].decode(errors="replace"))).canonical:
-        return RequestContext(correlation_id=identity.uuid)
-    return RequestContext.begin()
+    given = [*headers]
+    context = replace(RequestContext.begin(), traceparent=next_span(_only(_TRACEPARENT, given)))
+    id = _only(HEADER, given)
+    if id is not None and not (identity := Identity.of(id)).derived:
+        return replace(context, correlation_id=identity.uuid)
+    return context
+
+
+def _only(wanted: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The value of a header that was given once."""
+    found = [value for name, value in headers if name.lower() == wanted]
+    return found[0].decode(errors="replace") if len(found) == 1 else None

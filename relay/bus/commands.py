@@ -23,8 +23,8 @@ from typing import Any, Final, Protocol, TypeVar, cast
 from relay.bus.context import RequestContext
 from relay.bus.errors import EndlessEvents
 from relay.bus.events import DomainEventBus
-from relay.bus.handlers import Registry, complete
 from relay.bus.messages import Command
+from relay.bus.registry import Registry, complete
 from relay.bus.result import Failed, Result, as_result
 from relay.bus.unit_of_work import UnitOfWork, UnitsOfWork
 from relay.domain.errors import DomainError, InvalidHandler
@@ -33,7 +33,7 @@ Answer = TypeVar("Answer")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: How many times in a row domain events may lead to further domain events.
-_ROUNDS: Final = 100
+_MAX_ROUNDS: Final = 100
 
 
 class CommandDispatcher(Protocol):
@@ -121,20 +121,21 @@ class TransactionalCommandBus:
                     result = await self._commands.execute(command, unit)
                     if isinstance(result, Failed):
                         raise result.error
-                    await self._tell(unit)
+                    await self._handle_events(unit)
                     return result
             except DomainError as error:
                 return Failed(error)
 
-    async def _tell(self, unit: UnitOfWork[Any]) -> None:
+    async def _handle_events(self, unit: UnitOfWork[Any]) -> None:
         """Handle the domain events of saved aggregates and the events that follow, until there are no more."""
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             events = await unit.pull_events()
             if not events:
                 return
             for event in events:
                 await self._events.dispatch(event, unit)
         raise EndlessEvents(
-            f"domain events led to further ones {_ROUNDS} times in a row; the last: {type(events[-1]).__name__}",
+            f"domain events led to further ones {_MAX_ROUNDS} times in a row; the last: "
+            f"{type(events[-1]).__name__}",
             hint="a handler causes the event that it handles",
         )

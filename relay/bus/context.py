@@ -6,15 +6,19 @@ context: give them functions wrapped by `carry`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import ParamSpec, TypeVar
-from uuid import UUID
 
 from uuid_utils.compat import uuid7
+
+from relay.domain import tracing
+from relay.domain.actor import Actor
+from relay.domain.identity import Id
 
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
@@ -25,11 +29,15 @@ class RequestContext:
     """The ids of the current request: the CorrelationContext of SDS-047 §2.2.
 
     ``correlation_id`` names the operation at the start of the chain and stays the same in the whole chain.
-    ``causation_id`` names the event or task that is the direct cause; None at the start.
+    ``causation_id`` names the event or task that is the direct cause; None at the start. An id that is no UUID is
+    text. ``actor``: who acts; an event that names nobody else has this actor. ``traceparent`` (W3C) names the
+    trace and, in it, the span of this work; None without a trace.
     """
 
-    correlation_id: UUID | None = None
-    causation_id: UUID | None = None
+    correlation_id: Id | None = None
+    causation_id: Id | None = None
+    actor: Actor | None = None
+    traceparent: str | None = None
 
     @classmethod
     def current(cls) -> RequestContext:
@@ -45,9 +53,14 @@ class RequestContext:
     def current_or_new(cls) -> RequestContext:
         """The current context if it has a correlation, else a new one. A chain never gets a second correlation."""
         current = cls.current()
-        return cls.begin() if current.correlation_id is None else current
+        return replace(current, correlation_id=uuid7()) if current.correlation_id is None else current
 
-    def caused_by(self, causation_id: UUID) -> RequestContext:
+    @property
+    def trace_id(self) -> str | None:
+        """The id of the trace; None without one."""
+        return tracing.trace_id(self.traceparent)
+
+    def caused_by(self, causation_id: Id) -> RequestContext:
         """The context of the next step in the same chain."""
         return replace(self, causation_id=causation_id)
 
@@ -62,6 +75,14 @@ class RequestContext:
 
 
 _current: ContextVar[RequestContext] = ContextVar("relay_request_context", default=RequestContext())  # noqa: B039 - frozen
+
+
+def next_span(received: object) -> str | None:
+    """The ``traceparent`` of work that a message or request began: its trace, with a new span.
+
+    ``received``: the header's value. None if it is missing or not valid: then the work belongs to no trace.
+    """
+    return None if received is None else tracing.next_hop(received, os.urandom(8).hex())
 
 
 def carry(function: Callable[Parameters, Value]) -> Callable[Parameters, Value]:

@@ -1,4 +1,4 @@
-"""The errors of the buses and units of work. They are part of the tree in `relay.domain.errors`."""
+"""The errors of buses, remote queries and units of work. They are part of the tree in `relay.domain.errors`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,44 @@ class DuplicateHandler(RelayError):
     """A command or query must have exactly one handler; this would be the second."""
 
     code = "DUPLICATE_HANDLER"
+
+
+class QueryFailed(RelayError):
+    """Whoever answers a query of another service refused it, or failed at it.
+
+    ``remote`` is the code that came back: INVALID_QUERY, MALFORMED_QUERY, QUERY_BUSY, QUERY_FAILED,
+    INVALID_ANSWER, ANSWER_TOO_LARGE, or that of a `DomainError` of the handler.
+    """
+
+    code = "QUERY_FAILED"
+
+    def __init__(self, message: str, *, remote: str = "QUERY_FAILED", **more: str | None) -> None:
+        super().__init__(message, **more)
+        self.remote = remote
+
+
+class QueryTimeout(QueryFailed):
+    """A query of another service had no answer in time. It may be asked again."""
+
+    code = "QUERY_TIMEOUT"
+
+
+class NoResponder(QueryFailed):
+    """Nobody answers this query: no such service runs, or the one that had begun to answer has gone."""
+
+    code = "NO_RESPONDER"
+
+
+class AnsweredByStream(QueryFailed):
+    """A stream took the query and confirmed it, instead of the one who should answer."""
+
+    code = "ANSWERED_BY_STREAM"
+
+
+class InvalidAnswer(QueryFailed):
+    """The answer of another service is not JSON, or does not fit the declared type."""
+
+    code = "INVALID_ANSWER"
 
 
 class CommitRefused(RelayError):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from relay.bus.context import RequestContext
-from relay.bus.handlers import Handler, read
 from relay.bus.messages import DomainEvent
+from relay.bus.registry import Handler, read
 from relay.bus.unit_of_work import UnitOfWork
 
 Function = TypeVar("Function", bound=Callable[..., Any])

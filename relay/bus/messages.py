@@ -1,4 +1,4 @@
-"""Commands, queries and domain events: frozen pydantic models, so every instance is valid.
+"""Commands, queries and domain events: frozen pydantic models, so every instance is valid. Who records events.
 
     class OpenCase(Command[UUID]):          # its handler returns a UUID
         title: Annotated[str, Field(min_length=1, max_length=200)]
@@ -8,6 +8,7 @@ For rules over several fields use pydantic's ``@model_validator(mode="after")``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -20,7 +21,8 @@ from relay.bus.errors import InvalidCommand, InvalidQuery
 Answer = TypeVar("Answer")
 
 _MODEL = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-_FIELDS_SHOWN = 3
+_MAX_FIELDS_SHOWN = 3
+_RECORDED = "_recorded_events"
 
 
 class Command(BaseModel, Generic[Answer]):
@@ -60,11 +62,28 @@ class DomainEvent(BaseModel):
     occurred_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
 
+class AggregateRoot:
+    """A mix-in for entities: records domain events until the unit of work takes them.
+
+    It needs no ``__init__``, which SQLAlchemy does not run for a loaded entity. The bus takes the events of saved
+    aggregates after the command's handler has returned.
+    """
+
+    def record(self, event: DomainEvent) -> None:
+        """Record that ``event`` has happened."""
+        vars(self).setdefault(_RECORDED, []).append(event)
+
+    def pull_events(self) -> Sequence[DomainEvent]:
+        """Return the events recorded since the last call, and forget them."""
+        events: Sequence[DomainEvent] = vars(self).pop(_RECORDED, ())
+        return events
+
+
 def _describe(model: type[BaseModel], error: ValidationError) -> str:
     """Which fields are wrong and why, without their values."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    fields = [": ".join(filter(None, (_path(item["loc"]), item["msg"]))) for item in found[:_FIELDS_SHOWN]]
-    more = f" (and {len(found) - _FIELDS_SHOWN} more)" if len(found) > _FIELDS_SHOWN else ""
+    fields = [": ".join(filter(None, (_path(item["loc"]), item["msg"]))) for item in found[:_MAX_FIELDS_SHOWN]]
+    more = f" (and {len(found) - _MAX_FIELDS_SHOWN} more)" if len(found) > _MAX_FIELDS_SHOWN else ""
     return f"{model.__name__} is not valid: {'; '.join(fields)}{more}"
 
 

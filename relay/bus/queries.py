@@ -6,17 +6,22 @@ queries = QueryBus()
 def find_case(query: FindCase) -> CaseView | None: ...
 
 queries.ask(FindCase(id=id))                       # Some(CaseView(...)) or Nothing()
+
+With ``@queries.handles(FindCase, subject="cases.queries.case.find")`` other services may ask it, too.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from relay.bus.context import RequestContext
-from relay.bus.handlers import Registry, complete
+from relay.bus.errors import DuplicateHandler
 from relay.bus.messages import Query
+from relay.bus.registry import Registry, complete
 from relay.bus.result import Maybe, as_maybe
+from relay.domain.subject import check_subject
 
 Answer = TypeVar("Answer")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -27,19 +32,32 @@ class QueryBus:
 
     def __init__(self) -> None:
         self._handlers: Registry[Query[Any]] = Registry("query", units=False)
+        #: The queries that other services may ask, by their subjects.
+        self.subjects: dict[str, type[Query[Any]]] = {}
 
-    def handles(self, query: type[Query[Any]]) -> Callable[[Function], Function]:
+    def handles(self, query: type[Query[Any]], *, subject: str | None = None) -> Callable[[Function], Function]:
         """Register a function of one parameter for a query, plain or async.
 
-        Raises DuplicateHandler if the query already has a handler, and InvalidHandler if the function cannot be
-        called in this way.
+        ``subject``: where other services ask it, see `relay.RemoteQueries`. Raises DuplicateHandler if the query
+        or the subject already has a handler, InvalidHandler if the function cannot be called in this way, and
+        InvalidSubject.
         """
+        if subject is not None and check_subject(subject, "subject") in self.subjects:
+            taken = self.subjects[subject].__name__
+            raise DuplicateHandler(f"{subject} is the subject of {taken} already", field="subject")
 
         def register(function: Function) -> Function:
             self._handlers.put(query, function)
+            if subject is not None:
+                self.subjects[subject] = query
             return function
 
         return register
+
+    def waits(self, query: type[Query[Any]]) -> bool:
+        """Whether a query's handler is a coroutine function, so that it needs an event loop."""
+        function = self._handlers.of(query).function
+        return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
     def ask(self, query: Query[Answer]) -> Maybe[Answer]:
         """Answer a query. Raises NoHandler and everything that the handler raises."""

@@ -10,8 +10,7 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from relay.bus.aggregate import AggregateRoot
-from relay.bus.messages import DomainEvent
+from relay.bus.messages import AggregateRoot, DomainEvent
 from relay.events import Event
 
 Session = TypeVar("Session")

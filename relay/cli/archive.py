@@ -12,8 +12,7 @@ import typer
 
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.bootstrap import Application
-from relay.cli.contexts import ContextOption, JsonOption
-from relay.cli.operating import operator, print_json, print_table
+from relay.cli.operating import ContextOption, JsonOption, operator, print_failure, print_json, print_table
 from relay.commands.archive import ArchiveReport, ArchiveRows, Finding
 from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
@@ -157,8 +156,7 @@ async def _ask(
             try:
                 answers[name] = await ask(application, name)
             except RelayError as error:
-                hint = f" ({error.hint})" if error.hint else ""
-                print(f"error {error.code}: context {name}: {error.message}{hint}", file=sys.stderr)
+                print_failure(f"context {name}", error)
     finally:
         await application.stop()
     return answers, len(answers) == len(names)

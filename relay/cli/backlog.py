@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from relay.adapters.postgres.reads import open_backlog_reader
-from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.adapters.postgres.reads import PostgresBacklogReader
+from relay.adapters.postgres.source import Source
+from relay.cli.operating import ContextOption, JsonOption, ask, plain, print_json, visiting
 from relay.domain.backlogs import InboxBacklog, OutboxBacklog
 
 Backlog = tuple[OutboxBacklog, InboxBacklog]
@@ -20,18 +18,16 @@ Backlog = tuple[OutboxBacklog, InboxBacklog]
 
 def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """Show how many events are not published and messages not processed: since when, and what became of them."""
-    answers, complete = visit(context, lambda url: asyncio.run(_read(url)))
-    if as_json:
-        print(json.dumps([_plain(name, found) for name, found in answers.items()], indent=2, default=_timestamp))
-    elif answers:
-        Console().print(_table(answers))
-    if not complete:
-        raise typer.Exit(1)
+    with visiting(context, lambda url: ask(url, _read)) as answers:
+        if as_json:
+            print_json([_plain(name, found) for name, found in answers.items()])
+        elif answers:
+            Console().print(_table(answers))
 
 
-async def _read(url: str) -> Backlog:
-    async with open_backlog_reader(url) as reader:
-        return await reader.outbox_backlog(), await reader.inbox_backlog()
+async def _read(source: Source) -> Backlog:
+    reader = PostgresBacklogReader(source)
+    return await reader.outbox_backlog(), await reader.inbox_backlog()
 
 
 def _plain(name: str, found: Backlog) -> dict[str, object]:
@@ -50,10 +46,5 @@ def _table(answers: dict[str, Backlog]) -> Table:
 
 
 def _shown(found: OutboxBacklog | InboxBacklog) -> tuple[str, str, str, str]:
-    oldest = "" if found.oldest_at is None else _timestamp(found.oldest_at)
     age = str(timedelta(seconds=int(found.waiting_age_seconds))) if found.waiting else ""
-    return str(found.count), oldest, str(found.waiting), age
-
-
-def _timestamp(value: datetime) -> str:
-    return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z"
+    return str(found.count), plain(found.oldest_at), str(found.waiting), age

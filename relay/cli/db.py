@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from relay.adapters.postgres import grants, migrations
+from relay.adapters.postgres import grants, microdao, migrations
 from relay.adapters.postgres.migrations import MigrationStatus
-from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.cli.operating import ContextOption, JsonOption, print_json, visiting, visiting_contexts
+from relay.domain.errors import of_context
+from relay.settings import ContextSettings, load_settings
 
+SchemaOption = Annotated[str | None, typer.Option("--context", help="Into the schema of this context.")]
 app = typer.Typer(help="Create, compare and print the tables of each context's database.", no_args_is_help=True)
 
 
 @app.command()
 def upgrade(context: ContextOption = None) -> None:
     """Apply the migrations that are missing. Safe to repeat, and to start on several hosts at once."""
-    answers, complete = visit(context, _upgrade)
-    for name, applied in answers.items():
-        print(f"{name}: applied {', '.join(applied)}" if applied else f"{name}: up to date")
-    if not complete:
-        raise typer.Exit(1)
+    with visiting_contexts(context, _upgrade) as answers:
+        for name, (applied, view) in answers.items():
+            what = f"applied {', '.join(applied)}" if applied else "up to date"
+            print(f"{name}: {what}; view {view}" if view else f"{name}: {what}")
 
 
 @app.command()
 def status(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """Show which migration each database is at, and change nothing. Status 1 if one is pending."""
-    answers, complete = visit(context, migrations.status)
-    if as_json:
-        print(json.dumps([{"context": name, **asdict(found)} for name, found in answers.items()], indent=2))
-    else:
-        for name, found in answers.items():
-            print(_line(name, found))
-    if not complete or any(found.pending for found in answers.values()):
+    with visiting(context, migrations.status) as answers:
+        if as_json:
+            print_json([{"context": name, **asdict(found)} for name, found in answers.items()])
+        else:
+            for name, found in answers.items():
+                print(_line(name, found))
+    if any(found.pending for found in answers.values()):
         raise typer.Exit(1)
 
 
 @app.command("sql")
-def print_sql() -> None:
+def print_sql(context: SchemaOption = None) -> None:
     """Print all migrations as SQL for an empty database: `relay db sql | psql …`."""
-    print(migrations.sql(), end="")
+    print(migrations.sql(_schema(context)), end="")
 
 
 @app.command()
@@ -63,19 +64,32 @@ def grant(
         raise typer.BadParameter("name a role: --relay ROLE, --application ROLE")
     roles = relay or [], application or []
     if as_sql:
-        print("BEGIN;", *(f"{statement};" for statement in grants.statements(*roles)), "COMMIT;", sep="\n")
+        schema = _schema(context)
+        path = [] if schema is None else [f'SET LOCAL search_path = "{schema}"']
+        print("BEGIN;", *(f"{it};" for it in (*path, *grants.statements(*roles))), "COMMIT;", sep="\n")
         return
-    answers, complete = visit(context, lambda url: grants.grant(url, *roles))
-    for name in answers:
-        print(f"{name}: granted")
-    if not complete:
-        raise typer.Exit(1)
+    with visiting(context, lambda url: grants.grant(url, *roles)) as answers:
+        for name in answers:
+            print(f"{name}: granted")
 
 
-def _upgrade(url: str) -> tuple[str, ...]:
+def _schema(context: str | None) -> str | None:
+    return None if context is None else of_context(load_settings().contexts, context).own_schema
+
+
+def _upgrade(context: ContextSettings) -> tuple[tuple[str, ...], str | None]:
+    """Upgrade a database; return the revisions that it lacked and the view of MicroDAO, if it has one."""
+    url = context.database
     pending = migrations.status(url).pending
-    migrations.upgrade(url, waiting=lambda line: print(line, file=sys.stderr, flush=True))
-    return pending
+    migrations.upgrade(url, waiting=_tell)
+    if context.microdao_schema is None:
+        return pending, None
+    microdao.lay(url, context.microdao_schema, waiting=_tell)
+    return pending, f"{context.microdao_schema}.{microdao.VIEW}"
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _line(name: str, found: MigrationStatus) -> str:

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 import typer
 
 from relay.adapters.postgres.source import Source
-from relay.cli.contexts import visit
-from relay.cli.operating import ask, chosen, confirm, operator, print_fields, print_json, print_table, report
-from relay.commands.operate import Outcome
-from relay.domain.operators import Operator
+from relay.cli.operating import (
+    ContextOption,
+    JsonOption,
+    Options,
+    ask,
+    chosen,
+    confirm,
+    one_context,
+    operator,
+    print_fields,
+    print_json,
+    print_table,
+    report,
+    visiting,
+)
+from relay.domain.errors import RelayError
+from relay.domain.operators import Operator, Outcome
 from relay.queries import Page
+from relay.settings import ContextSettings
 
-Id = TypeVar("Id")
 #: The field of each column, by its heading.
 Columns = Mapping[str, str]
-Find = Callable[[Source], Awaitable[Page[Any]]]
+#: An action of a store: it gets the ids and who acts.
+Action = Callable[[Any, Sequence[Any], Operator], Awaitable[Outcome]]
 
-_HISTORY: Final = "history"
+#: The options of commands that list; each as (type, default).
+LISTING: Final[Options] = {
+    "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="Show so many, the newest first.")], 50),
+    "context": (ContextOption, None),
+    "as_json": (JsonOption, False),
+}
 
 
 def columns(*names: str) -> Columns:
@@ -28,61 +47,78 @@ def columns(*names: str) -> Columns:
     return {name.replace("_", " "): name for name in names}
 
 
-def list_found(context: str | None, find: Find, shown: Columns, nothing: str, *, as_json: bool) -> None:
-    """Print what each context's database finds, or ``nothing``. Status 1 if a database does not answer."""
-    pages, complete = visit(context, lambda url: ask(url, find))
-    rows = [{"context": name, **asdict(found)} for name, page in pages.items() for found in page.items]
-    if as_json:
-        print_json(rows)
-    else:
-        _print_rows(rows, sum(page.total for page in pages.values()), shown, nothing)
-    if not complete:
-        raise typer.Exit(1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Things:
+    """What a group of commands is about.
 
-
-def _print_rows(rows: list[dict[str, Any]], total: int, shown: Columns, nothing: str) -> None:
-    if rows:
-        print_table([*shown], [[row[name] for name in shown.values()] for row in rows])
-    if not rows:
-        print(nothing)
-    elif total > len(rows):
-        print(f"{len(rows)} of {total}; --limit shows more")
-
-
-def print_one(fields: dict[str, Any], *, as_json: bool) -> None:
-    """Print one thing with who did what to it, its ``history``."""
-    if as_json:
-        print_json(fields)
-        return
-    acts = [f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in fields[_HISTORY]]
-    print_fields({**fields, _HISTORY: "; ".join(acts)})
-
-
-def find_chosen(
-    options: dict[str, Any], filters: Mapping[str, object], select: Callable[[], Sequence[Id]]
-) -> Sequence[Id]:
-    """Return the ids given, or those that ``select`` finds by the filters given. Raises InvalidRequest."""
-    chosen(options, filters)
-    return options["ids"] or select()
-
-
-def act_on(
-    where: tuple[str, str],
-    found: Sequence[Id],
-    things: str,
-    done: str,
-    act: Callable[[Source, Sequence[Id], Operator], Awaitable[Outcome]],
-    options: dict[str, Any],
-    *,
-    reported: str = "",
-) -> None:
-    """Ask whether the things found may be ``done`` (such as "discarded"), act in one transaction, answer by id.
-
-    ``things``: what they are called. ``where``: the context and its database. ``reported``: the word for ``done``
-    in the answer, if it is another.
+    ``store`` makes the operations on one database. ``filters``: the options from which ``wanted`` makes a filter
+    of things in these states. ``called``: the word for many of them. ``fits``: whether a context may have any.
     """
-    name, url = where
-    by = operator(options["actor"], options["note"])
-    confirm(f"{len(found)} {things} of {name} will be {done}. Go on?", len(found), yes=options["yes"])
-    outcome = ask(url, lambda source: act(source, found, by))
-    report(name, reported or done, outcome, as_json=options["as_json"])
+
+    store: Callable[[Source], Any]
+    filters: Options
+    wanted: Callable[[dict[str, Any], Any], Any]
+    shown: Columns
+    called: str
+    nothing: str
+    fits: Callable[[ContextSettings], bool] = lambda _: True
+
+    def list(self, options: dict[str, Any], states: object) -> None:
+        """Print what each context's database finds. Status 1 if a database does not answer."""
+        wanted = self.wanted(options, states)
+        with visiting(options["context"], lambda url: self._find(url, wanted, options["limit"])) as pages:
+            rows = [{"context": name, **found} for name, page in pages.items() for found in page.items]
+            if options["as_json"]:
+                print_json(rows)
+            elif rows:
+                print_table([*self.shown], [[row[name] for name in self.shown.values()] for row in rows])
+                if (total := sum(page.total for page in pages.values())) > len(rows):
+                    print(f"{len(rows)} of {total}; --limit shows more")
+            else:
+                print(self.nothing)
+
+    def get(self, id: object, context: str | None, missing: RelayError) -> dict[str, Any]:
+        """Return all fields of one thing. Raises ``missing``."""
+        _, url = one_context(context, self.fits)
+        found: dict[str, Any] | None = ask(url, lambda source: self.store(source).get(id))
+        if found is None:
+            raise missing
+        return found
+
+    def choose(self, options: dict[str, Any], states: object) -> tuple[str, str, Sequence[Any]]:
+        """Return the context, its database, and the ids given or those of all things that the filters find.
+
+        Raises InvalidRequest, and TooMany if more are found than ``--limit`` allows.
+        """
+        name, url = one_context(options["context"], self.fits)
+        chosen(options, self.filters)
+        if options["ids"]:
+            return name, url, options["ids"]
+        limit = options["limit"]
+        page = self._find(url, self.wanted(options, states), limit)
+        return name, url, [found["id"] for found in page.all_of(limit)]
+
+    def act(self, done: str, action: Action, options: dict[str, Any], states: object, reported: str = "") -> None:
+        """Ask whether what is chosen may be ``done`` (such as "discarded"), act in one transaction, answer by id.
+
+        ``reported``: the word for ``done`` in the answer, if it is another.
+        """
+        name, url, ids = self.choose(options, states)
+        by = operator(options["actor"], options["note"])
+        confirm(f"{len(ids)} {self.called} of {name} will be {done}. Go on?", len(ids), yes=options["yes"])
+        outcome = ask(url, lambda source: action(self.store(source), ids, by))
+        report(name, reported or done, outcome, as_json=options["as_json"])
+
+    def _find(self, url: str, wanted: object, limit: int) -> Page[dict[str, Any]]:
+        page: Page[dict[str, Any]] = ask(url, lambda source: self.store(source).find(wanted, limit))
+        return page
+
+
+def print_one(fields: dict[str, Any], payload: dict[str, Any], *, as_json: bool) -> None:
+    """Print one thing with who did what to it, its ``history``, and behind that its payload, if asked for."""
+    history = fields.pop("history")
+    if as_json:
+        print_json({**fields, "history": history, **payload})
+        return
+    acts = [f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in history]
+    print_fields({**fields, "history": "; ".join(acts), **payload})

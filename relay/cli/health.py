@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Final, TypeAlias
 
 import nats.errors
@@ -17,11 +18,12 @@ import typer
 from relay.access import jetstream, redis_options
 from relay.adapters.gate import queue_error
 from relay.adapters.jetstream.durability import risks as jetstream_risks
+from relay.adapters.jetstream.queried import answered_by_streams
 from relay.adapters.postgres import durability, migrations
 from relay.domain.errors import RelayError
 from relay.settings import Settings, load_settings
 
-_TIMEOUT: Final = 3.0
+_TIMEOUT_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +69,10 @@ def health(
 def examine(settings: Settings) -> list[Finding]:
     """Ask all servers at the same time. Never raises for a server that does not answer."""
     questions: dict[str, Callable[[], Answer]] = {
-        f"postgresql {name}": _database(context.database_url.get_secret_value())
-        for name, context in settings.contexts.items()
+        f"postgresql {name}": partial(_database, context.database) for name, context in settings.contexts.items()
     }
-    questions["nats"] = _nats(settings)
-    questions["redis"] = _redis(settings)
+    questions["nats"] = partial(_nats, settings)
+    questions["redis"] = partial(_redis, settings)
     with ThreadPoolExecutor(max_workers=len(questions)) as pool:
         return list(pool.map(_ask, questions, questions.values()))
 
@@ -94,17 +95,14 @@ def _ask(server: str, question: Callable[[], Answer]) -> Finding:
     )
 
 
-def _database(url: str) -> Callable[[], Answer]:
-    def ask() -> Answer:
-        found, warnings = migrations.status(url), durability.risks(url)
-        if found.pending:
-            return False, f"its tables lack {', '.join(found.pending)}; run: relay db upgrade", warnings
-        return True, f"tables at {found.current}", warnings
-
-    return ask
+def _database(url: str) -> Answer:
+    found, warnings = migrations.status(url), durability.risks(url)
+    if found.pending:
+        return False, f"its tables lack {', '.join(found.pending)}; run: relay db upgrade", warnings
+    return True, f"tables at {found.current}", warnings
 
 
-def _nats(settings: Settings) -> Callable[[], Answer]:
+def _nats(settings: Settings) -> Answer:
     monitor = settings.nats.monitor.get_secret_value() if settings.nats.monitor else None
     names = [stream.name for stream in settings.streams()]
 
@@ -112,27 +110,19 @@ def _nats(settings: Settings) -> Callable[[], Answer]:
         async with jetstream(settings) as js:
             account = await js.account_info()
             warnings, unknown = await jetstream_risks(js, names, monitor)
+            warnings += await answered_by_streams(js, settings.queried())
         return True, "; ".join([f"JetStream with {account.streams} streams", *unknown]), warnings
 
-    def ask() -> Answer:
-        try:
-            return asyncio.run(look())
-        except (nats.errors.Error, TimeoutError) as error:
-            return False, f"JetStream does not answer: {error}", ()
-
-    return ask
+    try:
+        return asyncio.run(look())
+    except (nats.errors.Error, TimeoutError) as error:
+        return False, f"JetStream does not answer: {error}", ()
 
 
-def _redis(settings: Settings) -> Callable[[], Answer]:
-    def ask() -> Answer:
-        client = redis.Redis.from_url(
-            settings.redis_url.get_secret_value(),
-            socket_timeout=_TIMEOUT,
-            socket_connect_timeout=_TIMEOUT,
-            **redis_options(settings),
-        )
-        with client:
-            client.ping()
-        return True, "answers PING", ()
-
-    return ask
+def _redis(settings: Settings) -> Answer:
+    url, options = settings.redis_url.get_secret_value(), redis_options(settings)
+    with redis.Redis.from_url(
+        url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, **options
+    ) as client:
+        client.ping()
+    return True, "answers PING", ()

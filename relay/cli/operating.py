@@ -1,4 +1,4 @@
-"""Shared by the operators' commands: one context, who acts, confirmation, the answer."""
+"""Shared by the commands: which contexts, who acts, confirmation, the answer, reading and printing values."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import json
 import os
 import pwd
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
-from uuid import UUID
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from relay.adapters.postgres.source import Source, connected
-from relay.cli.contexts import JsonOption
-from relay.commands.operate import Outcome
-from relay.domain.errors import InvalidRequest, of_context
-from relay.domain.operators import Operator
+from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, of_context
+from relay.domain.identity import Id, check_id
+from relay.domain.operators import Operator, Outcome
 from relay.settings import ContextSettings, load_settings
 from relay.settings.values import parse_duration
 
 Answer = TypeVar("Answer")
-Id = TypeVar("Id")
 
 Options = dict[str, tuple[Any, Any]]
 
+ContextOption = Annotated[str | None, typer.Option("--context", help="One context only; all if not given.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 OneContextOption = Annotated[str | None, typer.Option("--context", help="Needed where several are configured.")]
 #: The options of commands that act; each as (type, default).
 ACTING: Final[Options] = {
@@ -46,6 +46,41 @@ NOTE_REQUIRED: Final[Options] = {
 }
 
 
+@contextmanager
+def visiting(context: str | None, question: Callable[[str], Answer]) -> Iterator[dict[str, Answer]]:
+    """Do as `visiting_contexts`, and call ``question`` with the database address of each context."""
+    with visiting_contexts(context, lambda found: question(found.database)) as answers:
+        yield answers
+
+
+@contextmanager
+def visiting_contexts(
+    context: str | None, question: Callable[[ContextSettings], Answer]
+) -> Iterator[dict[str, Answer]]:
+    """Call ``question`` with the settings of each context, and lend the answers. Status 1 if one lacks.
+
+    A context that fails gets a line on stderr, and the others are still asked. Raises UnknownContext and
+    ConfigurationError.
+    """
+    contexts = load_settings().contexts
+    chosen = contexts if context is None else {context: of_context(contexts, context)}
+    answers = {}
+    for name, found in chosen.items():
+        try:
+            answers[name] = question(found)
+        except RelayError as error:
+            print_failure(f"context {name}", error)
+    yield answers
+    if len(answers) < len(chosen):
+        raise typer.Exit(1)
+
+
+def print_failure(what: str, error: RelayError) -> None:
+    """Print a line on stderr about what failed, or was refused."""
+    hint = f" ({error.hint})" if error.hint else ""
+    print(f"error {error.code}: {what}: {error.message}{hint}", file=sys.stderr)
+
+
 def one_context(name: str | None, fits: Callable[[ContextSettings], bool]) -> tuple[str, str]:
     """Return the context to act in and its database. Ids are valid in one context only.
 
@@ -57,7 +92,7 @@ def one_context(name: str | None, fits: Callable[[ContextSettings], bool]) -> tu
         if len(fitting) != 1:
             raise InvalidRequest("say which context", field="--context", hint=f"one of: {', '.join(contexts)}")
         name = fitting[0]
-    return name, of_context(contexts, name).database_url.get_secret_value()
+    return name, of_context(contexts, name).database
 
 
 def ask(url: str, question: Callable[[Source], Awaitable[Answer]]) -> Answer:
@@ -94,8 +129,7 @@ def report(context: str, action: str, outcome: Outcome, *, as_json: bool) -> Non
     else:
         print(f"{context}: {action} {len(outcome.done)}")
     for id, error in outcome.refused:
-        hint = f" ({error.hint})" if error.hint else ""
-        print(f"error {error.code}: {id}: {error.message}{hint}", file=sys.stderr)
+        print_failure(id, error)
     if outcome.refused:
         raise typer.Exit(1)
 
@@ -152,14 +186,12 @@ def as_time(text: str | None, field: str) -> datetime | None:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def as_uuid(text: str | None, field: str) -> UUID | None:
-    """Read an id. Raises InvalidRequest."""
-    if text is None:
-        return None
+def as_id(text: str | None, field: str) -> Id | None:
+    """Read an id: a UUID, or any other text. Raises InvalidRequest."""
     try:
-        return UUID(text)
-    except ValueError:
-        raise InvalidRequest(f"{text[:40]!r} is no UUID", field=field) from None
+        return None if text is None else check_id(text, field).value
+    except InvalidKey as error:
+        raise InvalidRequest(error.message, field=field) from None
 
 
 # --- printing ---

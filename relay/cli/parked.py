@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.parked import PostgresParkedKeys
-from relay.cli.contexts import ContextOption, JsonOption, visit
+from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.cli.operating import (
     ACTING,
+    ContextOption,
+    JsonOption,
     Options,
     ask,
     chosen,
@@ -20,9 +20,9 @@ from relay.cli.operating import (
     print_json,
     print_table,
     report,
+    visiting,
     with_options,
 )
-from relay.commands.parked import ReleaseParked
 from relay.domain.errors import TooMany
 
 app = typer.Typer(help="Keys set aside behind a dead letter: list, release.", no_args_is_help=True)
@@ -39,16 +39,14 @@ _RELEASE: Final[Options] = {
 @app.command("list")
 def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """List parked keys, the longest parked first. Status 1 if a database does not answer."""
-    found, complete = visit(context, lambda url: ask(url, lambda source: PostgresParkedKeys(source).list()))
-    rows = [{"context": name, **asdict(key)} for name, keys in found.items() for key in keys]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(list(_NAMES), [[row[name] for name in _NAMES] for row in rows])
-    else:
-        print("No parked keys.")
-    if not complete:
-        raise typer.Exit(1)
+    with visiting(context, lambda url: ask(url, lambda source: PostgresParkedKeys(source).list())) as found:
+        rows = [{"context": name, **key} for name, keys in found.items() for key in keys]
+        if as_json:
+            print_json(rows)
+        elif rows:
+            print_table(_NAMES, [[row[name] for name in _NAMES] for row in rows])
+        else:
+            print("No parked keys.")
 
 
 @app.command()
@@ -63,5 +61,5 @@ def release(*, options: dict[str, Any]) -> None:
     if count > options["limit"]:
         raise TooMany(f"{count} keys and the limit is {options['limit']}", hint="name keys or raise --limit")
     confirm(f"{count} keys of {name} will be released. Go on?", count, yes=options["yes"])
-    outcome = ask(url, lambda source: ReleaseParked(PostgresParkedKeys(source))(keys, subscription, by))
+    outcome = ask(url, lambda source: PostgresParkedKeys(source).release(keys, subscription, by))
     report(name, "released", outcome, as_json=options["as_json"])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from relay import jobs
 from relay.bootstrap import Application, job_broker
-from relay.cli.contexts import ContextOption, JsonOption
+from relay.cli.operating import ContextOption, JsonOption, print_json
 from relay.commands.missing import InboxReport
 from relay.commands.reconcile import StreamReport
 from relay.domain.errors import Outage, of_context
@@ -36,8 +35,8 @@ def reconcile(
     names = list(settings.contexts) if context is None else [of_context(settings.contexts, context).name]
     streams, inboxes, complete = asyncio.run(_compare(Application(settings, role="cli"), names, repair=repair))
     if as_json:
-        reports = {"streams": [_plain(one) for one in streams], "inboxes": [_plain(one) for one in inboxes]}
-        print(json.dumps({"repair": repair, **reports}, indent=2, default=str))
+        reports = {"streams": [asdict(one) for one in streams], "inboxes": [asdict(one) for one in inboxes]}
+        print_json({"repair": repair, **reports})
     else:
         _print(streams, inboxes, repair=repair)
     missing = any(one.lost or not one.exists for one in streams) or any(one.missing for one in inboxes)
@@ -84,10 +83,6 @@ async def _send(application: Application, context: str, subscription: str) -> No
     """Start the fleet's job that repairs this subscription: it knows how to read and handle messages."""
     work, broker = jobs.RECONCILE_INBOX.of(context, subscription), job_broker(application.settings)
     await application.gates.open(work.key, force=True, send=lambda token: broker.entry(work.message(token, None)))
-
-
-def _plain(report: StreamReport | InboxReport) -> dict[str, Any]:
-    return asdict(report)
 
 
 def _print(streams: list[StreamReport], inboxes: list[InboxReport], *, repair: bool) -> None:

@@ -11,27 +11,34 @@ import typer
 
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import Source
-from relay.cli.contexts import ContextOption, JsonOption, visit
-from relay.cli.operating import OneContextOption, ask, one_context, operator, print_json, print_table
+from relay.cli.operating import (
+    ContextOption,
+    JsonOption,
+    OneContextOption,
+    ask,
+    one_context,
+    operator,
+    print_json,
+    print_table,
+    visiting,
+)
 from relay.domain.operators import Operator
 from relay.domain.schedule import JobView, RunState, Schedule, UnknownJob
 
 app = typer.Typer(help="Scheduled jobs: list, run.", no_args_is_help=True)
 
-_LOOK: Final = 0.2
+_LOOK_INTERVAL_S: Final = 0.2
 _OPEN: Final = frozenset({RunState.WAITING, RunState.STARTED})
 
 
 @app.command("list")
 def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """List what is scheduled, with the last run and the next. Status 1 if a database does not answer."""
-    found, complete = visit(context, lambda url: ask(url, lambda source: PostgresSchedule(source).schedule()))
-    if as_json:
-        print_json([{"context": name, **asdict(schedule)} for name, schedule in found.items()])
-    else:
-        _print(found)
-    if not complete:
-        raise typer.Exit(1)
+    with visiting(context, lambda url: ask(url, lambda source: PostgresSchedule(source).schedule())) as found:
+        if as_json:
+            print_json([{"context": name, **asdict(schedule)} for name, schedule in found.items()])
+        else:
+            _print(found)
 
 
 def _print(found: dict[str, Schedule]) -> None:
@@ -77,7 +84,7 @@ async def _run(source: Source, name: str, by: Operator, wait: float) -> tuple[bo
             return answer
         if asyncio.get_running_loop().time() >= end:
             return False, "has not ended yet: it runs as soon as a scheduler leads and a worker is free"
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_LOOK_INTERVAL_S)
 
 
 async def _ended(schedule: PostgresSchedule, name: str, requested_at: datetime) -> tuple[bool, str] | None:

@@ -13,8 +13,9 @@ from nats.js import JetStreamContext
 
 from relay.access import jetstream
 from relay.adapters.jetstream import topology
-from relay.adapters.jetstream.topology import Change, Difference, StreamView
-from relay.cli.contexts import ContextOption, JsonOption
+from relay.adapters.jetstream.topology import Change, StreamView
+from relay.adapters.jetstream.topology_fields import Difference
+from relay.cli.operating import ContextOption, JsonOption, print_json
 from relay.domain.permissions import of_admin, of_fleet
 from relay.domain.topology import ConsumerSpec, StreamSpec
 from relay.settings import load_settings
@@ -65,7 +66,7 @@ def permissions() -> None:
     print(_HEAD.format(inbox=inbox))
     print("authorization {\n  users = [")
     for user, variable, granted in (
-        ("relay", "RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox)),
+        ("relay", "RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox, settings.queried())),
         ("relay_admin", "RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, f"{inbox}_admin")),
     ):
         print(f"    {{\n      user: {user}, password: ${variable}\n      permissions {{")
@@ -73,6 +74,8 @@ def permissions() -> None:
             print(f"        {verb} {{ allow: [")
             print(*(f"          {json.dumps(subject)}" for subject in subjects), sep="\n")
             print("        ] }")
+        if granted.responses:
+            print("        allow_responses: true")
         print("      }\n    }")
     print("  ]\n}")
 
@@ -90,7 +93,7 @@ def _run(action: Action[T], context: str | None) -> list[T]:
 
 def _print(items: Sequence[Any], line: Callable[[Any], str], nothing: str, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([asdict(item) for item in items], indent=2))
+        print_json([asdict(item) for item in items])
     else:
         print("\n".join(map(line, items)) or nothing)
 

@@ -35,10 +35,10 @@ from relay.domain.operators import Operator
 from relay.ports import ArchiveTables, ColdStore, OpenBatch
 
 #: A batch keeps its rows locked until it is stored, so it ends at this many rows or uncompressed bytes.
-ROWS: Final = 5_000
-BYTES: Final = 64 * 1024**2
+MAX_BATCH_ROWS: Final = 5_000
+MAX_BATCH_BYTES: Final = 64 * 1024**2
 #: How long one scheduled run lasts, in seconds. The next run continues.
-TICK: Final = 300.0
+RUN_S: Final = 300.0
 SCHEDULER: Final = Operator("scheduler")
 
 
@@ -93,8 +93,8 @@ class ArchiveRows:
         auditor: StreamAuditor,
         facts: FactSink,
         *,
-        rows: int = ROWS,
-        size: int = BYTES,
+        rows: int = MAX_BATCH_ROWS,
+        size: int = MAX_BATCH_BYTES,
     ) -> None:
         self._context, self._after = context, after
         self._tables, self._store, self._auditor = tables, store, auditor
@@ -103,7 +103,7 @@ class ArchiveRows:
 
     async def tick(self, go_on: Callable[[], bool]) -> None:
         """The scheduled run, with a time limit. Raises outages and ArchiveBusy; other errors become facts."""
-        end = time.monotonic() + TICK
+        end = time.monotonic() + RUN_S
         try:
             await self.run(SCHEDULER, lambda: go_on() and time.monotonic() < end)
         except ArchiveBusy:

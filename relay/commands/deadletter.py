@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from relay.domain import tracing
 from relay.domain.envelopes import MSG_ID
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import FactSink, MessageDeadLettered
-from relay.domain.identity import NatsMsgId
-from relay.domain.incidents import encode_original
-from relay.domain.limits import WIRE_RESERVE
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, Id, Originals, generated, shown
+from relay.domain.incidents import INBOX_ID, encode_original
+from relay.domain.limits import WIRE_RESERVE_BYTES
 from relay.domain.policies import DeadLetter, Published
 from relay.domain.routing import dead_letter_subject
 from relay.ports import JetStreamPublisher
@@ -22,7 +23,8 @@ from relay.ports import JetStreamPublisher
 class FailedMessage:
     """What a dead letter tells about the original.
 
-    ``requeues``: how often an operator had requeued the message before it died this time.
+    ``originals``: the texts of ids that are no UUIDs. ``requeues``: how often an operator had requeued the message
+    before it died this time.
     """
 
     message_id: UUID
@@ -37,6 +39,7 @@ class FailedMessage:
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
     requeues: int = 0
+    originals: Originals = field(default_factory=dict)
 
 
 class RouteToDeadLetter:
@@ -58,7 +61,7 @@ class RouteToDeadLetter:
         stays recorded, and the routing is tried again.
         """
         body = self._body(message, verdict)
-        headers = {MSG_ID: NatsMsgId(message.message_id, message.requeues).value}
+        headers = {MSG_ID: generated(str(message.message_id), message.requeues)}
         subject = dead_letter_subject(self._context, message.original_subject)
         outcome = await self._publisher.publish(subject, body, headers)
         if not isinstance(outcome, Published):
@@ -70,13 +73,14 @@ class RouteToDeadLetter:
             MessageDeadLettered(
                 context=self._context,
                 subscription=message.subscription,
-                message_id=message.message_id,
-                correlation_id=message.correlation_id,
-                causation_id=message.causation_id,
+                message_id=shown(message.message_id, message.originals, ID),
+                correlation_id=shown(message.correlation_id, message.originals, CORRELATION_ID),
+                causation_id=shown(message.causation_id, message.originals, CAUSATION_ID),
                 original_subject=message.original_subject,
                 kind=verdict.kind.value,
                 reason=verdict.reason,
                 attempts=message.attempts,
+                trace_id=tracing.trace_id(tracing.find(message.headers)),
             )
         )
 
@@ -86,8 +90,10 @@ class RouteToDeadLetter:
         If the letter exceeds the broker's limit, the original is left out, and then its headers if necessary.
         The inbox row and the stream still hold both.
         """
+        originals = message.originals
         fields: dict[str, Any] = {
-            "message_id": str(message.message_id),
+            "message_id": str(shown(message.message_id, originals, ID)),
+            **({INBOX_ID: str(message.message_id)} if ID in originals else {}),
             "occurrence": message.requeues + 1,
             "original_subject": message.original_subject,
             "reason": verdict.reason,
@@ -97,18 +103,18 @@ class RouteToDeadLetter:
             "stream": message.stream,
             "stream_seq": message.stream_seq,
             "event_type": message.event_type,
-            "correlation_id": _text(message.correlation_id),
-            "causation_id": _text(message.causation_id),
+            "correlation_id": _text(shown(message.correlation_id, originals, CORRELATION_ID)),
+            "causation_id": _text(shown(message.causation_id, originals, CAUSATION_ID)),
             "headers": message.headers,
             **encode_original(message.body),
         }
         body = json.dumps(fields).encode()
         for name, nothing in (("original", None), ("headers", {})):
-            if len(body) > self._publisher.max_payload - WIRE_RESERVE:
+            if len(body) > self._publisher.max_payload - WIRE_RESERVE_BYTES:
                 fields[name] = nothing
                 body = json.dumps(fields).encode()
         return body
 
 
-def _text(value: UUID | None) -> str | None:
+def _text(value: Id | None) -> str | None:
     return None if value is None else str(value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 from uuid import UUID
 
-from relay.commands.reconcile import PAGE, Stored, StreamAuditor, windows
+from relay.commands.reconcile import PAGE_SEQS, Stored, StreamAuditor, windows
 from relay.domain.identity import stand_in_id
 from relay.ports import JetStreamConsumer
 
@@ -17,10 +17,13 @@ HORIZON: Final = timedelta(hours=24)
 
 
 class ReceivedMessages(Protocol):
-    """The inbox by id. Raises DatabaseUnreachable."""
+    """The inbox by id and by place. Both raise DatabaseUnreachable."""
 
     async def known(self, ids: Collection[UUID]) -> set[UUID]:
         """Return those of ``ids`` that the inbox holds."""
+
+    async def held(self, subscription: str, stream: str, seqs: Collection[int]) -> Mapping[int, str | None]:
+        """Return the header ``Nats-Msg-Id`` of what the inbox holds from these places of the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class FindMissing:
     """The consumer's side: messages that are acknowledged in JetStream but missing from the inbox.
 
     A PostgreSQL failover may lose inbox rows that were already acknowledged. So every message up to the
-    acknowledgement floor is looked up by its id. JetStream still delivers the messages above the floor.
+    acknowledgement floor is looked up by its id. JetStream still delivers the messages above it.
     """
 
     context: str
@@ -52,16 +55,16 @@ class FindMissing:
     inbox: ReceivedMessages
     horizon: timedelta = HORIZON
 
-    async def run(self, turn: int | None = None) -> InboxReport:
-        """Compare page ``turn`` and the latest page, or everything if ``turn`` is None.
+    async def run(self, page: int | None = None) -> InboxReport:
+        """Compare the page of this number and the latest one, or everything if ``page`` is None.
 
         Raises BrokerUnreachable and DatabaseUnreachable.
         """
-        floor = (await self.consumer.state()).floor
+        ack_floor = (await self.consumer.state()).ack_floor
         state = await self.auditor.state(self.stream)
         checked, missing = 0, set[int]()
         first = state.first_seq if state else 1
-        for begin, end in _pages(first, floor) if turn is None else windows(first, floor, turn):
+        for begin, end in _pages(first, ack_floor) if page is None else windows(first, ack_floor, page):
             stored = await self._recent(begin, end)
             checked += len(stored)
             missing |= await self._absent(stored)
@@ -79,13 +82,18 @@ class FindMissing:
         return [message for message in stored if message.at > oldest]
 
     async def _absent(self, stored: Sequence[Stored]) -> set[int]:
-        """The messages that the inbox knows neither by their own id nor by the id of their place."""
-        ids = {message.seq: {stand_in_id(self.stream, message.seq), message.event_id} for message in stored}
+        """The messages that the inbox knows neither by their own id nor by the id of their place.
+
+        An envelope may tell another id than ``Nats-Msg-Id``. Such a message is found by its place.
+        """
+        ids = {message.seq: {stand_in_id(self.stream, message.seq), message.message_id} for message in stored}
         known = await self.inbox.known({id for pair in ids.values() for id in pair if id is not None})
-        return {seq for seq, pair in ids.items() if known.isdisjoint(pair)}
+        absent = {it.seq: it.msg_id for it in stored if known.isdisjoint(ids[it.seq])}
+        held = await self.inbox.held(self.subscription, self.stream, absent.keys()) if absent else {}
+        return {seq for seq, msg_id in absent.items() if seq not in held or held[seq] != msg_id}
 
 
 def _pages(first: int, last: int) -> Iterator[tuple[int, int]]:
     """The range in pages, both ends included."""
-    for begin in range(first, last + 1, PAGE):
-        yield begin, min(begin + PAGE - 1, last)
+    for begin in range(first, last + 1, PAGE_SEQS):
+        yield begin, min(begin + PAGE_SEQS - 1, last)

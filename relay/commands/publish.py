@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from relay.commands.outgoing import outgoing
+from relay.commands.outgoing import outgoing, trace_of
+from relay.domain.envelopes import Envelope
 from relay.domain.errors import BrokerUnreachable, InvalidEvent, NotPublishable
 from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, PublishedEvent, PublishFailed
 from relay.domain.ordering import Shard, halves
@@ -34,23 +35,25 @@ from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxReposit
 
 #: After this many batches, the halves of a shard meet and divide the busy lanes again. An event in a quiet lane
 #: waits no longer than that.
-_TURN: Final = 8
-#: After this many characters of payloads, the other tasks on the event loop get a turn.
-_PORTION: Final = 1_000_000
+_HALF_BATCHES: Final = 8
+#: After this many characters of payloads, the other tasks on the event loop may run.
+_PORTION_CHARS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishConfig:
     """How one context publishes. ``envelope``: the form of its events on the wire.
 
+    ``system_actor``: who acts, in an envelope that needs somebody, if the event names nobody.
     A batch has at most ``batch_size`` events. It ends with the event that brings it to ``batch_bytes`` of text.
     """
 
     routing: Routing
-    envelope: str
+    envelope: Envelope | str
     batch_size: int = 300
     batch_bytes: int = 4 * 1024**2
     policy: RetryPolicy = RetryPolicy(max_attempts=10)
+    system_actor: str = "system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,9 @@ class PublishOutboxEvents:
         self._outbox = outbox
         self._publisher = publisher
         self._facts = facts
-        self._wire_form = partial(outgoing, routing=config.routing, envelope=config.envelope)
+        self._wire_form = partial(
+            outgoing, routing=config.routing, envelope=config.envelope, system_actor=config.system_actor
+        )
 
     async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
         """Publish the shard's events until no more are due; return how many were published.
@@ -95,15 +100,15 @@ class PublishOutboxEvents:
             more = more and go_on()
             if more:
                 # While one half waits for the broker, the other uses the database.
-                turns = (self._turn(lanes, go_on) for lanes in halves(shard.lanes, busy))
-                total += sum(await _all_of(*turns))
+                drained = (self._drain_half(lanes, go_on) for lanes in halves(shard.lanes, busy))
+                total += sum(await _all_of(*drained))
                 more = go_on()
         return total
 
-    async def _turn(self, lanes: Sequence[int], go_on: Callable[[], bool]) -> int:
+    async def _drain_half(self, lanes: Sequence[int], go_on: Callable[[], bool]) -> int:
         """Publish a few batches of these lanes, or fewer if nothing is left; return how many were published."""
         total = 0
-        for _ in range(_TURN):
+        for _ in range(_HALF_BATCHES):
             _, more, published = await self._batch(lanes)
             total += published
             if not more or not go_on():
@@ -179,7 +184,7 @@ class PublishOutboxEvents:
         size = 0
         for row in rows:
             size += len(row.payload or "")
-            if size > _PORTION:
+            if size > _PORTION_CHARS:
                 size = 0
                 await asyncio.sleep(0)
             if row.partition_key in blocked:
@@ -222,10 +227,13 @@ class PublishOutboxEvents:
                 if row.id in acks
             ]
             duplicates = sum(ack.duplicate for ack in acks.values())
-            published = OutboxEventsPublished(
-                context=context, events=events, duplicates=duplicates, seconds=settled.seconds
+            latencies = [ack.seconds for ack in acks.values()]
+            seconds = settled.seconds
+            self._facts(
+                OutboxEventsPublished(
+                    context=context, events=events, duplicates=duplicates, seconds=seconds, latencies=latencies
+                )
             )
-            self._facts(published)
         self._report_failures(settled)
 
     def _report_failures(self, settled: _Settled) -> None:
@@ -238,6 +246,7 @@ class PublishOutboxEvents:
                 "outbox_id": row.id,
                 "correlation_id": row.correlation_id,
                 "causation_id": row.causation_id,
+                "trace_id": trace_of(row),
                 "error": failure.error,
             }
             if failure.delay is None:

@@ -8,7 +8,7 @@ sequences again. So an event is recognised by the id at its place, never by the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, Protocol
@@ -16,16 +16,16 @@ from uuid import UUID
 
 from relay.domain.errors import MalformedMessage
 from relay.domain.facts import FactSink, StreamLossFound
-from relay.domain.identity import NatsMsgId
+from relay.domain.identity import MSG_ID, Id, NatsMsgId
 
 #: How often a page of each stream is compared, with the ledger and with the inbox.
 EVERY: Final = timedelta(seconds=30)
-PAGE: Final = 1_000
+PAGE_SEQS: Final = 1_000
 #: How many of the latest ledger entries are searched for sequences that were assigned twice.
-RECENT: Final = 100_000
+RECENT_ENTRIES: Final = 100_000
 #: A cluster may answer from a leader that is behind, so a loss is checked again after this time.
 CONFIRM: Final = timedelta(seconds=1)
-_IDS: Final = 20
+_MAX_IDS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,28 +41,39 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message in the stream: its place, its Nats-Msg-Id, its time of storage, and the bytes of its subject."""
+    """A message in the stream: its place, its Nats-Msg-Id, its time of storage, and the bytes of its subject.
+
+    ``event_id``: the row of the outbox that it came from; None if it is not one of ours. ``message_id``: the id in
+    an inbox, if the inbox keeps it by its Nats-Msg-Id.
+    """
 
     seq: int
     msg_id: str | None
     at: datetime
     subject: bytes = b""
+    event_id: UUID | None = None
+    message_id: UUID | None = None
 
-    @property
-    def event_id(self) -> UUID | None:
-        """The id of the event that it carries, without the generation; None if the id is not one of ours."""
+    @classmethod
+    def of(cls, seq: int, headers: Mapping[str, str], at: datetime, subject: bytes) -> Stored:
+        """What the headers of a message tell. A message with an id that is none has no ids."""
+        msg_id = headers.get(MSG_ID)
         try:
-            return None if self.msg_id is None else NatsMsgId.parse(self.msg_id).event_id
+            sent = NatsMsgId.read(headers)
         except MalformedMessage:
-            return None
+            sent = None
+        if sent is None:
+            return cls(seq, msg_id, at, subject)
+        return cls(seq, msg_id, at, subject, sent.event_id, sent.id.uuid)
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """An event and the sequence in its PubAck."""
+    """An event and the sequence in its PubAck. ``text``: its id, if that is no UUID."""
 
     id: UUID
     seq: int
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +81,11 @@ class Losses:
     """How many events are lost, and the ids of the first ones."""
 
     count: int = 0
-    ids: Sequence[UUID] = ()
+    ids: Sequence[Id] = ()
 
     def __add__(self, other: Losses) -> Losses:
         """Add two results."""
-        return Losses(self.count + other.count, (*self.ids, *other.ids)[:_IDS])
+        return Losses(self.count + other.count, (*self.ids, *other.ids)[:_MAX_IDS])
 
 
 class StreamAuditor(Protocol):
@@ -145,15 +156,15 @@ class ReconcileStream:
         self._facts = facts
         self._created: dict[str, datetime | None] = {}
 
-    async def tick(self, turn: int) -> Sequence[StreamReport]:
-        """The scheduled check, with repair: the tail, suspect ranges, the latest page, and page ``turn``."""
-        return [await self._stream(stream, repair=True, turn=turn) for stream in await self._ledger.streams()]
+    async def tick(self, page: int) -> Sequence[StreamReport]:
+        """The scheduled check, with repair: the tail, suspect ranges, the latest page, and one more by number."""
+        return [await self._stream(stream, repair=True, page=page) for stream in await self._ledger.streams()]
 
     async def everything(self, *, repair: bool) -> Sequence[StreamReport]:
         """Compare everything that the streams should hold. Raises BrokerUnreachable and DatabaseUnreachable."""
         return [await self._stream(stream, repair=repair) for stream in await self._ledger.streams()]
 
-    async def _stream(self, stream: str, *, repair: bool, turn: int | None = None) -> StreamReport:
+    async def _stream(self, stream: str, *, repair: bool, page: int | None = None) -> StreamReport:
         # Read the ledger first: what it holds now, the stream must hold a moment later.
         highest, before = await self._ledger.highest(stream)
         state = await self._auditor.state(stream)
@@ -163,10 +174,10 @@ class ReconcileStream:
         if highest > state.last_seq:
             state = await self._confirmed(stream, state)
             report = replace(report, tail=await self._ledger.beyond(stream, state, before, republish=repair))
-        for first, last in await self._ranges(stream, state, turn):
+        for first, last in await self._ranges(stream, state, page):
             checked, lost = await self._audit(stream, state, first, last, before, repair=repair)
             report = replace(report, checked=report.checked + checked, middle=report.middle + lost)
-        self._tell(report)
+        self._report(report)
         return report
 
     async def _confirmed(self, stream: str, state: StreamState) -> StreamState:
@@ -174,22 +185,22 @@ class ReconcileStream:
         again = await self._auditor.state(stream)
         return state if again is None else replace(again, last_seq=max(again.last_seq, state.last_seq))
 
-    async def _ranges(self, stream: str, state: StreamState, turn: int | None) -> Sequence[tuple[int, int]]:
-        """The ranges to read: everything, or the pages of a turn and the suspect range."""
+    async def _ranges(self, stream: str, state: StreamState, page: int | None) -> Sequence[tuple[int, int]]:
+        """The ranges to read: everything, or the pages of one check and the suspect range."""
         first, last = state.first_seq, state.last_seq
         known = self._created.setdefault(stream, state.created)
         self._created[stream] = state.created
-        if turn is None or known != state.created:
+        if page is None or known != state.created:
             return [(first, last)]
-        ranges = windows(first, last, turn)
-        reused = await self._ledger.reused(stream, state, RECENT)
+        ranges = windows(first, last, page)
+        reused = await self._ledger.reused(stream, state, RECENT_ENTRIES)
         return ranges if reused is None else [(max(reused[0], first), min(reused[1], last)), *ranges]
 
     async def _audit(
         self, stream: str, state: StreamState, first: int, last: int, before: datetime, *, repair: bool
     ) -> tuple[int, Losses]:
         checked, lost, pause = 0, Losses(), CONFIRM
-        while entries := _whole(await self._ledger.page(stream, state, first, last, before, PAGE)):
+        while entries := _whole(await self._ledger.page(stream, state, first, last, before, PAGE_SEQS)):
             missing = await self._missing(stream, entries)
             if missing:
                 # Pause only once. A second for each page would be too slow for a stream that has lost much.
@@ -198,7 +209,7 @@ class ReconcileStream:
             if missing and repair:
                 lost += await self._ledger.republish(stream, state, missing)
             else:
-                lost += Losses(len(missing), tuple(entry.id for entry in missing[:_IDS]))
+                lost += Losses(len(missing), tuple(entry.text or entry.id for entry in missing[:_MAX_IDS]))
             checked += len(entries)
             first = entries[-1].seq + 1
         return checked, lost
@@ -213,7 +224,7 @@ class ReconcileStream:
         state = await self._auditor.state(stream)
         return [entry for entry in missing if state is not None and entry.seq >= state.first_seq]
 
-    def _tell(self, report: StreamReport) -> None:
+    def _report(self, report: StreamReport) -> None:
         if report.lost:
             self._facts(
                 StreamLossFound(
@@ -221,7 +232,7 @@ class ReconcileStream:
                     stream=report.stream,
                     tail=report.tail.count,
                     middle=report.middle.count,
-                    ids=[*report.tail.ids, *report.middle.ids][:_IDS],
+                    ids=[*report.tail.ids, *report.middle.ids][:_MAX_IDS],
                     repaired=report.repaired,
                 )
             )
@@ -229,18 +240,18 @@ class ReconcileStream:
 
 def _whole(page: Sequence[LedgerEntry]) -> Sequence[LedgerEntry]:
     """The page; a full page without its last sequence, because another event with it may be on the next page."""
-    if len(page) < PAGE:
+    if len(page) < PAGE_SEQS:
         return page
     return [entry for entry in page if entry.seq < page[-1].seq] or page
 
 
-def windows(first: int, last: int, turn: int) -> Sequence[tuple[int, int]]:
-    """The latest page and one other, a different one each turn, so that all pages are checked in time."""
+def windows(first: int, last: int, page: int) -> Sequence[tuple[int, int]]:
+    """The latest page and one other: its number is ``page``, modulo their count, so all are checked in time."""
     if last < first:
         return []
-    latest = max(first, last - PAGE + 1)
-    count = -(-(latest - first) // PAGE)
+    latest = max(first, last - PAGE_SEQS + 1)
+    count = -(-(latest - first) // PAGE_SEQS)
     if not count:
         return [(latest, last)]
-    begin = first + turn % count * PAGE
-    return [(begin, min(begin + PAGE, latest) - 1), (latest, last)]
+    begin = first + page % count * PAGE_SEQS
+    return [(begin, min(begin + PAGE_SEQS, latest) - 1), (latest, last)]

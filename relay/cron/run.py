@@ -23,10 +23,10 @@ from relay.ports import Runs
 from relay.threads import Slots
 
 #: How long the worker tries to record the end of a run, in seconds.
-_SETTLE: Final = 60.0
-_SETTLE_AGAIN: Final = 1.0
+_SETTLE_TIMEOUT_S: Final = 60.0
+_SETTLE_INTERVAL_S: Final = 1.0
 #: How many plain commands of a job may run in threads at once, including those beyond their time limit.
-_HANGING: Final = 4
+_MAX_THREADS: Final = 4
 
 
 class RunCron:
@@ -119,14 +119,14 @@ class RunCron:
     ) -> None:
         """Record the end, and retry during an outage: a run without a recorded end would be repeated."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + _SETTLE
+        end = loop.time() + _SETTLE_TIMEOUT_S
         while True:
             try:
                 await self._runs.settle(run, state, error, delay)
             except Outage:
                 if loop.time() >= end:
                     raise
-                await asyncio.sleep(_SETTLE_AGAIN)
+                await asyncio.sleep(_SETTLE_INTERVAL_S)
             else:
                 return
 
@@ -136,7 +136,7 @@ class RunCron:
             if job.is_async:
                 return await job.bus.dispatch_async(await job.command(run.scheduled_for))
             errors: list[BaseException] = []
-            slots = self._slots.setdefault(job.name, Slots(_HANGING))
+            slots = self._slots.setdefault(job.name, Slots(_MAX_THREADS))
             result = await slots.in_thread(lambda: job.bus.dispatch(job.command(run.scheduled_for)), errors.append)
         if result is None:
             raise errors[0]

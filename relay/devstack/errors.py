@@ -1,12 +1,4 @@
-"""What can go wrong with the servers of a development stack.
-
-RelayError
-├── MissingExtraError   MISSING_EXTRA    a wheel is not installed (relay.domain.errors)
-└── DevStackError       DEVSTACK
-    ├── ServerFailed    SERVER_FAILED    a server ended or never became ready; holds its last log lines
-    ├── ServerNotUp     SERVER_NOT_UP    the port or pid of a server was asked for, and it has none
-    └── StackBusy       STACK_BUSY       another process runs a stack in this directory
-"""
+"""What can go wrong with the servers of a development stack, besides a wheel that is not installed."""
 
 from __future__ import annotations
 
@@ -22,7 +14,7 @@ class DevStackError(RelayError):
 
 
 class ServerFailed(DevStackError):
-    """A server ended by itself, or was not ready in time."""
+    """A server ended by itself, or was not ready in time. The message holds the last lines of its log."""
 
     code = "SERVER_FAILED"
 

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from relay.devstack import configuration, leftovers, monitoring, prepare, private, processes
+from relay.devstack import configuration, monitoring, prepare, private, processes
 from relay.devstack.configuration import Configuration
 from relay.devstack.errors import DevStackError, ServerFailed
-from relay.devstack.logs import LogConsole, last_lines
+from relay.devstack.logs import LogConsole, last_lines, put_aside
 from relay.devstack.ports import LOOPBACK, free_port
 from relay.devstack.stack import DevStack
 
 _READY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 20.0
-_LOG_LIMIT_BYTES: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,8 @@ class FleetOptions:
     """What to run: ``processes`` with ``threads`` each. ``handler``: sample handlers replace the real ones.
 
     ``inherit``: whether RELAY_* variables of the shell count. ``environment`` wins over them and over the file.
-    ``fresh``: start with empty databases and streams.
+    ``fresh``: start with empty databases and streams. ``modules``: where workers find the modules that the
+    configuration names; the working directory if None.
     """
 
     directory: Path
@@ -40,6 +40,7 @@ class FleetOptions:
     handler: bool = True
     inherit: bool = True
     fresh: bool = False
+    modules: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +86,7 @@ class Fleet:
         environment = {**configuration.base_environment(inherit=self.options.inherit), **self.options.environment}
         contexts = configuration.declared(self.options.config, environment).contexts
         self.stack.start()
-        leftovers.end_leftovers(self.stack.directory)
+        processes.end_leftovers(self.stack.directory)
         self.handlers = {
             name: f"http://{LOOPBACK}:{free_port()}/handle"
             for name, context in contexts.items()
@@ -150,16 +151,16 @@ class Fleet:
         logs = self.stack.directory / "logs"
         private.make_directory(logs)
         log = logs / f"{name}.log"
-        if log.exists() and log.stat().st_size > _LOG_LIMIT_BYTES:
-            log.replace(log.with_suffix(".log.1"))
+        put_aside(log)
         self._follow(name, log)
         environment = {
             "RELAY_LOG_FORMAT": "console",
             "PYTHONUNBUFFERED": "1",
             **self.configuration.environment,
         }
-        environment = leftovers.marked(environment, self.stack.directory)
-        process = processes.spawn(command, log=log, directory=Path.cwd(), environment=environment)
+        environment = processes.marked(environment, self.stack.directory)
+        home = self.options.modules or Path.cwd()
+        process = processes.spawn(command, log=log, directory=home, environment=environment)
         self._members.append(_Member(name, process, log))
 
     def _follow(self, name: str, log: Path) -> None:

@@ -13,6 +13,7 @@ _POLL_SECONDS: Final = 0.05
 _COLORS: Final = (36, 33, 35, 32, 34, 31)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LONGEST_LINE: Final = 65_536
+_LIMIT_BYTES: Final = 10_000_000
 
 
 @dataclass(slots=True)
@@ -100,6 +101,12 @@ class LogConsole:
             self._output.flush()
         except (OSError, ValueError):
             self.closed.set()
+
+
+def put_aside(log: Path) -> None:
+    """Begin a log anew if it is long. The old one stays beside it."""
+    if log.exists() and log.stat().st_size > _LIMIT_BYTES:
+        log.replace(log.with_suffix(".log.1"))
 
 
 def last_lines(path: Path, count: int = 20) -> str:

@@ -10,6 +10,7 @@ from nats.js.errors import NotFoundError
 
 from relay.access import jetstream
 from relay.adapters.jetstream import topology
+from relay.adapters.postgres import microdao
 from relay.adapters.postgres.migrations import upgrade
 from relay.devstack.stack import DevStack
 from relay.domain.errors import ConfigurationError
@@ -24,7 +25,9 @@ def prepare(stack: DevStack, settings: Settings, revision: str = "head") -> None
     for name, context in settings.contexts.items():
         with contextlib.suppress(psycopg.errors.DuplicateDatabase):
             stack.postgres.create_database(name)
-        upgrade(context.database_url.get_secret_value(), revision)
+        upgrade(context.database, revision)
+        if context.microdao_schema is not None:
+            microdao.lay(context.database, context.microdao_schema)
     asyncio.run(_ensure_streams(settings))
 
 

@@ -22,6 +22,8 @@ try:
 except ImportError as error:
     raise missing("psutil") from error
 
+#: Marks the processes of a fleet, and all that they start, in their environment.
+_MARK = "JETRELAY_FLEET"
 _LAUNCH = Path(__file__).with_name("launch.py")
 _POLL_SECONDS = 0.01
 # A clock step may change a start time a little between two readings. A reused pid differs by far more.
@@ -127,6 +129,29 @@ def thaw(pid: int) -> None:
 def kill(pid: int) -> None:
     """Kill a process with all its descendants (SIGKILL) and wait until they are gone."""
     kill_all(freeze(pid))
+
+
+# --- what a killed run left behind ---
+
+
+def marked(environment: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """Return the environment that marks a process, and all it starts, as belonging to ``directory``."""
+    return {**environment, _MARK: str(directory)}
+
+
+def end_leftovers(directory: Path) -> None:
+    """Kill every process that was started with the mark of this directory, descendants included."""
+    kill_all([process for process in psutil.process_iter() if _is_ours(process, directory)])
+
+
+def _is_ours(process: psutil.Process, directory: Path) -> bool:
+    try:
+        return bool(process.environ().get(_MARK) == str(directory))
+    except (psutil.Error, OSError):  # ended meanwhile, or somebody else's
+        return False
+
+
+# --- all of some processes ---
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:

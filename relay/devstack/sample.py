@@ -165,7 +165,7 @@ def main() -> int:
         context = of_context(load_settings().contexts, arguments.context)
     except RelayError as error:
         sys.exit(f"error {error}")
-    app = create_app(context.database_url.get_secret_value())
+    app = create_app(context.handler_database)
     uvicorn.run(
         app,
         host=arguments.host,

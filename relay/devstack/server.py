@@ -19,12 +19,12 @@ from typing import ClassVar, Self
 from relay.devstack import private, processes
 from relay.devstack.account import Account
 from relay.devstack.errors import DevStackError, ServerFailed, ServerNotUp
+from relay.devstack.logs import put_aside
 from relay.devstack.ports import free_port, is_free
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
-_LOG_LIMIT_BYTES = 10_000_000
 # Transient reasons to end: another process took the port, or remains of a killed server are still there.
 _TRANSIENT = re.compile(r"address already in use|pre-existing shared memory block", re.IGNORECASE)
 
@@ -197,8 +197,7 @@ class Server(ABC):
     def _make_directory(self) -> None:
         private.make_directory(self.directory)
         self._password = private.password(self.directory / "password")
-        if self.log_path.exists() and self.log_path.stat().st_size > _LOG_LIMIT_BYTES:
-            self.log_path.replace(self.log_path.with_suffix(".log.1"))
+        put_aside(self.log_path)
 
     def _run(self) -> None:
         if self._port is None or not (self._was_ready or is_free(self._port)):

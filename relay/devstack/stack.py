@@ -67,14 +67,6 @@ class DevStack:
             for server in self.servers:
                 last.callback(server.stop)  # each is stopped even if another cannot be
 
-    def environment(self) -> dict[str, str]:
-        """Return the addresses of the servers under the names that settings read."""
-        return {
-            "DATABASE_URL": self.postgres.url,
-            "NATS_URL": self.nats.url,
-            "REDIS_URL": self.valkey.url,
-        }
-
     def _claim_directory(self) -> None:
         """Hold a lock that the system releases when this process ends, in whatever way."""
         if self._claim is not None:

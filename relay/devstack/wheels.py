@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from relay.devstack.errors import missing
@@ -13,11 +13,7 @@ def program(wheel: str, name: str) -> Path:
 
     Raises MissingExtraError when the wheel or this file is missing.
     """
-    try:
-        files = distribution(wheel).files or []
-    except PackageNotFoundError as error:
-        raise missing(wheel) from error
-    for file in files:
+    for file in _installed(wheel).files or []:
         path = Path(str(file.locate())).resolve()
         if file.name == name and path.is_file():
             return path
@@ -26,7 +22,11 @@ def program(wheel: str, name: str) -> Path:
 
 def version(wheel: str) -> str:
     """Return the version of an installed wheel; raises MissingExtraError when it is not installed."""
+    return _installed(wheel).version
+
+
+def _installed(wheel: str) -> Distribution:
     try:
-        return distribution(wheel).version
+        return distribution(wheel)
     except PackageNotFoundError as error:
         raise missing(wheel) from error

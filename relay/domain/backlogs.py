@@ -42,6 +42,13 @@ class InboxBacklog:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """About how many ``events`` the outbox holds, published ones too, by the server's statistics."""
+
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
 class Overdue:
     """How late publishing is: the ``seconds`` since the earliest overdue event was due; 0 if none is overdue."""
 
@@ -91,9 +98,10 @@ class SubscriptionBacklog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlogs:
-    """Everything that waits in a context."""
+    """Everything that waits in a context, and how much its outbox holds."""
 
     outbox: OutboxBacklog
+    held: Held
     overdue: Overdue
     inbox: Sequence[SubscriptionBacklog]
     tasks: TaskBacklog

@@ -23,12 +23,12 @@ from typing import Any, Final
 from relay.domain.errors import RelayError
 
 #: How much is told, in bytes of UTF-8.
-LIMIT: Final = 500
-_SHOWN: Final = 3
-_CAUSES: Final = 10
+LIMIT_BYTES: Final = 500
+_MAX_SHOWN_ERRORS: Final = 3
+_MAX_CAUSES: Final = 10
 _CODE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
 #: Names of fields and errors have at most this many digits. Account and telephone numbers have more.
-_DIGITS: Final = 5
+_MAX_DIGITS: Final = 5
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _ROOT: Final = Path(__file__).parents[2]
 #: Files whose lines are not the application's: our own and Python's.
@@ -40,10 +40,15 @@ _BETWEEN: Final = (
 
 
 def printable(text: str) -> str:
-    """One line that terminals can show and PostgreSQL can store: escaped, and cut after `LIMIT` bytes."""
-    text = text.strip()[:LIMIT]
+    """One line that terminals can show and PostgreSQL can store: escaped, and cut after `LIMIT_BYTES` bytes."""
+    text = text.strip()[:LIMIT_BYTES]
     line = "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
-    return line.encode()[:LIMIT].decode(errors="ignore")
+    return line.encode()[:LIMIT_BYTES].decode(errors="ignore")
+
+
+def clean(text: str, limit: int = 2_000) -> str:
+    """Text that is safe to store and to show: bounded in characters, and without control characters."""
+    return "".join(char if char.isprintable() else " " for char in text[:limit])
 
 
 def first_line(error: BaseException) -> str:
@@ -78,7 +83,7 @@ def trace(error: BaseException) -> str:
     """A traceback with the lines of the program and, for each exception, the text of `told`."""
     parts: list[str] = []
     current: BaseException | None = error
-    while current is not None and len(parts) < _CAUSES:
+    while current is not None and len(parts) < _MAX_CAUSES:
         frames = "".join(traceback.format_tb(current.__traceback__))
         parts.append(f"{frames}{told(current)}")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
@@ -151,9 +156,9 @@ def answered(body: bytes) -> str:
 def _misfits(found: list[Any]) -> str:
     """The first few errors as text, like ``string_too_long at body.payload.title``."""
     errors = [it for it in found if isinstance(it, Mapping) and _is_code(it.get("type"))]
-    places = [(str(it["type"]), place(it.get("loc"))) for it in errors[:_SHOWN]]
+    places = [(str(it["type"]), place(it.get("loc"))) for it in errors[:_MAX_SHOWN_ERRORS]]
     parts = [f"{code} at {where}" if where else code for code, where in places]
-    more = f" (and {len(errors) - _SHOWN} more)" if len(errors) > _SHOWN else ""
+    more = f" (and {len(errors) - _MAX_SHOWN_ERRORS} more)" if len(errors) > _MAX_SHOWN_ERRORS else ""
     return "; ".join(parts) + more
 
 
@@ -169,4 +174,4 @@ def _name(part: object) -> str:
 
 
 def _is_code(value: object) -> bool:
-    return isinstance(value, str) and bool(_CODE.match(value)) and sum(map(str.isdigit, value)) <= _DIGITS
+    return isinstance(value, str) and bool(_CODE.match(value)) and sum(map(str.isdigit, value)) <= _MAX_DIGITS

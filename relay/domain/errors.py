@@ -9,6 +9,7 @@
     │   ├── PayloadTooLarge     PAYLOAD_TOO_LARGE
     │   ├── InvalidHeader       INVALID_HEADER
     │   ├── InvalidKey          INVALID_KEY
+    │   ├── InvalidActor        INVALID_ACTOR
     │   └── InvalidTimestamp    INVALID_TIMESTAMP
     ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
     │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
@@ -23,6 +24,8 @@
     ├── UnsupportedTarget       UNSUPPORTED_TARGET
     ├── UnknownContext          UNKNOWN_CONTEXT
     ├── NotPublishable          NOT_PUBLISHABLE
+    ├── StreamMissing           STREAM_MISSING       (kept in publish_error, not raised)
+    ├── StreamMismatch          STREAM_MISMATCH      (kept in publish_error, not raised)
     ├── InvalidRequest          INVALID_REQUEST
     ├── TooMany                 TOO_MANY
     ├── UnknownIncident         UNKNOWN_INCIDENT
@@ -37,6 +40,8 @@
     ├── InvalidCommand          INVALID_COMMAND      (relay.bus, with INVALID_QUERY, NO_HANDLER,
     │                                                 DUPLICATE_HANDLER, COMMIT_REFUSED, NESTED_COMMAND,
     │                                                 ENDLESS_EVENTS, NOTHING_FOUND beside it)
+    ├── QueryFailed             QUERY_FAILED         (relay.bus, with QUERY_TIMEOUT, NO_RESPONDER,
+    │                                                 ANSWERED_BY_STREAM, INVALID_ANSWER below it)
     ├── DomainError             DOMAIN_ERROR         (raised by handlers)
     │   └── Poison              POISON
     ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
@@ -134,6 +139,12 @@ class InvalidKey(InvalidEvent):
     code = "INVALID_KEY"
 
 
+class InvalidActor(InvalidEvent):
+    """An actor has no usable id, or is none of HUMAN, AGENT and SYSTEM."""
+
+    code = "INVALID_ACTOR"
+
+
 class InvalidTimestamp(InvalidEvent):
     """A time has no zone or is out of range."""
 
@@ -196,6 +207,18 @@ class NotPublishable(RelayError):
     """The outbox event does not exist or is already published."""
 
     code = "NOT_PUBLISHABLE"
+
+
+class StreamMissing(RelayError):
+    """No stream takes the subject of an event. The event waits: it is sent again until a stream does."""
+
+    code = "STREAM_MISSING"
+
+
+class StreamMismatch(RelayError):
+    """The subject of an event belongs to another stream than the one it names. It waits: see StreamMissing."""
+
+    code = "STREAM_MISMATCH"
 
 
 class InvalidRequest(RelayError, ValueError):

@@ -1,8 +1,8 @@
-"""Facts: the list of everything that telemetry may be told. The core states facts; listeners decide what to do.
+"""Facts: the list of everything that is reported to telemetry. The core states facts; listeners decide what to do.
 
 A fact carries ids, sizes and reasons, never a payload or a credential. A fact about one event, message or task
-also carries its correlation (the operation it belongs to) and its causation (its direct cause). The last ones only
-measure: how long handlers took, how much waits.
+also carries its correlation (the operation it belongs to), its causation (its direct cause) and its trace, if any.
+The last ones only measure: how long handlers took, how much waits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from relay.domain.backlogs import Backlogs
+from relay.domain.identity import Id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,32 +35,38 @@ class PublishedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEventsPublished(Fact):
-    """EVT-047-001 for one settled batch. JetStream took ``seconds`` to acknowledge it."""
+    """EVT-047-001 for one settled batch. JetStream took ``seconds`` to acknowledge it.
+
+    ``latencies``: the seconds from the sending of each of the events to its PubAck.
+    """
 
     events: Sequence[PublishedEvent]
     duplicates: int
     seconds: float
+    latencies: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishFailed(Fact):
-    """An event could not be published and waits for its next attempt."""
+class EventFact(Fact):
+    """Base of the facts about one event that could not be published."""
 
     outbox_id: str
     correlation_id: str | None
     causation_id: str | None
     error: str
+    trace_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishFailed(EventFact):
+    """The event waits for its next attempt."""
+
     attempts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventDied(Fact):
-    """An event cannot be published. It is kept with ``dead_at`` for an operator to repair and publish. Alert."""
-
-    outbox_id: str
-    correlation_id: str | None
-    causation_id: str | None
-    error: str
+class EventDied(EventFact):
+    """The event is kept with ``dead_at`` for an operator to repair and publish. Alert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,41 +87,37 @@ class MessagesReceived(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageProcessed(Fact):
-    """A handler processed a message."""
+class MessageFact(Fact):
+    """Base of the facts about one message."""
 
     subscription: str
-    message_id: UUID
-    correlation_id: UUID | None
-    causation_id: UUID | None
+    message_id: Id
+    correlation_id: Id | None
+    causation_id: Id | None
     attempts: int
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageRetried(Fact):
+class MessageProcessed(MessageFact):
+    """A handler processed a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRetried(MessageFact):
     """A handler failed. The message is tried again after ``delay_seconds``."""
 
-    subscription: str
-    message_id: UUID
-    correlation_id: UUID | None
-    causation_id: UUID | None
-    attempts: int
     delay_seconds: float
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageDeadLettered(Fact):
+class MessageDeadLettered(MessageFact):
     """EVT-047-002: message_id, original_subject, reason, attempts. ``kind`` is the class of dead letter. Alert."""
 
-    subscription: str
-    message_id: UUID
-    correlation_id: UUID | None
-    causation_id: UUID | None
     original_subject: str
     kind: str
     reason: str
-    attempts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +126,10 @@ class IncidentRecorded(Fact):
 
     incident_id: int
     subscription: str | None
-    message_id: UUID
+    message_id: Id
     event_type: str | None
-    correlation_id: UUID | None
-    causation_id: UUID | None
+    correlation_id: Id | None
+    causation_id: Id | None
     kind: str
     reason: str
     attempts: int
@@ -140,19 +143,26 @@ class AlertFailed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesReEnqueued(Fact):
-    """The sweep found due rows that no queue held, for instance after Redis was flushed."""
+class Found(Fact):
+    """Base of the facts that ``count`` messages of a subscription were lost on the way and are found again."""
 
     subscription: str
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveriesRecovered(Fact):
+class MessagesReEnqueued(Found):
+    """The sweep found due rows that no queue held, for instance after Redis was flushed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveriesRecovered(Found):
     """Messages that a dying worker lost before they reached the inbox were read from the stream."""
 
-    subscription: str
-    count: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxGapFilled(Found):
+    """Messages were acknowledged but missing from the inbox. They were read from the stream again. Alert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,16 +183,8 @@ class StreamLossFound(Fact):
     stream: str
     tail: int
     middle: int
-    ids: Sequence[UUID]
+    ids: Sequence[Id]
     repaired: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboxGapFilled(Fact):
-    """Messages were acknowledged but missing from the inbox. They were read from the stream again. Alert."""
-
-    subscription: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,9 +202,10 @@ class TaskFact(Fact):
 
     task_id: UUID
     task_type: str
-    correlation_id: UUID | None
-    causation_id: UUID | None
+    correlation_id: Id | None
+    causation_id: Id | None
     attempts: int
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +230,7 @@ class TaskFailed(TaskFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPutOff(Fact):
-    """A limit keeps a task waiting. No attempt is counted. ``waits_for``: turn, room."""
+    """A limit keeps a task waiting. No attempt is counted. ``waits_for``: turn (rate) or room (concurrency)."""
 
     task_id: UUID
     task_type: str
@@ -333,6 +336,19 @@ class TaskAnswered(Fact):
     """The handler of a task type answered, or the relay stopped waiting, after ``seconds``."""
 
     task_type: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryRefused(Fact):
+    """A query of another service was not answered but refused with a ``code``, after ``seconds``.
+
+    ``error``: class, codes and place of what the handler raised, without its text.
+    """
+
+    subject: str
+    code: str
+    error: str
     seconds: float
 
 

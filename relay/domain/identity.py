@@ -1,21 +1,43 @@
-"""Ids of messages and of the operations they belong to: text outside, UUIDs in tables and jobs.
+"""Ids of messages and of the operations they belong to: any text outside, UUIDs in tables and jobs.
 
-A producer may use ids of any form, for example ``evt_01HQGX8K9JNPQR5MWTVYZ3F4BC``. `Identity` gives each text its
-UUID. The readers here accept UUIDs only: a message with another id is a dead letter under its `stand_in_id`.
+A UUID as usually written is itself. Any other text, for example ``evt_01HQGX8K9JNPQR5MWTVYZ3F4BC``, has a UUID
+made from it. The text is kept beside that: as ``originals``, by the names `ID`, `CORRELATION_ID`, `CAUSATION_ID`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID, uuid5
 
-from relay.domain.errors import MalformedMessage
+from relay.domain.errors import InvalidKey, MalformedMessage
+from relay.domain.limits import MAX_KEY_BYTES
+
+#: The header with the id by which JetStream drops copies.
+MSG_ID: Final = "Nats-Msg-Id"
+#: The row of the outbox and its generation, where ``Nats-Msg-Id`` does not tell them.
+EVENT_ID: Final = "Relay-Event-Id"
+GENERATION: Final = "Relay-Generation"
+#: The names of the texts in ``originals``.
+ID: Final = "id"
+CORRELATION_ID: Final = "correlation_id"
+CAUSATION_ID: Final = "causation_id"
+
+#: The texts of ids that are no UUIDs, by name. Most messages have none.
+Originals: TypeAlias = Mapping[str, str]
+NO_ORIGINALS: Final[Originals] = {}
+#: An id as people and handlers see it: a UUID, or the text that its maker wrote.
+Id: TypeAlias = UUID | str
+
+Kept = TypeVar("Kept", UUID, UUID | None)
 
 # These must never change: all versions and processes must find the same UUID.
 _TEXTS: Final = UUID("b1f3a8d4-6f0e-5c52-9a57-2f0c5b7f9e61")
 _PLACES: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
+_UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+#: What stands for bytes that are no text: two ids with it may be different ones.
+_NO_TEXT: Final = "\ufffd"
 _GENERATION: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -31,55 +53,140 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Identity:
-        """The identity of any text."""
-        try:
+        """The identity of any text. Braces, URNs and missing hyphens make a text that is no UUID."""
+        if _UUID.fullmatch(text):
             return cls(text, UUID(text), derived=False)
-        except ValueError:
-            # JSON may hold half a surrogate pair, which has no bytes of its own.
-            return cls(text, uuid5(_TEXTS, text.encode(errors="backslashreplace").decode()), derived=True)
+        # JSON may hold half a surrogate pair, which has no bytes of its own.
+        return cls(text, uuid5(_TEXTS, text.encode(errors="backslashreplace").decode()), derived=True)
 
     @property
-    def canonical(self) -> bool:
-        """Whether the text is a UUID as usually written. Braces, URNs and missing hyphens are other forms."""
-        return self.text.lower() == str(self.uuid)
+    def shown(self) -> str:
+        """The text to show and to send. A UUID has small letters."""
+        return self.text if self.derived else self.text.lower()
+
+    @property
+    def value(self) -> Id:
+        """The id as handlers see it."""
+        return self.text if self.derived else self.uuid
 
 
-def read_id(value: Any, field: str) -> UUID:
-    """Read an id that must be a UUID, in any form. Raises MalformedMessage."""
-    if not isinstance(value, str) or (identity := Identity.of(value)).derived:
-        raise MalformedMessage("is not a UUID", field=field)
-    return identity.uuid
+def shown(id: Kept, originals: Originals, name: str) -> Kept | str:
+    """An id as people and handlers see it: its text if that is no UUID."""
+    return originals.get(name, id)
 
 
-def read_optional_id(value: Any, field: str) -> UUID | None:
+def check_id(value: object, field: str) -> Identity:
+    """The identity of an id that a program gave us: a UUID, or 1 to 200 bytes of printable text.
+
+    The text neither begins nor ends with a space, so that no header trims it. Raises InvalidKey.
+    """
+    if problem := _problem(value):
+        raise InvalidKey(problem, field=field)
+    return Identity.of(str(value))
+
+
+def identified(id: Any, correlation_id: Any, causation_id: Any) -> tuple[list[Any], Originals]:
+    """Three ids with a UUID for each text, and the texts of those that are no UUIDs.
+
+    Raises InvalidKey, naming the id. What is no text stays as it is.
+    """
+    ids, originals = [id, correlation_id, causation_id], {}
+    if not (isinstance(id, str) or isinstance(correlation_id, str) or isinstance(causation_id, str)):
+        return ids, NO_ORIGINALS
+    for place, name in enumerate((ID, CORRELATION_ID, CAUSATION_ID)):
+        if isinstance(ids[place], str):
+            text, ids[place], derived = check_id(ids[place], name)
+            if derived:
+                originals[name] = text
+    return ids, originals or NO_ORIGINALS
+
+
+def is_id(value: object) -> bool:
+    """Whether a value is text that can be an id."""
+    return _problem(value) is None
+
+
+def read_id(value: Any, field: str) -> Identity:
+    """Read the id of a received message; the same rule as `check_id`. Raises MalformedMessage."""
+    if type(value) is str and _UUID.fullmatch(value):
+        return Identity(value, UUID(value), derived=False)
+    if problem := _problem(value):
+        raise MalformedMessage(problem, field=field)
+    return Identity.of(value)
+
+
+def read_optional_id(value: Any, field: str) -> Identity | None:
     """Read an id, if there is one. Raises MalformedMessage."""
     return None if value is None else read_id(value, field)
 
 
-@dataclass(frozen=True, slots=True)
-class NatsMsgId:
-    """The value of ``Nats-Msg-Id``: the id of the outbox event and, for a replay, its generation.
+def _problem(value: object) -> str | None:
+    """Why a value is no id."""
+    if not isinstance(value, str):
+        return "is no text"
+    if not value:
+        return "is empty"
+    if len(value) > MAX_KEY_BYTES or (not value.isascii() and len(value.encode(errors="replace")) > MAX_KEY_BYTES):
+        return f"is longer than {MAX_KEY_BYTES} bytes"
+    if not value.isprintable() or _NO_TEXT in value:
+        return "holds a character that cannot be printed"
+    if value[0] == " " or value[-1] == " ":
+        return "begins or ends with a space"
+    return None
 
-    Generation 0 is the UUID alone. A replay carries ``{uuid}.{generation}``. So the stream's duplicate window
-    accepts it, and consumers still recognise the event.
+
+def originals_of(name: Identity, key: UUID, correlation: Identity | None, causation: Identity | None) -> Originals:
+    """The texts of the ids that are no UUIDs; that of the message also if its ``key`` is not made from it."""
+    found = {}
+    if name.derived or (name.uuid is not key and name.uuid != key):
+        found[ID] = name.shown
+    if correlation is not None and correlation.derived:
+        found[CORRELATION_ID] = correlation.text
+    if causation is not None and causation.derived:
+        found[CAUSATION_ID] = causation.text
+    return found or NO_ORIGINALS
+
+
+class NatsMsgId(NamedTuple):
+    """What a message says of its identity in ``Nats-Msg-Id`` and the headers beside it.
+
+    ``id``: that of the event, without the generation. Generation 0 is the text alone. A replay carries
+    ``{text}.{generation}``. So the stream's duplicate window accepts it, and consumers still recognise the event.
+    ``event_id``: the row of the outbox that it came from; None if another program sent it.
     """
 
-    event_id: UUID
+    id: Identity
     generation: int = 0
-
-    @property
-    def value(self) -> str:
-        """The header's text."""
-        return str(self.event_id) if self.generation == 0 else f"{self.event_id}.{self.generation}"
+    event_id: UUID | None = None
 
     @classmethod
-    def parse(cls, value: str) -> NatsMsgId:
-        """Read a header value. Raises MalformedMessage if it is not a UUID with an optional generation."""
-        text, dot, generation = value.partition(".")
-        identity = Identity.of(text)
-        if not identity.canonical or (dot and not _GENERATION.fullmatch(generation)):
-            raise MalformedMessage("is not the id of an event: a UUID", field="Nats-Msg-Id")
-        return cls(identity.uuid, int(generation or 0))
+    def read(cls, headers: Mapping[str, str]) -> NatsMsgId | None:
+        """Read the headers of a message; None without an id. Raises MalformedMessage.
+
+        Only our own ids are split: ``order.7`` of another program is the id of a message and no seventh replay.
+        """
+        if (value := headers.get(MSG_ID)) is None:
+            return None
+        row = headers.get(EVENT_ID)
+        if row is not None and _UUID.fullmatch(row):
+            text, generation = _split(value, headers.get(GENERATION, ""))
+            return cls(read_id(text, MSG_ID), generation, UUID(row))
+        text, dot, number = value.partition(".")
+        if _UUID.fullmatch(text) and (not dot or _GENERATION.fullmatch(number)):
+            id = UUID(text)
+            return cls(Identity(text, id, derived=False), int(number or 0), id)
+        return cls(read_id(value, MSG_ID))
+
+
+def _split(value: str, generation: str) -> tuple[str, int]:
+    if _GENERATION.fullmatch(generation) and value.endswith(f".{generation}"):
+        return value[: -len(generation) - 1], int(generation)
+    return value, 0
+
+
+def generated(text: str, generation: int) -> str:
+    """The value of ``Nats-Msg-Id``: an id with the generation of its replay."""
+    return text if generation == 0 else f"{text}.{generation}"
 
 
 def stand_in_id(stream: str, seq: int) -> UUID:

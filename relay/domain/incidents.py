@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from relay.domain.disclosure import told
+from relay.domain.disclosure import clean, told
 from relay.domain.errors import (
     IncidentClosed,
     MalformedMessage,
@@ -24,11 +24,21 @@ from relay.domain.errors import (
     UnknownIncident,
     UnreadableMessage,
 )
-from relay.domain.identity import read_id, read_optional_id, stand_in_id
+from relay.domain.identity import (
+    CAUSATION_ID,
+    CORRELATION_ID,
+    Id,
+    Originals,
+    originals_of,
+    read_id,
+    read_optional_id,
+    stand_in_id,
+)
 from relay.domain.policies import DeadLetterClass
 
+#: The field of a letter with the key of the inbox, if that is not the message's id.
+INBOX_ID: Final = "inbox_id"
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
-_REASON_LIMIT: Final = 2_000
 
 
 class IncidentStatus(Enum):
@@ -44,25 +54,27 @@ class IncidentStatus(Enum):
 class Letter:
     """A dead letter as the DLQ stream holds it. ``message_id`` and ``occurrence`` identify it.
 
-    ``original`` None: the original body did not fit into the letter; the inbox row still holds it.
+    ``originals``: the texts of ids that are no UUIDs. ``original`` None: the original body did not fit into the
+    letter; the inbox row still holds it.
     """
 
     message_id: UUID
-    occurrence: int
-    subscription: str | None
+    occurrence: int = 1
+    subscription: str | None = None
     subject: str
-    stream: str | None
-    stream_seq: int | None
-    event_type: str | None
-    correlation_id: UUID | None
-    causation_id: UUID | None
+    stream: str | None = None
+    stream_seq: int | None = None
+    event_type: str | None = None
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
     kind: DeadLetterClass
     reason: str
-    attempts: int
-    headers: Mapping[str, str]
+    attempts: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
     original: bytes | None
     letter_stream: str
     letter_seq: int
+    originals: Originals = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +82,11 @@ class RecordedIncident:
     """What an alert says about an incident: ids and reasons, no payload."""
 
     id: int
-    message_id: UUID
+    message_id: Id
     subscription: str | None
     event_type: str | None
-    correlation_id: UUID | None
-    causation_id: UUID | None
+    correlation_id: Id | None
+    causation_id: Id | None
     kind: str
     reason: str
     attempts: int
@@ -90,43 +102,8 @@ class IncidentFilter:
     event_type: str | None = None
     reason: str | None = None
     since: datetime | None = None
-    message_id: UUID | None = None
-    correlation_id: UUID | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
-    """A recorded dead letter. ``handled_at``: when the message was processed after a requeue."""
-
-    id: int
-    message_id: UUID
-    occurrence: int
-    recorded_at: datetime
-    subscription: str | None
-    subject: str
-    stream: str | None
-    stream_seq: int | None
-    event_type: str | None
-    correlation_id: UUID | None
-    causation_id: UUID | None
-    kind: str
-    reason: str
-    attempts: int
-    status: str
-    closed_at: datetime | None
-    closed_by: str | None
-    note: str | None
-    handled_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentDetail:
-    """All details of one incident. ``history``: what operators did to it, oldest first."""
-
-    incident: Incident
-    headers: Mapping[str, str]
-    original: bytes | None
-    history: tuple[Mapping[str, Any], ...] = field(default=())
+    message_id: Id | None = None
+    correlation_id: Id | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +113,6 @@ class Candidate:
     ``waiting``: the message's inbox row is dead because of this incident, so it can be requeued.
     """
 
-    id: int
     status: IncidentStatus
     readable: bool
     waiting: bool
@@ -179,6 +155,34 @@ def unknown(id: int) -> RelayError:
     return UnknownIncident(f"there is no incident {id}", hint="relay dlq list")
 
 
+@dataclass(frozen=True, slots=True)
+class ParkedHead:
+    """The facts that decide whether a parked key may be released. ``incident``: the head's, once recorded."""
+
+    subscription: str
+    key: str
+    dead: bool
+    readable: bool
+    incident: int | None
+
+    @property
+    def name(self) -> str:
+        """The name of the key in the audit log and in answers."""
+        return f"{self.subscription}/{self.key}"
+
+
+def release_refusal(head: ParkedHead) -> RelayError | None:
+    """Why a key must stay parked; None if it may be released, as when its head is no longer dead."""
+    if not head.dead:
+        return None
+    if not head.readable:
+        return UnreadableMessage(
+            "its head could not be read, so no handler can be asked again",
+            hint="discard or resolve the head's incident (relay dlq list): the key then goes on without it",
+        )
+    return gone() if head.incident is None else None
+
+
 # --- the letter on the wire -----------------------------------------------------------------------
 
 
@@ -194,16 +198,20 @@ def read_letter(subject: str, body: bytes, stream: str, seq: int) -> Letter:
     """Read a dead letter. Never fails: an unreadable letter, from any sender, is an incident too."""
     try:
         fields = _fields(body)
+        name = read_id(fields["message_id"], "message_id")
+        key = read_id(fields.get(INBOX_ID, name.text), INBOX_ID)
+        correlation = read_optional_id(fields.get(CORRELATION_ID), CORRELATION_ID)
+        causation = read_optional_id(fields.get(CAUSATION_ID), CAUSATION_ID)
         return Letter(
-            message_id=read_id(fields["message_id"], "message_id"),
+            message_id=key.uuid,
             occurrence=_number(fields.get("occurrence", 1), "occurrence", _INT32) or 1,
             subscription=_text(fields.get("subscription")),
             subject=_text(fields.get("original_subject")) or subject,
             stream=_text(fields.get("stream")),
             stream_seq=_number(fields.get("stream_seq"), "stream_seq", _INT64),
             event_type=_text(fields.get("event_type")),
-            correlation_id=read_optional_id(fields.get("correlation_id"), "correlation_id"),
-            causation_id=read_optional_id(fields.get("causation_id"), "causation_id"),
+            correlation_id=None if correlation is None else correlation.uuid,
+            causation_id=None if causation is None else causation.uuid,
             kind=DeadLetterClass(fields["class"]),
             reason=_text(fields["reason"]) or "no reason given",
             attempts=_number(fields.get("attempts"), "attempts", _INT32) or 0,
@@ -211,30 +219,18 @@ def read_letter(subject: str, body: bytes, stream: str, seq: int) -> Letter:
             original=_original(fields),
             letter_stream=stream,
             letter_seq=seq,
+            originals=originals_of(name, key.uuid, correlation, causation),
         )
     except (MalformedMessage, KeyError, ValueError, TypeError, AttributeError) as error:
-        return _unreadable(told(error), subject, body, stream, seq)
-
-
-def _unreadable(error: str, subject: str, body: bytes, stream: str, seq: int) -> Letter:
-    return Letter(
-        message_id=stand_in_id(stream, seq),
-        occurrence=1,
-        subscription=None,
-        subject=_text(subject) or "",
-        stream=None,
-        stream_seq=None,
-        event_type=None,
-        correlation_id=None,
-        causation_id=None,
-        kind=DeadLetterClass.POISON,
-        reason=_text(f"the dead letter itself cannot be read: {error}") or "",
-        attempts=0,
-        headers={},
-        original=body,
-        letter_stream=stream,
-        letter_seq=seq,
-    )
+        return Letter(
+            message_id=stand_in_id(stream, seq),
+            subject=clean(subject),
+            kind=DeadLetterClass.POISON,
+            reason=clean(f"the dead letter itself cannot be read: {told(error)}"),
+            original=body,
+            letter_stream=stream,
+            letter_seq=seq,
+        )
 
 
 def _fields(body: bytes) -> dict[str, Any]:
@@ -260,8 +256,7 @@ def _text(value: object) -> str | None:
     """Text of limited length that PostgreSQL can store and a terminal can show. Other values become JSON text."""
     if value is None:
         return None
-    text = value if isinstance(value, str) else json.dumps(value)
-    return "".join(char if char.isprintable() else " " for char in text[:_REASON_LIMIT])
+    return clean(value if isinstance(value, str) else json.dumps(value))
 
 
 def _number(value: object, name: str, limit: int) -> int | None:

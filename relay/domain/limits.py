@@ -14,18 +14,19 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, Final
 
-from relay.domain.errors import InvalidHeader, InvalidKey, InvalidPayload, PayloadTooLarge
+from relay.domain.errors import ConfigurationError, InvalidHeader, InvalidKey, InvalidPayload, PayloadTooLarge
 
 MAX_KEY_BYTES: Final = 200
 MAX_DEPTH: Final = 100
 MAX_HEADERS: Final = 32
 MAX_HEADER_BYTES: Final = 8_192
 #: Room kept below the broker's ``max_payload`` for our own headers and the protocol line.
-WIRE_RESERVE: Final = 1_024
+WIRE_RESERVE_BYTES: Final = 1_024
 #: nats-server's default ``max_payload`` in bytes.
-DEFAULT_MAX_PAYLOAD: Final = 1_048_576
+DEFAULT_MAX_PAYLOAD_BYTES: Final = 1_048_576
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_SCHEMA = re.compile(r"[a-z][a-z0-9_]{0,47}\Z")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*\Z")
 _ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
@@ -40,6 +41,20 @@ _SEPARATORS: Final = bytes.maketrans(b"{}[],:", b"      ")
 #: An integer outside 64 bits has at least this many digits. Every sixth one of them makes three digits in a row.
 _LONG: Final = b"0" * 19
 _EVERY: Final = 6
+
+
+def is_schema(value: str) -> bool:
+    """Whether ``value`` can name a schema of PostgreSQL, without quotes."""
+    return bool(_SCHEMA.match(value)) and not value.startswith("pg_")
+
+
+def check_schema(value: str | None) -> str | None:
+    """Return ``value`` if it is None or can name a schema. Raises ConfigurationError."""
+    if value is not None and not is_schema(value):
+        raise ConfigurationError(
+            f"{value[:80]!r} is not a name for a schema", field="schema", hint="a-z 0-9 _, at most 48, not pg_…"
+        )
+    return value
 
 
 def check_key(value: object, field: str, *, limit: int = MAX_KEY_BYTES) -> str:
@@ -227,7 +242,7 @@ def check_size(size: int, max_payload: int) -> None:
     nats-server closes the connection of a client that exceeds ``max_payload``, so this check must
     run before the bytes are sent. Raises PayloadTooLarge.
     """
-    limit = max_payload - WIRE_RESERVE
+    limit = max_payload - WIRE_RESERVE_BYTES
     if size > limit:
         raise PayloadTooLarge(
             f"the message takes {size} bytes, the limit is {limit}",

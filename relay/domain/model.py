@@ -9,10 +9,12 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
+from relay.domain.actor import actor_of
 from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp
+from relay.domain.identity import Originals
 from relay.domain.limits import check_headers, check_key
 from relay.domain.ordering import UNORDERED
-from relay.domain.subject import check_subject, check_token, check_version
+from relay.domain.subject import check_stream, check_subject, check_token, check_version
 
 #: The HTTP statuses that mean "done". Other statuses below 300 do not: 202 means "later", for example.
 DONE: Final = frozenset({200, 201, 204})
@@ -28,7 +30,9 @@ class OutboxEvent:
     ``partition_key``: events with the same key keep their commit order; the empty string means no order.
     ``topic``: an explicit subject instead of the context's template.
     ``available_at``: the event is not published before this time.
+    ``stream``: the stream that must store it. ``schema``: where its table is; None follows the search_path.
     ``occurred_at``: None means the time of the transaction.
+    ``originals``: the texts of ids that are no UUIDs.
     ``payload``: JSON text, already checked by `relay.domain.limits.encode_payload`.
 
     Raises InvalidEvent or a subclass (POL-047-001), naming the field.
@@ -47,6 +51,9 @@ class OutboxEvent:
     topic: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     available_at: datetime | None = None
+    originals: Originals = field(default_factory=dict)
+    stream: str | None = None
+    schema: str | None = None
 
     def __post_init__(self) -> None:
         self._check_identity()
@@ -58,17 +65,20 @@ class OutboxEvent:
             check_key(self.partition_key, "partition_key", limit=2 * 200 + 1)
         if self.topic is not None:
             check_subject(self.topic)
+        if self.stream is not None:
+            check_stream(self.stream)
         check_headers(self.headers)
+        actor_of(self.headers)
         for name, moment in (("occurred_at", self.occurred_at), ("available_at", self.available_at)):
             if moment is not None:
                 _check_moment(moment, name)
 
     def _check_identity(self) -> None:
         if not isinstance(self.id, UUID):
-            raise InvalidEvent("must be a UUID", field="id")
+            raise InvalidEvent("must be a UUID or text", field="id")
         for name, value in (("correlation_id", self.correlation_id), ("causation_id", self.causation_id)):
             if value is not None and not isinstance(value, UUID):
-                raise InvalidEvent("must be a UUID", field=name)
+                raise InvalidEvent("must be a UUID or text", field=name)
         if not self.event_type:
             raise InvalidEvent("is required", field="event_type")
 
@@ -96,11 +106,15 @@ def _check_moment(value: Any, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A message that needs no redelivery: acknowledge it by ``reply`` if it is still at ``stream_seq``."""
+    """A message that needs no redelivery: acknowledge it by ``reply`` if it is still at ``stream_seq``.
+
+    ``msg_id``: its header ``Nats-Msg-Id``.
+    """
 
     message_id: UUID
     stream_seq: int
     reply: str
+    msg_id: str | None = None
 
 
 class Verdict(Enum):

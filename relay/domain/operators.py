@@ -1,13 +1,19 @@
-"""Who acts on the rows by hand: the person behind a command of an operator."""
+"""What operators do to rows by hand: who acts, which rows an action may change, and what became of each.
+
+Nothing here happens automatically (building blocks §3.4).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from relay.domain.errors import InvalidRequest
+from relay.domain.errors import InvalidRequest, NotPublishable, NotReplayable, RelayError
 
-_ACTOR_LIMIT: Final = 200
+Id = TypeVar("Id")
+State = TypeVar("State")
+_MAX_ACTOR_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,5 +24,49 @@ class Operator:
     note: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.actor.strip() or len(self.actor) > _ACTOR_LIMIT:
-            raise InvalidRequest(f"must be 1 to {_ACTOR_LIMIT} characters long", field="actor")
+        if not self.actor.strip() or len(self.actor) > _MAX_ACTOR_CHARS:
+            raise InvalidRequest(f"must be 1 to {_MAX_ACTOR_CHARS} characters long", field="actor")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result for each id: done, or refused with an error that says why."""
+
+    done: tuple[str, ...]
+    refused: tuple[tuple[str, RelayError], ...]
+
+
+def judge(
+    ids: Iterable[Id],
+    found: Mapping[Id, State],
+    refusal: Callable[[State], RelayError | None],
+    unknown: Callable[[Id], RelayError],
+) -> tuple[list[Id], list[tuple[str, RelayError]]]:
+    """Split ids into those that a rule allows, in the order of ``found``, and those that are refused."""
+    judged = [(id, refusal(state)) for id, state in found.items()]
+    missing = [(str(id), unknown(id)) for id in dict.fromkeys(ids) if id not in found]
+    wanted = [id for id, error in judged if error is None]
+    return wanted, [*((str(id), error) for id, error in judged if error is not None), *missing]
+
+
+# --- events of the outbox -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EventState:
+    """The facts that decide about an action on an event. ``failed``: dead, or failed at least once."""
+
+    published: bool
+    failed: bool
+
+
+def retry_refusal(event: EventState) -> RelayError | None:
+    """Why an event cannot be tried again; None if it can."""
+    if event.published:
+        return NotPublishable("is published", hint="relay outbox replay publishes it once more")
+    return None if event.failed else NotPublishable("has not failed: it is published in its turn")
+
+
+def replay_refusal(event: EventState) -> RelayError | None:
+    """Why an event cannot be published once more; None if it can."""
+    return None if event.published else NotReplayable("is not published yet", hint="relay outbox retry")

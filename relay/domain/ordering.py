@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from relay.domain.errors import MalformedMessage
@@ -24,7 +24,7 @@ KEY: Final = "Relay-Partition-Key"
 #: key aside. "skip": they are handled.
 FailedHead: TypeAlias = Literal["block", "park", "skip"]
 #: The longest key that is sure to fit into an index of PostgreSQL, in characters.
-_LONGEST: Final = 600
+_MAX_KEY_CHARS: Final = 600
 
 Item = TypeVar("Item")
 
@@ -57,9 +57,14 @@ def default_key(aggregate_type: str, aggregate_id: str) -> str:
     return f"{aggregate_type}:{aggregate_id}"
 
 
-def partition_key(headers: Mapping[str, str]) -> str | None:
-    """The key that the producer gave to a message; None without one. Raises MalformedMessage."""
-    key = unquote(headers.get(KEY, ""))
+def partition_key(headers: Mapping[str, str], told: Any = None) -> str | None:
+    """The key that the producer gave to a message; None without one. Raises MalformedMessage.
+
+    ``told``: the key that the message tells elsewhere, if its headers do not.
+    """
+    key = unquote(headers.get(KEY, "")) or told or ""
+    if not isinstance(key, str):
+        raise MalformedMessage("is no text", field="partition_key")
     if "\x00" in key or (not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key)):
         raise MalformedMessage("cannot be stored as text", field=KEY)
     return key or None
@@ -67,7 +72,7 @@ def partition_key(headers: Mapping[str, str]) -> str | None:
 
 def order_key(partition_key: str | None) -> str | None:
     """The key that orders a received message; None for no order. A long key becomes its hash."""
-    if not partition_key or len(partition_key) <= _LONGEST:
+    if not partition_key or len(partition_key) <= _MAX_KEY_CHARS:
         return partition_key or None
     return f"sha256:{hashlib.sha256(partition_key.encode()).hexdigest()}"
 

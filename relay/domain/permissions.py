@@ -10,21 +10,30 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from relay.domain.querying import presence_subject
 from relay.domain.topology import ConsumerSpec, StreamSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The allowed subjects, without repetition. All others are forbidden."""
+    """The allowed subjects, without repetition. All others are forbidden.
+
+    ``responses``: whether it may answer what it receives, whatever the reply subject.
+    """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    responses: bool = False
 
 
 def of_fleet(
-    streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec], audited: Collection[str], inbox: str
+    streams: Sequence[StreamSpec],
+    consumers: Sequence[ConsumerSpec],
+    audited: Collection[str],
+    inbox: str,
+    queries: Collection[str] = (),
 ) -> Permissions:
-    """For scheduler, workers and operators' commands: publish, pull, acknowledge, audit.
+    """For scheduler, workers and operators' commands: publish, pull, acknowledge, audit, answer ``queries``.
 
     An audit reads an ``audited`` stream through a consumer with a new name. So on these streams the fleet may
     make, read and remove any consumer. ``inbox``: the subject prefix for answers.
@@ -47,7 +56,10 @@ def of_fleet(
             f"$JS.ACK.{place}.>",
             f"$JS.ACK.*.*.{place}.>",  # newer servers put domain and account first
         )
-    return Permissions(tuple(dict.fromkeys(subjects)), (f"{inbox}.>",))
+    if queries:
+        subjects.append("$JS.API.STREAM.NAMES")  # relay health asks which stream takes them
+    heard = [it for subject in queries for it in (subject, presence_subject(subject))]
+    return Permissions(tuple(dict.fromkeys(subjects)), (f"{inbox}.>", *heard), bool(queries))
 
 
 def of_admin(streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec], inbox: str) -> Permissions:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
+from relay.domain.errors import StreamMismatch, StreamMissing
 from relay.domain.model import HandlerResult, Verdict
 from relay.domain.retry import RetryPolicy
 
@@ -50,7 +51,7 @@ Disposition: TypeAlias = Ack | DeadLetter | Retry
 #: How long a repeat is recognised. JetStream keeps events for days; operators requeue dead letters for weeks.
 KEEP: Final = timedelta(days=30)
 #: More attempts than anyone can need: no limit.
-MANY: Final = 2**31 - 1
+UNLIMITED_ATTEMPTS: Final = 2**31 - 1
 
 
 def unanswered(max_attempts: int) -> DeadLetter:
@@ -75,13 +76,20 @@ def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: fl
 
 # --- publishing: what to do with an event after the broker answered, or did not -------------------
 
+#: An event of an unmended topology is tried again by itself, at most a minute after it is mended.
+_MEND: Final = "mend relay.toml or the event's stream, run relay streams ensure, then relay outbox retry"
+
 
 class Published(NamedTuple):
-    """The PubAck: the stream holds the event at ``seq``. ``duplicate``: it already held the event."""
+    """The PubAck: the stream holds the event at ``seq``. ``duplicate``: it already held the event.
+
+    ``seconds``: from the sending of the event to its PubAck.
+    """
 
     stream: str
     seq: int
     duplicate: bool = False
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,16 @@ class NoStream:
     """No stream accepts the subject, or the stream refuses because of its configuration."""
 
     error: str
+
+    @classmethod
+    def missing(cls, subject: str) -> NoStream:
+        """The outcome when no stream has a pattern for the subject."""
+        return cls(str(StreamMissing(f"no stream takes the subject {subject}", hint=_MEND)))
+
+    @classmethod
+    def mismatch(cls, subject: str, stream: str) -> NoStream:
+        """The outcome when another stream has the subject than the one that the event names."""
+        return cls(str(StreamMismatch(f"the subject {subject} is not that of the stream {stream}", hint=_MEND)))
 
 
 @dataclass(frozen=True, slots=True)

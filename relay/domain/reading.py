@@ -72,7 +72,7 @@ def read_version(value: str) -> int:
     return int(value)
 
 
-def read_time(value: Any) -> datetime | None:
+def read_time(value: Any, field: str = "occurred_at") -> datetime | None:
     """Read a time with its zone, if there is one. Raises MalformedMessage."""
     if value is None:
         return None
@@ -81,5 +81,5 @@ def read_time(value: Any) -> datetime | None:
         if parsed.tzinfo is not None:
             return parsed.astimezone(UTC)
     except (ValueError, TypeError, OverflowError):
-        raise MalformedMessage("is not an ISO 8601 time", field="occurred_at") from None
-    raise MalformedMessage("has no time zone", field="occurred_at")
+        raise MalformedMessage("is not an ISO 8601 time", field=field) from None
+    raise MalformedMessage("has no time zone", field=field)

@@ -1,19 +1,23 @@
 """Where the events and dead letters of a context go: from type or topic to subject, from subject to stream.
 
 JetStream stores a message in the stream that has a pattern for its subject. So whoever publishes needs the subject
-only. The names of streams are for those who read, audit and permit.
+only. The names of streams are for those who read, audit and permit, and for events that must be in one stream and
+in no other.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
-from relay.domain.subject import MAX_SUBJECT, EventSubject, check_subject
+from relay.domain.errors import InvalidSubject
+from relay.domain.subject import MAX_SUBJECT_CHARS, EventSubject, check_subject
 
+#: The header by which JetStream refuses a message that another stream than the named one would store.
+EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 DEFAULT_TEMPLATE: Final = "{context}.event.{name}.v{version}"
 
 _PLACEHOLDER: Final = re.compile(r"\{(context|name|version)\}")
@@ -22,46 +26,95 @@ _SAFE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _FILLED: Final = {r"\{name\}": "[A-Za-z0-9_-]{1,64}", r"\{version\}": "[1-9][0-9]{0,8}"}
 
 
+class Destination(NamedTuple):
+    """The subject of an event, and the stream that must store it; None if any may."""
+
+    subject: str
+    stream: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A row of the table of routes: which events, and where they go.
+
+    ``types``: names of events without a topic; a last ``*`` stands for any rest. ``topics``: patterns of topics.
+    ``subject``: a template; None leaves the subject as it is without the row. ``stream``: the stream that must
+    store them.
+    """
+
+    types: Sequence[str] = ()
+    topics: Sequence[str] = ()
+    subject: str | None = None
+    stream: str | None = None
+
+    def fits(self, event_type: str, topic: str | None) -> bool:
+        """Whether the row is for an event."""
+        if topic is not None:
+            return any(_meets(topic.split("."), pattern) for pattern in self.topics)
+        return any(
+            event_type.startswith(name[:-1]) if name.endswith("*") else event_type == name for name in self.types
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """The rule of one context.
 
-    ``template``: makes the subject of an event without a topic, from {context}, {name} and {version}. ``streams``:
-    the subject patterns of each stream, by the stream's name.
+    ``routes``: the first row that fits an event decides. ``template``: makes the subject of an event without a
+    topic that no row fits, from {context}, {name} and {version}. ``streams``: the subject patterns of each stream,
+    by the stream's name. ``unconfirmed``: the patterns of streams that confirm nothing: no event may go there.
     """
 
     context: str
     template: str = DEFAULT_TEMPLATE
     streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    routes: Sequence[Route] = ()
+    unconfirmed: Sequence[str] = ()
+    #: Where an event of this type, version and topic goes. Cached, because a context has few kinds of events.
+    #: Raises InvalidSubject, which is not cached.
+    destination: Callable[[str, int, str | None], Destination] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "destination", lru_cache(maxsize=4_096)(self._find))
 
     def subject(self, event_type: str, version: int, topic: str | None) -> str:
         """The subject of an event. Raises InvalidSubject."""
-        return _subject(self.template, self.context, event_type, version, topic)
+        return self.destination(event_type, version, topic).subject
 
     def stream(self, subject: str) -> str | None:
         """The stream that stores a subject; None if none does.
 
         A template stands for the subjects of its events: the stream stores some of them.
         """
+        return next((name for name, patterns in self.streams.items() if self.takes(patterns, subject)), None)
+
+    def takes(self, patterns: Sequence[str], subject: str) -> bool:
+        """Whether a stream with these patterns stores a subject, or some subject of a template."""
         filled = re.escape(subject.replace("{context}", self.context))
         for placeholder, meaning in _FILLED.items():
             filled = filled.replace(placeholder, meaning)
         tokens = filled.split(r"\.")
-        for name, patterns in self.streams.items():
-            if any(_meets(tokens, pattern) for pattern in patterns):
-                return name
-        return None
+        return any(_meets(tokens, pattern) for pattern in patterns)
+
+    def _find(self, event_type: str, version: int, topic: str | None) -> Destination:
+        named = EventSubject(self.context, event_type, version)
+        if topic is not None:
+            check_subject(topic)
+        route = next((row for row in self.routes if row.fits(event_type, topic)), _NO_ROUTE)
+        template = self.template if topic is None and route.subject is None else route.subject
+        subject = topic or "" if template is None else _made(template, named)
+        if any(_meets(subject.split("."), pattern) for pattern in self.unconfirmed):
+            raise InvalidSubject(f"the stream of {subject} confirms nothing, so it takes no events", field="topic")
+        return Destination(subject, route.stream)
 
 
-@lru_cache(maxsize=4_096)
-def _subject(template: str, context: str, event_type: str, version: int, topic: str | None) -> str:
-    """The subject of an event. It is cached, because a context has few kinds of events. Errors are not cached."""
-    named = EventSubject(context, event_type, version)
-    if topic is not None:
-        return check_subject(topic)
+_NO_ROUTE: Final = Route()
+
+
+def _made(template: str, named: EventSubject) -> str:
     if template == DEFAULT_TEMPLATE:
         return named.value
-    return check_subject(template.format(context=context, name=event_type, version=version), "subject")
+    return check_subject(template.format(context=named.context, name=named.name, version=named.version), "subject")
 
 
 def _meets(tokens: Sequence[str], pattern: str) -> bool:
@@ -78,7 +131,7 @@ def _meets(tokens: Sequence[str], pattern: str) -> bool:
 def is_template(template: str) -> bool:
     """Whether a template with known placeholders makes subjects."""
     plain = _PLACEHOLDER.sub("x", template)
-    return len(template) <= MAX_SUBJECT and all(map(_SAFE.fullmatch, plain.split(".")))
+    return len(template) <= MAX_SUBJECT_CHARS and all(map(_SAFE.fullmatch, plain.split(".")))
 
 
 def event_subjects(context: str) -> str:
@@ -93,4 +146,4 @@ def dead_letter_subject(context: str, original_subject: str) -> str:
     subject may have any length. It is cut, because nats-server closes a connection with a line over 4,096 bytes.
     A pattern of original subjects makes the pattern of their dead letters.
     """
-    return f"{context}.dlq.{original_subject[: 2 * MAX_SUBJECT].rstrip('.')}"
+    return f"{context}.dlq.{original_subject[: 2 * MAX_SUBJECT_CHARS].rstrip('.')}"

@@ -11,6 +11,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from relay.domain.errors import RelayError
+from relay.domain.identity import Originals
 
 DEFAULT_QUEUE: Final = "default"
 #: 0 goes first, 100 last.
@@ -78,7 +79,8 @@ class BackgroundTask:
 
     ``payload``: JSON text. ``available_at`` or ``delay``: the task does not start before. A delay counts from the
     moment the row is written, by the database's clock. ``concurrency_key``: tasks of one key share a limit of how
-    many run at the same time. Raises InvalidTask.
+    many run at the same time. ``schema``: where its table is; None follows the search_path. ``originals``: the
+    texts of ids that are no UUIDs. Raises InvalidTask.
     """
 
     id: UUID
@@ -92,6 +94,8 @@ class BackgroundTask:
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    originals: Originals = field(default_factory=dict)
+    schema: str | None = None
 
     def __post_init__(self) -> None:
         check_type(self.type)
@@ -138,17 +142,41 @@ class ClaimedTask:
     causation_id: UUID | None
     metadata: Mapping[str, Any]
     concurrency_key: str | None
+    originals: Originals | None
     processed: bool
     #: `time.monotonic` before the claim was requested. The lease does not end earlier than its length after this.
     since: float = field(default=math.inf, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
+class TaskState:
+    """The facts that decide whether an operator's action on a task is allowed."""
+
+    status: str
+    running: bool
+
+
+def retry_refusal(task: TaskState) -> RelayError | None:
+    """Why a task cannot be run again; None if it can."""
+    if task.status in ("failed", "cancelled"):
+        return None
+    hint = "its effect is there" if task.status == "completed" else "it is run in its turn"
+    return NotRetryable(f"is {task.status}", hint=hint)
+
+
+def cancel_refusal(task: TaskState) -> RelayError | None:
+    """Why a task cannot be cancelled; None if it can."""
+    if task.running:
+        return NotCancellable("runs", hint="wait for its end; its time limit bounds it")
+    return None if task.status in ("pending", "delivered") else NotCancellable(f"is {task.status}")
+
+
+@dataclass(frozen=True, slots=True)
 class PutOff:
     """A limit does not allow the task to start. Try again after ``delay``. No attempt is counted.
 
-    ``waits_for``: ``turn`` (the rate limit has promised it one), ``room`` (too many of its key run) or
-    ``handler`` (this worker does not know the type).
+    ``waits_for``: ``turn`` (the rate limit has promised it a slot), ``room`` (too many of its key run) or
+    ``handler`` (this worker does not know the type). The words are stored in rows and shown to users.
     """
 
     delay: timedelta
@@ -163,10 +191,10 @@ class Rate:
     promised_in: timedelta
 
 
-def turn(rate: Rate, interval: timedelta, *, promised: bool) -> timedelta:
+def slot(rate: Rate, interval: timedelta, *, promised: bool) -> timedelta:
     """After how long a task may start. Zero or less means now.
 
-    Starts are at least ``interval`` apart. A task that comes too early is promised the next free turn. So each
+    Starts are at least ``interval`` apart. A task that comes too early is promised the next free slot. So each
     task waits once and in order, and new tasks do not overtake tasks with a promise.
     """
     if promised:

@@ -13,7 +13,7 @@ from typing import Final
 from relay.domain.routing import dead_letter_subject
 
 _PATTERN_TOKEN = re.compile(r"[A-Za-z0-9_$-]+|\*")
-MAX_PATTERN: Final = 255
+MAX_PATTERN_CHARS: Final = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class StreamSpec:
     """The required form of a stream. Always: file storage, retention ``limits``, discard ``new``.
 
     ``max_age`` None keeps messages for ever. ``max_bytes`` and ``max_msgs_per_subject`` are -1 for no
-    limit. A full stream refuses new messages instead of dropping old ones.
+    limit. A full stream refuses new messages instead of dropping old ones. ``no_ack``: it confirms nothing.
     """
 
     name: str
@@ -31,6 +31,7 @@ class StreamSpec:
     max_msgs_per_subject: int = -1
     replicas: int = 1
     duplicate_window: timedelta = timedelta(seconds=120)
+    no_ack: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ RELAY_ADVISORIES: Final = StreamSpec(
 
 def is_pattern(value: str) -> bool:
     """Whether ``value`` is a usable subject pattern: 1 to 255 characters of safe tokens, ``>`` only last."""
-    if not 0 < len(value) <= MAX_PATTERN:
+    if not 0 < len(value) <= MAX_PATTERN_CHARS:
         return False
     *front, last = value.split(".")
     return all(map(_PATTERN_TOKEN.fullmatch, front)) and (last == ">" or bool(_PATTERN_TOKEN.fullmatch(last)))
@@ -92,22 +93,21 @@ def covers(pattern: str, subject: str) -> bool:
 
 def dead_letter_consumer(context: str, stream: str) -> ConsumerSpec:
     """Return the durable that reads a context's dead letters, to record them as incidents (DESIGN §7)."""
-    return ConsumerSpec(
-        stream=stream,
-        durable=f"relay__{context}__dead_letters",
-        filter_subject=dead_letter_subject(context, ">"),
-        ack_wait=timedelta(seconds=30),
-        max_deliver=-1,
-        max_ack_pending=1_000,
-    )
+    return _own(stream, f"{context}__dead_letters", dead_letter_subject(context, ">"))
 
 
 def advisory_consumer(consumer: ConsumerSpec) -> ConsumerSpec:
     """Return the durable that reads the advisories about ``consumer``: its messages beyond ``max_deliver``."""
+    about = f"{ADVISORY_SUBJECT.removesuffix('>')}{consumer.stream}.{consumer.durable}"
+    return _own(RELAY_ADVISORIES.name, f"{consumer.stream}__{consumer.durable}", about)
+
+
+def _own(stream: str, name: str, filter_subject: str) -> ConsumerSpec:
+    """Return a durable of the relay's own, whose messages are redelivered until they are dealt with."""
     return ConsumerSpec(
-        stream=RELAY_ADVISORIES.name,
-        durable=f"relay__{consumer.stream}__{consumer.durable}",
-        filter_subject=f"{ADVISORY_SUBJECT.removesuffix('>')}{consumer.stream}.{consumer.durable}",
+        stream=stream,
+        durable=f"relay__{name}",
+        filter_subject=filter_subject,
         ack_wait=timedelta(seconds=30),
         max_deliver=-1,
         max_ack_pending=1_000,

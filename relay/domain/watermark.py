@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 #: How many spans after a gap are remembered. A forgotten span costs time, never order.
-_SPANS: Final = 100
+_MAX_SPANS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Watermark:
                 ahead[-1] = Span(last.first, *joined)
             else:
                 ahead.append(span)
-        return Watermark(known, place, tuple(ahead[-_SPANS:]))
+        return Watermark(known, place, tuple(ahead[-_MAX_SPANS:]))
 
 
 def _spans(deliveries: Iterable[tuple[int, int]]) -> Iterable[Span]:

@@ -22,9 +22,9 @@ from relay.domain.model import HandlerResult
 from relay.execution.calls import SETTLED, Calls, PreparedCall, answer, answered, timed_out
 
 #: A transaction takes no further message after this time, in seconds: it holds locks, and a crash undoes it.
-_LONGEST: Final = 0.5
+_MAX_TRANSACTION_S: Final = 0.5
 #: How often to check a commit that is under way, in seconds.
-_LOOK: Final = 1.0
+_LOOK_INTERVAL_S: Final = 1.0
 
 Answers: TypeAlias = dict[UUID, HandlerResult]
 
@@ -93,7 +93,7 @@ class Batch:
         with self._lock:
             if self._abandoned:
                 raise TransactionBroken("a function has outlived its time-out")
-            if self._outcome.begun and now - self._begin > _LONGEST:
+            if self._outcome.begun and now - self._begin > _MAX_TRANSACTION_S:
                 return False
             self._outcome.begun += 1
             self._since = now
@@ -119,7 +119,7 @@ class Batch:
             raise TransactionBroken("the transaction of several messages is gone")
         if shared.conflict:
             # Take no further message: the winner of the deadlock may still wait for locks held here.
-            self._begin -= _LONGEST
+            self._begin -= _MAX_TRANSACTION_S
             shared.conflict = False
 
     def _close(self) -> None:
@@ -146,7 +146,7 @@ class Batch:
         """Run in a thread. When a function takes longer than ``seconds``, its thread is left behind."""
         running = asyncio.ensure_future(calls.in_thread(self.run, self._lost))
         while True:
-            left = _LOOK if self._committing else self._since + seconds - time.monotonic()
+            left = _LOOK_INTERVAL_S if self._committing else self._since + seconds - time.monotonic()
             await asyncio.wait({running}, timeout=max(0.0, left) + 0.001)
             if running.done():
                 return running.result()

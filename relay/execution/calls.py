@@ -25,7 +25,7 @@ from relay.execution.signatures import Inject, Signature
 from relay.threads import Slots
 
 #: How many characters of an error are kept.
-DETAIL: Final = 500
+MAX_DETAIL_CHARS: Final = 500
 #: The answer of a function whose transaction has settled its row.
 SETTLED: Final = HandlerResult(Verdict.PROCESSED, settled=True)
 _PROCESSED: Final = HandlerResult(Verdict.PROCESSED)

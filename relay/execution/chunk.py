@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
+from relay.adapters.postgres.chunks import PostgresChunks
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
 from relay.execution.lease import renewing
@@ -21,7 +22,7 @@ from relay.failpoints import reach
 from relay.ports import ClaimedMessage, EventHandler, HandlerRequest
 
 #: How many messages of a chunk a service handles at the same time.
-_AT_ONCE: Final = 8
+_MAX_CALLS: Final = 8
 
 #: An answer, and the seconds that it took.
 Answered: TypeAlias = tuple[HandlerResult, float]
@@ -36,29 +37,11 @@ class ChunkRows(Rows[UUID, ClaimedMessage, HandlerRequest], Protocol):
         """Do what follows from a recorded failure; returns after how long to try again."""
 
 
-class ChunkClaims(Protocol):
-    """What a chunk needs from the inbox, beyond PORT-047-002. All methods raise DatabaseUnreachable."""
-
-    async def claim(
-        self, ids: Sequence[UUID], lease: timedelta
-    ) -> tuple[Sequence[ClaimedMessage], Sequence[UUID]]:
-        """Claim the messages that are due, free and untried, under one token.
-
-        Returns the claims, and the ids of messages that were tried before.
-        """
-
-    async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
-        """Extend the claims that are left. Returns False when none is left."""
-
-    async def settle(self, verdicts: Mapping[UUID, Disposition], token: UUID) -> set[UUID]:
-        """Record every verdict in one statement; returns the ids whose claim was not lost."""
-
-
-def side_by_side(handler: EventHandler, room: asyncio.Semaphore | None = None) -> AskAll:
-    """Call a handler for a few messages at a time; ``room`` bounds the calls of all chunks together."""
+def side_by_side(handler: EventHandler, calls: asyncio.Semaphore | None = None) -> AskAll:
+    """Call a handler for a few messages at a time; ``calls`` bounds the calls of all chunks together."""
 
     async def ask_all(requests: Sequence[HandlerRequest]) -> dict[UUID, Answered]:
-        slots = room or asyncio.Semaphore(_AT_ONCE)
+        slots = calls or asyncio.Semaphore(_MAX_CALLS)
 
         async def ask(request: HandlerRequest) -> Answered:
             async with slots:
@@ -74,7 +57,7 @@ def side_by_side(handler: EventHandler, room: asyncio.Semaphore | None = None) -
 class RunChunk:
     """Handles the messages of a chunk. Two runs at once with the same ids are safe: only one gets the claims."""
 
-    def __init__(self, rows: ChunkRows, claims: ChunkClaims, ask_all: AskAll) -> None:
+    def __init__(self, rows: ChunkRows, claims: PostgresChunks, ask_all: AskAll) -> None:
         self._rows = rows
         self._claims = claims
         self._ask_all = ask_all
@@ -124,9 +107,9 @@ class RunChunk:
         """Record what no handler has settled itself; returns what is to be tried again."""
         if not claims:
             return {}
-        new = {claim.row.message_id: verdicts[claim.row.message_id] for claim in claims if not claim.row.condemned}
+        new = {claim.row.message_id: verdicts[claim.row.message_id] for claim in claims if not claim.row.rejected}
         ours = await self._claims.settle(new, claims[0].token) if new else set()
-        ours |= {claim.row.message_id for claim in claims if claim.row.condemned}
+        ours |= {claim.row.message_id for claim in claims if claim.row.rejected}
         held = [claim for claim in claims if claim.row.message_id in ours]
         await self._rows.finish([it for it in held if isinstance(verdicts[it.row.message_id], Ack)])
         later: dict[UUID, timedelta] = {}

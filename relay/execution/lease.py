@@ -2,25 +2,40 @@
 
 A claim is a lease on the database's clock. A process that cannot renew it does not see it end. So each lease
 counts from the moment before it was asked for, by the clock of this process, and a call ends a little before the
-lease. A function in a thread cannot be ended. The token fences only what it writes in its transaction.
+lease.
+
+A call on the event loop is cancelled (`renewing`). A plain function runs in the thread that took its message, as a
+hop to a thread and back often costs more than the function itself; the loop does what is due meanwhile
+(`Watchdog`). Nobody can stop it when its time is up. Then its row is settled, and another thread takes the place
+of the calling one. The token fences only what the function writes in its transaction.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from relay.cancellation import is_cancelled
 from relay.domain.errors import LeaseOver, Outage
+from relay.threads import LoopThread
+
+Result = TypeVar("Result")
 
 #: How many times a claim is renewed within one lease.
-_OFTEN: Final = 4
+_RENEWALS_PER_LEASE: Final = 4
 #: A call ends when this part of its lease is left, one eighth: cancelling it takes a moment.
-_MARGIN: Final = 8
+_MARGIN_PART: Final = 8
+#: How often the loop looks at the calls, in seconds. Time limits are exact to this.
+_LOOK_INTERVAL_S: Final = 0.05
+#: The loop stops looking after this many looks without a call.
+_IDLE_LOOKS: Final = 100
 
 
 def left(lease: timedelta, since: float) -> float:
@@ -28,7 +43,7 @@ def left(lease: timedelta, since: float) -> float:
 
     ``since``: the value of `time.monotonic` before the claim was asked for.
     """
-    return since + lease.total_seconds() * (1 - 1 / _MARGIN) - time.monotonic()
+    return since + lease.total_seconds() * (1 - 1 / _MARGIN_PART) - time.monotonic()
 
 
 @asynccontextmanager
@@ -38,7 +53,7 @@ async def renewing(lease: timedelta, since: float, renew: Callable[[], Awaitable
     The block is cancelled when the claim is lost, or when its lease is about to end. It does not begin when the
     lease is over already. Raises LeaseOver in all these cases; then nothing may be recorded.
     """
-    loop, every = asyncio.get_running_loop(), lease.total_seconds() / _OFTEN
+    loop, every = asyncio.get_running_loop(), lease.total_seconds() / _RENEWALS_PER_LEASE
     clock, keeper = asyncio.timeout(None), list[asyncio.Task[None]]()
 
     async def keep() -> None:
@@ -73,3 +88,116 @@ async def renewing(lease: timedelta, since: float, renew: Callable[[], Awaitable
         timer.cancel()
         for task in keeper:
             task.cancel()
+
+
+class Overdue(Exception):
+    """The time was up before the function returned."""
+
+
+@dataclass(eq=False, slots=True)
+class Attended:
+    """A call to attend. Both coroutines run on the event loop; they raise nothing but Outage, which is ignored.
+
+    ``since``: when its claim was asked for, by `time.monotonic`. ``seconds``: its time limit. ``renew`` extends
+    the claim, repeatedly; if the claim is lost, the token fences what the function writes. ``give_up`` settles the
+    row when the time is up.
+    """
+
+    lease: timedelta
+    since: float
+    seconds: float
+    renew: Callable[[], Coroutine[Any, Any, bool]]
+    give_up: Callable[[], Coroutine[Any, Any, None]]
+    end: float = 0.0
+    thread: threading.Thread | None = None
+    keeper: asyncio.Task[None] | None = None
+
+
+class Watchdog:
+    """Attends the calls of a process; ``replace_thread`` replaces a thread whose function takes too long."""
+
+    def __init__(self, loop: LoopThread, replace_thread: Callable[[threading.Thread], Any]) -> None:
+        self._loop = loop.loop
+        self._replace_thread = replace_thread
+        self._calls: set[Attended] = set()
+        self._lock = threading.Lock()
+        self._looking = False
+        self._idle = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def call(self, function: Callable[[], Result], attended: Attended) -> Result:
+        """Call a function in this thread. Raises what it raises.
+
+        Raises Overdue when its time was up before it returned, and LeaseOver if it must not begin.
+        """
+        if left(attended.lease, attended.since) <= 0:
+            raise LeaseOver("the claim was over before the call began")
+        attended.end, attended.thread = time.monotonic() + attended.seconds, threading.current_thread()
+        with self._lock:
+            self._calls.add(attended)
+            begin, self._looking = not self._looking, True
+        if begin:
+            self._loop.call_soon_threadsafe(self._look)
+        try:
+            return contextvars.copy_context().run(function)
+        finally:
+            ours = self._withdraw(attended)
+            if attended.keeper is not None:
+                self._loop.call_soon_threadsafe(attended.keeper.cancel)
+            if not ours:
+                raise Overdue
+
+    def _withdraw(self, call: Attended) -> bool:
+        """Attend a call no more. Only one gets it: its thread, or the loop when the time is up."""
+        with self._lock:
+            ours = call in self._calls
+            self._calls.discard(call)
+            return ours
+
+    # --- on the loop ---
+
+    def _look(self) -> None:
+        with self._lock:
+            calls = list(self._calls)
+            self._idle = 0 if calls else self._idle + 1
+            self._looking = self._idle < _IDLE_LOOKS
+        now = time.monotonic()
+        for call in calls:
+            if now >= call.end:
+                self._overdue(call)
+            elif call.keeper is None:
+                # Most calls end before the first look. They cost nothing here.
+                self._begin_to_keep(call)
+        if self._looking:
+            self._loop.call_later(_LOOK_INTERVAL_S, self._look)
+
+    def _begin_to_keep(self, call: Attended) -> None:
+        with self._lock:
+            # Its thread looks for the keeper once it has withdrawn the call.
+            if call in self._calls:
+                call.keeper = self._spawn(self._keep(call))
+
+    def _overdue(self, call: Attended) -> None:
+        if self._withdraw(call):
+            assert call.thread is not None
+            self._replace_thread(call.thread)
+            if call.keeper is not None:
+                call.keeper.cancel()
+            self._spawn(_attempt(call.give_up()))
+
+    async def _keep(self, call: Attended) -> None:
+        """Renew a claim until its call is over. If that fails, nobody can stop the function: see ``renew``."""
+        with suppress(Outage):
+            async with renewing(call.lease, call.since, call.renew):
+                await asyncio.get_running_loop().create_future()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _attempt(work: Coroutine[Any, Any, None]) -> None:
+    with suppress(Outage):
+        await work

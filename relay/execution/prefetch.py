@@ -20,11 +20,11 @@ Id = TypeVar("Id", bound=Hashable)
 Claim = TypeVar("Claim")
 
 #: How many rows one statement claims at most, the one asked for included.
-_MOST: Final = 16
+_MAX_CLAIMED_ROWS: Final = 16
 #: Prefetched rows should begin within this time, in seconds.
-_HORIZON: Final = 0.25
+_HORIZON_S: Final = 0.25
 #: Claims that have not begun are given back after this time, in seconds. It is far less than a lease.
-_STALE: Final = 2.0
+_STALE_S: Final = 2.0
 
 
 #: Returns up to so many keys of rows that wait in this process, the next ones first.
@@ -50,7 +50,7 @@ class Prefetch(Generic[Id, Claim]):
         self._waiting = waiting
         self._loop = loop
         self._held: dict[Id, tuple[float, Claim]] = {}
-        self._most = _MOST
+        self._most = _MAX_CLAIMED_ROWS
         self._size, self._taken, self._at = 1, 1, 0.0
         self._watched = False
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class Prefetch(Generic[Id, Claim]):
                 if held is None:
                     return self._claim(id)
         at, claim = held
-        if time.monotonic() - at < _STALE:
+        if time.monotonic() - at < _STALE_S:
             return claim
         self._give_back([claim])
         return None
@@ -76,7 +76,7 @@ class Prefetch(Generic[Id, Claim]):
         self._give_back_older(0.0)
 
     def _claim(self, id: Id) -> Claim | None:
-        others = self._waiting(self._room()) if self._most else ()
+        others = self._waiting(self._capacity()) if self._most else ()
         self._taken = 1 + len(others)
         if not others:
             return None
@@ -88,21 +88,21 @@ class Prefetch(Generic[Id, Claim]):
             self._loop.call_soon_threadsafe(self._watch)
         return ours
 
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         """How many rows to prefetch: twice the last number, limited to what will begin within the horizon."""
         now = time.monotonic()
         pace, self._at = (now - self._at) / self._taken, now
-        self._size = max(1, min(2 * self._size, self._most, int(_HORIZON / max(pace, 1e-6))))
+        self._size = max(1, min(2 * self._size, self._most, int(_HORIZON_S / max(pace, 1e-6))))
         return self._size - 1
 
     def _watch(self) -> None:
-        self._loop.call_later(_STALE / 2, self._look)
+        self._loop.call_later(_STALE_S / 2, self._look)
 
     def _look(self) -> None:
         """Give back claims that have not begun: every thread is busy with long work."""
         self._watched = bool(self._held)
         if self._watched:
-            self._loop.run_in_executor(None, self._give_back_older, _STALE)
+            self._loop.run_in_executor(None, self._give_back_older, _STALE_S)
             self._watch()
 
     def _give_back_older(self, seconds: float) -> None:

@@ -65,11 +65,8 @@ class Signature:
     first: str
     others: Mapping[str, Inject]
     is_async: bool
-
-    @property
-    def in_transaction(self) -> bool:
-        """Whether the function writes in the transaction that settles the row."""
-        return not (_SYNC | _ASYNC).isdisjoint(self.others.values())
+    #: Whether the function writes in the transaction that settles the row.
+    in_transaction: bool
 
 
 def read(function: Callable[..., Any], injectable: Injectable) -> Signature:
@@ -91,7 +88,8 @@ def read(function: Callable[..., Any], injectable: Injectable) -> Signature:
             injected[parameter.name] = _fitting(function, parameter.name, kind, is_async)
         elif parameter.default is inspect.Parameter.empty:
             raise _unknown(function, parameter.name, hints, injectable)
-    return Signature(_payload(function, first.name, hints, injectable), first.name, injected, is_async)
+    payload, writes = _payload(function, first.name, hints, injectable), _SYNC | _ASYNC
+    return Signature(payload, first.name, injected, is_async, not writes.isdisjoint(injected.values()))
 
 
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

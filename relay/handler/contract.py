@@ -6,18 +6,19 @@ import hmac
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, create_model
 
 from relay.adapters.http import sign
 from relay.domain.disclosure import validation
-from relay.domain.errors import ConfigurationError
+from relay.domain.errors import ConfigurationError, InvalidKey
+from relay.domain.identity import Id, Identity, check_id
 
 #: How far the time of a signature may differ from the clock, in both directions (Standard Webhooks).
 TOLERANCE: Final = timedelta(minutes=5)
-_REASON: Final = 500
+_MAX_REASON_CHARS: Final = 500
 
 
 class Refused(Exception):
@@ -26,7 +27,18 @@ class Refused(Exception):
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
-        self.reason = reason[:_REASON]
+        self.reason = reason[:_MAX_REASON_CHARS]
+
+
+def _any_id(value: object) -> Id:
+    try:
+        return check_id(str(value) if isinstance(value, UUID) else value, "id").value
+    except InvalidKey as error:
+        raise ValueError(error.message) from None
+
+
+#: An id of the contract: a UUID, or the text that its producer wrote.
+AnyId = Annotated[UUID | str, PlainValidator(_any_id)]
 
 
 class Call(BaseModel):
@@ -34,14 +46,19 @@ class Call(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    message_id: UUID
+    message_id: AnyId
     subject: str
     event_type: str
     event_version: int = Field(ge=1)
     occurred_at: datetime | None = None
-    correlation_id: UUID | None = None
-    causation_id: UUID | None = None
+    correlation_id: AnyId | None = None
+    causation_id: AnyId | None = None
     payload: Any
+
+    @property
+    def key(self) -> UUID:
+        """The UUID by which the message is known."""
+        return Identity.of(str(self.message_id)).uuid
 
 
 class Payloads:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast, overload
 from urllib.parse import quote
-from uuid import UUID
 
 import anyio
 from sqlalchemy import Engine, MetaData, Table
@@ -24,11 +23,16 @@ from starlette.responses import Response
 from relay.adapters.http import REASON
 from relay.adapters.postgres.processed import Claim, processed_events_table
 from relay.bus import RequestContext
+from relay.bus.context import next_span
+from relay.domain.actor import Actor, actor_of
 from relay.domain.disclosure import printable
-from relay.domain.errors import AlreadyProcessed, DomainError, DuplicateMessage, MissingExtraError
+from relay.domain.errors import AlreadyProcessed, DomainError, DuplicateMessage, InvalidActor, MissingExtraError
+from relay.domain.identity import Id
 from relay.domain.limits import check_key
 from relay.domain.model import DONE
 from relay.domain.policies import KEEP
+from relay.domain.quoting import quoted
+from relay.domain.tracing import TRACEPARENT
 from relay.handler.contract import TOLERANCE, Call, Payloads, Refused, Signatures
 from relay.handler.transaction import (
     AsyncTransaction,
@@ -43,7 +47,7 @@ AnySession = TypeVar("AnySession", bound=Session | AsyncSession)
 Payload = TypeVar("Payload")
 
 #: Twice nats-server's default limit for a message, in bytes.
-MAX_BODY: Final = 2 * 1024**2
+MAX_BODY_BYTES: Final = 2 * 1024**2
 
 #: The characters that need no quoting in a header.
 _PLAIN: Final = "".join(char for char in map(chr, range(0x20, 0x7F)) if char != "%")
@@ -55,6 +59,7 @@ _log = logging.getLogger("relay.handler")
 class Received(Generic[Payload, AnySession]):
     """One message: the ``call`` of the contract, its ``payload`` as the declared type, and a session.
 
+    ``actor``: who caused the event, None when unknown.
     Everything written through ``session`` commits together with the row that says that the message is done. Use it
     for ``Outbox.add`` as well; correlation and causation are filled in.
     """
@@ -62,9 +67,10 @@ class Received(Generic[Payload, AnySession]):
     call: Call
     payload: Payload
     session: AnySession
+    actor: Actor | None = None
 
     @property
-    def message_id(self) -> UUID:
+    def message_id(self) -> Id:
         """The event's id. Use it as idempotency key for effects outside the database."""
         return self.call.message_id
 
@@ -127,7 +133,7 @@ class HandlerEndpoint(Generic[AnySession]):
         secret, table = options.get("secret"), options.get("table")
         self._signatures = None if secret is None else Signatures(secret, options.get("tolerance", TOLERANCE))
         self._table = processed_events_table(MetaData()) if table is None else table
-        self._max_body = options.get("max_body", MAX_BODY)
+        self._max_body = options.get("max_body", MAX_BODY_BYTES)
         self._waiting: anyio.CapacityLimiter | None = None
 
     def dependency(self) -> Any:
@@ -183,8 +189,8 @@ class HandlerEndpoint(Generic[AnySession]):
     async def _attempt(self, request: Request) -> AsyncIterator[_Attempt[AnySession]]:
         """Turn every exception of the block into the status that tells the relay what to do."""
         try:
-            call, payload = self._read(request.headers, await self._body(request))
-            async with self._transaction(call, payload) as attempt:
+            call, payload, actor = self._read(request.headers, await self._body(request))
+            async with self._transaction(call, payload, actor, _span(request)) as attempt:
                 yield attempt
         except Refused as refused:
             raise _refusal(refused.status, refused.reason) from None
@@ -199,12 +205,16 @@ class HandlerEndpoint(Generic[AnySession]):
             raise _refusal(503, f"not available: {type(error).__name__}") from error
 
     @asynccontextmanager
-    async def _transaction(self, call: Call, payload: Any) -> AsyncIterator[_Attempt[AnySession]]:
+    async def _transaction(
+        self, call: Call, payload: Any, actor: Actor | None, traceparent: str | None
+    ) -> AsyncIterator[_Attempt[AnySession]]:
         transaction = self._open()
         try:
-            _check(await transaction.begin(self._table, self._name, call.message_id))
-            attempt = _Attempt(Received(call, payload, transaction.session))
-            request = RequestContext(correlation_id=call.correlation_id, causation_id=call.message_id)
+            _check(await transaction.begin(self._table, self._name, call.key))
+            attempt = _Attempt(Received(call, payload, transaction.session, actor))
+            request = RequestContext(
+                correlation_id=call.correlation_id, causation_id=call.message_id, traceparent=traceparent
+            )
             with request.use():
                 yield attempt
             if attempt.keep:
@@ -226,13 +236,22 @@ class HandlerEndpoint(Generic[AnySession]):
                 raise Refused(422, f"the body is longer than {self._max_body} bytes")
         return body
 
-    def _read(self, headers: Mapping[str, str], body: bytes) -> tuple[Call, Any]:
+    def _read(self, headers: Mapping[str, str], body: bytes) -> tuple[Call, Any, Actor | None]:
         """Verify the signature first: the body of an unsigned request is never parsed."""
         signed = self._signatures and self._signatures.verify(headers, body)
         call, payload = self._payloads.read(body)
-        if signed and signed != str(call.message_id):
+        if signed and signed != quoted(str(call.message_id)):
             raise Refused(422, "message_id: is not the id that was signed")
-        return call, payload
+        try:
+            return call, payload, actor_of(headers)
+        except InvalidActor as error:
+            raise Refused(422, f"{error.field}: {error.message}") from None
+
+
+def _span(request: Request) -> str | None:
+    """The ``traceparent`` of this call. `RequestContextMiddleware` around the application has made it already."""
+    given = request.headers.getlist(TRACEPARENT)
+    return RequestContext.current().traceparent or next_span(given[0] if len(given) == 1 else None)
 
 
 def _refusal(status: int, reason: str) -> HTTPException:

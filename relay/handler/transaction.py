@@ -31,7 +31,7 @@ _PASSING: Final = ("08", "40", "53", "57", "58", "55P03", "25006")
 _SESSION: Final[dict[str, Any]] = {"join_transaction_mode": "create_savepoint", "expire_on_commit": False}
 #: The number of threads in which calls wait for a connection. Handlers run in other threads: otherwise waiting
 #: calls could take all threads, and none would be left to finish a call and release its connection.
-_WAITING: Final = 100
+_WAITING_THREADS: Final = 100
 
 
 class Transaction(Protocol[Session_co]):
@@ -138,7 +138,7 @@ class AsyncTransaction:
 
 def waiting_room() -> anyio.CapacityLimiter:
     """The limit of threads in which calls wait for a connection."""
-    return anyio.CapacityLimiter(_WAITING)
+    return anyio.CapacityLimiter(_WAITING_THREADS)
 
 
 async def prune_engine(engine: Engine | AsyncEngine, table: Table, keep: timedelta) -> int:

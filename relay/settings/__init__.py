@@ -14,17 +14,19 @@ from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
+from relay.domain.errors import ConfigurationError
 from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
-from relay.settings.metrics import MetricsSettings
 from relay.settings.model import (
     AlertSettings,
     ArchiveSettings,
     ContextSettings,
-    Envelope,
+    MetricsSettings,
     PublishSettings,
+    RouteSettings,
     Settings,
     StreamSettings,
     SubscriptionSettings,
+    tables,
 )
 from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
 from relay.settings.rules import check
@@ -38,12 +40,14 @@ __all__ = [
     "AlertSettings",
     "ArchiveSettings",
     "ContextSettings",
-    "Envelope",
     "HttpSettings",
+    "KeyPath",
     "MetricsSettings",
     "NatsSettings",
+    "Problem",
     "PublishSettings",
     "RedisSettings",
+    "RouteSettings",
     "Settings",
     "StreamSettings",
     "SubscriptionSettings",
@@ -51,6 +55,7 @@ __all__ = [
     "load_settings",
     "names_server",
     "share_counts",
+    "unusable",
 ]
 
 _HINT = "declare [contexts.<name>] in relay.toml in the working directory, or name the file in RELAY_CONFIG"
@@ -78,6 +83,11 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
     return settings
 
 
+def unusable(settings: Settings, problem: Problem) -> ConfigurationError:
+    """The error for a value that proves unusable only when it is used, with the line or variable to correct."""
+    return refuse([problem], settings._origins)  # noqa: SLF001
+
+
 def share_counts(directory: Path) -> None:
     """Make prometheus-client count in files below ``directory``. It reads this only from the environment."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
@@ -103,29 +113,23 @@ def _build(data: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:
 
 def _bad_names(data: dict[str, Any]) -> Iterator[Problem]:
     hint = "a-z first, then a-z, 0-9, _ and -, at most 64 characters"
-    for name, context in _tables(data.get("contexts")):
+    for name, context in tables(data.get("contexts")):
         if not CONTEXT_NAME.fullmatch(name):
             yield Problem(("contexts", name), "is not a name for a context", hint)
-        for sub, _ in _tables(context.get("subscriptions")):
+        for sub, _ in tables(context.get("subscriptions")):
             if not CONTEXT_NAME.fullmatch(sub):
                 yield Problem(("contexts", name, "subscriptions", sub), "is not a name for a subscription", hint)
 
 
 def _written_names(data: dict[str, Any]) -> Iterator[Problem]:
     """Refuse ``name`` and ``context`` where the table's name already sets them."""
-    for name, context in _tables(data.get("contexts")):
+    for name, context in tables(data.get("contexts")):
         here = ("contexts", name)
         written: list[KeyPath] = [(*here, key) for key in ContextSettings.filled if key in context]
-        for sub, table in _tables(context.get("subscriptions")):
+        for sub, table in tables(context.get("subscriptions")):
             written += [(*here, "subscriptions", sub, key) for key in SubscriptionSettings.filled if key in table]
         for path in written:
             yield Problem(path, "unknown key", f"the table's name, {path[-2]}, gives it")
-
-
-def _tables(value: object) -> list[tuple[str, dict[str, Any]]]:
-    if not isinstance(value, dict):
-        return []
-    return [(key, table) for key, table in value.items() if isinstance(table, dict)]
 
 
 def effective(settings: Settings) -> list[tuple[str, str, str]]:
@@ -142,13 +146,16 @@ def effective(settings: Settings) -> list[tuple[str, str, str]]:
 
 
 def _values(path: KeyPath, section: Section) -> Iterator[tuple[KeyPath, object]]:
-    for key in section.writable():
-        value = getattr(section, key)
+    for key, name in section.writable().items():
+        value = getattr(section, name)
         if isinstance(value, Section):
             yield from _values((*path, key), value)
         elif isinstance(value, dict):
-            for name, table in value.items():
-                yield from _values((*path, key, name), table)
+            for inner, table in value.items():
+                yield from _values((*path, key, inner), table)
+        elif isinstance(value, tuple) and any(isinstance(row, Section) for row in value):
+            for place, row in enumerate(value):
+                yield from _values((*path, key, str(place)), row)
         else:
             yield (*path, key), value
 

@@ -10,10 +10,10 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from relay.settings.section import Section
 from relay.settings.urls import WebhookUrl
-from relay.settings.values import AbsolutePath
+from relay.settings.values import AbsolutePath, only
 from relay.tls import TlsFiles
 
-_LONGEST_PREFIX: Final = 100
+_MAX_PREFIX_CHARS: Final = 100
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 #: Headers that a call always has, or that control the connection.
@@ -54,14 +54,6 @@ def _header_name(value: str) -> str:
     return name
 
 
-def _inbox_prefix(value: str) -> str:
-    if not _INBOX_PREFIX.fullmatch(value) or len(value) > _LONGEST_PREFIX:
-        raise ValueError(
-            f"{value[:80]!r} is no prefix for inboxes; write tokens of A-Z a-z 0-9 _ - with dots between"
-        )
-    return value
-
-
 def _signing_secret(secret: SecretStr) -> SecretStr:
     for key in secret.get_secret_value().split():
         try:
@@ -73,7 +65,13 @@ def _signing_secret(secret: SecretStr) -> SecretStr:
 
 Token = Annotated[SecretStr, Field(min_length=1), AfterValidator(_token)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
-InboxPrefix = Annotated[str, AfterValidator(_inbox_prefix)]
+InboxPrefix = Annotated[
+    str,
+    only(
+        lambda value: _INBOX_PREFIX.fullmatch(value) and len(value) <= _MAX_PREFIX_CHARS,
+        "is no prefix for inboxes; write tokens of A-Z a-z 0-9 _ - with dots between",
+    ),
+]
 
 
 class TlsSettings(Section):

@@ -38,13 +38,11 @@ def _nats(settings: Settings) -> Problems:
         yield Problem(("nats", ways[1]), f"stands beside {ways[0]}", "one way to prove oneself is enough")
     elif ways and any(map(_names_user, split_urls(url))):
         yield Problem(("nats", ways[0]), "stands beside a user or token in nats_url", "give one of them")
-    if nats.user is not None and nats.password is None:
-        yield Problem(("nats", "password"), "is required beside user")
-    if nats.password is not None and nats.user is None:
-        yield Problem(("nats", "user"), "is required beside password")
+    yield from _beside(("nats",), nats, "password", "user")
+    yield from _beside(("nats",), nats, "user", "password")
     if url.strip().startswith("ws://"):
         yield from _without_tls(("nats",), nats, "wss://")
-    yield from _pair(("nats",), nats)
+    yield from _beside(("nats",), nats, "certificate", "key")
 
 
 def _redis(settings: Settings) -> Problems:
@@ -52,11 +50,10 @@ def _redis(settings: Settings) -> Problems:
     for key in ("user", "password"):
         if getattr(redis, key) is not None and _names_user(url):
             yield Problem(("redis", key), "stands beside a user or password in redis_url", "give one of them")
-    if redis.user is not None and redis.password is None:
-        yield Problem(("redis", "password"), "is required beside user")
+    yield from _beside(("redis",), redis, "password", "user")
     if not url.startswith("rediss://"):
         yield from _without_tls(("redis",), redis, "rediss://")
-    yield from _pair(("redis",), redis)
+    yield from _beside(("redis",), redis, "certificate", "key")
 
 
 def _names_user(url: str) -> bool:
@@ -73,7 +70,7 @@ def _http(path: KeyPath, section: HttpSettings, url: str, what: str) -> Problems
         yield from _without_tls(path, section, "https://")
     if section.token is None and "token_header" in section.model_fields_set:
         yield Problem((*path, "token"), "is required where token_header is set")
-    yield from _pair(path, section)
+    yield from _beside(path, section, "certificate", "key")
 
 
 def _without_tls(path: KeyPath, section: TlsSettings, scheme: str) -> Problems:
@@ -82,6 +79,6 @@ def _without_tls(path: KeyPath, section: TlsSettings, scheme: str) -> Problems:
             yield Problem((*path, key), f"is only for {scheme}")
 
 
-def _pair(path: KeyPath, section: TlsSettings) -> Problems:
-    if section.key is not None and section.certificate is None:
-        yield Problem((*path, "certificate"), "is required beside key")
+def _beside(path: KeyPath, section: TlsSettings, missing: str, given: str) -> Problems:
+    if getattr(section, given) is not None and getattr(section, missing) is None:
+        yield Problem((*path, missing), f"is required beside {given}")

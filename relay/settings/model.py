@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
@@ -18,7 +19,8 @@ from pydantic import (
 
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
-from relay.domain.routing import DEFAULT_TEMPLATE, Routing, dead_letter_subject, event_subjects
+from relay.domain.querying import query_subjects
+from relay.domain.routing import DEFAULT_TEMPLATE, Route, Routing, dead_letter_subject, event_subjects
 from relay.domain.topology import (
     RELAY_ADVISORIES,
     ConsumerSpec,
@@ -27,12 +29,36 @@ from relay.domain.topology import (
     dead_letter_consumer,
 )
 from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
-from relay.settings.metrics import MetricsSettings
 from relay.settings.section import Section
-from relay.settings.urls import DatabaseUrl, HandlerUrl, NatsUrl, RedisUrl, WebhookUrl
-from relay.settings.values import AbsolutePath, Age, BrokerName, Count, Duration, Modules, Size, Subject, Subjects
+from relay.settings.urls import (
+    DatabaseUrl,
+    HandlerUrl,
+    ModuleName,
+    NatsUrl,
+    RedisUrl,
+    WebhookUrl,
+    with_search_path,
+)
+from relay.settings.values import (
+    AbsolutePath,
+    ActorId,
+    Age,
+    AttributeTemplate,
+    BrokerName,
+    Count,
+    Duration,
+    EnvelopeName,
+    EventTypes,
+    ListenAddress,
+    Modules,
+    SchemaName,
+    Size,
+    Subject,
+    Subjects,
+    UriTemplate,
+    parse_list,
+)
 
-Envelope = Literal["handler", "message-envelope", "cloudevents", "raw"]
 #: What is kept of a failure: codes and places, or also up to 500 bytes of the answer's or exception's text.
 ErrorDetail = Literal["codes", "text"]
 LogLevel = Annotated[
@@ -59,7 +85,8 @@ def installed_actor_modules() -> tuple[str, ...]:
 class StreamSettings(Section):
     """A JetStream stream. File storage, retention ``limits`` and discard ``new`` cannot be changed.
 
-    ``max_age`` "unlimited" keeps messages for ever. ``replicas``: 3 in production.
+    ``max_age`` "unlimited" keeps messages for ever. ``replicas``: 3 in production. ``no_ack``: the stream confirms
+    nothing. That is for subjects of requests, whose answer would else be the stream's PubAck. No event goes there.
     """
 
     name: BrokerName
@@ -69,10 +96,29 @@ class StreamSettings(Section):
     max_msgs_per_subject: Count = -1
     replicas: int = Field(default=1, ge=1, le=5)
     duplicate_window: Duration = Field(default=_seconds(120), ge=timedelta(milliseconds=100))
+    no_ack: bool = False
 
     def spec(self) -> StreamSpec:
         """Return what the broker must hold."""
         return StreamSpec(**self.model_dump())
+
+
+class RouteSettings(Section):
+    """Where some events go. The first row that fits an event decides; if none fits, ``subject`` of the context.
+
+    ``types``: names of events without a topic, as they are or as a beginning with ``*`` behind it. ``topics``:
+    patterns of topics. ``subject``: a template; without it a topic stays the subject. ``stream``: the stream that
+    must store the event. If another one would, the event waits with STREAM_MISMATCH.
+    """
+
+    types: EventTypes = ()
+    topics: Subjects = ()
+    subject: str | None = None
+    stream: BrokerName | None = None
+
+    def route(self) -> Route:
+        """Return the row as a value."""
+        return Route(**self.model_dump())
 
 
 class PublishSettings(Section):
@@ -122,6 +168,8 @@ class SubscriptionSettings(HttpSettings):
     ``handler`` is a URL, or ``python:`` and a module. ``handler_timeout`` is the total for one call.
     ``max_attempts`` counts handler calls; ``max_deliver`` counts JetStream's deliveries. ``settle``: acknowledge
     to JetStream after the handler's answer ("handler"), or after the inbox row is committed ("inbox").
+    ``on_failure``: what JetStream is told of a failed attempt: nothing ("silence"), or a NAK whose delay is the
+    row's back-off, and a TERM after every dead letter ("nak"). In both cases the row decides when to try again.
     ``unknown``: what to do with an event for which the Python module has no handler. ``order``: with "key", the
     messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
     behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
@@ -140,6 +188,7 @@ class SubscriptionSettings(HttpSettings):
     max_deliver: Count = 20
     max_ack_pending: Count = 50
     settle: Literal["handler", "inbox"] = "handler"
+    on_failure: Literal["silence", "nak"] = "silence"
     handler: HandlerUrl
     unknown: Literal["dead-letter", "skip", "retry"] = "dead-letter"
     order: Literal["none", "key"] = "none"
@@ -150,7 +199,7 @@ class SubscriptionSettings(HttpSettings):
     max_attempts: int = Field(default=20, ge=1)
     backoff_initial: Duration = _seconds(1)
     backoff_max: Duration = _seconds(60)
-    envelope: Envelope = "handler"
+    envelope: EnvelopeName = "handler"
     error_detail: ErrorDetail = "codes"
 
     @property
@@ -171,33 +220,99 @@ class SubscriptionSettings(HttpSettings):
         )
 
 
-class ContextSettings(Section):
-    """A bounded context: one database, one event stream, one DLQ stream, its subscriptions.
+class QueriesSettings(Section):
+    """The queries of other services that a context's workers answer, by request and reply.
 
-    ``name`` comes from the key. By default dead letters are kept longer than events (30 days, 1 GB), because
-    operators handle them. They have as many replicas as the events. ``error_detail`` applies to tasks, cron jobs,
-    and subscriptions without their own value.
+    ``module``: a Python module with a `QueryBus`. ``subjects``: where it may answer, by default all below
+    ``{context}.queries``. ``timeout``: of one answer; less if the one who asks waits less.
+    """
+
+    module: ModuleName
+    subjects: Subjects = Field(min_length=1)
+    timeout: Duration = _seconds(5)
+
+
+class CloudEventsSettings(Section):
+    """How a context with ``envelope = "cloudevents"`` writes its events.
+
+    ``mode``: attributes in headers ("binary"), or all in the body ("structured"). The others are attributes, with
+    {context}, {name}, {version} and {key}, the partition key. The default of ``source`` is the first token of the
+    subject, behind a slash.
+    """
+
+    mode: Literal["binary", "structured"] = "binary"
+    source: AttributeTemplate | None = None
+    subject: AttributeTemplate | None = None
+    dataschema: UriTemplate | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_the_mode(cls, data: object) -> object:
+        """Read ``cloudevents = "structured"`` too."""
+        return {"mode": data} if isinstance(data, str) else data
+
+
+class ContextSettings(Section):
+    """A bounded context: one database, its event streams, one DLQ stream, its subscriptions.
+
+    ``name`` comes from the key. ``schema``: where its tables are, so that contexts may share a database. Without
+    it, they are where the search_path of the role begins. ``microdao_schema``: where `relay db upgrade` makes the
+    view ``outbox_events`` of MicroDAO, beside these tables. ``stream`` is its only event stream, ``streams`` are
+    several, each under its name.
+    By default dead letters are kept longer than events (30 days, 1 GB), because operators handle them. They have
+    as many replicas as the events. ``error_detail`` applies to tasks, cron jobs, and subscriptions without their
+    own value. ``system_actor``: who acts in a message-envelope, if the event names nobody.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
 
     name: str
     database_url: DatabaseUrl
+    #: ``schema``, which pydantic has a method for.
+    own_schema: SchemaName | None = Field(default=None, alias="schema")
     subject: str = DEFAULT_TEMPLATE
-    envelope: Envelope = "handler"
+    envelope: EnvelopeName = "handler"
+    cloudevents: CloudEventsSettings = CloudEventsSettings()
     error_detail: ErrorDetail = "codes"
-    stream: StreamSettings
+    system_actor: ActorId = "system"
+    microdao_schema: SchemaName | None = None
+    routes: Annotated[tuple[RouteSettings, ...], BeforeValidator(parse_list)] = ()
+    stream: StreamSettings | None = None
+    streams: dict[str, StreamSettings] = Field(default_factory=dict)
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
     alerts: AlertSettings = AlertSettings()
     archive: ArchiveSettings = ArchiveSettings()
+    queries: QueriesSettings | None = None
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
+
+    @property
+    def database(self) -> str:
+        """The address of the database, for the relay's own connections: these see the context's tables only."""
+        path = () if self.own_schema is None else (self.own_schema,)
+        return with_search_path(self.database_url.get_secret_value(), *path)
+
+    @property
+    def handler_database(self) -> str:
+        """The same for sessions of the application's functions, which have tables of their own elsewhere."""
+        path = () if self.own_schema is None else (self.own_schema, '"$user"', "public")
+        return with_search_path(self.database_url.get_secret_value(), *path)
+
+    @property
+    def event_streams(self) -> tuple[StreamSettings, ...]:
+        """The streams of the context's events."""
+        return (*([self.stream] if self.stream else []), *self.streams.values())
 
     @property
     def routing(self) -> Routing:
         """Where the context's events go."""
-        streams = {self.stream.name: self.stream.subjects}
-        return Routing(context=self.name, template=self.subject, streams=streams)
+        return Routing(
+            context=self.name,
+            template=self.subject,
+            streams={stream.name: stream.subjects for stream in self.event_streams},
+            routes=tuple(row.route() for row in self.routes),
+            unconfirmed=[subject for stream in self.event_streams if stream.no_ack for subject in stream.subjects],
+        )
 
     def dead_letter_spec(self) -> ConsumerSpec:
         """Return the consumer that reads dead letters, to record them."""
@@ -209,6 +324,7 @@ class ContextSettings(Section):
         if not isinstance(data, dict) or "name" not in data:
             return data
         name = str(data["name"])
+        streams = {key: _under({"name": key}, it) for key, it in tables(data.get("streams"))}
         stream = {"name": f"{name.upper()}_EVENTS", "subjects": [event_subjects(name)]}
         dlq = {
             "name": f"{name.upper()}_DLQ",
@@ -216,13 +332,15 @@ class ContextSettings(Section):
             "max_age": timedelta(days=30),
             "max_bytes": 1024**3,
         }
-        if isinstance(declared := data.get("stream"), dict) and "replicas" in declared:
-            dlq["replicas"] = declared["replicas"]
-        filled = {
-            **data,
-            "stream": _under(stream, data.get("stream", {})),
-            "dlq": _under(dlq, data.get("dlq", {})),
-        }
+        if copies := [it["replicas"] for _, it in tables({"": data.get("stream"), **streams}) if "replicas" in it]:
+            dlq["replicas"] = max(copies, key=str)
+        filled = {**data, "dlq": _under(dlq, data.get("dlq", {}))}
+        if "stream" in data or not streams:
+            filled["stream"] = _under(stream, data.get("stream", {}))
+        if streams:
+            filled["streams"] = {**data["streams"], **streams}
+        if "queries" in data:
+            filled["queries"] = _under({"subjects": [query_subjects(name)]}, data["queries"])
         if isinstance(subscriptions := data.get("subscriptions"), dict):
             common = {"error_detail": data["error_detail"]} if "error_detail" in data else {}
             filled["subscriptions"] = {
@@ -230,6 +348,21 @@ class ContextSettings(Section):
                 for key, value in subscriptions.items()
             }
         return filled
+
+
+class MetricsSettings(Section):
+    """Each kind of process listens at its own address: a port of 127.0.0.1, or ``host:port``.
+
+    A process without an address counts nothing. The scheduler samples the backlogs every ``interval``, but only if
+    it has an address. ``directory``: where the worker processes of one ``dramatiq`` command keep their counts, to
+    be added up. It is created if missing. It must belong to one host or one container.
+    """
+
+    scheduler: ListenAddress | None = None
+    worker: ListenAddress | None = None
+    tasks: ListenAddress | None = None
+    directory: Path | None = None
+    interval: Duration = Field(default=timedelta(seconds=15), ge=timedelta(seconds=1), le=timedelta(minutes=5))
 
 
 class Settings(Section):
@@ -275,9 +408,15 @@ class Settings(Section):
 
         Raises UnknownContext.
         """
-        declared = [spec for found in self._chosen(context) for spec in (found.stream.spec(), found.dlq.spec())]
-        copies = max((found.stream.replicas for found in self.contexts.values()), default=1)
+        chosen = self._chosen(context)
+        declared = [stream.spec() for found in chosen for stream in (*found.event_streams, found.dlq)]
+        events = [stream for found in self.contexts.values() for stream in found.event_streams]
+        copies = max((stream.replicas for stream in events), default=1)
         return list(dict.fromkeys([*declared, replace(RELAY_ADVISORIES, replicas=copies)]))
+
+    def queried(self) -> list[str]:
+        """Return the patterns of the subjects at which queries are answered."""
+        return [it for found in self.contexts.values() if found.queries for it in found.queries.subjects]
 
     def consumers(self, context: str | None = None) -> list[ConsumerSpec]:
         """Return the durable consumers of one context, or of all (None).
@@ -299,6 +438,11 @@ class Settings(Section):
         if not isinstance(data, dict) or not isinstance(contexts := data.get("contexts"), dict):
             return data
         return {**data, "contexts": {key: _under({}, value, name=key) for key, value in contexts.items()}}
+
+
+def tables(value: object) -> list[tuple[str, dict[str, Any]]]:
+    """The tables in a table. Anything else in it is left to validation."""
+    return [(key, it) for key, it in value.items() if isinstance(it, dict)] if isinstance(value, dict) else []
 
 
 def _under(defaults: dict[str, Any], value: object, **fixed: str) -> object:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from string import Formatter
 
-from relay.domain.routing import dead_letter_subject, event_subjects, is_template
-from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
+from relay.domain.routing import dead_letter_subject
+from relay.domain.topology import covers, subjects_overlap
 from relay.settings.access import HttpSettings
 from relay.settings.access_rules import check_access
-from relay.settings.model import ContextSettings, PublishSettings, Settings, StreamSettings, SubscriptionSettings
+from relay.settings.exchange_rules import check_exchange
+from relay.settings.model import ContextSettings, PublishSettings, Settings, SubscriptionSettings
 from relay.settings.problems import KeyPath, Problem
+from relay.settings.stream_rules import all_streams, check_streams
 from relay.settings.values import format_duration
 
 Problems = Iterator[Problem]
@@ -22,18 +23,26 @@ def check(settings: Settings) -> list[Problem]:
     problems: list[Problem] = []
     for context in settings.contexts.values():
         for rule in (
-            _template,
-            _stream_limits,
+            _cloudevents,
             _back_off,
             _filters,
             _handler_time,
             _handler_kind,
+            _on_failure,
             _order,
             _dead_letters,
             _archive,
         ):
             problems += rule(context)
-    for over_all in (_databases, _streams, _durables, _filters_reach, _archived_streams, _metrics):
+    for over_all in (
+        _databases,
+        check_streams,
+        check_exchange,
+        _durables,
+        _filters_reach,
+        _archived_streams,
+        _metrics,
+    ):
         problems += over_all(settings)
     return [*problems, *check_access(settings)]
 
@@ -49,33 +58,11 @@ def _sub(subscription: SubscriptionSettings, *keys: str) -> KeyPath:
     return ("contexts", subscription.context, "subscriptions", subscription.name, *keys)
 
 
-def _template(context: ContextSettings) -> Problems:
-    """Check that each event name and version makes its own subject, and that the stream accepts it."""
-    path = _at(context, "subject")
-    try:
-        keys = {key for _, key, _, _ in Formatter().parse(context.subject) if key is not None}
-    except ValueError as error:
-        yield Problem(path, f"is not a template: {error}")
-        return
-    if unknown := keys - {"context", "name", "version"}:
-        yield Problem(path, f"has the unknown placeholder {{{min(unknown)}}}", "known: {context} {name} {version}")
-    elif missing := {"name", "version"} - keys:
-        yield Problem(path, f"lacks {' and '.join(f'{{{key}}}' for key in sorted(missing))}")
-    elif not is_template(context.subject):
-        yield Problem(path, "does not make a subject", "dots between tokens of A-Z a-z 0-9 _ - and placeholders")
-    elif context.routing.stream(context.subject) is None:
-        yield Problem(
-            _at(context, "stream", "subjects"),
-            f"no event reaches this stream: events leave as {context.subject}",
-            f'for example subjects = ["{event_subjects(context.name)}"]',
-        )
-
-
-def _stream_limits(context: ContextSettings) -> Problems:
-    for key, stream in (("stream", context.stream), ("dlq", context.dlq)):
-        if stream.max_age is not None and stream.duplicate_window > stream.max_age:
-            limit = format_duration(stream.max_age)
-            yield Problem(_at(context, key, "duplicate_window"), f"must not be longer than max_age ({limit})")
+def _cloudevents(context: ContextSettings) -> Problems:
+    """Refuse keys that have no effect."""
+    if context.envelope != "cloudevents":
+        for key in sorted(context.cloudevents.model_fields_set):
+            yield Problem(_at(context, "cloudevents", key), 'is only for envelope = "cloudevents"')
 
 
 def _back_off(context: ContextSettings) -> Problems:
@@ -121,6 +108,25 @@ def _handler_kind(context: ContextSettings) -> Problems:
                 yield Problem(_sub(subscription, key), f"is only for {other}")
 
 
+def _on_failure(context: ContextSettings) -> Problems:
+    """Check that a NAK has an effect: the message is open, and may be delivered as often as it fails."""
+    for subscription in context.subscriptions.values():
+        if subscription.on_failure != "nak":
+            continue
+        if subscription.settle == "inbox":
+            yield Problem(
+                _sub(subscription, "on_failure"),
+                'must be "silence" with settle = "inbox"',
+                "a message that is acknowledged on receipt cannot be given back",
+            )
+        elif 0 < subscription.max_deliver < subscription.max_attempts:
+            yield Problem(
+                _sub(subscription, "max_deliver"),
+                f'must be at least max_attempts ({subscription.max_attempts}) with on_failure = "nak", or -1',
+                "each failed attempt leads to one more delivery",
+            )
+
+
 def _order(context: ContextSettings) -> Problems:
     for subscription in context.subscriptions.values():
         if subscription.order == "none" and "failed_head" in subscription.model_fields_set:
@@ -159,40 +165,27 @@ def _archive(context: ContextSettings) -> Problems:
 
 
 def _databases(settings: Settings) -> Problems:
-    """Check that contexts do not share tables: two in one database would publish each other's events."""
+    """Check that contexts do not share tables: they would publish each other's events.
+
+    A context without ``schema`` has its tables where the search_path of its role begins. That may be the schema of
+    another one, so in a shared database each must say it.
+    """
     for one, other in combinations(settings.contexts.values(), 2):
-        if one.database_url == other.database_url:
+        if one.database_url == other.database_url and None in (one.own_schema, other.own_schema):
             yield Problem(
                 _at(other, "database_url"),
                 f"is also the database of the context {one.name}",
-                "give each context its own; {context} in DATABASE_URL stands for its name",
+                "give each context its own ({context} in DATABASE_URL stands for its name), or each a schema",
             )
-
-
-def _all_streams(settings: Settings) -> list[tuple[KeyPath, StreamSettings]]:
-    return [
-        (_at(context, key), stream)
-        for context in settings.contexts.values()
-        for key, stream in (("stream", context.stream), ("dlq", context.dlq))
-    ]
-
-
-def _streams(settings: Settings) -> Problems:
-    """Check that a name means one stream and a subject goes to one stream (else JetStream answers 10065)."""
-    for path, stream in _all_streams(settings):
-        if stream.name == RELAY_ADVISORIES.name:
-            yield Problem((*path, "name"), f"{stream.name} is jetrelay's own stream")
-    for (first, one), (second, other) in combinations(_all_streams(settings), 2):
-        where = ".".join(first)
-        if one.name == other.name and one != other:
-            yield Problem((*second, "name"), f"{other.name} is declared differently at {where}")
-        elif one.name != other.name and (pair := _meeting(one, other)):
-            yield Problem((*second, "subjects"), f"{pair[1]} overlaps with {pair[0]} of {one.name} ({where})")
-
-
-def _meeting(one: StreamSettings, other: StreamSettings) -> tuple[str, str] | None:
-    pairs = ((a, b) for a in one.subjects for b in other.subjects if subjects_overlap(a, b))
-    return next(pairs, None)
+    taken: dict[tuple[str, str], str] = {}
+    for context in settings.contexts.values():
+        for key, schema in (("schema", context.own_schema), ("microdao_schema", context.microdao_schema)):
+            if schema is None:
+                continue
+            place, where = (context.database_url.get_secret_value(), schema), _at(context, key)
+            if place in taken:
+                yield Problem(where, f"{schema} is also {taken[place]}, in the same database")
+            taken.setdefault(place, ".".join(where))
 
 
 def _all_subscriptions(settings: Settings) -> list[SubscriptionSettings]:
@@ -209,7 +202,7 @@ def _durables(settings: Settings) -> Problems:
 
 def _filters_reach(settings: Settings) -> Problems:
     """Check that filters match their stream: nats-server 2.15 silently accepts others and delivers nothing."""
-    declared = {stream.name: stream for _, stream in _all_streams(settings)}
+    declared = {stream.name: stream for _, stream in all_streams(settings)}
     for subscription in _all_subscriptions(settings):
         stream = declared.get(subscription.stream)
         wanted = subscription.filter_subject
@@ -230,7 +223,7 @@ def _archived_streams(settings: Settings) -> Problems:
 
     Streams that are declared elsewhere are checked at run time, before anything is archived.
     """
-    declared = {stream.name: stream for _, stream in _all_streams(settings)}
+    declared = {stream.name: stream for _, stream in all_streams(settings)}
     for context in settings.contexts.values():
         if (after := context.archive.after) is None:
             continue

@@ -16,7 +16,7 @@ from relay.settings.section import Section, section_at
 
 SUFFIX: Final = "_file"
 #: The longest secret, in bytes. A longer file is not a secret.
-_LONGEST: Final = 65_536
+_MAX_SECRET_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class FromFile:
             if path.exists() and not path.is_file():
                 raise ValueError(f"cannot read {path}: not a file")
             with path.open("rb") as file:
-                data = file.read(_LONGEST + 1)
+                data = file.read(_MAX_SECRET_BYTES + 1)
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror}") from None
-        if len(data) > _LONGEST:
-            raise ValueError(f"{path} is longer than {_LONGEST} bytes, so it is no secret")
+        if len(data) > _MAX_SECRET_BYTES:
+            raise ValueError(f"{path} is longer than {_MAX_SECRET_BYTES} bytes, so it is no secret")
         try:
             text = data.decode().rstrip("\r\n")
         except UnicodeDecodeError:

@@ -17,9 +17,9 @@ class Section(BaseModel):
     filled: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def writable(cls) -> list[str]:
-        """Return the keys that may be written in this table."""
-        return [key for key in cls.model_fields if key not in cls.filled]
+    def writable(cls) -> dict[str, str]:
+        """Return the keys that may be written in this table, and the field of each."""
+        return {field.alias or name: name for name, field in cls.model_fields.items() if name not in cls.filled}
 
 
 def section_at(root: type[Section], path: Iterable[str]) -> type[Section]:

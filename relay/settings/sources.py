@@ -1,21 +1,24 @@
 """The sources of values: relay.toml and the environment, merged, with the origin of each value.
 
 From weak to strong: default, ``DATABASE_URL`` and the ``NATS_*`` variables of sr-message-contracts §8,
-relay.toml, ``NATS_URL`` and similar variables, ``RELAY_*``. An empty variable counts as not set. For a secret,
-``<key>_file`` and ``<VARIABLE>_FILE`` name a file that holds it. They are as strong as the key or variable itself.
+relay.toml, ``NATS_URL`` and similar variables, ``RELAY_*``. An empty variable counts as not set. In a text of
+relay.toml ``${NAME:-default}`` stands for a variable: so the file itself says where a variable is stronger. For a
+secret, ``<key>_file`` and ``<VARIABLE>_FILE`` name a file that holds it. They are as strong as the key or variable
+itself.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from relay.domain.errors import ConfigurationError
 from relay.settings.access import HttpSettings
+from relay.settings.lines import key_lines
 from relay.settings.problems import KeyPath, Problem
 from relay.settings.secrets import SUFFIX, FromFile, secret_of
 from relay.settings.section import Section
@@ -51,6 +54,8 @@ _STREAM_DEFAULTS: Final = {
 }
 # If a service is called relay, Kubernetes gives every pod RELAY_SERVICE_HOST, RELAY_PORT_4222_TCP and so on.
 _NOT_OURS = re.compile(r"RELAY(_\w+)?_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+#: A default is always given: without one, a password may hold the same characters.
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):-([^{}]*)\}")
 _POSITION = re.compile(r"\(at line (\d+), column \d+\)")
 
 
@@ -111,6 +116,7 @@ def read_layers(root: type[Section], path: Path | None, environ: Mapping[str, st
     layers = Layers(root)
     if (file := _find_file(path, environ)) is not None:
         _read_file(file, layers)
+        layers.data = _filled((), layers.data, environ, layers)
         if OWN_SERVERS in environ:
             _forget_access(layers)
         _name_files(layers)
@@ -194,50 +200,25 @@ def _read_file(file: Path, layers: Layers) -> None:
     layers.origins = {path: f"{shown}:{line}" for path, line in key_lines(text).items()}
 
 
+def _filled(path: KeyPath, value: Any, environ: Mapping[str, str], layers: Layers) -> Any:
+    """Put the values of variables where texts of the file name them."""
+    match value:
+        case dict():
+            return {key: _filled((*path, key), inner, environ, layers) for key, inner in value.items()}
+        case list():
+            return [_filled((*path, str(place)), inner, environ, layers) for place, inner in enumerate(value)]
+        case str() if set_there := [name for name, _ in _REFERENCE.findall(value) if name in environ]:
+            layers.origins[path] = f"{layers.origins.get(path, '')} (env {', '.join(set_there)})".lstrip()
+    if not isinstance(value, str):
+        return value
+    return _REFERENCE.sub(lambda found: environ.get(found[1]) or found[2], value)
+
+
 def _shown(file: Path) -> str:
     try:
         return str(file.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(file)
-
-
-def key_lines(text: str) -> dict[KeyPath, int]:
-    """Map each key path of a valid TOML text to the line, from 1, where the key is set or its table begins."""
-    found: dict[KeyPath, int] = {}
-    table: KeyPath = ()
-    for number, statement in _statements(text):
-        parsed = tomllib.loads(statement)
-        if statement.lstrip().startswith("["):
-            table = max(_paths(parsed), key=len)
-            found.setdefault(table, number)
-        else:
-            for path in _paths(parsed):
-                found.setdefault(table + path, number)
-    return found
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Split TOML into its statements: one line, or more until the parser accepts them."""
-    pending, first = "", 0
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
-        first = first if pending else number
-        pending += line
-        try:
-            tomllib.loads(pending)
-        except tomllib.TOMLDecodeError:
-            continue
-        yield first, pending
-        pending = ""
-
-
-def _paths(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:
-    if path:
-        yield path
-    if isinstance(data, list) and data and isinstance(data[0], dict):
-        data = data[0]  # [[tables]]: no key of ours is one, but the refusal needs its line
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield from _paths(value, (*path, key))
 
 
 def _put_variable(variable: str, value: str, layers: Layers, declared: frozenset[str]) -> None:
@@ -256,17 +237,17 @@ def _put_variable(variable: str, value: str, layers: Layers, declared: frozenset
                 )
             )
             return
-        if path[2] == "subscriptions" and len(path) > 4:
+        if path[2] in ("subscriptions", "streams") and len(path) > 4:
             name = _known_name(path[3], layers.table(*path[:3]))
             path = (*path[:3], name, *path[4:])
     layers.put(path, value, f"env {variable}")
 
 
 def _known_name(written: str, known: Mapping[str, object]) -> str:
-    """Find the name that a variable means. Variables cannot hold a hyphen, so an underscore stands for it."""
+    """Find the name that a variable means. Variables have one case and no hyphen: an underscore stands for it."""
     if written in known:
         return written
-    return next((name for name in known if name.replace("-", "_") == written), written)
+    return next((name for name in known if name.replace("-", "_").lower() == written), written)
 
 
 def _put_common_defaults(here: KeyPath, environ: Mapping[str, str], layers: Layers) -> None:
@@ -275,18 +256,29 @@ def _put_common_defaults(here: KeyPath, environ: Mapping[str, str], layers: Laye
     if file := environ.get("DATABASE_URL_FILE"):
         layers.put((*here, "database_url"), FromFile(file, here[1]), "env DATABASE_URL_FILE", weak=True)
     for variable, (key, dead_letters_too) in _STREAM_DEFAULTS.items():
-        for stream in ("stream", "dlq") if dead_letters_too else ("stream",):
+        for stream in (*_event_streams(here, layers), *([("dlq",)] if dead_letters_too else [])):
             if variable in environ:
-                layers.put((*here, stream, key), environ[variable], f"env {variable}", weak=True)
+                layers.put((*here, *stream, key), environ[variable], f"env {variable}", weak=True)
+
+
+def _event_streams(here: KeyPath, layers: Layers) -> list[KeyPath]:
+    """The tables of a context's event streams. The single one is there unless others are declared instead."""
+    declared = layers.table(*here, "streams")
+    several: list[KeyPath] = [("streams", name) for name, it in declared.items() if isinstance(it, dict)]
+    return several if several and "stream" not in layers.table(*here) else [("stream",), *several]
 
 
 def _put_default_names(here: KeyPath, environ: Mapping[str, str], layers: Layers) -> None:
-    """Name streams ``sr-events`` (context ``sr``) or ``sr-<context>-events``; durables begin with their prefix."""
+    """Name streams ``sr-events`` (context ``sr``) or ``sr-<context>-events``; durables begin with their prefix.
+
+    Where a table has several streams, its keys are their names.
+    """
     context = here[1]
     if prefix := environ.get("NATS_STREAM_PREFIX"):
         base = prefix if prefix == context else f"{prefix}-{context}"
-        for stream, ending in (("stream", "events"), ("dlq", "dlq")):
-            layers.put((*here, stream, "name"), f"{base}-{ending}", "env NATS_STREAM_PREFIX", weak=True)
+        if ("stream",) in _event_streams(here, layers):
+            layers.put((*here, "stream", "name"), f"{base}-events", "env NATS_STREAM_PREFIX", weak=True)
+        layers.put((*here, "dlq", "name"), f"{base}-dlq", "env NATS_STREAM_PREFIX", weak=True)
     if prefix := environ.get("NATS_CONSUMER_PREFIX"):
         for name, subscription in layers.table(*here, "subscriptions").items():
             if isinstance(subscription, dict):

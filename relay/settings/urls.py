@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from keyword import iskeyword
 from typing import Annotated, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, SecretStr
 
-_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+from relay.settings.values import is_module, only
+
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
 #: Separates the servers of a cluster. Any other comma may be part of a password.
@@ -40,6 +40,21 @@ def _hide_one(url: str) -> str:
     if "?" in credentials or "#" in credentials or not _SHOWN.fullmatch(host):
         return f"{scheme}://***"
     return f"{scheme}://{'***@' if at else ''}{host}{'?***' if query else ''}"
+
+
+def with_search_path(url: str, *schemas: str) -> str:
+    """The address of a database whose connections look for tables in these schemas; unchanged if there are none.
+
+    It is the last option, and so the stronger one, beside those that the address has.
+    """
+    if not schemas:
+        return url
+    option = quote(f"-csearch_path={','.join(schemas)}", safe="")
+    address, _, query = url.partition("?")
+    others = [part for part in query.split("&") if part]
+    given = [part for part in others if part.startswith("options=")]
+    merged = "%20".join([*(part.removeprefix("options=") for part in given), option])
+    return f"{address}?{'&'.join([*(part for part in others if part not in given), f'options={merged}'])}"
 
 
 def _check_url(value: str, schemes: tuple[str, ...]) -> None:
@@ -75,15 +90,18 @@ def _nats_url(secret: SecretStr) -> SecretStr:
     return secret
 
 
-def _redis_url(secret: SecretStr) -> SecretStr:
-    _check_url(secret.get_secret_value(), ("redis", "rediss", "unix"))
-    return secret
+def _of_schemes(*schemes: str) -> AfterValidator:
+    def check(secret: SecretStr) -> SecretStr:
+        _check_url(secret.get_secret_value(), schemes)
+        return secret
+
+    return AfterValidator(check)
 
 
 def _handler_url(value: str) -> str:
     scheme, _, module = value.partition(":")
     if scheme == "python":
-        if not _MODULE.fullmatch(module) or any(map(iskeyword, module.split("."))):
+        if not is_module(module):
             raise ValueError(f"{module[:80]!r} is not the name of a module; write python:myapp.handlers")
         return value
     _check_url(value, ("http", "https"))
@@ -92,13 +110,9 @@ def _handler_url(value: str) -> str:
     return value
 
 
-def _webhook_url(secret: SecretStr) -> SecretStr:
-    _check_url(secret.get_secret_value(), ("http", "https"))
-    return secret
-
-
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 NatsUrl = Annotated[SecretStr, AfterValidator(_nats_url)]
-RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
-WebhookUrl = Annotated[SecretStr, AfterValidator(_webhook_url)]
+RedisUrl = Annotated[SecretStr, _of_schemes("redis", "rediss", "unix")]
+WebhookUrl = Annotated[SecretStr, _of_schemes("http", "https")]
 HandlerUrl = Annotated[str, AfterValidator(_handler_url)]
+ModuleName = Annotated[str, only(is_module, "is not the name of a module; write myapp.queries")]

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from datetime import timedelta
+from keyword import iskeyword
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator
 
+from relay.domain.envelopes import ENVELOPES
+from relay.domain.envelopes.cloudevents import PLACEHOLDERS
+from relay.domain.identity import is_id
+from relay.domain.limits import is_schema
+from relay.domain.subject import STREAM
 from relay.domain.topology import is_pattern
 
 _UNITS: Final = {
@@ -34,7 +42,10 @@ _SIZE = re.compile(r"([0-9]+) ?(B|[KMGT]i?B)", re.IGNORECASE)
 #: Names of contexts and subscriptions: subject tokens, variables and parts of broker names.
 CONTEXT_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _ADDRESS = re.compile(r"(?:([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):)?([0-9]{1,5})")
-_BROKER_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_VISIBLE = re.compile(r"[\x21-\x7e]{1,500}")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_EVENT_TYPES = re.compile(r"[A-Za-z0-9_-]{1,64}\*?|\*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 def parse_duration(value: object) -> timedelta:
@@ -101,23 +112,50 @@ def parse_list(value: object) -> object:
         raise ValueError("starts with [ and is not a JSON list") from error
 
 
-def _pattern(value: str) -> str:
-    if not is_pattern(value):
-        raise ValueError(
-            f"{value[:80]!r} is not a subject; write tokens of A-Z a-z 0-9 _ - with dots, *, a last >"
-        )
+def is_module(name: str) -> bool:
+    """Whether a text is the name of a module."""
+    return _MODULE.fullmatch(name) is not None and not any(map(iskeyword, name.split(".")))
+
+
+def _is_envelope(value: str) -> bool:
+    if value in ENVELOPES:
+        return True
+    scheme, _, rest = value.partition(":")
+    module, colon, name = rest.partition(":")
+    return scheme == "python" and is_module(module) and (not colon or name.isidentifier())
+
+
+def _attribute_template(value: str) -> str:
+    """Check a template for an attribute of CloudEvents. Raises ValueError."""
+    try:
+        parts = [
+            (key, spec, conversion) for _, key, spec, conversion in Formatter().parse(value) if key is not None
+        ]
+    except ValueError as error:
+        raise ValueError(f"is not a template: {error}") from None
+    for key, spec, conversion in parts:
+        if key not in PLACEHOLDERS or spec or conversion:
+            known = " ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+            raise ValueError(f"has the unknown placeholder {{{key[:40]}}}; known: {known}")
+    if not _VISIBLE.fullmatch(value):
+        raise ValueError("must be 1 to 500 characters of plain ASCII without spaces")
     return value
+
+
+def only(fits: Callable[[str], object], otherwise: str) -> AfterValidator:
+    """Refuse a text that does not fit; ``otherwise`` says what it is not."""
+
+    def check(value: str) -> str:
+        if not fits(value):
+            raise ValueError(f"{value[:80]!r} {otherwise}")
+        return value
+
+    return AfterValidator(check)
 
 
 def _absolute(value: Path) -> Path:
     if not value.is_absolute():
         raise ValueError("must begin with /: every process starts in a folder of its own")
-    return value
-
-
-def _broker_name(value: str) -> str:
-    if not _BROKER_NAME.fullmatch(value):
-        raise ValueError(f"{value[:80]!r} is not a name for a stream or consumer; write A-Z a-z 0-9 _ -")
     return value
 
 
@@ -139,25 +177,41 @@ def _positive(value: timedelta) -> timedelta:
     return value
 
 
-def _size(value: int) -> int:
-    if value != -1 and value < 1:
-        raise ValueError("must be at least 1 byte, or -1 for unlimited")
-    return value
+def _at_least(least: str) -> AfterValidator:
+    def check(value: int) -> int:
+        if value != -1 and value < 1:
+            raise ValueError(f"must be at least {least}, or -1 for unlimited")
+        return value
 
-
-def _count(value: int) -> int:
-    if value != -1 and value < 1:
-        raise ValueError("must be at least 1, or -1 for unlimited")
-    return value
+    return AfterValidator(check)
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(_positive)]
 Age = Annotated[Duration | None, BeforeValidator(_unlimited)]
-Size = Annotated[int, BeforeValidator(parse_size), AfterValidator(_size)]
-Count = Annotated[int, AfterValidator(_count)]
-Subject = Annotated[str, AfterValidator(_pattern)]
+Size = Annotated[int, BeforeValidator(parse_size), _at_least("1 byte")]
+Count = Annotated[int, _at_least("1")]
+Subject = Annotated[
+    str, only(is_pattern, "is not a subject; write tokens of A-Z a-z 0-9 _ - with dots, *, a last >")
+]
 Subjects = Annotated[tuple[Subject, ...], BeforeValidator(parse_list)]
+EventType = Annotated[
+    str, only(_EVENT_TYPES.fullmatch, "names no events; write a name, or its beginning and *: LoopClosed, Loop*")
+]
+EventTypes = Annotated[tuple[EventType, ...], BeforeValidator(parse_list)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-BrokerName = Annotated[str, AfterValidator(_broker_name)]
+AttributeTemplate = Annotated[str, AfterValidator(_attribute_template)]
+UriTemplate = Annotated[
+    AttributeTemplate, only(_SCHEME.match, "is not a URI; write https://example.com/{name}/{version}")
+]
+EnvelopeName = Annotated[
+    str, only(_is_envelope, f"is not an envelope; write {', '.join(ENVELOPES)} or python:myapp.wire")
+]
+ActorId = Annotated[str, only(is_id, "is not an id; write 1 to 200 bytes of printable text")]
+BrokerName = Annotated[
+    str, only(STREAM.fullmatch, "is not a name for a stream or consumer; write A-Z a-z 0-9 _ -")
+]
+SchemaName = Annotated[
+    str, only(is_schema, "is not a name for a schema; write a-z 0-9 _, at most 48, a-z first, not pg_…")
+]
 ListenAddress = Annotated[str, BeforeValidator(_listen_address)]

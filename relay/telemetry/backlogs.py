@@ -16,7 +16,7 @@ from relay.domain.policies import DeadLetterClass
 from relay.telemetry.metrics import OTHER
 
 #: After this many intervals without a sample, the last sample is too old to show.
-_FRESH: Final = 4
+_FRESH_INTERVALS: Final = 4
 _CLASSES: Final = [kind.value for kind in DeadLetterClass]
 
 
@@ -32,6 +32,7 @@ class Gauge:
 
 _AGE: Final = "oldest_age_seconds"
 GAUGES: Final = (
+    Gauge("outbox_events", "About how many events the outbox holds, published ones too.", "held", "events"),
     Gauge("outbox_waiting", "Events that are neither published nor dead.", "outbox", "waiting"),
     Gauge("outbox_oldest_age_seconds", "How long the oldest of them has waited.", "outbox", "waiting_age_seconds"),
     Gauge(
@@ -58,6 +59,7 @@ SAMPLED: Final = ("backlog_sampled_timestamp_seconds", "When the backlogs of the
 
 _LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "outbox": (),
+    "held": (),
     "overdue": (),
     "tasks": (),
     "inbox": ("subscription",),
@@ -87,7 +89,7 @@ class BacklogGauges(Collector):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._subscriptions = subscriptions
-        self._patience = interval * _FRESH
+        self._patience = interval * _FRESH_INTERVALS
         self._clock = clock
         self._leading: set[str] = set()
         self._samples: dict[str, _Sample] = {}

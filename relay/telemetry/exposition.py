@@ -20,7 +20,7 @@ from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.metrics import Known, MetricFacts
 
 #: The initial size of a file, in bytes. If a file had to grow on a full disk, the process writing it would die.
-_ROOM: Final = 1 << 20
+_INITIAL_BYTES: Final = 1 << 20
 _KINDS: Final = ("counter", "histogram")
 
 _log = logging.getLogger("relay.metrics")
@@ -43,7 +43,7 @@ def listen_in_files(known: Known, directory: Path) -> MetricFacts:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for kind in _KINDS:
         with suppress(FileExistsError):
-            (directory / f"{kind}_{os.getpid()}.db").open("xb").write(bytes(_ROOM))
+            (directory / f"{kind}_{os.getpid()}.db").open("xb").write(bytes(_INITIAL_BYTES))
     # prometheus-client chooses this class at its import, and another module may have imported it before.
     values.ValueClass = values.get_value_class()
     return MetricFacts(known, CollectorRegistry())

@@ -1,7 +1,7 @@
 """Log lines from facts: ids, sizes and reasons, never a payload.
 
-Every line that is written during a request, an event handler or a task carries the correlation and causation id,
-from any logger. On a terminal the lines are plain text; elsewhere each line is a JSON object.
+Every line that is written during a request, an event handler or a task carries the ids of its correlation,
+causation and trace, from any logger. On a terminal the lines are plain text; elsewhere each line is a JSON object.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.ArchiveHeld: logging.WARNING,
     facts.OutageSeen: logging.WARNING,
     facts.PublishFailed: logging.WARNING,
+    facts.QueryRefused: logging.WARNING,
     facts.MessageRetried: logging.WARNING,
     facts.LeadLost: logging.WARNING,
     facts.ScheduledRunMissed: logging.WARNING,
@@ -45,8 +46,6 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.RowsArchived: logging.INFO,
     facts.ScheduledRunFinished: logging.INFO,
     facts.MessagesReEnqueued: logging.INFO,
-    facts.OutboxEventsPublished: logging.DEBUG,
-    facts.MessageProcessed: logging.DEBUG,
 }
 #: Loggers of code that handles the application's data without knowing it: ours and our libraries'.
 _LIBRARIES: Final = {
@@ -122,7 +121,7 @@ def without_arguments(record: logging.LogRecord) -> bool:
 def add_correlation(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Add the ids of the current request context. Ids that the line already has stay. A structlog processor."""
     context = RequestContext.current()
-    for name in ("correlation_id", "causation_id"):
+    for name in ("correlation_id", "causation_id", "trace_id"):
         value = getattr(context, name)
         if value is not None and line.get(name) is None:
             line[name] = str(value)
@@ -151,4 +150,5 @@ def _fields(fact: Fact) -> dict[str, Any]:
         field.name: value if isinstance(value, int | float | str | None) else str(value)
         for field in dataclasses.fields(fact)
         for value in [getattr(fact, field.name)]
+        if value is not None or field.name != "trace_id"
     }

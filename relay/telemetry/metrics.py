@@ -48,11 +48,12 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A histogram of the fact's ``seconds``."""
+    """A histogram of the fact's ``seconds``, or of other times ``of`` it."""
 
     name: str
     text: str
     labels: tuple[str, ...] = ()
+    of: Callable[[Any], Iterable[float]] = lambda fact: (fact.seconds,)
 
 
 _SUB: Final = ("subscription",)
@@ -65,6 +66,7 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     facts.PublishFailed: (Count("publish_failures", "Attempts at publishing an event that failed by its fault."),),
     facts.EventDied: (Count("events_dead", "Events that were given up and wait for an operator."),),
     facts.OutageSeen: (Count("outages", "Times a server could not be reached.", ("server",)),),
+    facts.QueryRefused: (Count("queries_refused", "Queries of other services that were refused."),),
     facts.MessagesReceived: (
         Count("messages_received", "Messages read from the stream.", _SUB, lambda fact: fact.received),
         Count("messages_duplicate", "Of them, those the inbox had already.", _SUB, lambda fact: fact.duplicates),
@@ -107,12 +109,13 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     facts.ScheduledRunMissed: (Count("cron_runs_missed", "Runs no scheduler was there for in time.", ("job",)),),
 }
 
-TIMINGS: Final[Mapping[type[Fact], Timing]] = {
-    facts.OutboxEventsPublished: Timing(
-        "publish_batch_seconds", "How long JetStream took to acknowledge a batch."
+TIMINGS: Final[Mapping[type[Fact], tuple[Timing, ...]]] = {
+    facts.OutboxEventsPublished: (
+        Timing("publish_batch_seconds", "How long JetStream took to acknowledge a batch."),
+        Timing("publish_seconds", "How long it took to acknowledge an event.", of=lambda fact: fact.latencies),
     ),
-    facts.HandlerAnswered: Timing("handler_seconds", "How long a handler took for a message.", _SUB),
-    facts.TaskAnswered: Timing("task_seconds", "How long a handler took for a task.", ("type",)),
+    facts.HandlerAnswered: (Timing("handler_seconds", "How long a handler took for a message.", _SUB),),
+    facts.TaskAnswered: (Timing("task_seconds", "How long a handler took for a task.", ("type",)),),
 }
 
 
@@ -124,13 +127,16 @@ class MetricFacts:
         self._counters = {
             kind: [(spec, _counter(spec, registry)) for spec in specs] for kind, specs in COUNTS.items()
         }
-        self._histograms = {kind: (spec, _histogram(spec, registry)) for kind, spec in TIMINGS.items()}
+        self._histograms = {
+            kind: [(spec, _histogram(spec, registry)) for spec in specs] for kind, specs in TIMINGS.items()
+        }
         self.expect(known)
 
     def expect(self, known: Known) -> None:
         """Start the counters of further labels. A counter with an unknown label starts with its first fact."""
-        counters = [pair for pairs in self._counters.values() for pair in pairs]
-        metrics: list[tuple[Count | Timing, Counter | Histogram]] = [*counters, *self._histograms.values()]
+        metrics: list[tuple[Count | Timing, Counter | Histogram]] = []
+        metrics += [pair for pairs in self._counters.values() for pair in pairs]
+        metrics += [pair for pairs in self._histograms.values() for pair in pairs]
         for context, values in known.items():
             for spec, metric in metrics:
                 for labels in _combinations(spec.labels, {**_ALWAYS, **values}):
@@ -141,9 +147,10 @@ class MetricFacts:
         kind = type(fact)
         for count, counter in self._counters.get(kind, ()):
             counter.labels(*self._labels(count, fact)).inc(count.by(fact))
-        if timed := self._histograms.get(kind):
-            timing, histogram = timed
-            histogram.labels(*self._labels(timing, fact)).observe(fact.seconds)  # type: ignore[attr-defined]
+        for timing, histogram in self._histograms.get(kind, ()):
+            observe = histogram.labels(*self._labels(timing, fact)).observe
+            for seconds in timing.of(fact):
+                observe(seconds)
 
     def _labels(self, spec: Count | Timing, fact: Fact) -> Iterable[str]:
         yield fact.context

@@ -11,8 +11,9 @@ from uuid import UUID, uuid4
 
 from relay.domain.disclosure import printable
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage
+from relay.domain.identity import MSG_ID
 from relay.domain.model import Finished
-from relay.domain.policies import MANY, Ack, DeadLetter, Retry, unanswered
+from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, Retry, unanswered
 from relay.ports import ClaimedMessage, InboxRow, Inserted
 from relay.testing.clock import Clock
 
@@ -24,7 +25,7 @@ _UNDER_WAY: Final = timedelta(seconds=1)
 
 @dataclass(slots=True)
 class StoredMessage:
-    """A row of the inbox, with the columns of ``inbox_messages``. A verdict is in ``row.condemned``."""
+    """A row of the inbox, with the columns of ``inbox_messages``. A verdict is in ``row.rejected``."""
 
     row: InboxRow
     received_at: datetime
@@ -71,7 +72,7 @@ class MemoryInbox:
     def requeue(self, message_id: UUID) -> None:
         """Do what an operator's requeue does to a dead message: it is due at once, with new attempts."""
         found, now = self._rows[message_id], self.clock.now
-        row = found.row._replace(condemned=None)
+        row = found.row._replace(rejected=None)
         self._rows[message_id] = StoredMessage(row, found.received_at, now, requeues=found.requeues + 1)
 
     # --- receive ---
@@ -101,13 +102,15 @@ class MemoryInbox:
 
     # --- settle ---
 
-    async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
+    async def claim(
+        self, message_id: UUID, lease: timedelta, max_attempts: int = UNLIMITED_ATTEMPTS
+    ) -> ClaimedMessage | None:
         found, since = self._rows.get(message_id), time.monotonic()
         if found is None or not self._is_free(found, _EARLY):
             return None
-        if found.row.condemned is None and found.attempts >= max_attempts:
-            found.row = found.row._replace(condemned=unanswered(max_attempts))
-        elif found.row.condemned is None:
+        if found.row.rejected is None and found.attempts >= max_attempts:
+            found.row = found.row._replace(rejected=unanswered(max_attempts))
+        elif found.row.rejected is None:
             found.attempts += 1
         found.token, found.claimed_until = uuid4(), self.clock.now + lease
         return ClaimedMessage(found.token, found.row, found.attempts, found.requeues, since)
@@ -117,16 +120,16 @@ class MemoryInbox:
             found.claimed_until = self.clock.now + lease
         return found is not None
 
-    async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
+    async def mark_processed(self, claim: ClaimedMessage) -> bool:
         found = self._held(claim)
-        if found is None or found.row.condemned is not None:
+        if found is None or found.row.rejected is not None:
             return False
         found.processed_at = self.clock.now
         found.release()
         return True
 
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        return [claim for claim in claims if await self.mark_processed(claim, Ack())]
+        return [claim for claim in claims if await self.mark_processed(claim)]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         if found := self._held(claim):
@@ -134,9 +137,9 @@ class MemoryInbox:
             found.release(self.clock.now + disposition.delay)
         return found is not None
 
-    async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
+    async def reject(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
         if found := self._held(claim):
-            found.row = found.row._replace(condemned=disposition)
+            found.row = found.row._replace(rejected=disposition)
             found.last_error = printable(disposition.reason)
         return found is not None
 
@@ -172,8 +175,14 @@ class MemoryInbox:
             found.enqueued_at = self.clock.now
         return [it.row.message_id for it in lost]
 
-    async def waiting(self, subscription: str, page: int) -> AsyncIterator[Sequence[str]]:
-        found = sorted(self._unfinished(subscription), key=lambda it: (it.received_at, it.row.message_id))
+    async def waiting(self, subscription: str, page: int, *, due: bool = False) -> AsyncIterator[Sequence[str]]:
+        now = self.clock.now
+        waits = [
+            it
+            for it in self._unfinished(subscription)
+            if not due or it.next_attempt_at is None or it.next_attempt_at <= now
+        ]
+        found = sorted(waits, key=lambda it: (it.received_at, it.row.message_id))
         for first in range(0, len(found), page):
             yield [it.row.ack_subject for it in found[first : first + page]]
 
@@ -186,7 +195,7 @@ class MemoryInbox:
     ) -> Sequence[Finished]:
         before = self.clock.now - _UNDER_WAY
         found = [
-            Finished(it.row.message_id, it.row.stream_seq, it.row.ack_subject)
+            Finished(it.row.message_id, it.row.stream_seq, it.row.ack_subject, it.row.headers.get(MSG_ID))
             for it in self._of(subscription, stream)
             if (it.finished_at and it.finished_at < before) or (on_receipt and it.received_at < before)
         ]

@@ -111,6 +111,9 @@ class MemoryOutbox:
             json.dumps(dict(event.headers)),
             publish_attempts=0,
             generation=0,
+            originals=json.dumps(dict(event.originals)) if event.originals else None,
+            stream=event.stream,
+            seq=len(self.events) + 1,
         )
         self.events[row.id] = StoredEvent(row, len(self.events) + 1, event.available_at)
 

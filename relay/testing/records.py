@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 from relay.domain.errors import DatabaseUnreachable
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, shown
 from relay.domain.incidents import Letter, RecordedIncident
 from relay.domain.schedule import CLAIM, ClaimedRun, RunState, WaitingRun
 from relay.testing.clock import Clock
@@ -38,11 +39,11 @@ class MemoryIncidents:
         self.letters[id] = letter
         return RecordedIncident(
             id,
-            letter.message_id,
+            shown(letter.message_id, letter.originals, ID),
             letter.subscription,
             letter.event_type,
-            letter.correlation_id,
-            letter.causation_id,
+            shown(letter.correlation_id, letter.originals, CORRELATION_ID),
+            shown(letter.causation_id, letter.originals, CAUSATION_ID),
             letter.kind.value,
             letter.reason,
             letter.attempts,

@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 from relay.domain.envelopes import MSG_ID
 from relay.domain.errors import BrokerUnreachable
-from relay.domain.limits import DEFAULT_MAX_PAYLOAD
+from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from relay.domain.ordering import chains
 from relay.domain.policies import NoStream, NotSent, Published, PublishOutcome, RowRejected
+from relay.domain.routing import EXPECTED_STREAM
 from relay.ports import ConsumerState, Delivery, Message
 from relay.testing.clock import Clock
 
@@ -60,7 +61,7 @@ class MemoryStream:
 class MemoryPublisher:
     """Publishes to streams. ``answers``: what the broker says of a message, by its id, instead of storing it."""
 
-    def __init__(self, *streams: MemoryStream, max_payload: int = DEFAULT_MAX_PAYLOAD) -> None:
+    def __init__(self, *streams: MemoryStream, max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES) -> None:
         self.max_payload = max_payload
         self.answers: dict[str, PublishOutcome] = {}
         self.down = False
@@ -93,8 +94,11 @@ class MemoryPublisher:
             return RowRejected(f"over the limit of {self.max_payload} bytes")
         for stream in self._streams:
             if stream.takes(message.subject):
+                expected = message.headers.get(EXPECTED_STREAM, stream.name)
+                if expected != stream.name:
+                    return NoStream.mismatch(message.subject, expected)
                 return stream.store(message.subject, message.body, message.headers)
-        return NoStream(f"no stream takes the subject {message.subject}")
+        return NoStream.missing(message.subject)
 
 
 class MemoryConsumer:
@@ -113,8 +117,8 @@ class MemoryConsumer:
 
     async def state(self) -> ConsumerState:
         due = self._due
-        floor = min(due) - 1 if due else self._delivered
-        return ConsumerState(floor, self._delivered, len(due), self._consumer_seq)
+        ack_floor = min(due) - 1 if due else self._delivered
+        return ConsumerState(ack_floor, self._delivered, len(due), self._consumer_seq)
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
         end = time.monotonic() + wait.total_seconds()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from relay.adapters.jetstream import topology
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.redis import create_broker
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer, processes
+from relay.devstack.configuration import variable
 from relay.settings import Settings, load_settings
 from tests.jobs import job
 
@@ -89,11 +90,9 @@ class Fleet:
                 server.launch()
             for server in (self.postgres, self.nats, self.valkey):
                 server.wait()
-            self.urls = {name: self.postgres.create_database(name) for name in ("vibespro", "sea")}
-            for url in self.urls.values():
-                upgrade(url)
-            fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "directory"}
-            (self.directory / "relay.toml").write_text(CONFIG.format(**fields))
+            self.urls = {name: self.postgres.create_database(name) for name in self.contexts}
+            (self.directory / "relay.toml").write_text(self.configuration())
+            self.migrate()
             self.ensure()
         except BaseException:
             self.__exit__()
@@ -107,6 +106,21 @@ class Fleet:
                 process.wait()
         for server in (self.nats, self.valkey, self.postgres):
             server.stop()
+
+    # --- what another fleet than that of CONFIG says in its own way ---
+
+    @property
+    def contexts(self) -> Sequence[str]:
+        return ("vibespro", "sea")
+
+    def configuration(self) -> str:
+        """The text of relay.toml."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "directory"}
+        return CONFIG.format(**fields)
+
+    def migrate(self) -> None:
+        for url in self.urls.values():
+            upgrade(url)
 
     def ensure(self) -> None:
         """Do as ``relay streams ensure`` does, without another process."""
@@ -125,8 +139,7 @@ class Fleet:
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
             "RELAY_CONFIG": str(self.directory / "relay.toml"),
-            "RELAY_CONTEXTS__VIBESPRO__DATABASE_URL": self.urls["vibespro"],
-            "RELAY_CONTEXTS__SEA__DATABASE_URL": self.urls["sea"],
+            **{variable(name, "DATABASE_URL"): url for name, url in self.urls.items()},
             "NATS_URL": self.nats.url,
             "REDIS_URL": self.valkey.url,
             **self.variables,

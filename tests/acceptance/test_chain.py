@@ -1,4 +1,5 @@
-"""One chain through two services (building blocks §4.2): the same correlation everywhere, at each step its cause.
+"""One chain through two services (building blocks §4.2): the same correlation and trace everywhere, at each step
+its cause.
 
 HTTP request → command → domain event → integration event → stream → subscriber → command → domain event →
 integration event and task, and every log line on the way.
@@ -29,9 +30,11 @@ from relay.bus import (
     TransactionalCommandBus,
     UnitOfWork,
 )
+from relay.domain.tracing import Trace
 from tests.acceptance import chain_search
 from tests.acceptance.fleet import Fleet, wait_for
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 HANDLER = "python:tests.acceptance.chain_search"
 
 
@@ -92,7 +95,7 @@ def producer(fleet: Fleet) -> Iterator[Producer]:
 
 def test_one_chain_through_two_services(fleet: Fleet, producer: Producer) -> None:
     correlation = uuid4()
-    headers = {"X-Correlation-ID": str(correlation)}
+    headers = {"X-Correlation-ID": str(correlation), "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
     assert producer.client.post("/vibes", json={"title": "dusk"}, headers=headers).status_code == 204
     wait_for("the task is completed", lambda: lines(fleet, "warmed up"))
 
@@ -111,10 +114,20 @@ def test_one_chain_through_two_services(fleet: Fleet, producer: Producer) -> Non
     assert answered[1:] == (correlation, indexed)
     assert task[1:] == (correlation, indexed)
 
+    [begun] = fleet.query("vibespro", "SELECT headers ->> 'traceparent' FROM outbox_events")
+    [followed] = fleet.query("sea", "SELECT headers ->> 'traceparent' FROM outbox_events")
+    [asked] = fleet.query("sea", "SELECT metadata ->> 'traceparent' FROM task_outbox")
+    spans = [span for (value,) in (begun, followed) if (span := Trace.parse(value))]
+    assert message.headers["traceparent"] == begun[0]
+    assert asked == followed
+    assert [span.trace_id for span in spans] == [TRACE, TRACE]
+    assert len({span.span_id for span in spans} | {"00f067aa0ba902b7"}) == 3
+
     causes = {"received": sent[0], "indexed": sent[0], "announced": indexed, "warmed up": task[0]}
     for event, cause in causes.items():
         [line] = lines(fleet, event)
         assert (line["correlation_id"], line["causation_id"]) == (str(correlation), str(cause)), event
+        assert line["trace_id"] == TRACE
 
 
 def ids(fleet: Fleet, context: str, table: str) -> list[tuple[UUID, UUID, UUID]]:

@@ -107,12 +107,13 @@ async def strange(js: Any) -> None:
     """Messages of a producer that keeps no rule."""
     subject = "vibespro.event.vibe_created.v1"
     whole = {"event_type": "vibe_created", "event_version": 1, "payload": {"iban": IBAN}}
+    too_long = " ".join([IBAN] * 20)  # a shorter text would be an id, and ids are told
     for headers, body in (
-        ({"Nats-Msg-Id": IBAN}, json.dumps(whole)),
+        ({"Nats-Msg-Id": too_long}, json.dumps(whole)),
         ({"Nats-Msg-Id": str(uuid4())}, IBAN),
         ({"Nats-Msg-Id": str(uuid4())}, json.dumps({**whole, "event_type": IBAN + " "})),
         ({"Nats-Msg-Id": str(uuid4())}, json.dumps({**whole, "subject": IBAN})),
-        ({"Nats-Msg-Id": str(uuid4()), "Relay-Correlation-Id": IBAN}, json.dumps(whole)),
+        ({"Nats-Msg-Id": str(uuid4()), "Relay-Correlation-Id": too_long}, json.dumps(whole)),
         ({"Nats-Msg-Id": str(uuid4()), "Relay-Event-Version": IBAN}, json.dumps(whole)),
     ):
         await js.publish(subject, body.encode(), headers=headers)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import redis
 
+from relay import jobs
+from relay.adapters.gate import Gates
+from relay.adapters.redis import create_broker
 from tests.acceptance.fleet import Fleet, wait_for
 
 ARCHIVE = """
@@ -18,6 +23,7 @@ directory = "{directory}"
 FIRST = ["prune:sea", "archive:sea", "reconcile_inbox:sea:from_vibespro", "keep_in_progress:sea:from_vibespro"]
 SECOND = ["rescue_exhausted:sea:from_vibespro", "recover_deliveries:sea:from_vibespro"]
 ALL = FIRST + SECOND
+PULL: Final = jobs.PULL.of("sea", "from_vibespro")
 
 
 def test_a_duty_whose_worker_died_in_the_middle_is_sent_again_and_rests_when_it_is_done(
@@ -63,6 +69,51 @@ def test_a_duty_whose_worker_died_in_the_middle_is_sent_again_and_rests_when_it_
 
     fleet.flush()
     wait_for("what Redis lost is done again", lambda: min(rest(fleet, duty) for duty in ALL) > 3_000)
+
+
+def test_a_pull_that_lost_its_gate_makes_room_for_the_one_that_has_it(start_fleet: Callable[..., Fleet]) -> None:
+    """A gate can expire while Redis is frozen. The next pull waits for the thread of the one that still runs."""
+    fleet = start_fleet()
+    scheduler = fleet.scheduler()
+    fleet.worker()
+    wait_for("a pull runs", renewing(fleet, PULL.key))
+    fleet.kill(scheduler)
+    broker = create_broker(fleet.valkey.url, namespace="relay", middleware=[])
+
+    async def replace() -> str | None:
+        gates = Gates(fleet.valkey.url, "relay")
+        token = await gates.open(PULL.key, force=True, send=lambda token: broker.entry(PULL.message(token)))
+        await gates.aclose()
+        return token
+
+    token = asyncio.run(replace())
+    renewed = renewing(fleet, PULL.key)
+
+    def runs() -> bool:
+        assert gate(fleet, PULL.key)[0] == token, "the gate ran out while its job waited for a thread"
+        return renewed()
+
+    wait_for("the other pull runs", runs)
+
+
+def gate(fleet: Fleet, duty: str) -> tuple[str | None, int]:
+    """Who has a gate, and for how long, in milliseconds."""
+    with redis.Redis.from_url(fleet.valkey.url, decode_responses=True) as client:
+        key = f"relay:gate:{duty}"
+        holder, life = client.get(key), client.pttl(key)
+        return holder, life  # type: ignore[return-value]
+
+
+def renewing(fleet: Fleet, duty: str) -> Callable[[], bool]:
+    """Whether the holder of a gate has renewed it since the last look: only a job that runs does."""
+    seen = gate(fleet, duty)
+
+    def renewed() -> bool:
+        nonlocal seen
+        (holder, life), seen = seen, gate(fleet, duty)
+        return holder is not None and holder == seen[0] and seen[1] > life
+
+    return renewed
 
 
 def rest(fleet: Fleet, duty: str) -> float:

@@ -20,7 +20,7 @@ from consumer.pull import PullMessages
 from relay.adapters.gate import Gates
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
-from relay.adapters.postgres import inbox, outbox, pipeline, transactions
+from relay.adapters.postgres import inbox, outbox, pipeline, pool, transactions
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.sql import statement
 from relay.commands.deadletter import RouteToDeadLetter
@@ -47,7 +47,7 @@ def ack_before_commit() -> None:
         await self._consumer.state()  # answered after the acknowledgements are taken
         return await accept(self, deliveries)
 
-    async def look_away(self: Gaps, find: FindMissing, turn: int | None = None) -> int:
+    async def look_away(self: Gaps, find: FindMissing, page: int | None = None) -> int:
         return 0
 
     _patch(PullMessages, "accept", acknowledge_first)
@@ -82,11 +82,16 @@ def publish_outside_lane_lock() -> None:
     async def open_always(self: Gates, duty: str, *, force: bool = False, **options: Any) -> Any:
         return await open_gate(self, duty, force=force or duty.startswith("publish:"), **options)
 
+    async def renew_always(self: Gates, *_: Any) -> bool:
+        return True
+
     _patch(Gates, "open", open_always)
-    _rewrite(outbox, "outbox/lock_lanes", "WHERE pg_try_advisory_xact_lock(relay_publisher_locks(), lane)", "")
-    _rewrite(outbox, "outbox/claim", "ORDER BY e.seq\n", "ORDER BY random()\n")
-    _rewrite(outbox, "outbox/claim", "ORDER BY seq", "ORDER BY random()")
-    _rewrite(outbox, "outbox/claim", "skipped.seq < claimed.seq", "false")
+    # A job that another has replaced would end.
+    _patch(Gates, "_renew", renew_always)
+    _rewrite(pool, "outbox/lock_lanes", "WHERE pg_try_advisory_xact_lock(relay_publisher_locks(), lane)", "")
+    _rewrite(pool, "outbox/claim", "ORDER BY e.seq\n", "ORDER BY random()\n")
+    _rewrite(pool, "outbox/claim", "ORDER BY seq", "ORDER BY random()")
+    _rewrite(pool, "outbox/claim", "skipped.seq < claimed.seq", "false")
 
 
 def settle_twice() -> None:
@@ -182,5 +187,5 @@ def _rewrite(module: Any, name: str, old: str, new: LiteralString) -> None:
 
 
 if VARIABLE in os.environ:
-    assert outbox.statement is statement, "planted twice"
+    assert pool.statement is statement, "planted twice"
     BUGS[os.environ[VARIABLE]]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -14,13 +15,16 @@ from random import Random
 from typing import Any
 from uuid import UUID, uuid4
 
+import nats
+import nats.errors
 import psutil
 import psycopg
 import pytest
 import redis
+from nats.js.api import StreamConfig
 
 from chaos import collect, deployment, evidence, jobs, tables
-from chaos.disk import SmallDisks
+from chaos.disk import SPARE, SmallDisks
 from chaos.faults import FAULTS, UPGRADE
 from chaos.history import History, Ran
 from chaos.injections import hostile, operators, store
@@ -36,6 +40,7 @@ from relay.adapters.postgres.migrations import newest
 from relay.commands.reconcile import Stored
 from relay.devstack.monitoring import connected_clients
 from relay.devstack.ports import LOOPBACK
+from relay.domain.identity import MSG_ID
 from relay.domain.schedule import CLAIM
 from tests.acceptance.fleet import wait_for
 
@@ -253,7 +258,7 @@ def test_a_loss_is_told_exactly(rig: Rig, history: History) -> None:
 def test_only_what_the_older_store_does_not_hold_was_lost(tmp_path: Path) -> None:
     history = History(tmp_path / "nemesis.jsonl")
     ids = [uuid4() for _ in range(3)]
-    tail = [Stored(seq, str(id), datetime.now(UTC)) for seq, id in enumerate(ids, start=8)]
+    tail = [Stored.of(8 + place, {MSG_ID: str(id)}, datetime.now(UTC), b"") for place, id in enumerate(ids)]
     store._record(Stage(None, Random(1), history, 5), [*tail, Stored(11, None, datetime.now(UTC))], 9)  # type: ignore[arg-type]
     history.close()
     assert [(lost.fault, list(lost.ids)) for lost in evidence.read(tmp_path).lost] == [(5, [str(ids[2])])]
@@ -492,11 +497,23 @@ def test_a_full_disk_of_postgres_refuses_writes_until_there_is_room(rig: Rig, in
     wait_for("the fleet publishes", lambda: published(rig) > before + 20)
 
 
+async def store_large(rig: Rig, seconds: float = 30) -> None:
+    """Store more than a full disk has left. The server itself is asked: its log may lie on the full disk."""
+    client = await nats.connect(rig.nats.url, allow_reconnect=False)
+    async with client:
+        stream = client.jetstream(timeout=seconds)
+        await stream.add_stream(StreamConfig("LARGE", subjects=["large"]))
+        await stream.publish("large", bytes(4 * SPARE))
+
+
 def test_a_full_disk_of_nats_refuses_messages_until_there_is_room(rig: Rig, inject: Any) -> None:
     needs_disk(rig, "nats")
+    asyncio.run(store_large(rig))
     heal = inject("nats-disk-full")
-    wait_for("the server has noticed", lambda: "no space left" in rig.nats.log_path.read_text().lower(), 30)
+    with pytest.raises(nats.errors.Error):  # a refusal, or no answer at all
+        asyncio.run(store_large(rig, seconds=3))
     heal()
+    asyncio.run(store_large(rig))
     before = published(rig)
     wait_for("the fleet publishes", lambda: published(rig) > before + 20)
 

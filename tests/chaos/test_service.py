@@ -24,6 +24,7 @@ from chaos.history import Plan, Source
 from chaos.plan import Answer, effects_of, failures_of, plan_of, slowness_of
 from chaos.service import HANGING
 from chaos.tables import prepare
+from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import PostgresServer
 from relay.devstack.configuration import base_environment
 from relay.devstack.ports import free_port
@@ -183,7 +184,9 @@ def test_a_killed_service_remembers_its_calls(url: str, tmp_path: Path) -> None:
 
 
 def test_a_restart_of_the_database_is_an_outage_that_passes(own_postgres: PostgresServer, tmp_path: Path) -> None:
-    url = prepared(own_postgres.create_database("cases"))
+    url = own_postgres.create_database("cases")
+    upgrade(url)
+    prepared(url)
     before, during = first_of(Plan.ACCEPT), first_of(Plan.DROP)
     with running(url, tmp_path) as service:
         assert service.call(before) == 200

@@ -1,4 +1,4 @@
-"""The page about tests without servers: its code is a test file that passes."""
+"""Pages with tests of an application: their code is a test file that passes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/test-without-servers.md"
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_code_of_the_page_is_a_test_file_that_passes(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+@pytest.mark.parametrize(
+    ("page", "passed"), [("how-to/test-without-servers.md", "5 passed"), ("reference/envelopes.md", "15 passed")]
+)
+def test_the_code_of_a_page_is_a_test_file_that_passes(tmp_path: Path, page: str, passed: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     (tmp_path / "test_page.py").write_text("\n".join(blocks))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"]
     ended = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, "5 passed" in ended.stdout) == (0, True), ended.stdout
+    assert (ended.returncode, passed in ended.stdout) == (0, True), ended.stdout

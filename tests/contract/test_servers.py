@@ -28,7 +28,6 @@ from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import connection, create_pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.source import pooled
-from relay.commands.operate import OperateIncidents
 from relay.devstack import NatsServer
 from relay.domain.model import OutboxEvent
 from relay.domain.operators import Operator
@@ -52,7 +51,16 @@ pytestmark = pytest.mark.anyio
 _GRACE = timedelta(minutes=10)
 _EVENT = (
     *("id", "aggregate_type", "aggregate_id", "event_type", "event_version", "payload", "occurred_at"),
-    *("correlation_id", "causation_id", "partition_key", "topic", "headers", "available_at"),
+    *(
+        "correlation_id",
+        "causation_id",
+        "partition_key",
+        "topic",
+        "headers",
+        "available_at",
+        "stream",
+        "originals",
+    ),
 )
 _DEAD = """
     INSERT INTO dead_letters (message_id, occurrence, subject, event_type, class, reason, attempts, letter_stream,
@@ -95,7 +103,7 @@ class Database:
 
     async def requeue(self, message_id: UUID) -> None:
         [(incident,)] = await self.do(_DEAD, message_id)
-        assert (await OperateIncidents(self.incidents).requeue([incident], Operator("ann"))).refused == ()
+        assert (await self.incidents.requeue([incident], Operator("ann"))).refused == ()
 
     async def error_of(self, message_id: UUID) -> str | None:
         [(error,)] = await self.do("SELECT last_error FROM inbox_messages WHERE message_id = %s", message_id)
@@ -107,6 +115,7 @@ class Database:
         async with connection(self.pool) as conn, conn.transaction():
             for event in events:
                 values = {name: getattr(event, name) for name in _EVENT} | {"headers": json.dumps(event.headers)}
+                values["originals"] = json.dumps(event.originals) if event.originals else None
                 given = [name for name in _EVENT if values[name] is not None]
                 sql = f"INSERT INTO outbox_events ({', '.join(given)}) VALUES ({', '.join(['%s'] * len(given))})"
                 await conn.execute(sql.encode(), [values[name] for name in given])
@@ -135,7 +144,8 @@ class Database:
     async def original_of(self, id: int) -> bytes | None:
         detail = await self.incidents.get(id)
         assert detail is not None
-        return detail.original
+        original: bytes | None = detail["original"]
+        return original
 
     async def open(self, run: WaitingRun) -> None:
         sql = "INSERT INTO scheduled_runs (job, scheduled_for, correlation_id) VALUES (%s, %s, %s)"

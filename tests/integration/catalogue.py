@@ -62,6 +62,8 @@ OUR_OUTBOX: dict[str, Column] = {
     "published_seq": (BIGINT, NULL, None),
     "published_duplicate": (BOOLEAN, NULL, None),
     "generation": (INT, NOT_NULL, "0"),
+    "originals": (JSONB, NULL, None),
+    "stream": (TEXT, NULL, None),
 }
 _READY = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NULL))"
 _LANE = (
@@ -79,6 +81,7 @@ OUR_OUTBOX_INDEXES = {
     "idx_outbox_ledger": "(published_stream, published_seq) WHERE (published_seq IS NOT NULL)",
     "idx_outbox_published": "(published_at) WHERE (published_at IS NOT NULL)",
     "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",
+    "uq_outbox_original": "(((originals ->> 'id'::text))) WHERE ((originals ->> 'id'::text) IS NOT NULL)",
 }
 OUR_INBOX: dict[str, Column] = {
     "subscription": (TEXT, NULL, None),
@@ -104,6 +107,7 @@ OUR_INBOX: dict[str, Column] = {
     "order_key": (TEXT, NULL, None),
     "order_seq": (BIGINT, NULL, None),
     "stepped_over": (BOOLEAN, NOT_NULL, "false"),
+    "originals": (JSONB, NULL, None),
 }
 OUR_INBOX_CONSTRAINTS = {
     "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
@@ -141,6 +145,7 @@ DEAD_LETTERS: dict[str, Column] = {
     "closed_at": (TIME, NULL, None),
     "closed_by": (TEXT, NULL, None),
     "note": (TEXT, NULL, None),
+    "originals": (JSONB, NULL, None),
 }
 _STATES = "ARRAY['open'::text, 'requeued'::text, 'discarded'::text, 'resolved'::text]"
 _CLASSES = "ARRAY['poison'::text, 'deterministic'::text, 'exhausted'::text]"
@@ -299,12 +304,47 @@ RULES = {
 
 # --- reading the catalogue ---
 
-TASK_OUTBOX = (
-    *("id", "type", "payload", "queue", "priority", "status", "created_at", "available_at"),
-    *("correlation_id", "causation_id", "metadata", "concurrency_key", "seq", "attempts", "last_error"),
-    *("delivered_at", "enqueued_at", "next_attempt_at", "waits_for", "started_at"),
-    *("claim_token", "claimed_until", "finished_at"),
-)
+TASK_OUTBOX: dict[str, Column] = {
+    "id": (UUID, NOT_NULL, None),
+    "type": (TEXT, NOT_NULL, None),
+    "payload": (JSONB, NOT_NULL, None),
+    "queue": (TEXT, NOT_NULL, "'default'::text"),
+    "priority": (INT, NOT_NULL, "50"),
+    "status": (TEXT, NOT_NULL, "'pending'::text"),
+    "created_at": (TIME, NOT_NULL, "now()"),
+    "available_at": (TIME, NULL, None),
+    "correlation_id": (UUID, NULL, None),
+    "causation_id": (UUID, NULL, None),
+    "metadata": (JSONB, NOT_NULL, "'{}'::jsonb"),
+    "concurrency_key": (TEXT, NULL, None),
+    "seq": (BIGINT, NOT_NULL, "by default as identity"),
+    "attempts": (INT, NOT_NULL, "0"),
+    "last_error": (TEXT, NULL, None),
+    "delivered_at": (TIME, NULL, None),
+    "enqueued_at": (TIME, NULL, None),
+    "next_attempt_at": (TIME, NULL, None),
+    "waits_for": (TEXT, NULL, None),
+    "started_at": (TIME, NULL, None),
+    "claim_token": (UUID, NULL, None),
+    "claimed_until": (TIME, NULL, None),
+    "finished_at": (TIME, NULL, None),
+    "originals": (JSONB, NULL, None),
+}
+TASK_OUTBOX_CONSTRAINTS = {
+    "task_outbox_pkey": "PRIMARY KEY (id)",
+    "chk_task_status": "CHECK ((status = ANY (ARRAY['pending'::text, 'delivered'::text, 'completed'::text,"
+    " 'failed'::text, 'cancelled'::text])))",
+    "chk_task_waits_for": "CHECK ((waits_for = ANY (ARRAY['turn'::text, 'room'::text, 'handler'::text])))",
+}
+TASK_RATES: dict[str, Column] = {
+    "type": (TEXT, NOT_NULL, None),
+    "free_at": (TIME, NOT_NULL, "now()"),
+    "promised_until": (TIME, NOT_NULL, "now()"),
+}
+RELAY_WAKEUP: dict[str, Column] = {
+    "id": (BOOLEAN, NOT_NULL, "true"),
+    "sleeping": (BOOLEAN, NOT_NULL, "false"),
+}
 TASK_OUTBOX_INDEXES = {
     "idx_task_correlation": "(correlation_id)",
     "idx_task_due": "(queue, available_at) WHERE ((status = 'pending'::text) AND (available_at IS NOT NULL))",
@@ -386,7 +426,7 @@ def tables(conn: Connection) -> list[str]:
 
 
 def shape(conn: Connection, table: str) -> dict[str, Any]:
-    """Columns, constraints and indexes: what SQLAlchemy's metadata can tell."""
+    """Columns, constraints and indexes."""
     return {
         "columns": list(columns(conn, table).items()),
         "constraints": constraints(conn, table),

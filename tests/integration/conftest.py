@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.adapters.postgres import floors
+from relay.adapters.postgres import low_water
 from relay.devstack import NatsServer, PostgresServer, Server
 from tests.integration import devstack_support
 from tests.integration.publishing import KINDS, Producer, Relay, producing
@@ -38,6 +38,6 @@ def server(request: pytest.FixtureRequest, server_directory: Path, cluster: Path
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every claim is taken for a slow one, and finds out where to begin."""
-    monkeypatch.setattr(floors, "SLOW", -1.0)
-    monkeypatch.setattr(floors, "TOGETHER", 0.0)
-    monkeypatch.setattr(floors, "PAUSE", 0.0)
+    monkeypatch.setattr(low_water, "SLOW_S", -1.0)
+    monkeypatch.setattr(low_water, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(low_water, "PAUSE_S", 0.0)

@@ -36,7 +36,7 @@ from relay.domain.model import HandlerResult
 from relay.domain.ordering import FailedHead
 from relay.domain.retry import Backoff, RetryPolicy
 from relay.execution.chunk import RunChunk, side_by_side
-from relay.execution.on_loop import RunOnLoop
+from relay.execution.runners import RunOnLoop
 from relay.ports import ClaimedMessage, Delivery, HandlerRequest, InboxRow
 from tests.integration.publishing import eventually
 
@@ -181,13 +181,15 @@ class Subscription:
     def messages(
         self, handler: Any, *, envelope: str = "handler", max_attempts: int = 20, **parts: Any
     ) -> MessageRows:
-        policy = RetryPolicy(max_attempts=max_attempts, backoff=Backoff(initial=timedelta(seconds=10)))
+        backoff = parts.get("backoff", Backoff(initial=timedelta(seconds=10)))
+        policy = RetryPolicy(max_attempts=max_attempts, backoff=backoff)
         config = MessageConfig(
             context=self.context,
             subscription=SUBSCRIPTION,
             envelope=envelope,
             policy=policy,
             acked=self.settle == "inbox",
+            nak=parts.get("nak", False),
             error_text=parts.get("error_text", False),
         )
         publisher = parts.get("publisher", self.publisher)

@@ -61,9 +61,9 @@ def long_claims() -> Iterator[None]:
     with (
         patch("consumer.messages.MessageRows.lease", lease),
         patch("tasks.rows.TaskRows.lease", lease),
-        patch("relay.execution.batch._LONGEST", 3600.0),
-        patch("relay.execution.prefetch._HORIZON", 1e9),
-        patch("relay.execution.prefetch._STALE", 3600.0),
+        patch("relay.execution.batch._MAX_TRANSACTION_S", 3600.0),
+        patch("relay.execution.prefetch._HORIZON_S", 1e9),
+        patch("relay.execution.prefetch._STALE_S", 3600.0),
     ):
         yield
 
@@ -147,7 +147,7 @@ async def consume_chunks(meter: Meter, lab: Laboratory) -> None:
 async def tasks(meter: Meter, lab: Laboratory) -> None:
     """200 tasks of a type without limits brought to Redis and run, each writing a row in its transaction."""
 
-    async def room(queue: str) -> int:
+    async def capacity(queue: str) -> int:
         return 200 - await asyncio.to_thread(meter.broker.backlog, queue)
 
     async def put(refs: list[TaskRef]) -> None:
@@ -157,7 +157,7 @@ async def tasks(meter: Meter, lab: Laboratory) -> None:
     async with tasking(meter.url) as parts:
         parts.threads = True
         parts.register(mail)
-        deliver = DeliverTasks("sea", parts.tasks, room, put, parts.facts.append)
+        deliver = DeliverTasks("sea", parts.tasks, capacity, put, parts.facts.append)
         parts.schedule(*(Mail(n=n) for n in range(200)))
         with meter.counting(200), long_claims():
             await deliver.drain(lambda: True)

@@ -68,8 +68,11 @@ class LockedNats(NatsServer):
     def url_of(self, user: str) -> str:
         return f"nats://{user}:{user}@127.0.0.1:{self.port}"
 
+    def _permissions(self) -> str:
+        return (DEPLOY / "nats" / "permissions.conf").read_text()
+
     def _configuration(self) -> str:
-        permissions = (DEPLOY / "nats" / "permissions.conf").read_text()
+        permissions = self._permissions()
         # In the place of the environment, which development servers do not get.
         permissions = permissions.replace("$RELAY_NATS_ADMIN_PASSWORD", '"relay_admin"')
         permissions = permissions.replace("$RELAY_NATS_PASSWORD", '"relay"')

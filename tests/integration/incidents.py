@@ -17,7 +17,6 @@ from consumer.deadletters import RecordDeadLetters
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.source import pooled
-from relay.commands.operate import OperateIncidents
 from relay.domain.operators import Operator
 from relay.domain.topology import dead_letter_consumer
 from relay.ports import Delivery
@@ -40,10 +39,6 @@ class Desk:
     sub: Subscription
     incidents: PostgresIncidents
     letters: NatsJetStreamConsumer
-
-    @property
-    def operate(self) -> OperateIncidents:
-        return OperateIncidents(self.incidents)
 
     def record(self, incidents: Any = None) -> RecordDeadLetters:
         return RecordDeadLetters(

@@ -143,9 +143,9 @@ def laboratory(directory: Path) -> Iterator[Laboratory]:
         NatsServer(directory / "nats") as nats,
         ValkeyServer(directory / "valkey") as valkey,
         # How many messages are fetched at a time hangs on how quick they are.
-        patch("relay.adapters.aside.OFTEN", -1.0),
+        patch("relay.adapters.shares.OFTEN_S", -1.0),
         # On a busy machine claims may be as slow as under an old snapshot.
-        patch("relay.adapters.postgres.floors.SLOW", math.inf),
+        patch("relay.adapters.postgres.low_water.SLOW_S", math.inf),
     ):
         upgrade(postgres.create_database(TEMPLATE))
         yield Laboratory(postgres, nats, valkey)

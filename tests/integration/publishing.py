@@ -28,12 +28,14 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.reads import PostgresBacklogReader
+from relay.adapters.postgres.source import connected
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.domain.errors import Outage
 from relay.domain.facts import Fact
 from relay.domain.ordering import Shard
 from relay.domain.retry import Backoff, RetryPolicy
-from relay.domain.routing import Routing
+from relay.domain.routing import Route, Routing
 
 DEADLINE = 60.0
 ALL = Shard(0, 1)
@@ -43,6 +45,12 @@ STATE = (
     "published_stream, published_seq, published_duplicate, partition_key"
 )
 _numbers = itertools.count(1)
+
+
+@asynccontextmanager
+async def open_backlog_reader(url: str) -> AsyncIterator[PostgresBacklogReader]:
+    async with connected(url, "backlog") as source:
+        yield PostgresBacklogReader(source)
 
 
 def event(aggregate: str = "v1", **values: Any) -> Event:
@@ -242,17 +250,20 @@ class Relay:
         max_attempts: int = 3,
         backoff: Backoff = Backoff(initial=timedelta(milliseconds=50)),
         envelope: str = "handler",
+        system_actor: str = "system",
+        routes: Sequence[Route] = (),
         dead_head_blocks: bool = False,
         claimed: Hook | None = None,
         settled: Hook | None = None,
     ) -> PublishOutboxEvents:
         """CMD-050; ``claimed`` and ``settled`` happen inside of each claim, first and last."""
         config = PublishConfig(
-            routing=Routing(context=self.context),
+            routing=Routing(context=self.context, routes=routes),
             envelope=envelope,
             batch_size=batch_size,
             batch_bytes=batch_bytes,
             policy=RetryPolicy(max_attempts=max_attempts, backoff=backoff),
+            system_actor=system_actor,
         )
         outbox: Any = PostgresOutboxAdapter(self.pool, dead_head_blocks=dead_head_blocks)
         if claimed or settled:

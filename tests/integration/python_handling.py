@@ -21,7 +21,7 @@ from consumer.functions import PythonEventHandler, Unknown
 from consumer.handlers import MessageContext, Registry
 from consumer.messages import FunctionRows
 from relay.adapters.postgres.transactions import HandlerTransactions
-from relay.execution.in_thread import RunInThread
+from relay.execution.runners import RunInThread
 from relay.ports import ClaimedMessage, HandlerRequest
 from tests.integration.consuming import OneByOne, Subscription
 
@@ -103,12 +103,12 @@ class _Direct(RunInThread[UUID, ClaimedMessage, HandlerRequest]):
 class InThread:
     """Processes messages as a worker thread does, and waits until the event loop is done with them too.
 
-    ``relieved``: the threads that others would have been put in the place of. ``waiting``: what the process has
+    ``replaced``: the threads that others would have been put in the place of. ``waiting``: what the process has
     fetched and not begun. ``ahead``: whether each message is claimed before its turn.
     """
 
     def __init__(self, one: OneByOne, *, ahead: bool) -> None:
-        self.relieved: list[threading.Thread] = []
+        self.replaced: list[threading.Thread] = []
         self.waiting: list[UUID] = []
         self._ahead = ahead
         self._delays: dict[UUID, timedelta] = {}
@@ -116,7 +116,7 @@ class InThread:
         loop, transactions = RunningLoop(), one.rows.transactions
         self._on_loop = one.on_loop
         self._direct = _Direct(
-            one.on_loop, one.rows, transactions, loop, self.relieved.append, self._later, self.next
+            one.on_loop, one.rows, transactions, loop, self.replaced.append, self._later, self.next
         )
         self.ahead = self._direct.prefetch
 
@@ -147,7 +147,7 @@ class InThread:
         """Claim messages as under load, together with one that turns out to be gone."""
         self.waiting = ids
         while self.ahead._size <= len(ids):
-            self.ahead._room()
+            self.ahead._capacity()
         assert self.ahead.take(uuid4()) is None
         self.waiting = []
 

@@ -40,8 +40,9 @@ async def held(relay: Relay) -> list[UUID]:
         for seq in range(state.first_seq, state.last_seq + 1):
             with suppress(NotFoundError):
                 message = await js.get_msg(relay.stream, seq)
-                if message.headers:  # not a foreign one
-                    found.append(NatsMsgId.parse(message.headers["Nats-Msg-Id"]).event_id)
+                sent = NatsMsgId.read(message.headers or {})
+                if sent and sent.event_id:  # not a foreign one
+                    found.append(sent.event_id)
         return found
 
     return list(await relay.admin(read))

@@ -21,8 +21,7 @@ from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.facts import Fact
 from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall
-from relay.execution.in_thread import RunInThread
-from relay.execution.on_loop import RunOnLoop
+from relay.execution.runners import RunInThread, RunOnLoop
 from tasks import schedule, task
 from tasks.forward import DeliverTasks
 from tasks.registry import Registry
@@ -48,9 +47,9 @@ class Tasks:
     facts: list[Fact] = field(default_factory=list)
     woken: list[TaskRef] = field(default_factory=list)
     sent: list[TaskRef] = field(default_factory=list)
-    room: int = 1_000
+    capacity: int = 1_000
     later: list[tuple[UUID, timedelta]] = field(default_factory=list)
-    relieved: list[threading.Thread] = field(default_factory=list)
+    replaced: list[threading.Thread] = field(default_factory=list)
     #: What the process has fetched and not begun.
     waiting: list[TaskRef] = field(default_factory=list)
     #: Whether tasks are run as a Dramatiq worker's threads run them.
@@ -90,7 +89,7 @@ class Tasks:
         ahead = self.direct(waiting[0].queue).prefetch
         self.waiting = list(waiting)
         while ahead._size <= len(waiting):
-            ahead._room()
+            ahead._capacity()
         assert ahead.take(TaskKey(uuid4(), waiting[0].type)) is None
         self.waiting = []
 
@@ -106,7 +105,7 @@ class Tasks:
                 return [key for key in ours if (terms := self.rows.terms(key)) and terms.prefetch][:limit]
 
             self.directs[queue] = RunInThread(
-                self.runner, self.rows, self.transactions, self.loop, self.relieved.append, later, waiting
+                self.runner, self.rows, self.transactions, self.loop, self.replaced.append, later, waiting
             )
         return self.directs[queue]
 
@@ -138,7 +137,7 @@ class Tasks:
             " claimed_until = now() - interval '1 second' WHERE status = 'delivered'"
         )
 
-    def told(self, kind: type[Fact]) -> list[Any]:
+    def reported(self, kind: type[Fact]) -> list[Any]:
         return [fact for fact in self.facts if isinstance(fact, kind)]
 
     def worker(self, **options: Any) -> TaskWorker:
@@ -163,8 +162,8 @@ async def tasking(url: str) -> AsyncIterator[Tasks]:
     async def put(refs: Sequence[TaskRef]) -> None:
         tasks.sent.extend(refs)
 
-    async def room(_queue: str) -> int:
-        return tasks.room
+    async def capacity(_queue: str) -> int:
+        return tasks.capacity
 
     async with create_pool(url, max_size=12, application_name="tasking") as pool:
         tasks.tasks = PostgresTasks(pool)
@@ -173,7 +172,7 @@ async def tasking(url: str) -> AsyncIterator[Tasks]:
         )
         tasks.loop, tasks.rows = RunningLoop(), tasks.rows_of(wake)
         tasks.runner = RunOnLoop(tasks.rows, tasks.loop.loop, pause=0.0)
-        tasks.deliverer = DeliverTasks("sea", tasks.tasks, room, put, tasks.facts.append)
+        tasks.deliverer = DeliverTasks("sea", tasks.tasks, capacity, put, tasks.facts.append)
         try:
             yield tasks
         finally:

@@ -17,11 +17,13 @@ import pytest
 
 from relay.adapters.postgres import migrations
 from relay.adapters.postgres.pool import create_pool
-from relay.adapters.postgres.reads import PostgresBacklogReader, open_backlog_reader
+from relay.adapters.postgres.reads import PostgresBacklogReader
+from relay.adapters.postgres.source import pooled
 from relay.devstack import PostgresServer
 from relay.domain.backlogs import InboxBacklog
 from relay.domain.errors import DatabaseUnreachable, UnknownContext
 from relay.queries import GetInboxBacklog, GetOutboxBacklog, SchemaMissing
+from tests.integration.publishing import open_backlog_reader
 
 Connection = psycopg.Connection[Any]
 
@@ -124,7 +126,7 @@ async def test_an_event_from_a_clock_slightly_ahead_has_no_negative_age(
 async def test_readers_work_on_a_shared_pool(conn: Connection, database_url: str) -> None:
     fill(conn)
     async with create_pool(database_url, max_size=2, application_name="test") as pool:
-        reader = PostgresBacklogReader(pool)
+        reader = PostgresBacklogReader(pooled(pool))
         assert (await reader.outbox_backlog()).waiting == (await reader.inbox_backlog()).waiting == 2
 
 

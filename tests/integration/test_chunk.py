@@ -140,7 +140,7 @@ async def test_a_service_is_called_a_few_at_a_time(sub: Subscription) -> None:
         return HandlerResult.from_status(200)
 
     await sub.chunk(Handler(answer)).run(ids)
-    assert most == chunk._AT_ONCE
+    assert most == chunk._MAX_CALLS
     assert await states(sub, ids) == ["processed"] * 20
 
 

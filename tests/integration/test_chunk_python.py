@@ -17,7 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from consumer.functions import CALLS
+from consumer.functions import MAX_CALLS
 from consumer.handlers import AlreadyProcessed, MessageContext, Poison
 from relay import Event, Outbox
 from relay.adapters.postgres.transactions import HandlerTransactions
@@ -94,7 +94,7 @@ async def calls(database_url: str, nats_server: NatsServer) -> AsyncIterator[Han
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, a chunk is one transaction."""
-    monkeypatch.setattr(batch, "_LONGEST", 60.0)
+    monkeypatch.setattr(batch, "_MAX_TRANSACTION_S", 60.0)
 
 
 @pytest.fixture(params=KINDS)
@@ -148,7 +148,7 @@ async def test_a_chunk_is_one_transaction_out_of_which_what_fails_is_left(calls:
 async def test_a_chunk_that_takes_long_is_several_transactions(
     calls: Handling, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "_LONGEST", 0.0)
+    monkeypatch.setattr(batch, "_MAX_TRANSACTION_S", 0.0)
     found = await play(calls, kind, fail, "nothing", "busy", "nothing", "nothing")
     assert found["processed"] == [found["ids"][0], *found["ids"][2:]]
     assert len({effect["xid"] for effect in await calls.effects()}) == 3
@@ -240,7 +240,7 @@ async def test_a_handler_that_takes_too_long_fails_and_the_others_are_handled(
         stop.set()
     assert time.monotonic() - began < 100  # its own end is not waited for
     # What the thread goes on to do, now that it is awake, comes to nothing. It gives its slot back afterwards.
-    for _ in range(CALLS):
+    for _ in range(MAX_CALLS):
         await asyncio.wait_for(calls._made[-1]._calls.slots.acquire(), 10)
     assert await effects(calls) == sorted([ids[0], ids[2]])
     assert (asked.count("hang"), asked.count("last")) == (1, 1)

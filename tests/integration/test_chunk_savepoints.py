@@ -25,7 +25,7 @@ LAST = "SELECT query FROM pg_stat_activity WHERE application_name = 'handling' A
 async def calls(
     database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Handling]:
-    monkeypatch.setattr(batch, "_LONGEST", 60.0)
+    monkeypatch.setattr(batch, "_MAX_TRANSACTION_S", 60.0)
     async with subscribed(database_url, nats_server.url) as sub, handling(sub) as calls:
         yield calls
 

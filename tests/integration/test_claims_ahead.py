@@ -63,7 +63,7 @@ async def test_one_that_was_tried_is_claimed_when_it_is_asked_for(calls: Handlin
     one = worker(calls)
     await asyncio.to_thread(one.claim_ahead, [])
     one.waiting = [new]
-    assert one.ahead._room() == 1
+    assert one.ahead._capacity() == 1
     claim = await asyncio.to_thread(one.ahead.take, tried)
     assert claim is not None
     assert (claim.row.message_id, claim.attempts, list(one.ahead._held)) == (tried, 2, [new])
@@ -95,7 +95,7 @@ async def test_a_message_that_may_be_tried_once_is_claimed_in_its_turn(calls: Ha
     ids = [await calls.received() for _ in range(3)]
     one = worker(calls, max_attempts=1)
     while one.ahead._size <= len(ids):
-        one.ahead._room()
+        one.ahead._capacity()
     one.waiting = ids[1:]
     assert await one.process(ids[0]) is None
     assert [row["attempts"] for row in await rows(calls, ids)] == [1, 0, 0]

@@ -20,7 +20,7 @@ import pytest
 from relay.cli import main
 from relay.devstack import NatsServer
 from relay.domain.ordering import Shard
-from tests.integration.consuming import SUBSCRIPTION
+from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import Desk, at_the_desk
 from tests.integration.publishing import Relay, event
 
@@ -154,7 +154,9 @@ async def test_many_are_asked_about_and_no_answer_means_no(desk: Desk, shell: Sh
         ("dlq", "discard", "1", "--note", " "),
         ("dlq", "requeue", "1", "--actor", ""),
         ("dlq", "requeue", "--since", "yesterday"),
-        ("dlq", "requeue", "--message", "x"),
+        ("dlq", "requeue", "--message", "a\nb"),
+        ("outbox", "retry", "x" * 201, "--context", "sea"),
+        ("outbox", "show", "", "--context", "sea"),
         ("outbox", "replay", "--context", "sea"),
         ("outbox", "retry", "--context", "sea"),
         ("outbox", "retry", "--all"),
@@ -200,3 +202,37 @@ async def test_the_outbox_from_dead_to_published_and_once_more(
         assert "2 events of sea will be published once more" in shell(
             "outbox", "replay", "--since", "1h", *sea, status=1
         )
+
+
+async def test_an_event_is_called_by_the_text_of_its_id(
+    database_url: str, nats_server: NatsServer, shell: Shell
+) -> None:
+    sea = ("--context", "sea")
+    async with Relay(database_url, nats_server.url) as relay:
+        await relay.create_stream()
+        row = relay.insert(originals='{"id": "evt_1", "correlation_id": "req_1"}', topic="no spaces allowed")
+        relay.add(event(id="evt_2", correlation_id="req_2", topic="no.stream"))
+        await relay.command(max_attempts=1).drain(Shard(0, 1))
+        assert [it["id"] for it in shell.json("outbox", "list", *sea)] == ["evt_2", "evt_1"]
+        assert [it["id"] for it in shell.json("outbox", "list", "--correlation", "req_2", *sea)] == ["evt_2"]
+        shown = shell.json("outbox", "show", "evt_1", *sea)
+        assert (shown["id"], shown["correlation_id"], shown["row_id"]) == ("evt_1", "req_1", str(row))
+        assert "there is no event evt_3" in shell("outbox", "show", "evt_3", *sea, status=1)
+        assert shell("outbox", "retry", "evt_1", *sea) == "sea: to be published 1\n"
+        assert "error NOT_REPLAYABLE: evt_2: " in shell("outbox", "replay", "evt_2", *sea, status=1)
+        [entry] = shell.json("outbox", "show", "evt_1", *sea)["history"]
+        assert entry["action"] == "outbox.retry"
+
+
+async def test_a_dead_letter_is_found_by_the_texts_of_its_message(desk: Desk, shell: Shell) -> None:
+    body = {"event_type": "vibe_created", "event_version": 1, "correlation_id": "req_1", "payload": {}}
+    await desk.sub.send(json.dumps(body).encode(), Nats_Msg_Id="evt_1")
+    await desk.sub.pull().accept(await desk.sub.fetch())
+    await desk.sub.process(Handler.answering(422)).process(desk.sub.enqueued[0])
+    await desk.record().run()
+    for option in (("--message", "evt_1"), ("--correlation", "req_1")):
+        [found] = shell.json("dlq", "list", *option, "--context", "sea")
+        assert (found["message_id"], found["correlation_id"]) == ("evt_1", "req_1")
+    assert shell.json("dlq", "list", "--message", "evt_2", "--context", "sea") == []
+    assert "evt_1" in shell("dlq", "show", str(found["id"]))
+    assert shell("dlq", "requeue", "--message", "evt_1") == "sea: requeued 1\n"

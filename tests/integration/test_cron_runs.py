@@ -262,7 +262,7 @@ async def test_who_lost_the_claim_records_nothing(bench: Bench) -> None:
 async def test_an_outage_after_the_command_does_not_make_it_run_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "_SETTLE_AGAIN", 0.01)
+    monkeypatch.setattr(run_module, "_SETTLE_INTERVAL_S", 0.01)
 
     class Away(PostgresSchedule):
         times = 3
@@ -316,7 +316,7 @@ async def test_what_is_old_is_forgotten_but_for_the_last_run_of_a_job(bench: Ben
 
 
 async def test_pruning_takes_bites_until_all_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_module, "_BITE", 2)
+    monkeypatch.setattr(schedule_module, "_PRUNE_ROWS", 2)
     for _ in range(5):
         query(
             bench.url,

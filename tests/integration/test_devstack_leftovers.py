@@ -146,14 +146,13 @@ def owner_of_a_stack(directory: Path, *words: str) -> Iterator[tuple[subprocess.
 
 def test_a_stack_starts_stops_and_starts_again_on_its_ports(server_directory: Path) -> None:
     with DevStack(server_directory) as stack:
-        first = stack.environment()
+        first = [server.url for server in stack.servers]
         assert all(works(server) for server in stack.servers)
         stack.start()
     assert not any(server.running for server in stack.servers)
     stack.stop()
     with DevStack(server_directory) as stack:
-        assert stack.environment() == first
-        assert set(first) == {"DATABASE_URL", "NATS_URL", "REDIS_URL"}
+        assert [server.url for server in stack.servers] == first
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")

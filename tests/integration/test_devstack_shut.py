@@ -135,7 +135,7 @@ def test_an_open_directory_is_shut(server_directory: Path) -> None:
 def test_the_files_of_a_stack_are_ours_alone(server_directory: Path) -> None:
     stack = DevStack(server_directory)
     with stack:
-        variables = stack.environment()
+        variables = {"NATS_URL": stack.nats.url}
         Configuration(Settings(contexts={}), variables, variables).write_shell(stack.directory / "environment")
         assert open_to_others(server_directory) == {}
         assert stack.nats.password in (stack.directory / "environment").read_text()

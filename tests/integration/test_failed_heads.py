@@ -11,12 +11,11 @@ from uuid import UUID
 import pytest
 
 from consumer import gaps as gaps_module
+from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
-from relay.adapters.postgres.parked import PostgresParkedKeys
 from relay.adapters.postgres.source import pooled
-from relay.commands.operate import Outcome
-from relay.commands.parked import ReleaseParked
 from relay.devstack import NatsServer
+from relay.domain.operators import Outcome
 from relay.domain.ordering import FailedHead
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import ANN, Desk, at_the_desk
@@ -61,7 +60,7 @@ async def sweep(desk: Desk) -> set[UUID]:
 
 
 async def release(desk: Desk, *keys: str) -> Outcome:
-    return await ReleaseParked(PostgresParkedKeys(pooled(desk.sub.pool)))(keys or None, None, ANN)
+    return await PostgresParkedKeys(pooled(desk.sub.pool)).release(keys or None, None, ANN)
 
 
 async def unacked(desk: Desk, count: int) -> None:
@@ -87,7 +86,7 @@ async def test_a_blocked_key_stands_still_unacknowledged_and_others_go_on(desk: 
 async def test_a_requeued_head_runs_before_its_followers(desk: Desk) -> None:
     a1, a2, _, b1 = await failed(desk, "block")
     await handle(desk, b1)
-    await desk.operate.requeue([1], ANN)
+    await desk.incidents.requeue([1], ANN)
     assert not await handle(desk, a2)
     assert await sweep(desk) == {a1}
     assert await handle(desk, a1)
@@ -102,7 +101,7 @@ async def test_a_head_that_is_given_up_lets_its_key_go_on_without_it(
 ) -> None:
     _, a2, a3, b1 = await failed(desk, policy)
     await handle(desk, b1)
-    await getattr(desk.operate, action)([1], ANN)
+    await getattr(desk.incidents, action)([1], ANN)
     assert await sweep(desk) == {a2}
     assert not await handle(desk, a3)
     assert await handle(desk, a2)
@@ -111,8 +110,8 @@ async def test_a_head_that_is_given_up_lets_its_key_go_on_without_it(
 
 async def test_a_head_that_was_given_up_and_is_requeued_after_all_is_the_head_again(desk: Desk) -> None:
     a1, a2, _, _ = await failed(desk, "block")
-    await desk.operate.discard([1], ANN)
-    await desk.operate.requeue([1], ANN)
+    await desk.incidents.discard([1], ANN)
+    await desk.incidents.requeue([1], ANN)
     assert not await handle(desk, a2)
     assert await handle(desk, a1)
 
@@ -132,7 +131,7 @@ async def test_a_requeued_message_waits_until_the_one_that_went_on_is_done(desk:
     a1, a2, a3, _ = await failed(desk, "skip")
     claim = await desk.sub.inbox.claim(a2, timedelta(seconds=30))
     assert claim is not None
-    await desk.operate.requeue([1], ANN)
+    await desk.incidents.requeue([1], ANN)
     assert not await handle(desk, a1)
     assert await desk.sub.inbox.release(claim, timedelta(0))
     assert not await handle(desk, a2)
@@ -161,7 +160,7 @@ async def test_new_messages_join_their_parked_key(desk: Desk) -> None:
     assert desk.sub.enqueued == before
     assert not await handle(desk, a4)
     [parked] = await PostgresParkedKeys(pooled(desk.sub.pool)).list()
-    assert (parked.key, parked.waiting) == ("a", 3)
+    assert (parked["key"], parked["waiting"]) == ("a", 3)
 
 
 async def test_an_acknowledgement_that_was_lost_while_parking_is_sent_again(desk: Desk) -> None:
@@ -197,7 +196,7 @@ async def test_a_head_that_fails_again_is_parked_again(desk: Desk) -> None:
     assert await handle(desk, a1, 422)
     assert not await handle(desk, a2)
     [parked] = await PostgresParkedKeys(pooled(desk.sub.pool)).list()
-    assert (parked.key, parked.head, parked.waiting) == ("a", a1, 2)
+    assert (parked["key"], parked["head"], parked["waiting"]) == ("a", a1, 2)
     await desk.record().run()
     assert (await release(desk)).done == (f"{SUBSCRIPTION}/a",)
     assert [await handle(desk, a1), await handle(desk, a2)] == [True, True]
@@ -206,7 +205,7 @@ async def test_a_head_that_fails_again_is_parked_again(desk: Desk) -> None:
 async def test_a_requeue_by_incident_releases_the_key_too(desk: Desk) -> None:
     a1, a2, _, b1 = await failed(desk, "park")
     await handle(desk, b1)
-    await desk.operate.requeue([1], ANN)
+    await desk.incidents.requeue([1], ANN)
     assert await PostgresParkedKeys(pooled(desk.sub.pool)).list() == []
     assert await sweep(desk) == {a1}
     assert await handle(desk, a1)

@@ -51,7 +51,7 @@ async def handled(sub: Subscription, *message_ids: UUID, status: int = 200) -> l
 
 async def floor_is(sub: Subscription, seq: int) -> None:
     async def there() -> bool:
-        return (await sub.consumer.state()).floor == seq
+        return (await sub.consumer.state()).ack_floor == seq
 
     await eventually(f"the floor is {seq}", there)
 
@@ -65,12 +65,12 @@ async def test_the_floor_passes_over_a_message_that_jetstream_gave_up(sub: Subsc
     lost = await sub.send()
     await given_up(sub, deliveries=deliveries)
     state = await sub.consumer.state()
-    assert (state.floor, state.delivered, state.pending) == (0, 1, 0)
-    # A made-up acknowledgement does not move the floor: "floor < delivered" would not end.
+    assert (state.ack_floor, state.delivered, state.pending) == (0, 1, 0)
+    # A made-up acknowledgement does not move the floor: "ack_floor < delivered" would not end.
     await sub.consumer.ack([f"$JS.ACK.{sub.stream}.down.1.1.1.0.0"])
     assert await sub.unacked() == 0
-    assert (await sub.consumer.state()).floor == 0
-    # Another message's acknowledgement moves it over the lost one: "floor = delivered" tells nothing.
+    assert (await sub.consumer.state()).ack_floor == 0
+    # Another message's acknowledgement moves it over the lost one: "ack_floor = delivered" tells nothing.
     await handled(sub, await sub.received())
     await floor_is(sub, 2)
     info = await sub.js.consumer_info(sub.stream, "down")
@@ -125,7 +125,7 @@ async def test_one_that_the_inbox_knows_is_not_handled_again(sub: Subscription) 
     """Recovery was faster."""
     lost = await sub.send()
     await given_up(sub)
-    assert await sub.gaps().take_up([1]) == 1
+    assert await sub.gaps().insert_missed([1]) == 1
     assert await rescue(sub) == 0
     assert sub.enqueued == [lost]
     await nothing_left(sub)
@@ -158,8 +158,8 @@ async def test_of_overlapping_filters_each_gets_its_own_back(sub: Subscription) 
 async def test_one_that_was_given_up_while_the_database_was_away_is_handled(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_module, "_INSERT_ATTEMPTS", 1)
-    monkeypatch.setattr(pull_module, "_INSERT_PAUSE", 0)
+    monkeypatch.setattr(pull_module, "_MAX_INSERT_ATTEMPTS", 1)
+    monkeypatch.setattr(pull_module, "_INSERT_PAUSE_S", 0)
     monkeypatch.setattr(pull_module, "_NAK_DELAY", timedelta())
 
     class Away(PostgresInboxAdapter):
@@ -209,7 +209,7 @@ async def test_nothing_of_its_key_overtakes_one_that_the_floor_has_passed(sub: S
     assert await handled(sub, first, second) == [first, second]
 
 
-@pytest.mark.parametrize(("limit", "value"), [("HORIZON", timedelta()), ("_STRETCH", 0)])
+@pytest.mark.parametrize(("limit", "value"), [("HORIZON", timedelta()), ("_STRETCH_SEQS", 0)])
 async def test_an_old_message_is_not_taken_up_again_though_the_watermark_is_older(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch, limit: str, value: Any
 ) -> None:
@@ -238,5 +238,5 @@ async def test_once_it_is_in_the_inbox_nothing_is_asked_of_the_inbox_any_more(su
     await given_up(sub)
     assert await sub.gaps().recover() == 1
     state = await sub.consumer.state()
-    assert (state.floor, state.delivered) == (0, 1)
+    assert (state.ack_floor, state.delivered) == (0, 1)
     assert await sub.gaps(inbox=Untouched()).recover() == 0

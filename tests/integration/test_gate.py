@@ -111,6 +111,18 @@ async def test_force_takes_a_gate_over_and_the_former_job_finds_out(gates: Gates
         assert ours
 
 
+async def test_a_job_that_runs_finds_out_that_another_has_taken_over(
+    gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one may wait for its thread."""
+    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=300))
+    former = await opened(gates)
+    async with gates.hold("pull", former) as ours:
+        assert ours
+        await opened(gates, force=True)
+        await eventually("it knows", lambda: not ours)
+
+
 async def test_a_gate_whose_job_died_opens_by_itself(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=100))
     await opened(gates)
@@ -191,7 +203,7 @@ async def test_a_duty_that_is_done_rests_and_one_whose_job_died_is_lost(
     hour = timedelta(hours=1)
     assert await gates.lost([]) == []
     assert await gates.lost(["prune", "archive"]) == ["prune", "archive"]
-    token = await gates.open("prune", rest=hour)
+    token = await gates.open("prune", interval=hour)
     assert token is not None
     assert await gates.lost(["prune", "archive"]) == ["archive"]  # a job is outstanding
     async with gates.hold("prune", token) as ours:
@@ -202,13 +214,13 @@ async def test_a_duty_that_is_done_rests_and_one_whose_job_died_is_lost(
     async with gates.hold("prune", token) as ours:
         assert not ours  # a copy that comes late
     monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=100))
-    assert await gates.open("prune", rest=hour) is not None  # its next turn
+    assert await gates.open("prune", interval=hour) is not None  # its next turn
     await eventually("the job that died is found out", lambda: gates.lost(["prune"]), 10)
 
 
 async def test_a_duty_that_did_not_end_well_is_done_again_soon(gates: Gates, valkey: ValkeyServer) -> None:
     most = gate_module.LONGEST_BACKOFF.total_seconds() * 1000
-    token = await gates.open("prune", rest=timedelta(hours=1))
+    token = await gates.open("prune", interval=timedelta(hours=1))
     await gates.close("prune", str(token), well=False)
     assert 0 < life(valkey, gates, "prune") <= most
     token = await gates.open("sweep")
@@ -217,8 +229,8 @@ async def test_a_duty_that_did_not_end_well_is_done_again_soon(gates: Gates, val
 
 
 async def test_who_was_replaced_does_not_say_that_the_duty_is_done(gates: Gates, valkey: ValkeyServer) -> None:
-    former = await gates.open("prune", rest=timedelta(hours=1))
-    latter = await gates.open("prune", rest=timedelta(hours=1), force=True)
+    former = await gates.open("prune", interval=timedelta(hours=1))
+    latter = await gates.open("prune", interval=timedelta(hours=1), force=True)
     await gates.close("prune", str(former))
     async with gates.hold("prune", str(latter)) as ours:
         assert ours

@@ -15,7 +15,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry
+from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
 from relay.ports import ClaimedMessage, InboxRow
 from tests.integration.consuming import LEASE, claimed, inbox_row
 from tests.integration.publishing import query
@@ -34,10 +34,10 @@ async def _mark_all(inbox: PostgresInboxAdapter, claim: ClaimedMessage) -> bool:
 
 WRITES: dict[str, Write] = {
     "renew": lambda inbox, claim: inbox.renew(claim, LEASE),
-    "mark_processed": lambda inbox, claim: inbox.mark_processed(claim, Ack()),
+    "mark_processed": lambda inbox, claim: inbox.mark_processed(claim),
     "mark_all_processed": _mark_all,
     "record_error": lambda inbox, claim: inbox.record_error(claim, Retry(timedelta(seconds=5), "boom")),
-    "condemn": lambda inbox, claim: inbox.condemn(claim, VERDICT),
+    "reject": lambda inbox, claim: inbox.reject(claim, VERDICT),
     "mark_dead_lettered": lambda inbox, claim: inbox.mark_dead_lettered(claim),
     "release": lambda inbox, claim: inbox.release(claim, timedelta(seconds=5)),
 }
@@ -85,7 +85,7 @@ async def test_a_message_is_stored_with_all_that_was_read_of_it(
 async def test_an_insert_tells_what_is_new_what_is_known_and_what_is_done(inbox: PostgresInboxAdapter) -> None:
     processed, dead, waiting, new = (inbox_row(seq) for seq in range(1, 5))
     await inbox.insert([processed, dead, waiting])
-    await inbox.mark_processed(await claimed(inbox, processed), Ack())
+    await inbox.mark_processed(await claimed(inbox, processed))
     await inbox.mark_dead_lettered(await claimed(inbox, dead))
     known = await inbox.insert([new, processed, waiting, dead])
     assert [(it.message_id, it.new, it.done) for it in known] == [
@@ -188,14 +188,14 @@ async def test_a_finished_row_is_never_claimed(inbox: PostgresInboxAdapter, endi
     assert await inbox.claim(row.message_id, LEASE) is None
 
 
-async def test_claiming_a_condemned_row_is_no_attempt(inbox: PostgresInboxAdapter) -> None:
-    """Condemned on arrival, or after its handler was asked: the handler is not asked again."""
-    unreadable, refused = inbox_row(1, condemned=VERDICT, event_type=None), inbox_row(2)
+async def test_claiming_a_rejected_row_is_no_attempt(inbox: PostgresInboxAdapter) -> None:
+    """Rejected on arrival, or after its handler was asked: the handler is not asked again."""
+    unreadable, refused = inbox_row(1, rejected=VERDICT, event_type=None), inbox_row(2)
     await inbox.insert([unreadable, refused])
-    await inbox.condemn(await claimed(inbox, refused, EXPIRED), VERDICT)
+    await inbox.reject(await claimed(inbox, refused, EXPIRED), VERDICT)
     for row, attempts in ((unreadable, 0), (refused, 1)):
         claim = await claimed(inbox, row)
-        assert (claim.attempts, claim.row.condemned) == (attempts, VERDICT)
+        assert (claim.attempts, claim.row.rejected) == (attempts, VERDICT)
 
 
 # --- settling ---
@@ -232,7 +232,7 @@ async def test_a_processed_row_says_when_and_waits_for_nothing(
 ) -> None:
     row = inbox_row()
     await inbox.insert([row])
-    await inbox.mark_processed(await claimed(inbox, row), Ack())
+    await inbox.mark_processed(await claimed(inbox, row))
     after = stored(database_url, row)
     assert after["processed_at"] >= after["received_at"]
     assert (after["claim_token"], after["claimed_until"], after["next_attempt_at"]) == (None, None, None)
@@ -245,7 +245,7 @@ async def test_a_row_received_by_a_clock_ahead_of_the_databases_can_still_be_pro
     row = inbox_row()
     await inbox.insert([row])
     change(database_url, row, "received_at = now() + interval '1 minute'")
-    assert await inbox.mark_processed(await claimed(inbox, row), Ack())
+    assert await inbox.mark_processed(await claimed(inbox, row))
     assert stored(database_url, row)["processed_at"] == stored(database_url, row)["received_at"]
 
 
@@ -276,16 +276,16 @@ async def test_errors_are_stored_without_control_characters_and_within_bounds(
     assert stored(database_url, row)["last_error"] == "a b [31m " + "x" * (2_000 - 9)
 
 
-async def test_a_condemned_row_keeps_its_verdict_until_the_dead_letter_is_stored(
+async def test_a_rejected_row_keeps_its_verdict_until_the_dead_letter_is_stored(
     inbox: PostgresInboxAdapter, database_url: str
 ) -> None:
     row = inbox_row()
     await inbox.insert([row])
     claim = await claimed(inbox, row)
-    assert await inbox.condemn(claim, VERDICT)
-    condemned = stored(database_url, row)
-    assert (condemned["dead_letter_reason"], condemned["dead_letter_class"]) == ("no such vibe", "deterministic")
-    assert (condemned["dead_lettered_at"], condemned["last_error"]) == (None, "no such vibe")
+    assert await inbox.reject(claim, VERDICT)
+    rejected = stored(database_url, row)
+    assert (rejected["dead_letter_reason"], rejected["dead_letter_class"]) == ("no such vibe", "deterministic")
+    assert (rejected["dead_lettered_at"], rejected["last_error"]) == (None, "no such vibe")
     assert await inbox.mark_dead_lettered(claim)
     assert stored(database_url, row)["dead_lettered_at"] is not None
 

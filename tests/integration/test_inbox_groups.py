@@ -18,7 +18,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.devstack.ports import free_port
 from relay.domain.errors import DatabaseUnreachable
-from relay.domain.policies import Ack, DeadLetterClass
+from relay.domain.policies import DeadLetterClass
 from relay.ports import ClaimedMessage
 from tests.integration.consuming import LEASE, claimed, inbox_row
 from tests.integration.publishing import eventually, query
@@ -143,13 +143,13 @@ async def test_each_gets_its_own_row_or_none(inbox: Inbox) -> None:
     ]
 
 
-async def test_condemned_and_exhausted_messages_come_condemned_and_are_not_counted(inbox: Inbox) -> None:
-    _, condemned, exhausted = ids = await inbox.filled(3)
-    inbox.change(condemned, "attempts = 2, dead_letter_reason = 'why', dead_letter_class = 'poison'")
+async def test_rejected_and_exhausted_messages_come_rejected_and_are_not_counted(inbox: Inbox) -> None:
+    _, rejected, exhausted = ids = await inbox.filled(3)
+    inbox.change(rejected, "attempts = 2, dead_letter_reason = 'why', dead_letter_class = 'poison'")
     inbox.change(exhausted, "attempts = 5")
     claims = held(await inbox.claim(ids, max_attempts=5))
     assert [claim.attempts for claim in claims] == [1, 2, 5]
-    kinds = [claim.row.condemned and claim.row.condemned.kind for claim in claims]
+    kinds = [claim.row.rejected and claim.row.rejected.kind for claim in claims]
     assert kinds == [None, DeadLetterClass.POISON, DeadLetterClass.EXHAUSTED]
 
 
@@ -162,7 +162,7 @@ async def test_messages_with_other_limits_do_not_share_them(inbox: Inbox) -> Non
     )
     assert strict is not None
     assert patient is not None
-    assert (strict.row.condemned is None, patient.row.condemned is None) == (False, True)
+    assert (strict.row.rejected is None, patient.row.rejected is None) == (False, True)
 
 
 async def test_of_many_who_claim_a_message_at_once_one_gets_it(inbox: Inbox) -> None:
@@ -207,7 +207,7 @@ async def test_a_locked_row_keeps_only_its_own_settlement_waiting(inbox: Inbox) 
     first, *rest = held(await inbox.claim(ids))
     async with asyncio.timeout(30):
         async with inbox.locked(ids[0]):
-            waiting = asyncio.create_task(inbox.adapter.mark_processed(first, Ack()))
+            waiting = asyncio.create_task(inbox.adapter.mark_processed(first))
             assert await inbox.mark(rest) == [True] * 4
             await inbox.somebody_waits()
         assert await waiting
@@ -230,8 +230,6 @@ async def test_without_a_database_everybody_hears_of_it() -> None:
     results = await asyncio.gather(*(adapter.claim(uuid4(), LEASE) for _ in range(20)), return_exceptions=True)
     assert [type(result) for result in results] == [DatabaseUnreachable] * 20
     claim = ClaimedMessage(uuid4(), inbox_row(), 1)
-    marks = await asyncio.gather(
-        *(adapter.mark_processed(claim, Ack()) for _ in range(20)), return_exceptions=True
-    )
+    marks = await asyncio.gather(*(adapter.mark_processed(claim) for _ in range(20)), return_exceptions=True)
     assert [type(result) for result in marks] == [DatabaseUnreachable] * 20
     await pool.close(timeout=2)

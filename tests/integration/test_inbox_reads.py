@@ -13,7 +13,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.model import Finished
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry
+from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
 from relay.ports import InboxRow
 from tests.integration.consuming import LEASE, SUBSCRIPTION, claimed, inbox_row
 from tests.integration.publishing import query
@@ -33,15 +33,15 @@ async def inbox(database_url: str) -> AsyncIterator[PostgresInboxAdapter]:
 
 async def settled(inbox: PostgresInboxAdapter) -> dict[str, InboxRow]:
     """One row in every state; their stream sequences count from 1 in this order."""
-    names = ("fresh", "running", "later", "processed", "dead", "condemned")
+    names = ("fresh", "running", "later", "processed", "dead", "rejected")
     rows = {name: inbox_row(seq) for seq, name in enumerate(names, start=1)}
     await inbox.insert(list(rows.values()))
     claims = {name: await claimed(inbox, row) for name, row in rows.items() if name != "fresh"}
     await inbox.record_error(claims["later"], Retry(timedelta(hours=1), "boom"))
-    await inbox.mark_processed(claims["processed"], Ack())
+    await inbox.mark_processed(claims["processed"])
     await inbox.mark_dead_lettered(claims["dead"])
-    await inbox.condemn(claims["condemned"], DeadLetter("why", DeadLetterClass.DETERMINISTIC))
-    await inbox.release(claims["condemned"], timedelta(0))
+    await inbox.reject(claims["rejected"], DeadLetter("why", DeadLetterClass.DETERMINISTIC))
+    await inbox.release(claims["rejected"], timedelta(0))
     return rows
 
 
@@ -73,7 +73,7 @@ async def test_rows_that_run_or_wait_or_are_finished_are_not_overdue(
     rows = await settled(inbox)
     age(database_url, "enqueued_at")
     # "later" was to be enqueued in an hour, so even a minute on it is not.
-    assert set(await inbox.overdue(SUBSCRIPTION, 10)) == {rows["fresh"].message_id, rows["condemned"].message_id}
+    assert set(await inbox.overdue(SUBSCRIPTION, 10)) == {rows["fresh"].message_id, rows["rejected"].message_id}
     query(database_url, "UPDATE inbox_messages SET enqueued_at = now() - interval '2 hours'")
     assert rows["later"].message_id not in await inbox.overdue(SUBSCRIPTION, 10)
 
@@ -131,7 +131,7 @@ async def test_the_unfinished_rows_wait_whatever_their_state(
 ) -> None:
     rows = await settled(inbox)
     await inbox.insert([inbox_row(9, subscription="other")])
-    replies = [rows[name].ack_subject for name in ("fresh", "running", "later", "condemned")]
+    replies = [rows[name].ack_subject for name in ("fresh", "running", "later", "rejected")]
     assert sorted(await waiting(inbox, 10)) == sorted(replies)
 
 

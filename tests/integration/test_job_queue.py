@@ -17,8 +17,8 @@ import pytest
 import redis
 from dramatiq.middleware import Retries
 
-from relay.adapters import aside, workers
 from relay.adapters import redis as redis_module
+from relay.adapters import shares, workers
 from relay.adapters.gate import LONGEST_BACKOFF
 from relay.adapters.redis import create_broker
 from relay.adapters.workers import WorkerRuntime
@@ -87,8 +87,8 @@ def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: Valke
 def test_a_consumer_of_quick_jobs_fetches_more_ahead_until_they_are_slow(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("OFTEN", "SELDOM"):
-        monkeypatch.setattr(aside, name, 3600.0)
+    for name in ("OFTEN_S", "SELDOM_S"):
+        monkeypatch.setattr(shares, name, 3600.0)
     broker = fresh_broker(valkey.url)
     dramatiq.actor(lambda: None, broker=broker, actor_name="n", queue_name="q")
     broker.enqueue_many([job("q", "n") for _ in range(600)])
@@ -101,7 +101,7 @@ def test_a_consumer_of_quick_jobs_fetches_more_ahead_until_they_are_slow(
 
     for _ in range(300):
         take()
-    pace = consumer.rooms.pace("")
+    pace = consumer.capacity.pace("")
     assert pace.prefetch == 128
     while consumer.message_cache:
         take()
@@ -148,7 +148,7 @@ def test_acknowledgements_that_redis_did_not_take_are_sent_again(
 def test_an_idle_worker_waits_instead_of_asking_and_starts_a_job_at_once(
     own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_module, "_WAIT", 4.0)
+    monkeypatch.setattr(redis_module, "_WAIT_S", 4.0)
     broker, ran = fresh_broker(own_valkey.url), []
     actor = dramatiq.actor(lambda: ran.append(time.monotonic()), broker=broker, actor_name="n", queue_name="q")
     with working(broker):
@@ -180,8 +180,8 @@ def test_a_delay_queue_is_looked_at_often_only_while_something_is_delayed(
         return block(source, target, wait, *ends)
 
     monkeypatch.setattr(broker.client, "blmove", noted)
-    monkeypatch.setattr(redis_module, "_WAIT", 0.3)
-    monkeypatch.setattr(redis_module, "_DELAY_WAIT", 0.02)
+    monkeypatch.setattr(redis_module, "_WAIT_S", 0.3)
+    monkeypatch.setattr(redis_module, "_DELAY_WAIT_S", 0.02)
     actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
     with working(broker):
         soon("it waits", lambda: waits.count(("q.DQ", 0.3)) > 2)

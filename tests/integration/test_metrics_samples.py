@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.adapters.postgres.reads import open_backlog_reader
 from relay.adapters.postgres.sql import statement
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.backlogs import Backlogs, TaskBacklog
@@ -19,6 +18,7 @@ from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import BacklogsSampled
 from relay.queries import SchemaMissing
 from tests.integration.crowded import ID, repeatable
+from tests.integration.publishing import open_backlog_reader
 from tests.integration.scheduling import scheduling
 
 pytestmark = pytest.mark.anyio

@@ -35,6 +35,9 @@ ALL = (
     "0013_reopened",
     "0014_outbox_locks",
     "0015_rules",
+    "0016_originals",
+    "0017_streams",
+    "0018_schemas",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

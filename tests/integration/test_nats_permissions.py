@@ -108,7 +108,7 @@ async def test_the_fleet_does_all_its_duties(server: LockedNats) -> None:
         [again] = await consumer.fetch(10, timedelta(seconds=5))
         await consumer.ack([again.reply])
         async with asyncio.timeout(PATIENCE):
-            while (await consumer.state()).floor != again.stream_seq:  # noqa: ASYNC110 - no event tells of it
+            while (await consumer.state()).ack_floor != again.stream_seq:  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0.02)
         await NatsJetStreamConsumer(connection, stream="RELAY_ADVISORIES", durable=ADVISORIES).fetch(
             1, timedelta(milliseconds=50)

@@ -15,7 +15,7 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage, TimeLimit
 
 from relay.adapters import workers
-from relay.adapters.onloop import LoopActor, leave_place
+from relay.adapters.onloop import LoopActor
 from relay.adapters.redis import RelayBroker
 from relay.adapters.shares import SHARE
 from relay.adapters.workers import WorkerRuntime
@@ -33,7 +33,6 @@ class Service:
         self.gate = threading.Event()
         self.calls: list[str] = []
         self.under_way = self.most = 0
-        self.leaves = False
         self.answer: Callable[[str], Any] = lambda name: name
 
     def takes(self, name: str) -> bool:
@@ -43,8 +42,6 @@ class Service:
         self.calls.append(name)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
-        if self.leaves:
-            leave_place()
         while not self.gate.is_set():  # noqa: ASYNC110 - the test is in another thread
             await asyncio.sleep(0.005)
         self.under_way -= 1
@@ -123,16 +120,6 @@ def test_as_many_are_under_way_as_there_are_threads_and_none_of_those_waits(rig:
     assert len({thread for thread, _, _ in rig.ended}) == 1
     assert [found for _, _, found in rig.ended] == [name for _, name, _ in rig.ended]
     soon("all are acknowledged", lambda: not rig.kept)
-
-
-def test_who_gives_up_the_place_early_lets_others_in_up_to_a_limit(rig: Rig) -> None:
-    rig.service.leaves = True
-    rig.send(*"abcdefghijkl")
-    soon("eight are under way", lambda: len(rig.service.calls) == 8)
-    assert not rig.ended
-    rig.service.gate.set()
-    soon("all are ended", lambda: rig.names == list("abcdefghijkl"))
-    assert rig.service.most == 8
 
 
 def test_the_loop_and_the_threads_do_not_wait_for_each_other(rig: Rig) -> None:

@@ -9,10 +9,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from relay.commands.operate import Outcome
 from relay.devstack import NatsServer
 from relay.domain.errors import InvalidRequest
-from relay.domain.operators import Operator
+from relay.domain.operators import Operator, Outcome
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import ANN, Desk, at_the_desk, waiting_for_locks
 from tests.integration.publishing import eventually
@@ -39,7 +38,7 @@ async def test_a_requeued_message_is_handled_and_no_longer_dead(desk: Desk) -> N
     message_id, incident = await desk.incident(503, max_attempts=1)
     before = (await desk.sub.js.stream_info(desk.sub.stream)).state.last_seq
     assert await swept(desk) == []
-    assert await desk.operate.requeue([incident], ANN) == Outcome((str(incident),), ())
+    assert await desk.incidents.requeue([incident], ANN) == Outcome((str(incident),), ())
     assert await swept(desk) == [message_id]
     row = await desk.sub.row(message_id)
     reset = (row["attempts"], row["dead_letter_reason"], row["dead_letter_class"], row["dead_lettered_at"])
@@ -54,27 +53,27 @@ async def test_a_requeued_message_is_handled_and_no_longer_dead(desk: Desk) -> N
     assert (found["status"], found["attempts"], found["closed_by"]) == ("requeued", 1, "ann")
     detail = await desk.incidents.get(incident)
     assert detail is not None
-    assert detail.incident.handled_at == (await desk.sub.row(message_id))["processed_at"]
+    assert detail["handled_at"] == (await desk.sub.row(message_id))["processed_at"]
 
 
 async def test_a_second_death_within_the_duplicate_window_is_a_second_incident(desk: Desk) -> None:
     message_id, first = await desk.incident()
-    await desk.operate.requeue([first], ANN)
+    await desk.incidents.requeue([first], ANN)
     await desk.sub.process(Handler.answering(422)).process(message_id)
     assert await desk.record().run() == 1
     rows = await desk.rows()
     assert [(row["occurrence"], row["status"]) for row in rows] == [(1, "requeued"), (2, "open")]
     letters = await desk.sub.dead_letters()
     assert [letter["_headers"]["Nats-Msg-Id"] for letter in letters] == [str(message_id), f"{message_id}.1"]
-    assert codes(await desk.operate.requeue([first], ANN)) == {str(first): "INCIDENT_CLOSED"}
-    assert (await desk.operate.requeue([rows[1]["id"]], ANN)).done
+    assert codes(await desk.incidents.requeue([first], ANN)) == {str(first): "INCIDENT_CLOSED"}
+    assert (await desk.incidents.requeue([rows[1]["id"]], ANN)).done
     await desk.sub.process(Handler()).process(message_id)
     assert (await desk.sub.row(message_id))["processed_at"] is not None
 
 
 async def test_a_second_death_that_is_routed_twice_is_one_letter(desk: Desk) -> None:
     message_id, incident = await desk.incident()
-    await desk.operate.requeue([incident], ANN)
+    await desk.incidents.requeue([incident], ANN)
     command = desk.sub.process(Handler.answering(422))
     await command.process(message_id)
     await desk.sub.query("UPDATE inbox_messages SET dead_lettered_at = NULL")
@@ -89,17 +88,17 @@ async def test_a_message_that_could_not_be_read_is_not_requeued(desk: Desk) -> N
     await desk.sub.process(Handler()).process(desk.sub.enqueued[-1])
     await desk.record().run()
     [row] = await desk.rows()
-    assert codes(await desk.operate.requeue([row["id"]], ANN)) == {str(row["id"]): "UNREADABLE_MESSAGE"}
+    assert codes(await desk.incidents.requeue([row["id"]], ANN)) == {str(row["id"]): "UNREADABLE_MESSAGE"}
     assert (await desk.rows())[0]["status"] == "open"
     assert await swept(desk) == []
     assert await desk.audit() == []
 
 
 async def test_a_message_whose_dead_letter_is_still_being_settled_is_not_requeued(desk: Desk) -> None:
-    """Its worker died behind the letter: reset now, the row would be condemned by nobody and die unseen."""
+    """Its worker died behind the letter: reset now, the row would be rejected by nobody and die unseen."""
     message_id, incident = await desk.incident()
     await desk.sub.query("UPDATE inbox_messages SET dead_lettered_at = NULL")
-    assert codes(await desk.operate.requeue([incident], ANN)) == {str(incident): "NOT_REQUEUEABLE"}
+    assert codes(await desk.incidents.requeue([incident], ANN)) == {str(incident): "NOT_REQUEUEABLE"}
     row = await desk.sub.row(message_id)
     assert (row["dead_letter_reason"], row["requeues"]) == ("why", 0)
 
@@ -107,20 +106,20 @@ async def test_a_message_whose_dead_letter_is_still_being_settled_is_not_requeue
 async def test_an_incident_of_an_earlier_death_does_not_wake_a_later_one(desk: Desk) -> None:
     message_id, incident = await desk.incident()
     await desk.sub.query("UPDATE inbox_messages SET requeues = 1")
-    assert codes(await desk.operate.requeue([incident], ANN)) == {str(incident): "NOT_REQUEUEABLE"}
+    assert codes(await desk.incidents.requeue([incident], ANN)) == {str(incident): "NOT_REQUEUEABLE"}
     assert (await desk.sub.row(message_id))["dead_lettered_at"] is not None
 
 
 async def test_a_processed_message_is_never_reset(desk: Desk) -> None:
     message_id, incident = await desk.incident()
     await desk.sub.query("UPDATE inbox_messages SET processed_at = now() + interval '1 second'")
-    assert codes(await desk.operate.requeue([incident], ANN)) == {str(incident): "NOT_REQUEUEABLE"}
+    assert codes(await desk.incidents.requeue([incident], ANN)) == {str(incident): "NOT_REQUEUEABLE"}
     assert (await desk.sub.row(message_id))["processed_at"] is not None
 
 
 async def test_two_operators_at_once_requeue_once(desk: Desk) -> None:
     message_id, incident = await desk.incident()
-    outcomes = await asyncio.gather(*(desk.operate.requeue([incident], Operator(name)) for name in "abcd"))
+    outcomes = await asyncio.gather(*(desk.incidents.requeue([incident], Operator(name)) for name in "abcd"))
     assert sorted(len(outcome.done) for outcome in outcomes) == [0, 0, 0, 1]
     assert (await desk.sub.row(message_id))["requeues"] == 1
     assert len(await desk.audit()) == 1
@@ -130,7 +129,7 @@ async def test_who_comes_second_sees_what_the_first_decided(desk: Desk, database
     _, incident = await desk.incident()
     async with await psycopg.AsyncConnection.connect(database_url) as first:
         await first.execute("UPDATE dead_letters SET status = 'requeued'")
-        second = asyncio.create_task(desk.operate.discard([incident], ANN))
+        second = asyncio.create_task(desk.incidents.discard([incident], ANN))
         await eventually("the second waits", lambda: waiting_for_locks(database_url))
     assert codes(await second) == {str(incident): "INCIDENT_CLOSED"}
     assert (await desk.rows())[0]["status"] == "requeued"
@@ -139,8 +138,8 @@ async def test_who_comes_second_sees_what_the_first_decided(desk: Desk, database
 async def test_many_at_once_answer_one_by_one_and_are_audited_together(desk: Desk) -> None:
     _, good = await desk.incident()
     _, closed = await desk.incident()
-    await desk.operate.resolve([closed], ANN)
-    outcome = await desk.operate.requeue([good, 999_999, good], ANN)
+    await desk.incidents.resolve([closed], ANN)
+    outcome = await desk.incidents.requeue([good, 999_999, good], ANN)
     assert outcome.done == (str(good),)
     assert codes(outcome) == {"999999": "UNKNOWN_INCIDENT"}
     assert (await desk.audit())[-1] == {
@@ -155,17 +154,17 @@ async def test_discarding_and_resolving_need_a_reason_and_an_open_incident(desk:
     message_id, first = await desk.incident()
     _, second = await desk.incident()
     with pytest.raises(InvalidRequest, match="why"):
-        await desk.operate.discard([first], Operator("ann", "  "))
-    assert (await desk.operate.discard([first], ANN)).done == (str(first),)
-    assert (await desk.operate.resolve([second], ANN)).done == (str(second),)
+        await desk.incidents.discard([first], Operator("ann", "  "))
+    assert (await desk.incidents.discard([first], ANN)).done == (str(first),)
+    assert (await desk.incidents.resolve([second], ANN)).done == (str(second),)
     assert [(row["status"], row["note"]) for row in await desk.rows()] == [
         ("discarded", "because"),
         ("resolved", "because"),
     ]
-    assert codes(await desk.operate.resolve([first], ANN)) == {str(first): "INCIDENT_CLOSED"}
+    assert codes(await desk.incidents.resolve([first], ANN)) == {str(first): "INCIDENT_CLOSED"}
     assert [entry["action"] for entry in await desk.audit()] == ["dlq.discard", "dlq.resolve"]
     assert await swept(desk) == []
-    assert (await desk.operate.requeue([first], ANN)).done  # thought better of it
+    assert (await desk.incidents.requeue([first], ANN)).done  # thought better of it
     assert await swept(desk) == [message_id]
 
 
@@ -173,7 +172,7 @@ async def test_without_its_audit_row_nothing_happens(desk: Desk) -> None:
     message_id, incident = await desk.incident()
     await desk.sub.query("ALTER TABLE audit_log ADD CONSTRAINT closed CHECK (false)")
     with pytest.raises(Exception, match="closed"):
-        await desk.operate.requeue([incident], ANN)
+        await desk.incidents.requeue([incident], ANN)
     assert (await desk.rows())[0]["status"] == "open"
     assert (await desk.sub.row(message_id))["dead_lettered_at"] is not None
 

@@ -310,4 +310,4 @@ async def test_a_body_that_names_another_message_than_its_header_is_poison(sub: 
     await sub.pull().accept(deliveries)
     [row] = await sub.rows()
     assert row["dead_letter_class"] == "poison"
-    assert "the header Nats-Msg-Id says" in row["dead_letter_reason"]
+    assert "[message_id]: contradicts what is known: the header Nats-Msg-Id differs" in row["dead_letter_reason"]

@@ -39,7 +39,7 @@ class Guard:
     after: str | None = None
 
 
-SHARD = {"lanes": Shard(0, 2).lanes, "floors": [0] * 33, "limit": 300, "dead_head_blocks": False}
+SHARD = {"lanes": Shard(0, 2).lanes, "marks": [0] * 33, "limit": 300, "dead_head_blocks": False}
 CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
 THREE = [uuid4() for _ in range(3)]
@@ -53,11 +53,11 @@ GUARDS = {
         sorted=2 * 300,
         after="outbox/begin_claim",
     ),
-    "floors": Guard(
-        "outbox/floors",
+    "marks": Guard(
+        "outbox/low_water_marks",
         {"idx_outbox_ready"},
         33,
-        {"lanes": [*Shard(0, 2).lanes, -1], "floors": [0] * 33, "step": 10_000, "decided": BACKLOG},
+        {"lanes": [*Shard(0, 2).lanes, -1], "marks": [0] * 33, "step": 10_000, "decided": BACKLOG},
         after="outbox/begin_claim",
     ),
     "due": Guard("outbox/due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
@@ -92,7 +92,7 @@ GUARDS = {
         "inbox/waiting",
         {"idx_inbox_unprocessed"},
         1_200,
-        {**BUSY, "limit": 1_000, "received_at": BEGINNING, "message_id": UUID(int=0)},
+        {**BUSY, "limit": 1_000, "due": False, "received_at": BEGINNING, "message_id": UUID(int=0)},
         sorted=1_200,
     ),
     "queues": Guard("tasks/pending_queues", {"idx_task_ready", "idx_task_due"}, 10, sorted=10),

@@ -14,13 +14,13 @@ import pytest
 from relay import Event, Outbox
 from relay.adapters.postgres import migrations
 from relay.adapters.postgres.pool import connection, create_pool
-from relay.adapters.postgres.reads import open_backlog_reader
 from relay.adapters.postgres.source import connected
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.devstack import PostgresServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.ordering import Shard
+from tests.integration.publishing import open_backlog_reader
 from tests.secured import Authority, TlsFront, guarded_database, guarded_postgres
 
 pytestmark = pytest.mark.anyio

@@ -193,7 +193,7 @@ class Broken(PostgresInboxAdapter):
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
         raise DatabaseUnreachable("away")
 
-    async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
+    async def reject(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
         raise DatabaseUnreachable("away")
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:

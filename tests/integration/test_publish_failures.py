@@ -12,13 +12,14 @@ from relay.commands.publish import PublishOutboxEvents
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable, NotPublishable
 from relay.domain.facts import EventDied, PublishFailed
+from relay.domain.identity import NatsMsgId
 from relay.domain.retry import Backoff
 from tests.integration.publishing import ALL, Relay, event, eventually, query
 
 pytestmark = pytest.mark.anyio
 
 DEEP = "[" * 1_500 + "]" * 1_500
-LARGE = '"' + "x" * 1_100_000 + '"'
+LARGE = '{"text": "' + "x" * 1_100_000 + '"}'
 
 #: Rows that any program may insert by raw SQL, and the code of the reason they die for.
 POISON: list[tuple[dict[str, Any], str]] = [
@@ -41,6 +42,10 @@ POISON: list[tuple[dict[str, Any], str]] = [
     ({"headers": '{"A": 1}'}, "INVALID_HEADER"),
     ({"headers": "[]"}, "INVALID_HEADER"),
     ({"headers": DEEP}, "INVALID_PAYLOAD"),
+    ({"originals": DEEP}, "INVALID_PAYLOAD"),
+    ({"originals": '{"id": 7}'}, "INVALID_KEY"),
+    ({"originals": '{"id": "550e8400-e29b-41d4-a716-446655440000"}'}, "INVALID_KEY"),
+    ({"originals": '{"id": "a\\nb"}'}, "INVALID_KEY"),
     ({"occurred_at": "-infinity"}, "INVALID_OUTBOX"),
     ({"partition_key": "k" * 70_000}, "10097"),
 ]
@@ -75,7 +80,8 @@ async def test_bad_rows_die_at_once_with_a_reason_and_harm_nobody_around_them(re
         ids.append(relay.insert(aggregate_id=f"bad {number}", **values))
         good += map(str, relay.add(event("around"), event("around", partition_key=None)))
     assert await command.drain(ALL) == len(good) - 1
-    assert sorted(await relay.ids()) == sorted(good)
+    sent = [NatsMsgId.read(message.headers) for message in await relay.messages()]
+    assert sorted(str(id and id.event_id) for id in sent) == sorted(good)
     for id, (values, code) in zip(ids, POISON, strict=True):
         row = relay.row(id)
         assert row["publish_error"].startswith("unrecoverable: "), values

@@ -73,7 +73,7 @@ async def test_an_event_of_a_quiet_lane_does_not_wait_for_the_busy_ones(relay: R
     assert quiet["published_seq"] < 200
 
 
-async def test_when_one_half_fails_the_other_ends_its_turn_before_the_drain_does(relay: Relay) -> None:
+async def test_when_one_half_fails_the_other_ends_its_batches_before_the_drain_does(relay: Relay) -> None:
     await relay.create_stream()
     relay.add(*spread(400, 100))
     inside = claims = 0

@@ -243,7 +243,7 @@ async def test_a_claim_that_took_long_has_its_time_begin_anew(
 ) -> None:
     await relay.create_stream()
     relay.add(event())
-    monkeypatch.setattr(outbox, "_LONG", 0.0)
+    monkeypatch.setattr(outbox, "_RESTART_AFTER_S", 0.0)
     begun: list[float] = []
 
     async def note(claim: Any) -> None:

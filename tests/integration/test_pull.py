@@ -19,7 +19,6 @@ from relay.adapters.postgres.pool import create_pool
 from relay.devstack import NatsServer, PostgresServer
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
 from relay.domain.facts import MessagesReceived, OutageSeen
-from relay.domain.policies import Ack
 from relay.ports import Delivery, InboxRow, Inserted
 from tests.integration.consuming import Subscription, claimed, inbox_row, subscribed
 from tests.integration.publishing import eventually
@@ -96,7 +95,7 @@ async def test_a_redelivered_message_is_acked_when_finished_and_never_enqueued_a
     done, waiting = await sub.send(), await sub.send()
     deliveries = await sub.fetch()
     await sub.pull().accept(deliveries)
-    await sub.inbox.mark_processed(await claimed(sub.inbox, inbox_row(message_id=done)), Ack())
+    await sub.inbox.mark_processed(await claimed(sub.inbox, inbox_row(message_id=done)))
     assert await sub.pull().accept(deliveries) == 0
     assert sub.enqueued == [done, waiting]
     assert await sub.unacked() == 1
@@ -107,7 +106,7 @@ async def test_a_redelivered_message_is_acked_when_finished_and_never_enqueued_a
 
 async def test_copies_of_a_finished_message_in_one_batch_are_all_acked(sub: Subscription) -> None:
     done = await sub.received()
-    await sub.inbox.mark_processed(await claimed(sub.inbox, inbox_row(message_id=done)), Ack())
+    await sub.inbox.mark_processed(await claimed(sub.inbox, inbox_row(message_id=done)))
     await sub.consumer.ack([(await sub.row(done))["ack_subject"]])
     for generation in (1, 2, 3):  # replays carry an id of their own for the stream, and the event's
         await sub.send((await sub.row(done))["body"], Nats_Msg_Id=f"{done}.{generation}")
@@ -189,13 +188,13 @@ async def test_what_cannot_be_answered_does_not_keep_others_from_being_acknowled
 
 
 async def test_thousands_of_replies_arrive(sub: Subscription, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_module, "_REPLIES", 7)
-    monkeypatch.setattr(consumer_module, "_UNSENT", 100)
+    monkeypatch.setattr(consumer_module, "_BATCH_REPLIES", 7)
+    monkeypatch.setattr(consumer_module, "_MAX_UNSENT_BYTES", 100)
     for _ in range(50):
         await sub.send()
     await sub.consumer.ack([delivery.reply for delivery in await sub.fetch()])
     await sub.acked()
-    assert (await sub.consumer.state()).floor == 50
+    assert (await sub.consumer.state()).ack_floor == 50
 
 
 # --- outages ---
@@ -228,9 +227,9 @@ async def test_a_batch_in_hand_waits_for_the_database_and_is_not_delivered_again
 ) -> None:
     from relay.adapters.postgres.migrations import upgrade
 
-    monkeypatch.setattr(pull_module, "_INSERT_PAUSE", 0.2)
+    monkeypatch.setattr(pull_module, "_INSERT_PAUSE_S", 0.2)
     # PostgreSQL recovers within these, on however busy a machine.
-    monkeypatch.setattr(pull_module, "_INSERT_ATTEMPTS", 300)
+    monkeypatch.setattr(pull_module, "_MAX_INSERT_ATTEMPTS", 300)
     url = own_postgres.create_database("sea")
     await asyncio.to_thread(upgrade, url)
     async with subscribed(url, nats_server.url, ack_wait=2) as sub:
@@ -252,7 +251,7 @@ async def test_a_batch_in_hand_waits_for_the_database_and_is_not_delivered_again
 async def test_a_batch_that_cannot_be_kept_goes_back_to_the_stream(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_module, "_INSERT_PAUSE", 0)
+    monkeypatch.setattr(pull_module, "_INSERT_PAUSE_S", 0)
     monkeypatch.setattr(pull_module, "_NAK_DELAY", timedelta(0))
 
     class Away(PostgresInboxAdapter):

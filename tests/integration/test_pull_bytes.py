@@ -59,7 +59,7 @@ async def test_a_message_larger_than_any_request_arrives_alone(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was sent when the server took more."""
-    monkeypatch.setattr(consumer_module, "_NAMES", 10_000 - MB)
+    monkeypatch.setattr(consumer_module, "_SUBJECTS_BYTES", 10_000 - MB)
     consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable="down", max_bytes=1)
     small = [await sub.send() for _ in range(3)]
     await sub.send(LARGE)
@@ -79,7 +79,7 @@ async def test_a_message_larger_than_any_request_arrives_alone(
 async def test_a_request_that_ends_with_a_message_too_large_for_it_asks_again_when_it_is_wanted(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_module, "_NAMES", 10_000 - MB)
+    monkeypatch.setattr(consumer_module, "_SUBJECTS_BYTES", 10_000 - MB)
     consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable="down", max_bytes=1)
     assert await consumer.fetch(300, timedelta(milliseconds=100)) == []
     for _ in range(2):

@@ -14,7 +14,7 @@ from relay import Event, Outbox
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.devstack import NatsServer
-from relay.domain.identity import stand_in_id
+from relay.domain.identity import Identity, stand_in_id
 from relay.domain.routing import Routing
 from relay.ports import HandlerRequest
 from tests.integration.consuming import Handler, Subscription, subscribed
@@ -43,7 +43,7 @@ async def from_outbox_to_handler(sub: Subscription, envelope: str, event: Event)
     assert await PublishOutboxEvents(config, outbox, sub.publisher, sub.facts.append).drain(ALL) == 1
     await sub.pull(envelope).accept(await sub.fetch())
     handler = Handler()
-    await sub.process(handler, envelope=envelope).process(event_id)
+    await sub.process(handler, envelope=envelope).process(sub.enqueued[-1])
     [request] = handler.requests
     return event_id, request
 
@@ -74,9 +74,11 @@ async def test_an_event_reaches_the_handler_whole_in_every_envelope(sub: Subscri
     }
     assert datetime.fromisoformat(body["occurred_at"]) == event.occurred_at
     assert body["occurred_at"].endswith("Z")
-    assert (request.message_id, request.correlation_id, request.attempt) == (event_id, event.correlation_id, 1)
+    assert (request.correlation_id, request.attempt) == (event.correlation_id, 1)
+    # A message-envelope is known by its key.
+    assert (request.message_id == event_id) == (envelope != "message-envelope")
     assert (request.subject, request.event_type, request.event_version) == (body["subject"], "vibe_renamed", 3)
-    row = await sub.row(event_id)
+    row = await sub.row(request.message_id)
     assert {name: row[name] for name in values if name != "payload"} == {
         name: value for name, value in values.items() if name != "payload"
     }
@@ -89,17 +91,26 @@ async def test_an_event_reaches_the_handler_whole_in_every_envelope(sub: Subscri
 async def test_an_event_with_the_bare_minimum_reaches_the_handler_in_every_envelope(
     sub: Subscription, envelope: str
 ) -> None:
-    event = Event(event_type="ping", aggregate_type="a", aggregate_id="1", payload=[], partition_key=None)
+    event = Event(event_type="ping", aggregate_type="a", aggregate_id="1", payload={}, partition_key=None)
     event_id, request = await from_outbox_to_handler(sub, envelope, event)
     body = json.loads(request.body)
-    assert (body["correlation_id"], body["causation_id"], body["payload"]) == (None, None, [])
+    assert (body["correlation_id"], body["causation_id"], body["payload"]) == (None, None, {})
     assert (body["event_version"], request.correlation_id) == (1, None)
-    assert (await sub.row(event_id))["partition_key"] is None
+    assert body["message_id"] == str(event_id)
+    assert (await sub.row(request.message_id))["partition_key"] is None
 
 
 # --- unreadable ---
 
-ENVELOPE_1 = {"schema_version": "1.0", "message_type": "vibe_created", "timestamp": "2026-01-01T00:00:00Z"}
+ENVELOPE_1 = {
+    "schema_version": "1.0",
+    "message_type": "vibe_created",
+    "message_id": "evt_1",
+    "timestamp": "2026-01-01T00:00:00Z",
+    "actor_id": "ann",
+    "actor_kind": "HUMAN",
+    "idempotency_key": "sha256:1",
+}
 GOOD = json.dumps({"event_type": "vibe_created", "event_version": 1, "payload": {}}).encode()
 UNREADABLE: dict[str, tuple[str, bytes, dict[str, str], str]] = {
     "not JSON": ("handler", b"not json", {}, "is not JSON"),
@@ -107,7 +118,7 @@ UNREADABLE: dict[str, tuple[str, bytes, dict[str, str], str]] = {
     "no object": ("handler", b"[]", {}, "not a JSON object"),
     "a field missing": ("handler", b"{}", {}, "event_type"),
     "no id": ("handler", GOOD, {"Nats_Msg_Id": ""}, "Nats-Msg-Id"),
-    "a malformed id": ("handler", GOOD, {"Nats_Msg_Id": "not-a-uuid"}, "Nats-Msg-Id"),
+    "a malformed id": ("handler", GOOD, {"Nats_Msg_Id": "x" * 201}, "Nats-Msg-Id"),
     "NaN": ("raw", b'{"a":NaN}', {"Relay_Event_Type": "e"}, "is not JSON"),
     "a number out of range": ("raw", b'{"a":1e999}', {"Relay_Event_Type": "e"}, "is not JSON"),
     "too deep": ("raw", b"[" * 2_000 + b"]" * 2_000, {"Relay_Event_Type": "e"}, "nests deeper"),
@@ -135,7 +146,7 @@ UNREADABLE: dict[str, tuple[str, bytes, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-async def test_an_unreadable_message_is_condemned_and_its_neighbours_go_on(sub: Subscription, case: str) -> None:
+async def test_an_unreadable_message_is_rejected_and_its_neighbours_go_on(sub: Subscription, case: str) -> None:
     envelope, body, headers, reason = UNREADABLE[case]
     good = await send_good(sub, envelope)
     await sub.send(body, **headers)
@@ -161,7 +172,9 @@ async def test_an_unreadable_message_is_condemned_and_its_neighbours_go_on(sub: 
 
 async def send_good(sub: Subscription, envelope: str) -> UUID:
     if envelope == "message-envelope":
-        return await sub.send(json.dumps({**ENVELOPE_1, "payload": {}}).encode())
+        key = f"sha256:{uuid4().hex}"
+        await sub.send(json.dumps({**ENVELOPE_1, "idempotency_key": key, "payload": {}}).encode())
+        return Identity.of(key).uuid
     return await sub.send(GOOD, Relay_Event_Type="vibe_created")
 
 

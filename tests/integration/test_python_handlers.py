@@ -24,7 +24,7 @@ from relay import Event, Outbox, RequestContext
 from relay.bus.errors import InvalidCommand
 from relay.devstack import NatsServer
 from relay.domain.facts import HandlerAnswered, MessageProcessed
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass
+from relay.domain.policies import DeadLetter, DeadLetterClass
 from tests.integration.consuming import subscribed
 from tests.integration.publishing import eventually
 from tests.integration.python_handling import (
@@ -410,12 +410,12 @@ async def test_a_late_function_cannot_settle_what_was_given_up_for_dead(calls: H
     message_id = await calls.received()
     claim = await calls.sub.inbox.claim(message_id, _LONG)
     assert claim is not None
-    assert await calls.sub.inbox.condemn(claim, DeadLetter("exhausted", DeadLetterClass.EXHAUSTED))
-    assert not await calls.sub.inbox.mark_processed(claim, Ack())
+    assert await calls.sub.inbox.reject(claim, DeadLetter("exhausted", DeadLetterClass.EXHAUSTED))
+    assert not await calls.sub.inbox.mark_processed(claim)
     assert await calls.state(message_id) == "open"
 
 
-async def test_a_function_that_hangs_has_its_thread_relieved_and_its_message_tried_again(
+async def test_a_function_that_hangs_has_its_thread_replaced_and_its_message_tried_again(
     calls: Handling,
 ) -> None:
     go_on, threads = threading.Event(), list[threading.Thread]()
@@ -430,7 +430,7 @@ async def test_a_function_that_hangs_has_its_thread_relieved_and_its_message_tri
     for id in ids:
         assert await one.process(id) is not None
         assert "time-out" in (await calls.sub.row(id))["last_error"]
-    assert one.relieved == threads
+    assert one.replaced == threads
     go_on.set()
     for id in ids:
         await calls.again(id, calls.handler(sync_session(nothing)))

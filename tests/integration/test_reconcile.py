@@ -84,7 +84,7 @@ async def test_a_loss_that_new_events_have_covered_up_is_found_by_the_tick(
     database_url: str, own_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sequences were given out again, so last_seq looks well, and it is not the turn of their page."""
-    monkeypatch.setattr(reconcile_module, "PAGE", 2)
+    monkeypatch.setattr(reconcile_module, "PAGE_SEQS", 2)
     async with losing(database_url, own_nats, tmp_path) as (relay, store):
         kept = await publish(relay, 2)
         store.keep()
@@ -93,11 +93,11 @@ async def test_a_loss_that_new_events_have_covered_up_is_found_by_the_tick(
         store.restore()
         await connected(relay)
         new = await publish(relay, 5)
-        report = only(await command(relay).tick(turn=0))
+        report = only(await command(relay).tick(page=0))
         assert (report.tail.count, report.middle.count, list(report.middle.ids)) == (0, 3, lost)
         await relay.drained()
         assert await held(relay) == [*kept, *new, *lost]
-        assert only(await command(relay).tick(turn=1)).lost == 0
+        assert only(await command(relay).tick(page=1)).lost == 0
 
 
 async def test_events_published_while_we_look_are_not_taken_for_lost(
@@ -142,7 +142,7 @@ async def test_a_loss_seen_only_once_is_not_believed(relay: Relay) -> None:
             state = await super().state(stream)
             return replace(state, last_seq=1) if state and self.looks == 1 else state
 
-    report = only(await command(relay, Behind(relay.nats)).tick(turn=0))
+    report = only(await command(relay, Behind(relay.nats)).tick(page=0))
     assert report.lost == 0
     assert relay.unpublished() == []
 
@@ -152,10 +152,10 @@ async def test_a_stream_that_was_made_anew_gets_its_events_back(relay: Relay, ou
     await relay.create_stream()
     lost = await publish(relay, 3)
     audit = command(relay)
-    assert only(await audit.tick(turn=0)).lost == 0
+    assert only(await audit.tick(page=0)).lost == 0
     await recreate(relay)
     new = await publish(relay, 4, "v2") if outgrown else []
-    assert only(await audit.tick(turn=1)).lost == 3
+    assert only(await audit.tick(page=1)).lost == 3
     await relay.drained()
     assert await held(relay) == [*new, *lost]
 
@@ -163,15 +163,15 @@ async def test_a_stream_that_was_made_anew_gets_its_events_back(relay: Relay, ou
 async def test_a_stream_made_anew_and_filled_by_others_is_read_in_full(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing in the ledger looks wrong, and no turn would come to it for long."""
-    monkeypatch.setattr(reconcile_module, "PAGE", 2)
+    """Nothing in the ledger looks wrong, and no check would come to it for long."""
+    monkeypatch.setattr(reconcile_module, "PAGE_SEQS", 2)
     await relay.create_stream()
     lost = await publish(relay, 4)
     audit = command(relay)
-    await audit.tick(turn=0)
+    await audit.tick(page=0)
     await recreate(relay)
     await foreign(relay, 20)
-    report = only(await audit.tick(turn=5))
+    report = only(await audit.tick(page=5))
     assert (report.middle.count, list(report.middle.ids)) == (4, lost)
 
 
@@ -194,7 +194,7 @@ async def test_a_message_that_vanished_from_the_middle_is_not_swallowed_by_the_d
     await foreign(relay, 2)
     ids = await publish(relay, 4)
     await delete(relay, 4)
-    report = only(await command(relay).tick(turn=0))
+    report = only(await command(relay).tick(page=0))
     assert (report.tail.count, report.middle.count, list(report.middle.ids)) == (0, 1, [ids[1]])
     await relay.drained()
     last = await relay.admin(lambda js: js.get_msg(relay.stream, 7))
@@ -220,7 +220,7 @@ async def test_after_the_window_the_event_keeps_its_generation(relay: Relay) -> 
 async def test_every_page_is_read_whatever_claims_a_sequence_twice(
     relay: Relay, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(reconcile_module, "PAGE", page)
+    monkeypatch.setattr(reconcile_module, "PAGE_SEQS", page)
     await relay.create_stream()
     ids = await publish(relay, 9)
     query(relay.url, "UPDATE outbox_events SET published_seq = published_seq - 1 WHERE published_seq IN (3, 6)")

@@ -40,8 +40,8 @@ def find(sub: Subscription, **options: Any) -> FindMissing:
     )
 
 
-async def reconcile(sub: Subscription, turn: int | None = None) -> int:
-    return await sub.gaps().reconcile(find(sub), turn)
+async def reconcile(sub: Subscription, page: int | None = None) -> int:
+    return await sub.gaps().reconcile(find(sub), page)
 
 
 async def handled(sub: Subscription, count: int) -> list[UUID]:
@@ -64,7 +64,7 @@ async def test_rows_lost_after_their_acknowledgement_come_back_and_are_handled(s
     report = await find(sub).run()
     assert (report.checked, list(report.missing)) == (5, [2, 5])
     sub.enqueued.clear()
-    assert await reconcile(sub, turn=7) == 2
+    assert await reconcile(sub, page=7) == 2
     assert sub.enqueued == [ids[1], ids[4]]
     assert sub.facts[-1] == InboxGapFilled(context=sub.context, subscription=SUBSCRIPTION, count=2)
     handler = Handler()
@@ -77,12 +77,12 @@ async def test_rows_lost_after_their_acknowledgement_come_back_and_are_handled(s
 async def test_where_nothing_is_missing_nothing_is_taken_up(sub: Subscription) -> None:
     await handled(sub, 3)
     before, facts = await sub.rows(), len(sub.facts)
-    assert [await reconcile(sub, turn) for turn in (None, 0, 1)] == [0, 0, 0]
+    assert [await reconcile(sub, page) for page in (None, 0, 1)] == [0, 0, 0]
     assert (await sub.rows(), len(sub.facts)) == (before, facts)
 
 
 async def test_an_empty_stream_is_nothing_to_compare(sub: Subscription) -> None:
-    assert (await find(sub).run()).checked == (await find(sub).run(turn=3)).checked == 0
+    assert (await find(sub).run()).checked == (await find(sub).run(page=3)).checked == 0
 
 
 async def test_what_jetstream_has_still_to_deliver_is_not_missing(sub: Subscription) -> None:
@@ -119,7 +119,7 @@ async def test_a_replayed_message_is_the_same_message(sub: Subscription) -> None
 
 async def test_an_unreadable_message_is_known_by_its_place(sub: Subscription) -> None:
     await sub.send(b"not json")
-    await sub.send(Nats_Msg_Id="not an id")
+    await sub.send(Nats_Msg_Id="x" * 201)
     await sub.pull().accept(await sub.fetch())
     for row in await sub.rows():
         await sub.process(Handler()).process(row["message_id"])
@@ -136,7 +136,7 @@ async def test_what_the_inbox_may_have_forgotten_is_not_asked_after(sub: Subscri
 
 
 async def test_every_page_is_compared(sub: Subscription, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing_module, "PAGE", 2)
+    monkeypatch.setattr(missing_module, "PAGE_SEQS", 2)
     ids = await handled(sub, 7)
     await lose_rows(sub, *ids)
     report = await find(sub).run()

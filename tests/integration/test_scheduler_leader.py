@@ -24,8 +24,7 @@ from relay.domain.facts import Fact, LeadLost, LeadTaken, OutageSeen
 from relay.domain.operators import Operator
 from relay.domain.schedule import WaitingRun
 from scheduler.crons import CronTick
-from scheduler.leader import Leader
-from scheduler.lease import Lease
+from scheduler.leader import Leader, Lease
 from scheduler.ticks import Tick
 from tests.integration.publishing import eventually, query
 
@@ -62,7 +61,7 @@ class One:
             Tick("crons", OFTEN, self.crons.tick, self.crons.forget),
         ]
         self.leader = Leader(
-            "sea", jobs, self.crons, self.lease, self.schedule, self.clock, self.facts.append, self.rest
+            "sea", jobs, self.crons, self.lease, self.schedule, self.clock, self.facts.append, self.release
         )
 
     def tick(self, name: str) -> Any:
@@ -82,7 +81,7 @@ class One:
     def take_over(self) -> None:
         self.taken_over += 1
 
-    async def rest(self) -> None:
+    async def release(self) -> None:
         self.rested += 1
 
     async def send(self, runs: Any) -> None:
@@ -182,13 +181,13 @@ async def test_a_tick_that_raises_is_told_and_comes_again(database_url: str) -> 
     async with leading(database_url) as one:
         one.broken = ValueError("no such thing")
         await eventually("it went on", lambda: one.ticks["often"] > 3)
-        await one.leader._tell()
+        await one.leader._report()
         [row] = query(database_url, "SELECT error FROM scheduled_jobs WHERE name = 'often'")
         assert row["error"] == "ValueError: no such thing"
         one.broken = None
         before = one.ticks["often"]
         await eventually("it went well", lambda: one.ticks["often"] > before + 1)
-        await one.leader._tell()
+        await one.leader._report()
         assert query(database_url, "SELECT error FROM scheduled_jobs WHERE name = 'often'") == [{"error": None}]
 
 
@@ -250,7 +249,7 @@ async def test_ticks_go_on_when_the_clock_of_the_machine_is_set_back(
 async def test_the_table_tells_what_is_scheduled_and_when_it_ran(database_url: str) -> None:
     async with leading(database_url, job()) as one:
         await eventually("it has ticked", lambda: one.ticks["hourly"] == 1)
-        await one.leader._tell()
+        await one.leader._report()
         found = await one.schedule.schedule()
     assert found.leader == "one"
     rows = {view.name: view for view in found.jobs}

@@ -15,8 +15,8 @@ from relay.adapters.postgres.schedule import PostgresLease
 from relay.adapters.postgres.source import pooled
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.schedule import Due, RunState
-from scheduler import lease as lease_module
-from scheduler.lease import Lease
+from scheduler import leader as lease_module
+from scheduler.leader import Lease
 from tests.integration.publishing import query
 
 pytestmark = pytest.mark.anyio

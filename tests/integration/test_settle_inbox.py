@@ -52,8 +52,8 @@ async def test_a_message_is_acknowledged_once_its_row_is_committed_and_not_befor
 async def test_a_batch_that_could_not_be_committed_is_not_acknowledged(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_module, "_INSERT_ATTEMPTS", 1)
-    monkeypatch.setattr(pull_module, "_INSERT_PAUSE", 0)
+    monkeypatch.setattr(pull_module, "_MAX_INSERT_ATTEMPTS", 1)
+    monkeypatch.setattr(pull_module, "_INSERT_PAUSE_S", 0)
 
     class Away(PostgresInboxAdapter):
         async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
@@ -148,7 +148,7 @@ async def test_rows_that_could_be_handled_are_counted_up_to_a_limit(sub: Subscri
 async def test_nothing_is_fetched_while_the_workers_have_enough_to_do(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_module, "_FULL_PAUSE", 0.01)
+    monkeypatch.setattr(pull_module, "_FULL_PAUSE_S", 0.01)
     for _ in range(5):
         await sub.send()
     looks = iter(range(50))

@@ -14,9 +14,8 @@ import pytest
 from dramatiq.middleware import Retries
 
 from relay.adapters import workers
-from relay.adapters.aside import Rooms
 from relay.adapters.redis import RelayBroker, delayed
-from relay.adapters.shares import SHARE
+from relay.adapters.shares import SHARE, Capacity
 from relay.adapters.workers import WorkerRuntime
 from relay.devstack import ValkeyServer
 from tests.integration.queueing import fresh_broker, soon, working
@@ -128,15 +127,15 @@ def test_a_share_that_is_alone_is_worked_off_in_order(fleet: Fleet) -> None:
 def test_no_more_is_fetched_of_a_share_that_is_alone_than_there_is_room_for(fleet: Fleet) -> None:
     """So nothing of it is put aside while it is quick."""
     fleet.send("quick", 300)
-    rooms, fetched = Rooms(least=8, most=128), 0
+    capacity, fetched = Capacity(least=8, most=128), 0
     while fetched < 300:
-        _, aside, found = fleet.broker.fetch("q", rooms)
+        _, aside, found = fleet.broker.fetch("q", capacity)
         assert (bool(found), aside) == (True, False)
         ids = [str(fetched + number) for number in range(len(found))]
         for id in ids:
-            rooms.take(id, "quick", 1 + fetched / 10_000)
+            capacity.take(id, "quick", 1 + fetched / 10_000)
         for id in ids:
-            rooms.leave(id)
+            capacity.release(id)
         fetched += len(found)
 
 
@@ -166,13 +165,13 @@ def test_how_long_a_share_waits_counts_what_is_put_aside_of_it(fleet: Fleet) -> 
 
 
 def test_a_share_has_room_again_when_a_part_of_what_it_holds_is_done() -> None:
-    rooms = Rooms(least=8, most=128)
+    capacity = Capacity(least=8, most=128)
     for number in range(8):
-        rooms.take(str(number), "a", 1.0)
-    assert (rooms.full(), rooms.free()) == ({"a"}, {"a": 0})
-    assert not rooms.leave("0")
-    assert rooms.leave("1"), "that makes a quarter"
-    assert (rooms.full(), rooms.free()) == (set(), {"a": 2})
-    assert not rooms.leave("2"), "it had room before"
-    assert not rooms.leave("2"), "it is known no longer"
-    assert len(rooms) == 5
+        capacity.take(str(number), "a", 1.0)
+    assert (capacity.full(), capacity.free()) == ({"a"}, {"a": 0})
+    assert not capacity.release("0")
+    assert capacity.release("1"), "that makes a quarter"
+    assert (capacity.full(), capacity.free()) == (set(), {"a": 2})
+    assert not capacity.release("2"), "it had room before"
+    assert not capacity.release("2"), "it is known no longer"
+    assert len(capacity) == 5

@@ -48,10 +48,10 @@ async def test_a_function_runs_in_the_thread_that_asks(tasks: Tasks) -> None:
     await asyncio.to_thread(thread.join, 20)
     await tasks.runner.drain()
     assert seen == [thread]
-    assert len(tasks.told(TaskCompleted)) == 1
+    assert len(tasks.reported(TaskCompleted)) == 1
 
 
-async def test_a_task_that_hangs_is_tried_again_and_its_thread_relieved_while_it_hangs(tasks: Tasks) -> None:
+async def test_a_task_that_hangs_is_tried_again_and_its_thread_replaced_while_it_hangs(tasks: Tasks) -> None:
     gate = threading.Event()
 
     def hang(mail: Mail, session: Session, context: TaskContext) -> None:
@@ -64,7 +64,7 @@ async def test_a_task_that_hangs_is_tried_again_and_its_thread_relieved_while_it
     running = asyncio.create_task(tasks.run(id))
     await eventually("it is to be tried again", lambda: _same(tasks.later))
     assert not running.done()
-    assert [thread.is_alive() for thread in tasks.relieved] == [True]
+    assert [thread.is_alive() for thread in tasks.replaced] == [True]
     assert [later[0] for later in tasks.later] == [id]
     assert "time-out" in (await tasks.row(id))["last_error"]
     await tasks.make_due(id)
@@ -72,9 +72,9 @@ async def test_a_task_that_hangs_is_tried_again_and_its_thread_relieved_while_it
     gate.set()
     assert await asyncio.wait_for(running, 20) is None
     assert await tasks.effects() == [id]
-    assert [fact.attempts for fact in tasks.told(TaskCompleted)] == [2]
-    assert len(tasks.told(TaskRetried)) == 1
-    assert len(tasks.told(TaskAnswered)) == 2
+    assert [fact.attempts for fact in tasks.reported(TaskCompleted)] == [2]
+    assert len(tasks.reported(TaskRetried)) == 1
+    assert len(tasks.reported(TaskAnswered)) == 2
 
 
 async def _same(found: list[tuple[object, timedelta]]) -> list[tuple[object, timedelta]]:

@@ -63,7 +63,7 @@ async def test_the_effect_and_the_end_of_the_task_commit_together_and_once(tasks
     assert await tasks.effects() == [id]
     assert (await tasks.row(id))["status"] == "completed"
     assert [row["handler"] for row in await tasks.query("SELECT handler FROM processed_events")] == ["task:mail"]
-    assert [fact.attempts for fact in tasks.told(TaskCompleted)] == [1]
+    assert [fact.attempts for fact in tasks.reported(TaskCompleted)] == [1]
 
 
 def address(connection: Any) -> str:
@@ -147,9 +147,9 @@ async def test_a_failure_is_tried_again_by_the_row_and_ends_as_failed_with_an_al
     assert (row["status"], row["attempts"]) == ("failed", 2)
     assert f"RuntimeError at {__name__}.fail:" in row["last_error"]
     assert "s3cret" not in row["last_error"] + repr(tasks.facts)
-    assert [fact.attempts for fact in tasks.told(TaskRetried)] == [1]
-    assert [fact.task_id for fact in tasks.told(TaskFailed)] == [id]
-    told = [*tasks.told(TaskRetried), *tasks.told(TaskFailed)]
+    assert [fact.attempts for fact in tasks.reported(TaskRetried)] == [1]
+    assert [fact.task_id for fact in tasks.reported(TaskFailed)] == [id]
+    told = [*tasks.reported(TaskRetried), *tasks.reported(TaskFailed)]
     assert [(fact.correlation_id, fact.causation_id) for fact in told] == [(*ids.values(),)] * 2
     assert await tasks.effects() == []
 
@@ -246,7 +246,7 @@ async def test_a_task_that_takes_its_worker_along_each_time_ends_as_failed(tasks
     row = await tasks.row(id)
     assert (row["status"], calls) == ("failed", [])
     assert "cut short" in row["last_error"]
-    assert len(tasks.told(TaskFailed)) == 1
+    assert len(tasks.reported(TaskFailed)) == 1
 
 
 async def test_a_type_that_no_module_registers_waits_and_spends_no_attempt(tasks: Tasks) -> None:
@@ -254,7 +254,7 @@ async def test_a_type_that_no_module_registers_waits_and_spends_no_attempt(tasks
     assert await tasks.run(id, "other") is not None
     row = await tasks.row(id)
     assert (row["status"], row["attempts"], row["waits_for"]) == ("delivered", 0, "handler")
-    assert len(tasks.told(TaskUnhandled)) == 1
+    assert len(tasks.reported(TaskUnhandled)) == 1
 
 
 # --- limits ---
@@ -338,14 +338,14 @@ async def test_starts_of_a_type_are_an_interval_apart_over_all_workers(tasks: Ta
     assert min(gaps) >= timedelta(milliseconds=50)
 
 
-async def test_each_task_over_the_rate_is_promised_a_turn_of_its_own_and_nobody_overtakes(tasks: Tasks) -> None:
+async def test_each_task_over_the_rate_is_promised_a_slot_of_its_own_and_nobody_overtakes(tasks: Tasks) -> None:
     tasks.register(with_session, rate_limit="1/1h")
     ids = tasks.schedule(*(Mail(n=n) for n in range(4)))
     delays = [await tasks.run(id) for id in ids]
     hours = [None if delay is None else round(delay / timedelta(hours=1)) for delay in delays]
     assert hours == [None, 1, 2, 3]
     assert await tasks.effects() == ids[:1]
-    # The turn has come for the first of those that wait: a newcomer must not take it.
+    # The slot has come for the first of those that wait: a newcomer must not take it.
     await tasks.query("UPDATE task_rates SET free_at = now()")
     [newcomer] = tasks.schedule(Mail(n=9))
     late = await tasks.run(newcomer)

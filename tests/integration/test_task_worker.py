@@ -58,7 +58,7 @@ async def test_failed_attempts_are_repeated_in_process_until_one_succeeds(tasks:
     async with working(tasks):
         await until(tasks, "completed")
     assert (await tasks.row(id))["attempts"] == 3
-    assert [fact.again for fact in tasks.told(TasksDelivered)] == [False], "in its own time, not by the sweep"
+    assert [fact.again for fact in tasks.reported(TasksDelivered)] == [False], "in its own time, not by the sweep"
 
 
 async def test_tasks_that_wait_for_room_are_run_by_the_one_that_ends(tasks: Tasks) -> None:

@@ -77,7 +77,7 @@ async def test_those_that_wait_are_claimed_together_and_need_no_claim_in_their_t
     assert await asyncio.gather(*(tasks.run(id) for id in ids)) == [None] * 5
     assert await tasks.effects() == ids
     assert {(row["status"], row["attempts"]) for row in await rows(tasks, ids)} == {("completed", 1)}
-    assert sorted(fact.task_id for fact in tasks.told(TaskCompleted)) == sorted(ids)
+    assert sorted(fact.task_id for fact in tasks.reported(TaskCompleted)) == sorted(ids)
 
 
 async def test_only_what_never_began_is_claimed_ahead_and_nobody_is_waited_for(tasks: Tasks) -> None:
@@ -106,7 +106,7 @@ async def test_one_that_began_before_is_claimed_when_it_is_asked_for(tasks: Task
     await tasks.query("UPDATE task_outbox SET attempts = 1, started_at = now() WHERE id = %s", tried)
     ahead = tasks.direct().prefetch
     while ahead._size < 2:
-        ahead._room()
+        ahead._capacity()
     tasks.waiting = refs(new)
     claim = await asyncio.to_thread(ahead.take, TaskKey(tried, "mail"))
     assert claim is not None
@@ -220,7 +220,7 @@ async def test_what_writes_nothing_is_completed_together_and_told_when_it_is(
     complete_all = PostgresTasks.complete_all
 
     async def count(self: PostgresTasks, claims: Any) -> Any:
-        assert tasks.told(TaskCompleted) == []
+        assert tasks.reported(TaskCompleted) == []
         found = await complete_all(self, claims)
         ended.append(len(found))
         return found
@@ -235,7 +235,7 @@ async def test_what_writes_nothing_is_completed_together_and_told_when_it_is(
     assert {row["status"] for row in await rows(tasks, ids)} == {"completed"}
     noted = await tasks.query("SELECT message_id FROM processed_events WHERE handler = 'task:mail'")
     assert {row["message_id"] for row in noted} == set(ids)
-    assert len(tasks.told(TaskCompleted)) == 6
+    assert len(tasks.reported(TaskCompleted)) == 6
 
 
 async def test_what_is_lost_or_locked_by_the_end_is_not_completed_with_the_others(tasks: Tasks) -> None:
@@ -278,4 +278,4 @@ async def test_a_claim_ahead_that_was_lost_has_no_effect(tasks: Tasks) -> None:
     theirs = await tasks.row(id)
     assert await tasks.run(id) is None
     assert (await tasks.effects(), await tasks.row(id)) == ([], theirs)
-    assert tasks.told(TaskCompleted) == []
+    assert tasks.reported(TaskCompleted) == []

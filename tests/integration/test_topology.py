@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import nats
 import pytest
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 
@@ -283,3 +284,23 @@ async def test_state(js: JetStreamContext, spec: StreamSpec, consumer: ConsumerS
 async def test_state_of_what_is_missing(js: JetStreamContext, spec: StreamSpec, consumer: ConsumerSpec) -> None:
     (view,) = await show(js, [], [consumer])
     assert (view.name, view.exists, view.consumers) == (spec.name, False, ())
+
+
+async def test_a_stream_of_requests_leaves_the_answer_to_whoever_answers(
+    js: JetStreamContext, spec: StreamSpec
+) -> None:
+    quiet = replace(spec, no_ack=True)
+    await ensure(js, [spec], [])
+    assert [(found.field, found.expected) for found in await diff(js, [quiet], [])] == [("no_ack", "true")]
+    assert [change.fields for change in await ensure(js, [quiet], [])] == [("no_ack",)]
+    assert await diff(js, [quiet], []) == []
+    client = js._nc
+
+    async def reply(asked: Msg) -> None:
+        await asked.respond(b"42")
+
+    answering = await client.subscribe(f"{spec.name}.extra", cb=reply)
+    answer = await client.request(f"{spec.name}.extra", b"", timeout=5)
+    assert answer.data == b"42"  # with PubAcks, that of the stream would be the first, or the only one
+    await answering.unsubscribe()
+    assert (await js.stream_info(spec.name)).state.messages == 1

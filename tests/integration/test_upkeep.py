@@ -68,7 +68,7 @@ from relay.domain.archive import ArchiveBusy
 from relay.domain.errors import DatabaseUnreachable
 async def rest(name, error=None):
     gates, duty = application.gates, Kind(name, "q", name).of("sea")
-    token = await gates.open(duty.key, rest=timedelta(hours=1))
+    token = await gates.open(duty.key, interval=timedelta(hours=1))
     try:
         async with periodic(duty, token) as ours:
             assert ours

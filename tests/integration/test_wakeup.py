@@ -26,8 +26,8 @@ async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypa
     relay.add(event("v1"))
     [lane] = [lane for lane in range(LANES) if (await waker.due(10)).lanes >> lane & 1]
     assert await waker.due(10) == Due(1, 1 << lane)
-    monkeypatch.setattr(wakeup, "_SLOW", -1.0)
-    monkeypatch.setattr(wakeup, "_REST", 1e6)
+    monkeypatch.setattr(wakeup, "_SLOW_S", -1.0)
+    monkeypatch.setattr(wakeup, "_PAUSE_FACTOR", 1e6)
     assert await waker.due(10) == Due(1, 1 << lane)
     assert await waker.due(10) == Due(10, (1 << LANES) - 1)
     await waker.close()
@@ -36,7 +36,7 @@ async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypa
 async def test_one_that_was_given_up_is_asked_again_at_once(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may be frozen: when it is back, what waits in a back-off has to be sent anew, and not before."""
     monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '60s'")  # who asks gives up, however slow it is
-    monkeypatch.setattr(wakeup, "_SLOW", 60.0)  # nor does it rest after a slow answer
+    monkeypatch.setattr(wakeup, "_SLOW_S", 60.0)  # nor does it rest after a slow answer
     waker = Wakeup(relay.pool, relay.url)
     await waker.due(10)
     with psycopg.connect(relay.url) as conn:

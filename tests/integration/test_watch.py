@@ -110,7 +110,7 @@ async def test_a_lost_connection_is_made_again_though_nobody_asks(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was notified meanwhile is lost: whoever listens is told to look, and by looking connects."""
-    monkeypatch.setattr(watch_module, "_RECONNECT", 0.05)
+    monkeypatch.setattr(watch_module, "_RECONNECT_INTERVAL_S", 0.05)
     assert await watched.due() == 0
     await eventually("it listens", lambda: watched.heard == [None])
     query(watched.url, END)
@@ -122,7 +122,7 @@ async def test_a_lost_connection_is_made_again_though_nobody_asks(
 
 
 async def test_an_outage_is_one_and_it_ends(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "_RECONNECT", 0.05)
+    monkeypatch.setattr(watch_module, "_RECONNECT_INTERVAL_S", 0.05)
     url = own_postgres.create_database("sea")
     await asyncio.to_thread(upgrade, url)
     watched = Watched(url)
@@ -147,7 +147,7 @@ async def test_an_outage_is_one_and_it_ends(own_postgres: PostgresServer, monkey
 async def test_once_closed_it_is_quiet_and_may_be_asked_again(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "_RECONNECT", 0.01)
+    monkeypatch.setattr(watch_module, "_RECONNECT_INTERVAL_S", 0.01)
     assert await watched.due() == 0
     await watched.watch.close()
     await watched.watch.close()

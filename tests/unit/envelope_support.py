@@ -24,6 +24,7 @@ EVENT = Outgoing(
     partition_key="vibe:42",
 )
 THEIRS = {"Actor-Id": 'An"na', "Actor-Kind": "HUMAN", "Nats-Msg-Id": ID, "Relay-Partition-Key": "vibe:42"}
+KEY = "sha256:066d528021ecc8e0ec410c8301eb496f234d198e3654c434febabc16a79436a6"
 HANDLER_BODY = (
     f'{{"message_id":"{ID}","subject":"{SUBJECT}","event_type":"vibe_created","event_version":2,'
     f'"occurred_at":"2025-12-28T22:00:00.000000Z","correlation_id":"{CORRELATION}","causation_id":null,'
@@ -32,9 +33,8 @@ HANDLER_BODY = (
 ENVELOPE_BODY = (
     f'{{"schema_version":"1.0","message_type":"vibe_created","message_id":"{ID}",'
     f'"correlation_id":"{CORRELATION}","causation_id":null,"timestamp":"2025-12-28T22:00:00.000000Z",'
-    '"actor_id":"An\\"na","actor_kind":"HUMAN","payload":{"title": "Café", "n": 1.50},'
-    '"idempotency_key":"sha256:'
-    '066d528021ecc8e0ec410c8301eb496f234d198e3654c434febabc16a79436a6"}'
+    '"actor_id":"system","actor_kind":"SYSTEM","payload":{"title": "Café", "n": 1.50},'
+    f'"idempotency_key":"{KEY}"}}'
 )
 CE_HEADERS = {
     "ce-specversion": "1.0",
@@ -44,8 +44,10 @@ CE_HEADERS = {
     "ce-time": "2025-12-28T22:00:00.000000Z",
     "ce-datacontenttype": "application/json",
     "ce-eventversion": "2",
+    "ce-partitionkey": "vibe:42",
     "ce-correlationid": CORRELATION,
 }
+KEYED = {"Nats-Msg-Id": KEY, "Relay-Event-Id": ID}
 RAW_HEADERS = {
     "Relay-Event-Type": "vibe_created",
     "Relay-Event-Version": "2",
@@ -54,7 +56,7 @@ RAW_HEADERS = {
 }
 WIRE = {
     "handler": (HANDLER_BODY, THEIRS),
-    "message-envelope": (ENVELOPE_BODY, THEIRS | {"Relay-Event-Version": "2"}),
+    "message-envelope": (ENVELOPE_BODY, THEIRS | {"Relay-Event-Version": "2"} | KEYED),
     "cloudevents": ('{"title": "Café", "n": 1.50}', THEIRS | CE_HEADERS),
     "raw": ('{"title": "Café", "n": 1.50}', THEIRS | RAW_HEADERS),
 }

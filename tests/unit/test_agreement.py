@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from relay.domain.envelopes import decode, encode, handler_request, read_request
 from relay.domain.errors import MalformedMessage
+from relay.domain.identity import Identity
 from tests.unit.envelope_support import CORRELATION, EVENT, ID, SUBJECT
 
 quick = settings(max_examples=200, deadline=None)
@@ -86,7 +87,7 @@ def test_a_time_of_the_bodys_own_is_left_as_it_is() -> None:
 
 
 def test_another_spelling_of_an_id_reaches_the_handler_in_the_usual_one() -> None:
-    content = LEAST | {"message_id": ID.upper(), "correlation_id": f"urn:uuid:{CORRELATION}"}
+    content = LEAST | {"message_id": ID.upper(), "correlation_id": CORRELATION.upper()}
     assert requested(content, HEADERS | {"Nats-Msg-Id": ID.upper()}) == WHOLE
 
 
@@ -159,13 +160,13 @@ def test_a_body_that_contradicts_headers_or_subject_is_refused_by_the_field(fiel
 @pytest.mark.parametrize(
     ("header", "value", "field"),
     [
-        ("Relay-Correlation-Id", "s3cret", "Relay-Correlation-Id"),
-        ("Relay-Causation-Id", "s3cret", "Relay-Causation-Id"),
+        ("Relay-Correlation-Id", "s3cret\n", "Relay-Correlation-Id"),
+        ("Relay-Causation-Id", "s3cret\n", "Relay-Causation-Id"),
         ("Relay-Event-Type", "s3cret", "event_type"),
         ("Relay-Event-Version", "3", "event_version"),
         ("Relay-Event-Version", "s3cret", "event_version"),
         ("Relay-Occurred-At", "s3cret", "occurred_at"),
-        ("Nats-Msg-Id", "s3cret", "Nats-Msg-Id"),
+        ("Nats-Msg-Id", "s3cret\n", "Nats-Msg-Id"),
     ],
 )
 def test_a_header_that_contradicts_or_cannot_be_read_is_refused_without_its_value(
@@ -211,8 +212,8 @@ def test_a_request_is_whole_and_true_or_there_is_none(
         return
     request = json.loads(handler_request("handler", SUBJECT, given_headers, body, STORED))
     assert request.keys() >= WHOLE.keys()
-    assert (request["message_id"], request["subject"]) == (str(event.message_id), SUBJECT)
-    assert request["message_id"] == given_headers["Nats-Msg-Id"].partition(".")[0]
+    assert (Identity.of(request["message_id"]).uuid, request["subject"]) == (event.message_id, SUBJECT)
+    assert request["message_id"] == given_headers["Nats-Msg-Id"]
     assert (request["event_type"], request["event_version"]) == ("vibe_created", 2)
     assert request["occurred_at"] is not None
     assert request["payload"] == content["payload"]

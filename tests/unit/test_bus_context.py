@@ -17,6 +17,9 @@ from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from relay.bus import Command, CommandBus, Query, QueryBus, RequestContext, RequestContextMiddleware, carry
+from relay.domain.tracing import Trace
+
+TRACED = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
 
 
 class Look(Command[RequestContext]):
@@ -95,6 +98,10 @@ def client() -> TestClient:
     def plain() -> dict[str, Any]:
         return {"correlation": str(RequestContext.current().correlation_id)}
 
+    @api.get("/traced")
+    def traced() -> str | None:
+        return RequestContext.current().traceparent
+
     @api.get("/async")
     async def asynchronous() -> dict[str, Any]:
         return plain()
@@ -138,6 +145,41 @@ def test_anything_but_one_uuid_is_replaced(client: TestClient, headers: list[tup
     assert client.get("/plain").headers["x-correlation-id"] != id
 
 
+def test_a_request_is_a_new_span_of_the_trace_that_it_names(client: TestClient) -> None:
+    first, second = (Trace.parse(client.get("/traced", headers=TRACED).json()) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.trace_id == second.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert len({first.span_id, second.span_id, "00f067aa0ba902b7"}) == 3
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("traceparent", "")],
+        [("traceparent", "00-0-0-00")],
+        [("traceparent", TRACED["traceparent"].upper())],
+        [("traceparent", TRACED["traceparent"])] * 2,
+    ],
+)
+def test_a_request_without_one_valid_header_has_no_trace(
+    client: TestClient, headers: list[tuple[str, str]]
+) -> None:
+    response = client.get("/traced", headers=[*headers, ("X-Correlation-ID", str(UUID(int=1)))])
+    assert (response.status_code, response.json()) == (200, None)
+    assert response.headers["x-correlation-id"] == str(UUID(int=1))
+
+
+def test_a_trace_survives_where_a_command_begins_the_chain() -> None:
+    commands = CommandBus()
+    commands.handles(Look)(look)
+    with RequestContext(traceparent=TRACED["traceparent"]).use():
+        seen = commands.dispatch(Look()).unwrap()
+    assert seen.correlation_id is not None
+    assert seen.traceparent == TRACED["traceparent"]
+
+
 # --- log lines ---
 
 LINES = """
@@ -147,7 +189,8 @@ from relay.bus import RequestContext
 from relay.telemetry import logs
 
 logs.configure("INFO", "json")
-with RequestContext(correlation_id=UUID(int=1), causation_id=UUID(int=2)).use():
+trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+with RequestContext(correlation_id=UUID(int=1), causation_id=UUID(int=2), traceparent=trace).use():
     logging.getLogger("myapp").info("one")
     structlog.stdlib.get_logger("myapp").info("two")
     structlog.stdlib.get_logger("myapp").info("three", correlation_id="its own")
@@ -159,7 +202,8 @@ def test_every_log_line_carries_the_context() -> None:
     # A process of its own: logging is set up once in each.
     done = subprocess.run([sys.executable, "-c", LINES], capture_output=True, text=True, check=True, timeout=60)
     one, two, three, four = map(json.loads, done.stderr.splitlines())
-    ids = {"correlation_id": str(UUID(int=1)), "causation_id": str(UUID(int=2))}
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    ids = {"correlation_id": str(UUID(int=1)), "causation_id": str(UUID(int=2)), "trace_id": trace}
     assert ids.items() <= one.items()
     assert ids.items() <= two.items()
     assert three["correlation_id"] == "its own"

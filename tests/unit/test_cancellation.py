@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from relay.adapters.gate import Gates
+from relay.adapters.gate import Gates, Hold
 from relay.cancellation import is_cancelled
 from relay.execution import lease as leases
 from scheduler.leader import Leader
@@ -22,7 +22,7 @@ Renew = Callable[..., Awaitable[bool]]
 
 
 class Unwell:
-    """What is asked for each turn. It loses a cancellation, as asyncio.wait_for does on Python 3.11."""
+    """What is asked in each round. It loses a cancellation, as asyncio.wait_for does on Python 3.11."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -38,15 +38,15 @@ class Unwell:
         return True
 
 
-def on(function: Any, **parts: Any) -> Coroutine[Any, Any, None]:
-    """Call a method of an object that has these parts only."""
-    arguments = [None] * (function.__code__.co_argcount - 1)
-    return cast("Coroutine[Any, Any, None]", function(SimpleNamespace(**parts), *arguments))
+def on(function: Any, *last: Any, **parts: Any) -> Coroutine[Any, Any, None]:
+    """Call a method of an object that has these parts only. ``last``: the last arguments; others are None."""
+    arguments = [None] * (function.__code__.co_argcount - 1 - len(last))
+    return cast("Coroutine[Any, Any, None]", function(SimpleNamespace(**parts), *arguments, *last))
 
 
 KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
-    "gate": lambda renew: on(Gates._keep, _renew=renew),
-    "leader": lambda turn: on(Leader.run, _turn=turn, _lease=SimpleNamespace(pause=0)),
+    "gate": lambda renew: on(Gates._keep, Hold(True), _renew=renew),
+    "leader": lambda ask: on(Leader.run, _round=ask, _lease=SimpleNamespace(pause=0)),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from chaos.evidence import Evidence
 from chaos.history import (
+    CRASHED,
     Business,
     ConsumerEnd,
     Effect,
@@ -227,6 +228,13 @@ def test_a_run_that_expects_no_faults_needs_none() -> None:
     evidence = good_run()
     evidence.faults.clear()
     assert broken(evidence, faults_expected=False) == set()
+
+
+def test_a_command_that_ends_with_a_traceback_breaks_the_promise_about_faults() -> None:
+    evidence = good_run()
+    note = f"outbox retry: {CRASHED} DataError; dlq discard: done"
+    evidence.faults.append(Fault(9, "operator-commands", "operator", BEGIN + 20, BEGIN + 21, note))
+    assert judged(evidence)[7].violations == (f"fault 9: {note}",)
 
 
 # --- what is allowed ----------------------------------------------------------------------------

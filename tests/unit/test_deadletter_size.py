@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
-from relay.domain.limits import WIRE_RESERVE
+from relay.domain.limits import WIRE_RESERVE_BYTES
 from relay.domain.policies import DeadLetter, DeadLetterClass, Published
 
 LIMIT = 65_536
@@ -56,7 +56,7 @@ def test_what_is_too_large_for_the_letter_is_left_out(
     route = RouteToDeadLetter("sea", broker, lambda _: None)  # type: ignore[arg-type]
     asyncio.run(route.route(message, DeadLetter("why", DeadLetterClass.POISON)))
     [letter] = broker.bodies
-    assert len(letter) <= LIMIT - WIRE_RESERVE
+    assert len(letter) <= LIMIT - WIRE_RESERVE_BYTES
     fields = json.loads(letter)
     assert {name for name in ("original", "headers") if fields[name]} == kept
     assert fields["reason"] == "why"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from uuid import UUID
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from relay.domain.actor import Actor
 from relay.domain.envelopes import Incoming, Outgoing, decode, encode, handler_request
+from relay.domain.envelopes.message_envelope import idempotency_key
+from relay.domain.identity import Identity
 from relay.domain.limits import check_headers
 from tests.unit.envelope_support import (
     CORRELATION,
@@ -19,6 +21,7 @@ from tests.unit.envelope_support import (
     EVENT,
     HANDLER_BODY,
     ID,
+    KEY,
     SUBJECT,
     received,
     wire,
@@ -48,9 +51,11 @@ def test_two_events_that_say_the_same_have_different_idempotency_keys() -> None:
 
 
 @every_envelope
-def test_a_replay_differs_in_the_message_id_header_only(envelope: str) -> None:
+def test_a_replay_differs_in_the_headers_about_its_id_only(envelope: str) -> None:
     body, headers = wire(envelope)
-    assert encode(envelope, EVENT, generation=3) == (body, headers | {"Nats-Msg-Id": f"{ID}.3"})
+    more = {"Relay-Generation": "3"} if envelope == "message-envelope" else {}
+    again = {"Nats-Msg-Id": f"{headers['Nats-Msg-Id']}.3"}
+    assert encode(envelope, EVENT, generation=3) == (body, headers | again | more)
 
 
 @every_envelope
@@ -98,28 +103,49 @@ payloads = st.recursive(
 header_maps = st.dictionaries(
     st.sampled_from(["Actor-Id", "traceparent", *IMPOSTORS]), st.text('ab% "\\:{}~', max_size=9), max_size=4
 )
+texts = st.text(
+    st.characters(categories=["L", "N", "P", "S"], exclude_characters="\ufffd"), min_size=1, max_size=30
+)
+ids = uuids | texts
 outgoing = st.builds(
-    Outgoing, uuids, st.just(SUBJECT), tokens, st.integers(1, 10**9 - 1), times, st.none() | uuids,
-    st.none() | uuids, payloads.map(json.dumps), header_maps, keys,
+    Outgoing, ids, st.just(SUBJECT), tokens, st.integers(1, 10**9 - 1), times, st.none() | ids,
+    st.none() | ids, payloads.map(json.dumps), header_maps, keys, uuids, texts,
 )  # fmt: skip
 
 
 @every_envelope
 @quick
 @given(event=outgoing, generation=st.integers(min_value=0, max_value=10**6))
+@example(event=EVENT._replace(id="evt_1", row_id=ID, correlation_id="req 1", causation_id="50%"), generation=2)
 def test_what_is_sent_is_what_is_received(envelope: str, event: Outgoing, generation: int) -> None:
+    if envelope == "message-envelope":
+        event = event._replace(payload=json.dumps({"payload": json.loads(event.payload)}))
     body, headers = encode(envelope, event, generation)
-    assert decode(envelope, event.subject, headers, body) == Incoming(
-        message_id=UUID(event.id),
+    given = {"id": event.id, "correlation_id": event.correlation_id, "causation_id": event.causation_id}
+    found = {name: None if text is None else Identity.of(text) for name, text in given.items()}
+    originals = {name: id.text for name, id in found.items() if id is not None and id.derived}
+    expected = Incoming(
+        message_id=Identity.of(event.id).uuid,
         generation=generation,
         event_type=event.event_type,
         event_version=event.event_version,
         occurred_at=datetime.fromisoformat(event.occurred_at),
-        correlation_id=UUID(event.correlation_id) if event.correlation_id else None,
-        causation_id=UUID(event.causation_id) if event.causation_id else None,
+        correlation_id=found["correlation_id"] and found["correlation_id"].uuid,
+        causation_id=found["causation_id"] and found["causation_id"].uuid,
         partition_key=event.partition_key or None,
         payload=json.loads(event.payload),
+        originals=originals,
+        traceparent=event.headers.get("traceparent") or None,
     )
+    if envelope == "message-envelope":
+        key = idempotency_key(event.id, event.payload)
+        expected = expected._replace(
+            message_id=Identity.of(key).uuid,
+            idempotency_key=key,
+            originals={**originals, "id": event.id},
+            actor=Actor(event.system_actor, "SYSTEM"),
+        )
+    assert decode(envelope, event.subject, headers, body) == expected
 
 
 @quick
@@ -142,6 +168,14 @@ def test_a_raw_message_of_a_foreign_producer_is_named_by_its_subject() -> None:
     assert (event.occurred_at, event.partition_key) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("topic", "name"), [("payout.generated", "payout_generated"), (f"{'a' * 60}.{'b' * 60}", f"aaa_{'b' * 60}")]
+)
+def test_a_raw_message_of_a_topic_is_named_as_the_view_of_microdao_names_it(topic: str, name: str) -> None:
+    incoming = decode("raw", topic, {"Nats-Msg-Id": "evt_1"}, b"{}")
+    assert (incoming.event_type, incoming.event_version) == (name, 1)
+
+
 def test_cloud_events_attributes_are_read_in_any_case_and_the_optional_ones_may_be_missing() -> None:
     headers = {"Nats-Msg-Id": ID, "CE-SpecVersion": "1.0", "Ce-Type": "opened"}
     event = decode("cloudevents", "any.subject", headers, b"null")
@@ -151,6 +185,13 @@ def test_cloud_events_attributes_are_read_in_any_case_and_the_optional_ones_may_
 def test_a_message_envelope_without_a_version_header_is_version_one_and_unknown_fields_are_ignored() -> None:
     body = json.dumps(json.loads(ENVELOPE_BODY) | {"new": {"field": 1}}).encode()
     assert received("message-envelope", {"Relay-Event-Version": None}, body).event_version == 1
+
+
+@pytest.mark.parametrize("msg_id", ["another", ID, None])
+def test_a_message_envelope_is_known_by_its_key_whatever_names_it_and_shows_its_id(msg_id: str | None) -> None:
+    event = received("message-envelope", {"Nats-Msg-Id": msg_id})
+    assert (event.message_id, event.idempotency_key) == (Identity.of(KEY).uuid, KEY)
+    assert event.originals == {"id": ID}
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,14 @@ def test_an_original_that_did_not_fit_is_not_made_up() -> None:
         b"[]",
         b"{}",
         b"[" * 100_000,
-        fields(message_id="nobody"),
+        fields(message_id="no\nbody"),
         fields(message_id=5),
         fields(**{"class": "other"}),
         fields(attempts=2**31),
         fields(attempts=True),
         fields(stream_seq=-1),
         fields(stream_seq=2**63),
-        fields(correlation_id="c"),
+        fields(correlation_id="c" * 201),
         fields(original=5),
         fields(original="\ud800"),
         fields(original="%", original_encoding="base64"),
@@ -83,7 +83,7 @@ def test_text_that_postgresql_would_refuse_is_made_harmless() -> None:
 
 
 def candidate(status: IncidentStatus, *, readable: bool = True, waiting: bool = True) -> Candidate:
-    return Candidate(1, status, readable, waiting)
+    return Candidate(status, readable, waiting)
 
 
 @pytest.mark.parametrize("status", [IncidentStatus.OPEN, IncidentStatus.DISCARDED, IncidentStatus.RESOLVED])

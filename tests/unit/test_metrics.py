@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Sample
 
 from relay.domain import facts
-from relay.domain.backlogs import Backlogs, OutboxBacklog, Overdue, SubscriptionBacklog, TaskBacklog, Waiting
+from relay.domain.backlogs import Backlogs, Held, OutboxBacklog, Overdue, SubscriptionBacklog, TaskBacklog, Waiting
 from relay.domain.facts import (
     BacklogsSampled,
     Fact,
@@ -53,7 +53,7 @@ def example(kind: type[Fact]) -> Fact:
     event = PublishedEvent("1", "opened", "sea.event.opened.v1", NOW)
     hints, filled = (
         get_type_hints(kind),
-        {"context": "sea", "waits_for": "turn", "events": [event, event], "ids": []},
+        {"context": "sea", "waits_for": "turn", "events": [event, event], "ids": [], "latencies": [0.1, 0.1]},
     )
     fields = [field.name for field in dataclasses.fields(kind)]
     return kind(**{name: {**names, **filled}.get(name, values.get(hints[name])) for name in fields})
@@ -105,10 +105,18 @@ def test_amounts_are_those_of_the_fact() -> None:
 
 def test_durations_are_those_of_the_fact() -> None:
     listener, registry = counters()
-    for kind, timing in TIMINGS.items():
+    for kind, timings in TIMINGS.items():
         listener(example(kind))
-        [total] = samples(registry)[f"jetrelay_{timing.name}_sum"]
-        assert total.value == pytest.approx(0.2)
+        for timing in timings:
+            [total] = samples(registry)[f"jetrelay_{timing.name}_sum"]
+            assert total.value == pytest.approx(0.2)
+
+
+def test_the_latency_of_each_event_is_counted() -> None:
+    listener, registry = counters()
+    listener(dataclasses.replace(example(OutboxEventsPublished), latencies=[0.002, 0.02, 0.2]))
+    buckets = {it.labels["le"]: it.value for it in samples(registry)["jetrelay_publish_seconds_bucket"]}
+    assert (buckets["0.005"], buckets["0.025"], buckets["+Inf"]) == (1, 2, 3)
 
 
 def test_counters_of_known_labels_begin_at_zero_so_that_the_first_rise_shows() -> None:
@@ -124,7 +132,7 @@ def test_counters_of_known_labels_begin_at_zero_so_that_the_first_rise_shows() -
 
 
 def test_labels_are_few_and_never_ids() -> None:
-    specs = [*(count for counts in COUNTS.values() for count in counts), *TIMINGS.values()]
+    specs = [spec for specs in (*COUNTS.values(), *TIMINGS.values()) for spec in specs]
     assert {label for spec in specs for label in spec.labels} <= LABELS
 
 
@@ -152,6 +160,7 @@ def test_what_is_expected_later_begins_at_zero_and_keeps_what_was_counted() -> N
 def sample(**changes: Any) -> BacklogsSampled:
     parts: dict[str, Any] = {
         "outbox": OutboxBacklog(5, NOW, 3, 61.5, 2),
+        "held": Held(1_000),
         "overdue": Overdue(13),
         "inbox": [SubscriptionBacklog(subscription="inward", count=4, oldest_age_seconds=7, failed_attempts=1)],
         "tasks": TaskBacklog(count=5, oldest_age_seconds=8, delayed=6, failed=7),
@@ -194,7 +203,8 @@ def test_the_last_sample_is_shown(gauges: Gauges) -> None:
         for it in found
     }
     expected = {
-        ("outbox_waiting", None, None): 3, ("outbox_oldest_age_seconds", None, None): 61.5,
+        ("outbox_events", None, None): 1_000, ("outbox_waiting", None, None): 3,
+        ("outbox_oldest_age_seconds", None, None): 61.5,
         ("outbox_dead", None, None): 2, ("outbox_overdue_seconds", None, None): 13,
         ("inbox_waiting", "inward", None): 4, ("inbox_oldest_age_seconds", "inward", None): 7,
         ("inbox_failing", "inward", None): 1, ("inbox_waiting", "idle", None): 0,
@@ -290,7 +300,7 @@ def test_the_documentation_lists_every_metric_and_no_other(shown: dict[str, set[
     page = (ROOT / "docs" / "how-to" / "metrics.md").read_text()
     listed = set(re.findall(r"^\| `(jetrelay_\w+)", page, re.MULTILINE))
     parts = ("_bucket", "_sum", "_count")
-    histograms = {f"jetrelay_{timing.name}" for timing in TIMINGS.values()}
+    histograms = {f"jetrelay_{timing.name}" for timings in TIMINGS.values() for timing in timings}
     assert listed == {name for name in shown if not name.endswith(parts)} | histograms
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.domain.errors import DatabaseUnreachable
-from relay.execution.on_loop import PAUSE, RunOnLoop
+from relay.execution.runners import GATHER_S, RunOnLoop
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ class Loop:
         self.batches.append(list(claims))
         await asyncio.sleep(0.001)
 
-    def finished(self, *, pause: float = PAUSE) -> RunOnLoop[Any, Any, Any]:
+    def finished(self, *, pause: float = GATHER_S) -> RunOnLoop[Any, Any, Any]:
         return RunOnLoop(self, asyncio.get_running_loop(), pause=pause)  # type: ignore[arg-type]
 
 

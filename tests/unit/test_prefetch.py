@@ -201,7 +201,7 @@ async def test_a_claim_that_has_waited_long_is_given_back_and_made_anew(clock: C
 
 
 async def test_nobody_has_to_ask_for_it_to_be_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_STALE", 0.05)
+    monkeypatch.setattr(prefetch, "_STALE_S", 0.05)
     rows = Rows(range(10))
     claims = over(rows)
     rows.take(claims)

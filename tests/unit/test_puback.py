@@ -49,14 +49,15 @@ def refusal(code: int, description: str = "no", status: int = 400) -> bytes:
         (b'{"stream":"S","seq":12}', None, Published("S", 12)),
         (b'{"stream":"S","seq":12,"duplicate": true}', None, Published("S", 12, duplicate=True)),
         (b'{"stream":"S","domain":"hub","seq":12}', None, Published("S", 12)),
-        (b"", b"NATS/1.0 503\r\n\r\n", NoStream("no stream takes the subject a.b")),
+        (b"", b"NATS/1.0 503\r\n\r\n", NoStream.missing("a.b")),
         (b"?", None, OutcomeUnknown("the answer is not a PubAck")),
         (b"", None, OutcomeUnknown("the answer is not a PubAck")),
         (refusal(10054), None, RowRejected("no (10054)", final=False)),
         (refusal(10077), None, OutcomeUnknown("no (10077)")),
         (refusal(1, status=503), None, OutcomeUnknown("no (1)")),
-        (refusal(10060), None, NoStream("no (10060)")),
+        (refusal(10060), None, NoStream.mismatch("a.b", "S")),
+        (refusal(10061), None, NoStream("no (10061)")),
     ],
 )
 def test_every_answer_has_a_meaning(data: bytes, headers: bytes | None, outcome: PublishOutcome) -> None:
-    assert read(data, headers, "a.b") == outcome
+    assert read(data, headers, "a.b", {"Nats-Expected-Stream": "S"}) == outcome

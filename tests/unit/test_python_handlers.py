@@ -16,8 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from consumer import handlers
-from consumer.handlers import Registry, load
-from consumer.signatures import IncomingEvent, Inject, MessageContext
+from consumer.handlers import IncomingEvent, Inject, MessageContext, Registry, load
 from relay.domain.errors import InvalidHandler, Poison
 
 if TYPE_CHECKING:
@@ -214,7 +213,9 @@ def test_a_handler_that_could_not_be_called_is_refused_where_it_is_declared(
         assert f"{__name__}.{function.__name__}" in text
 
 
-@pytest.mark.parametrize(("event_type", "version"), [("vibe.created", 1), ("", 1), ("x", 0), ("x", True)])
+@pytest.mark.parametrize(
+    ("event_type", "version"), [("vibe created", 1), ("vibe..created", 1), ("", 1), ("x", 0), ("x", True)]
+)
 def test_what_no_event_can_be_called_is_refused(event_type: str, version: int) -> None:
     with pytest.raises(InvalidHandler):
         Registry().handles(event_type, version=version)

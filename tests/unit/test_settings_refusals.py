@@ -94,8 +94,6 @@ def test_values_of_contexts(load: Load, table: str, line: str, expected: str) ->
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("{context}.event.{name}", "lacks {version}"),
-        ("{context}.event", "lacks {name} and {version}"),
         ("{context}.{kind}.{name}.{version}", "unknown placeholder {kind}"),
         ("{context}.event.{name.v{version}", "is not a template"),
         ("{context}..{name}.v{version}", "does not make a subject"),
@@ -107,6 +105,11 @@ def test_templates(load: Load, template: str, expected: str) -> None:
     message = refusal(load, f'{BASE}subject = "{template}"\n')
     assert "relay.toml:9: contexts.vibespro.subject: " in message
     assert expected in message
+
+
+@pytest.mark.parametrize("template", ["{context}.event.{name}", "vibespro.event.all"])
+def test_a_template_needs_neither_name_nor_version(load: Load, template: str) -> None:
+    assert load(f'{BASE}subject = "{template}"\n').contexts["vibespro"].subject == template
 
 
 def test_a_template_of_ones_own(load: Load) -> None:
@@ -124,6 +127,9 @@ def test_a_template_of_ones_own(load: Load) -> None:
         ('handler_timeout = "120s"', r"handler_timeout: must be shorter than ack_wait \(2m\)"),
         ('backoff_max = "0.5s"', "backoff_initial: must not be longer than backoff_max"),
         ("max_deliver = 0", "at least 1, or -1"),
+        ('on_failure = "ack"', "should be 'silence' or 'nak'"),
+        ('on_failure = "nak"\nsettle = "inbox"', r'on_failure: must be "silence" with settle = "inbox"'),
+        ('on_failure = "nak"\nmax_attempts = 21', r"max_deliver: must be at least max_attempts \(21\)"),
         ('signing_secret = ""', "at least 1"),
     ],
 )
@@ -224,7 +230,7 @@ def test_all_problems_in_one_report(load: Load) -> None:
     assert "3 problems" in message
     assert re.search(r"ack_wiat: unknown key \(did you mean ack_wait", message)
     assert "relay.toml:7: " in message
-    assert "relay.toml:11: contexts.vibespro.subject: lacks" in message
+    assert "contexts.vibespro.stream.subjects: no event reaches this stream: events leave as x" in message
 
 
 def test_one_problem_names_its_field_and_hint(load: Load) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.settings import MetricsSettings
-from relay.settings.sources import key_lines
+from relay.settings.lines import key_lines
 from relay.settings.values import format_duration, format_size, parse_duration, parse_size
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +87,11 @@ def test_lines_of_every_way_to_write_a_key() -> None:
         "inline = { k = 1 }\n"
         "[[many]]\n"
         "z = 1\n"
+        "[[many]]\n"
+        "z = 2\n"
+        "rows = [\n"
+        "  { z = 3 },\n"
+        "]\n"
     )
     assert key_lines(text) == {
         ("a",): 2,
@@ -97,7 +102,13 @@ def test_lines_of_every_way_to_write_a_key() -> None:
         ("t", "u", "inline"): 12,
         ("t", "u", "inline", "k"): 12,
         ("many",): 13,
-        ("many", "z"): 14,
+        ("many", "0"): 13,
+        ("many", "0", "z"): 14,
+        ("many", "1"): 15,
+        ("many", "1", "z"): 16,
+        ("many", "1", "rows"): 17,
+        ("many", "1", "rows", "0"): 17,
+        ("many", "1", "rows", "0", "z"): 17,
     }
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from relay.domain.errors import InvalidHandler, InvalidPayload
-from relay.domain.tasks import InvalidTask, Rate, UnknownTask, turn
+from relay.domain.tasks import InvalidTask, Rate, UnknownTask, slot
 from tasks import task
 from tasks.registry import Registry
 
@@ -116,7 +116,7 @@ def test_tasks_that_come_at_once_get_turns_an_interval_apart(tasks: int, seconds
     interval, free, promised = timedelta(seconds=seconds), ZERO, ZERO
     delays = []
     for _ in range(tasks):
-        delay = turn(Rate(free, promised), interval, promised=False)
+        delay = slot(Rate(free, promised), interval, promised=False)
         if delay <= ZERO:
             free = interval
         else:
@@ -127,6 +127,6 @@ def test_tasks_that_come_at_once_get_turns_an_interval_apart(tasks: int, seconds
 
 def test_a_promised_task_starts_when_the_rate_is_free_whoever_waits_behind_it() -> None:
     hour = timedelta(hours=1)
-    assert turn(Rate(ZERO, 5 * hour), hour, promised=True) <= ZERO
-    assert turn(Rate(hour / 2, 5 * hour), hour, promised=True) == hour / 2
-    assert turn(Rate(-hour, 5 * hour), hour, promised=False) == 6 * hour
+    assert slot(Rate(ZERO, 5 * hour), hour, promised=True) <= ZERO
+    assert slot(Rate(hour / 2, 5 * hour), hour, promised=True) == hour / 2
+    assert slot(Rate(-hour, 5 * hour), hour, promised=False) == 6 * hour

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from relay.adapters.budgets import DEFAULT, MOST_HANGING, BudgetedQueue
+from relay.adapters.budgets import DEFAULT, MAX_HANGING_CALLS, BudgetedQueue
 from relay.adapters.workers import WorkerRuntime
 
 
@@ -249,7 +249,7 @@ def test_a_thread_is_added_when_all_are_busy_and_a_message_may_begin() -> None:
 def test_a_share_with_many_that_hang_begins_nothing_until_one_returns() -> None:
     queue = BudgetedQueue({DEFAULT: 1})
     release, threads = threading.Event(), list[threading.Thread]()
-    for item in shared(*"a" * (MOST_HANGING + 1)):
+    for item in shared(*"a" * (MAX_HANGING_CALLS + 1)):
         queue.put(item)
 
     def hang() -> None:
@@ -257,7 +257,7 @@ def test_a_share_with_many_that_hang_begins_nothing_until_one_returns() -> None:
         release.wait(20)
         queue.task_done()
 
-    for _ in range(MOST_HANGING):
+    for _ in range(MAX_HANGING_CALLS):
         threads.append(threading.Thread(target=hang))
         threads[-1].start()
         while not queue._taken:
@@ -277,7 +277,7 @@ def test_a_share_with_many_that_hang_begins_nothing_until_one_returns() -> None:
 
 
 class Workers:
-    """As much of a Dramatiq worker as relieving a thread touches."""
+    """As much of a Dramatiq worker as replacing a thread touches."""
 
     def __init__(self) -> None:
         self.work_queue = BudgetedQueue({"slow": 1, DEFAULT: 8})
@@ -318,9 +318,9 @@ def test_another_thread_takes_the_place_of_one_that_hangs(runtime: WorkerRuntime
     worker._add_worker()
     for _ in range(3):
         [thread] = worker.workers
-        assert runtime.relieve(thread)
+        assert runtime.replace_thread(thread)
         assert (thread.told, thread in worker.workers, len(worker.workers)) == (True, False, 1)
-        assert not runtime.relieve(thread)
+        assert not runtime.replace_thread(thread)
 
 
 def test_no_thread_is_added_once_the_worker_stops(runtime: WorkerRuntime) -> None:
@@ -328,7 +328,7 @@ def test_no_thread_is_added_once_the_worker_stops(runtime: WorkerRuntime) -> Non
     worker._add_worker()
     runtime.before_worker_shutdown(None, worker)  # type: ignore[arg-type]
     [thread] = worker.workers
-    assert not runtime.relieve(thread)
+    assert not runtime.replace_thread(thread)
     assert worker.workers == [thread]
 
 

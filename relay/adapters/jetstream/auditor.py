@@ -18,15 +18,14 @@ from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.wire import Arrived, Place, read_headers, read_place
 from relay.commands.reconcile import Stored, StreamState
-from relay.domain.envelopes import MSG_ID
 
-_BATCH: Final = 500
+_BATCH_MESSAGES: Final = 500
 #: Statuses that mean: no more messages. Any other status means that the reading has failed.
 _NO_MORE: Final = {"404", "408"}
 #: How long the server may be silent within a batch, in seconds.
-_SILENCE: Final = 5.0
+_SILENCE_TIMEOUT_S: Final = 5.0
 #: The server removes the consumer of an audit that died after this time, in seconds.
-_FORGOTTEN: Final = 30.0
+_INACTIVE_THRESHOLD_S: Final = 30.0
 
 
 class NatsStreamAuditor:
@@ -41,13 +40,11 @@ class NatsStreamAuditor:
 
     async def state(self, stream: str) -> StreamState | None:
         """See the port."""
-        client = await self._connection.client()
-        try:
-            info = await client.jetstream().stream_info(stream)
-        except nats.js.errors.NotFoundError:
-            return None
-        except (nats.errors.Error, OSError) as error:
-            raise self._connection.failure(f"cannot ask for stream {stream}", error) from error
+        async with self._connection.asking(f"cannot ask for stream {stream}") as client:
+            try:
+                info = await client.jetstream().stream_info(stream)
+            except nats.js.errors.NotFoundError:
+                return None
         return StreamState(
             first_seq=info.state.first_seq,
             last_seq=info.state.last_seq,
@@ -60,13 +57,11 @@ class NatsStreamAuditor:
         self, stream: str, first: int, last: int, filter_subject: str | None = None
     ) -> Sequence[Stored]:
         """See the port."""
-        client = await self._connection.client()
-        try:
-            return await _scan(client, stream, first, last, filter_subject)
-        except nats.js.errors.NotFoundError:
-            return []
-        except (nats.errors.Error, OSError) as error:
-            raise self._connection.failure(f"cannot read stream {stream}", error) from error
+        async with self._connection.asking(f"cannot read stream {stream}") as client:
+            try:
+                return await _scan(client, stream, first, last, filter_subject)
+            except nats.js.errors.NotFoundError:
+                return []
 
 
 async def _scan(
@@ -83,7 +78,7 @@ async def _scan(
         headers_only=True,
         mem_storage=True,
         num_replicas=1,
-        inactive_threshold=_FORGOTTEN,
+        inactive_threshold=_INACTIVE_THRESHOLD_S,
     )
     await js.add_consumer(stream, config)
     try:
@@ -97,13 +92,13 @@ async def _scan(
 async def _read(client: RelayClient, subject: str, last: int) -> list[Stored]:
     inbox, arrived = client.new_inbox(), asyncio.Queue[Arrived]()
     subscription = await client.listen(inbox, lambda *message: arrived.put_nowait(Arrived._make(message)))
-    request = json.dumps({"batch": _BATCH, "no_wait": True}).encode()
+    request = json.dumps({"batch": _BATCH_MESSAGES, "no_wait": True}).encode()
     found: list[Stored] = []
     try:
         while True:
             await client.publish(subject, request, reply=inbox)
-            for _ in range(_BATCH):
-                async with asyncio.timeout(_SILENCE):
+            for _ in range(_BATCH_MESSAGES):
+                async with asyncio.timeout(_SILENCE_TIMEOUT_S):
                     message = await arrived.get()
                 if (place := read_place(message.reply)) is None:
                     _check_end(message)
@@ -124,5 +119,5 @@ def _check_end(message: Arrived) -> None:
 
 
 def _stored(message: Arrived, place: Place) -> Stored:
-    msg_id = read_headers(message.headers).get(MSG_ID)
-    return Stored(place.stream_seq, msg_id, datetime.fromtimestamp(place.at / 1e9, UTC), message.subject)
+    at = datetime.fromtimestamp(place.at / 1e9, UTC)
+    return Stored.of(place.stream_seq, read_headers(message.headers), at, message.subject)

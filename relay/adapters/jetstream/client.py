@@ -22,7 +22,7 @@ Listener: TypeAlias = Callable[[bytes, bytes, bytes, bytes | None], None]
 _PLAIN_MESSAGE: Final = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n([^\r]*)\r\n")
 _LINE_BREAK: Final = b"\r\n"
 #: Up to this many bytes are written without waiting for the socket.
-_AT_ONCE: Final = 65_536
+_MAX_DIRECT_WRITE_BYTES: Final = 65_536
 
 
 class _Parser(Parser):
@@ -90,7 +90,7 @@ class RelayClient(Client):
         super().__init__()
         self._listeners: dict[int, Listener] = {}
         self._ps = _Parser(self)
-        self._turning = False
+        self._flushing = False
         self.refusals = Refusals()
         #: Called for every permission that is found missing.
         self.on_refused: Callable[[Refusal], None] | None = None
@@ -152,7 +152,7 @@ class RelayClient(Client):
     _process_msg = take
 
     def write(self, command: bytes) -> None:
-        """Send a protocol command, together with all that is written in the same turn of the loop.
+        """Send a protocol command, together with all that is written in the same iteration of the loop.
 
         Raises OutboundBufferLimitError while there is no connection.
         """
@@ -160,16 +160,16 @@ class RelayClient(Client):
             raise nats.errors.OutboundBufferLimitError
         self._pending.append(command)
         self._pending_data_size += len(command)
-        if not self._turning:
-            self._turning = True
-            asyncio.get_running_loop().call_soon(self._flush_turn)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush_written)
 
-    def _flush_turn(self) -> None:
-        """Send what this turn of the loop has written: a little at once, more by nats-py's task that can wait."""
-        self._turning = False
+    def _flush_written(self) -> None:
+        """Send what this iteration of the loop wrote: a little at once, more by nats-py's task that can wait."""
+        self._flushing = False
         if not self._pending or not self.is_connected or self._flush_queue is None or self._transport is None:
             return
-        if self._pending_data_size > _AT_ONCE:
+        if self._pending_data_size > _MAX_DIRECT_WRITE_BYTES:
             if self._flush_queue.empty():
                 self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
             return

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -20,11 +20,11 @@ from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.refusals import Refusal, telling, unreachable
 from relay.domain.errors import BrokerRefused, BrokerUnreachable
 
-_READY_TIMEOUT: Final = 2.0
-_RESTART_DELAY: Final = 0.5
-_CLOSE_TIMEOUT: Final = 2.0
+_READY_TIMEOUT_S: Final = 2.0
+_RESTART_DELAY_S: Final = 0.5
+_CLOSE_TIMEOUT_S: Final = 2.0
 #: A connection without permission to receive answers is closed after this time, in seconds.
-_DEAF: Final = 5.0
+_DEAF_TIMEOUT_S: Final = 5.0
 
 
 def servers(url: str) -> list[str]:
@@ -65,20 +65,27 @@ class NatsConnection:
         """
         self.start()
         try:
-            await asyncio.wait_for(self._up.wait(), _READY_TIMEOUT)
+            await asyncio.wait_for(self._up.wait(), _READY_TIMEOUT_S)
         except TimeoutError:
             raise unreachable(self._last_error) from None
         assert self._client is not None
-        if (deaf := self._client.refusals.of_inbox()) is not None:
+        if (deaf := self._client.refusals.inbox) is not None:
             raise BrokerRefused(str(deaf))
         return self._client
 
-    def failure(self, what: str, error: Exception) -> BrokerUnreachable:
-        """The error for ``what`` that failed: BrokerRefused if the server refused a permission a moment ago."""
-        refusal = self._client.refusals.latest() if self._client is not None else None
-        if refusal is not None:
-            return BrokerRefused(f"{what}: {refusal}")
-        return BrokerUnreachable(f"{what}: {str(error) or type(error).__name__}")
+    @asynccontextmanager
+    async def asking(self, what: str) -> AsyncIterator[RelayClient]:
+        """Lend the client for a request. Its errors become BrokerUnreachable, which begins with ``what`` failed.
+
+        BrokerRefused if the server refused a permission a moment ago.
+        """
+        client = await self.client()
+        try:
+            yield client
+        except (nats.errors.Error, OSError) as error:
+            if (refusal := client.refusals.latest()) is not None:
+                raise BrokerRefused(f"{what}: {refusal}") from error
+            raise BrokerUnreachable(f"{what}: {str(error) or type(error).__name__}") from error
 
     async def close(self) -> None:
         """Flush and close. Everything published before is sent, unless the server takes no more."""
@@ -87,7 +94,7 @@ class NatsConnection:
             self._task.cancel()
         if self._client is not None and not self._client.is_closed:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._client.close(), _CLOSE_TIMEOUT)
+                await asyncio.wait_for(self._client.close(), _CLOSE_TIMEOUT_S)
         self._up.clear()
 
     async def _keep_connected(self) -> None:
@@ -100,7 +107,7 @@ class NatsConnection:
             except (OSError, nats.errors.Error, TimeoutError) as error:
                 self._last_error = telling(self._last_error, error)
             self._note_down()
-            await asyncio.sleep(_RESTART_DELAY)
+            await asyncio.sleep(_RESTART_DELAY_S)
 
     async def _connect(self, closed: asyncio.Event) -> RelayClient:
         client = RelayClient()
@@ -143,7 +150,7 @@ class NatsConnection:
         if refusal.inbox:
             # The subscription stays dead even after the permission is granted. So connect anew soon.
             loop = asyncio.get_running_loop()
-            loop.call_later(_DEAF, lambda: loop.create_task(client.close()))
+            loop.call_later(_DEAF_TIMEOUT_S, lambda: loop.create_task(client.close()))
         for listener in self.on_refused:
             listener(refusal)
 

@@ -24,18 +24,18 @@ from relay.domain.errors import BrokerRefused, BrokerUnreachable
 from relay.ports import ConsumerState, Delivery
 
 #: A pull request is sent again if it has no answer for this time after its expiry, in seconds.
-_SILENCE: Final = 2.0
+_SILENCE_TIMEOUT_S: Final = 2.0
 #: Statuses that end a pull request without an error: no messages, and time-out.
 _QUIET: Final = {"404", "408"}
 #: The server's text, with status 409, when its next message is larger than the rest of the request's bytes.
 _FULL: Final = "Message Size Exceeds MaxBytes"
 #: How many bytes a request asks for by default.
-_MAX_BYTES: Final = 8 * 1024 * 1024
+_MAX_REQUEST_BYTES: Final = 8 * 1024 * 1024
 #: Bytes for subject and reply subject. The server counts them in a request; ``max_payload`` does not.
-_NAMES: Final = 8_192
+_SUBJECTS_BYTES: Final = 8_192
 #: How many replies are written at a time, and how many bytes may wait to be sent.
-_REPLIES: Final = 1_000
-_UNSENT: Final = 1_000_000
+_BATCH_REPLIES: Final = 1_000
+_MAX_UNSENT_BYTES: Final = 1_000_000
 #: A text that can stand in the place of a subject without breaking out of it.
 _ANSWERABLE: Final = re.compile(r"[^\s\x00]+")
 
@@ -48,7 +48,7 @@ class NatsJetStreamConsumer:
     """
 
     def __init__(
-        self, connection: NatsConnection, *, stream: str, durable: str, max_bytes: int = _MAX_BYTES
+        self, connection: NatsConnection, *, stream: str, durable: str, max_bytes: int = _MAX_REQUEST_BYTES
     ) -> None:
         self._connection = connection
         self._max_bytes = max_bytes
@@ -60,7 +60,7 @@ class NatsJetStreamConsumer:
         self._request = 0
         self._asked = self._missing = 0
         self._too_large = False
-        self._patience = _SILENCE
+        self._patience = _SILENCE_TIMEOUT_S
         self.losses = 0
         self._refused: Refusal | None = None
         connection.on_down.append(self._on_down)
@@ -100,15 +100,12 @@ class NatsJetStreamConsumer:
 
     async def state(self) -> ConsumerState:
         """See the port."""
-        client = await self._connection.client()
-        try:
+        async with self._connection.asking(f"cannot ask for {self._durable}") as client:
             info = await client.jetstream().consumer_info(self._stream, self._durable)
-        except (nats.errors.Error, OSError) as error:
-            raise self._connection.failure(f"cannot ask for {self._durable}", error) from error
-        floor = info.ack_floor.stream_seq if info.ack_floor else 0
+        ack_floor = info.ack_floor.stream_seq if info.ack_floor else 0
         delivered = info.delivered.stream_seq if info.delivered else 0
         number = info.delivered.consumer_seq if info.delivered else 0
-        return ConsumerState(floor, delivered, info.num_ack_pending or 0, number)
+        return ConsumerState(ack_floor, delivered, info.num_ack_pending or 0, number)
 
     async def finish(self) -> Sequence[Delivery]:
         """Wait for the open pull request to end, and return the messages that it still delivers.
@@ -128,9 +125,9 @@ class NatsJetStreamConsumer:
     async def _reply(self, replies: Sequence[str], body: bytes) -> None:
         client = await self._connection.client()
         try:
-            for first in range(0, len(replies), _REPLIES):
-                client.write(_replies(replies[first : first + _REPLIES], body))
-                if client.pending_data_size > _UNSENT:
+            for first in range(0, len(replies), _BATCH_REPLIES):
+                client.write(_replies(replies[first : first + _BATCH_REPLIES], body))
+                if client.pending_data_size > _MAX_UNSENT_BYTES:
                     await client.written()
         except (nats.errors.Error, OSError) as error:
             raise BrokerUnreachable(f"cannot acknowledge: {error}") from error
@@ -146,13 +143,13 @@ class NatsJetStreamConsumer:
     async def _ask(self, batch: int, wait: timedelta) -> None:
         assert self._client is not None
         self._request += 1
-        self._patience = wait.total_seconds() + _SILENCE
+        self._patience = wait.total_seconds() + _SILENCE_TIMEOUT_S
         options = {"batch": batch, "expires": int(wait.total_seconds() * 1e9)}
         if self._too_large:
             # The server took more when this message was stored. Ask for one message, whatever its size.
             options["batch"] = 1
         else:
-            options["max_bytes"] = max(self._max_bytes, self._client.max_payload + _NAMES)
+            options["max_bytes"] = max(self._max_bytes, self._client.max_payload + _SUBJECTS_BYTES)
         self._asked = self._missing = options["batch"]
         self._too_large = False
         await self._client.publish(

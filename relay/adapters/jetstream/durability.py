@@ -14,7 +14,7 @@ from nats.js.errors import NotFoundError
 
 #: The first safe version. In older ones recovery after a crash may drop acknowledged messages.
 SAFE: Final = (2, 14)
-_TIMEOUT: Final = 3.0
+_TIMEOUT_S: Final = 3.0
 
 
 async def risks(js: JetStreamContext, streams: Iterable[str], monitor: str | None) -> tuple[list[str], list[str]]:
@@ -65,5 +65,5 @@ def _of_disk(varz: Any) -> Iterator[str]:
 
 
 def _read(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:  # noqa: S310 - the settings admit http only
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the settings admit http only
         return json.load(answer)

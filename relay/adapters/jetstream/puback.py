@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from relay.domain.policies import NoStream, OutcomeUnknown, Published, PublishOutcome, RowRejected
+from relay.domain.routing import EXPECTED_STREAM
 
 #: Server errors that are due to the message itself (nats-server error codes), and whether they are final.
 #: 10054: the message is too large for its stream, whose limit can be changed. 10097: its headers are too large for
@@ -16,6 +17,7 @@ from relay.domain.policies import NoStream, OutcomeUnknown, Published, PublishOu
 _ROW_ERRORS: Final = {10054: False, 10097: True}
 #: Transient errors: the stream is full, or the server has no room or no leader now.
 _PASSING_ERRORS: Final = {10077, 10122, 10023, 10008, 10009, 10039, 10074, 10203}
+_OTHER_STREAM: Final = 10060
 #: The form of nearly every answer. All others are parsed as JSON.
 _ACK: Final = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)","seq":([0-9]+)\}')
 _NO_RESPONDERS: Final = b"NATS/1.0 503"
@@ -39,19 +41,23 @@ def _checked(subject: str) -> str:
     return subject
 
 
-def read(data: bytes, headers: bytes | None, subject: str) -> PublishOutcome:
-    """Turn the answer to a publish into an outcome."""
+def read(
+    data: bytes, headers: bytes | None, subject: str, sent: Mapping[str, str], seconds: float = 0.0
+) -> PublishOutcome:
+    """Turn the answer to a publish into an outcome. ``sent``: the headers. ``seconds``: how long it took."""
     if plain := _ACK.fullmatch(data):
-        return Published(plain[1].decode(), int(plain[2]))
+        return Published(plain[1].decode(), int(plain[2]), duplicate=False, seconds=seconds)
     if not data and headers and headers.startswith(_NO_RESPONDERS):
-        return NoStream(f"no stream takes the subject {subject}")
+        return NoStream.missing(subject)
     try:
         answer: dict[str, Any] = json.loads(data)
     except ValueError:
         return OutcomeUnknown("the answer is not a PubAck")
     if "error" in answer:
+        if answer["error"].get("err_code") == _OTHER_STREAM:
+            return NoStream.mismatch(subject, sent.get(EXPECTED_STREAM, "?"))
         return _refused(answer["error"])
-    return Published(answer["stream"], answer["seq"], answer.get("duplicate", False))
+    return Published(answer["stream"], answer["seq"], answer.get("duplicate", False), seconds)
 
 
 def _refused(error: Mapping[str, Any]) -> PublishOutcome:

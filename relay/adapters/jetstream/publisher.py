@@ -22,19 +22,19 @@ from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
 from relay.domain.errors import BrokerUnreachable
-from relay.domain.limits import DEFAULT_MAX_PAYLOAD
+from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from relay.domain.ordering import chains
 from relay.domain.policies import NoStream, NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
 from relay.ports import Message
 
 #: The limit of bytes under way: at first, its minimum and its maximum. A single message may be larger.
-_FIRST: Final = 256_000
-_LEAST: Final = 64_000
-_MOST: Final = 4_000_000
+_FIRST_WINDOW_BYTES: Final = 256_000
+_MIN_WINDOW_BYTES: Final = 64_000
+_MAX_WINDOW_BYTES: Final = 4_000_000
 #: About how many bytes a message has besides its body on the wire.
-_AROUND: Final = 500
+_OVERHEAD_BYTES: Final = 500
 #: Bytes per second of the slowest link over which messages of a megabyte must get through.
-_SLOWEST: Final = 250_000
+_SLOWEST_BYTES_PER_S: Final = 250_000
 
 
 class _Sent(NamedTuple):
@@ -90,7 +90,7 @@ class _Batch:
         for token in [token for token, sent in self.in_flight.items() if sent.message.subject == subject]:
             message = self.in_flight.pop(token).message
             self.outcomes[message.id] = outcome
-            self.bytes -= len(message.body) + _AROUND
+            self.bytes -= len(message.body) + _OVERHEAD_BYTES
             self.acks += 1  # counts as an answer, though it is no PubAck
         if not self.in_flight:
             self.done.set()
@@ -103,7 +103,7 @@ class _Batch:
         """
         while self.in_flight:
             self.done.clear()
-            before, silence = self.acks, patience + self.bytes / _SLOWEST
+            before, silence = self.acks, patience + self.bytes / _SLOWEST_BYTES_PER_S
             try:
                 await asyncio.wait_for(self.done.wait(), min(silence, self.deadline - time.monotonic()))
             except TimeoutError:
@@ -126,8 +126,8 @@ class NatsJetStreamPublisher:
         self._tokens = 0
         self._waiting: dict[bytes, _Batch] = {}
         self._subscribing = asyncio.Lock()
-        self._window = _FIRST
-        self.max_payload = DEFAULT_MAX_PAYLOAD
+        self._window = _FIRST_WINDOW_BYTES
+        self.max_payload = DEFAULT_MAX_PAYLOAD_BYTES
         connection.on_down.append(self._on_down)
         connection.on_refused.append(self._on_refused)
 
@@ -172,7 +172,7 @@ class NatsJetStreamPublisher:
     def _fill(self, client: RelayClient, batch: _Batch) -> None:
         """Send ready messages while there is time and the limit of bytes under way allows it."""
         while batch.ready:
-            size = len(batch.ready[0][0].body) + _AROUND
+            size = len(batch.ready[0][0].body) + _OVERHEAD_BYTES
             if batch.expired or (batch.in_flight and batch.bytes + size > self._window):
                 return
             self._send(client, batch, *batch.ready.popleft())
@@ -191,7 +191,7 @@ class NatsJetStreamPublisher:
             return
         client.write(command)
         batch.in_flight[token] = _Sent(message, chain, time.monotonic())
-        batch.bytes += len(message.body) + _AROUND
+        batch.bytes += len(message.body) + _OVERHEAD_BYTES
         self._waiting[token] = batch
 
     def _on_ack(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
@@ -201,8 +201,9 @@ class NatsJetStreamPublisher:
             return
         message, chain, at = batch.in_flight.pop(token)
         batch.acks += 1
-        self._adapt(batch, len(message.body) + _AROUND, time.monotonic() - at)
-        outcome = puback.read(data, headers, message.subject)
+        seconds = time.monotonic() - at
+        self._adapt(batch, len(message.body) + _OVERHEAD_BYTES, seconds)
+        outcome = puback.read(data, headers, message.subject, message.headers, seconds)
         batch.outcomes[message.id] = outcome
         if type(outcome) is Published:
             batch.follow(chain)
@@ -218,8 +219,8 @@ class NatsJetStreamPublisher:
         """Adapt the limit of bytes under way to the link: halve it when answers are slow, else raise it."""
         batch.bytes -= size
         if seconds > self._ack_timeout / 4:
-            self._window = max(self._window // 2, _LEAST)
-        elif self._window < _MOST:
+            self._window = max(self._window // 2, _MIN_WINDOW_BYTES)
+        elif self._window < _MAX_WINDOW_BYTES:
             self._window += size
 
     def _on_down(self) -> None:

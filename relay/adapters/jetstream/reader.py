@@ -7,19 +7,17 @@ from base64 import b64decode
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
-from uuid import UUID
-
-import nats.errors
 
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.wire import read_headers
+from relay.commands.reconcile import Stored
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.reading import read_subject
 from relay.ports import Delivery
 
 #: How long the server may take to find a message, in seconds.
-_PATIENCE: Final = 5.0
+_TIMEOUT_S: Final = 5.0
 _NOT_FOUND: Final = 404
 _NO_TEXT: Final = "\ufffd"
 
@@ -55,12 +53,9 @@ class StreamReader:
         )
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        client = await self._connection.client()
         subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
-        try:
-            answer = await client.request(subject, json.dumps(request).encode(), timeout=_PATIENCE)
-        except (nats.errors.Error, OSError) as error:
-            raise self._connection.failure("cannot read the stream", error) from error
+        async with self._connection.asking("cannot read the stream") as client:
+            answer = await client.request(subject, json.dumps(request).encode(), timeout=_TIMEOUT_S)
         found: dict[str, Any] = json.loads(answer.data)
         return found
 
@@ -71,7 +66,7 @@ class StreamReader:
         stored = await NatsStreamAuditor(self._connection).stored(self._stream, seq, seq, self._filter)
         return stored[0].subject if stored else text.encode()
 
-    async def ids(self, first: int, last: int) -> Mapping[int, UUID | None]:
-        """The event id at each sequence, without reading payloads. Raises BrokerUnreachable."""
+    async def stored(self, first: int, last: int) -> Mapping[int, Stored]:
+        """What each sequence holds, without its payload. Raises BrokerUnreachable."""
         stored = await NatsStreamAuditor(self._connection).stored(self._stream, first, last, self._filter)
-        return {message.seq: message.event_id for message in stored}
+        return {message.seq: message for message in stored}

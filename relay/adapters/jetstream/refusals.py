@@ -16,9 +16,9 @@ from relay.domain.errors import BrokerRefused, BrokerUnreachable
 
 _REFUSED: Final = re.compile(r'Permissions Violation for (Publish|Subscription) (?:to|with Reply of) "([^"]*)"')
 #: A refusal explains a missing answer for this time, in seconds. No caller waits longer for an answer.
-_RECENT: Final = 10.0
+_RECENT_S: Final = 10.0
 #: How many different refusals are remembered on a connection.
-_MOST: Final = 200
+_MAX_REFUSALS: Final = 200
 #: The server's words for credentials that it does not accept.
 _CREDENTIALS: Final = ("authorization", "authentication")
 
@@ -45,7 +45,8 @@ class Refusals:
     def __init__(self) -> None:
         self._seen: set[tuple[str, str]] = set()
         self._latest: tuple[float, Refusal] | None = None
-        self._inbox: Refusal | None = None
+        #: The refusal of the inbox, below which all answers arrive.
+        self.inbox: Refusal | None = None
 
     def note(self, text: str, inbox_prefix: str) -> Refusal | None:
         """Note the refusal in the server's text. None if the text is no refusal of a subject."""
@@ -56,24 +57,20 @@ class Refusals:
         inbox = subject.startswith(f"{inbox_prefix}.")
         grant = f"{inbox_prefix}.>" if inbox else _wide(subject)
         verb: Literal["publish", "subscribe"] = "publish" if found[1] == "Publish" else "subscribe"
-        first = (verb, grant) not in self._seen and len(self._seen) < _MOST
+        first = (verb, grant) not in self._seen and len(self._seen) < _MAX_REFUSALS
         refusal = Refusal(verb, subject, grant, inbox and verb == "subscribe", first)
         if first:
             self._seen.add((verb, grant))
         self._latest = (time.monotonic(), refusal)
         if refusal.inbox:
-            self._inbox = refusal
+            self.inbox = refusal
         return refusal
 
     def latest(self) -> Refusal | None:
         """The last refusal, if it is recent."""
-        if self._latest is None or time.monotonic() - self._latest[0] > _RECENT:
+        if self._latest is None or time.monotonic() - self._latest[0] > _RECENT_S:
             return None
         return self._latest[1]
-
-    def of_inbox(self) -> Refusal | None:
-        """The refusal of the inbox, below which all answers arrive."""
-        return self._inbox
 
 
 def telling(before: Exception, error: Exception) -> Exception:

@@ -36,22 +36,10 @@ from relay.adapters.jetstream.topology_fields import (
 from relay.domain.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from relay.domain.topology import ConsumerSpec, StreamSpec
 
-__all__ = [
-    "Change",
-    "ConsumerView",
-    "Difference",
-    "Kind",
-    "StreamView",
-    "connect_once",
-    "diff",
-    "ensure",
-    "show",
-]
-
-_CONNECT_TIMEOUT: Final = 2
+_CONNECT_TIMEOUT_S: Final = 2
 #: The first attempt counts. A server that refuses the credentials is not always heard at once: see `telling`.
-_ATTEMPTS: Final = 4
-_ANSWER_TIMEOUT: Final = 3
+_MAX_ATTEMPTS: Final = 4
+_ANSWER_TIMEOUT_S: Final = 3
 _NAME_IN_USE: Final = 10058
 _HINTS: Final = {
     10047: "max_bytes is reserved at once: free disk space, raise the server's max_file_store or lower max_bytes",
@@ -112,21 +100,21 @@ async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamConte
         causes.append(telling(causes[-1], error) if causes else error)
 
     try:
-        async with asyncio.timeout(_CONNECT_TIMEOUT * 2):
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S * 2):
             await client.connect(
                 servers=servers(url),
                 name="relay-cli",
                 allow_reconnect=False,
-                max_reconnect_attempts=_ATTEMPTS,
+                max_reconnect_attempts=_MAX_ATTEMPTS,
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]
-                connect_timeout=_CONNECT_TIMEOUT,
+                connect_timeout=_CONNECT_TIMEOUT_S,
                 error_cb=note,
                 **options,
             )
     except (OSError, nats.errors.Error, TimeoutError) as error:
         raise unreachable(causes[-1] if causes else error) from error
     try:
-        yield client.jetstream(timeout=_ANSWER_TIMEOUT)
+        yield client.jetstream(timeout=_ANSWER_TIMEOUT_S)
     except (BrokerUnreachable, nats.errors.Error, TimeoutError) as error:
         if (refusal := client.refusals.latest()) is not None:
             raise BrokerRefused(str(refusal)) from error

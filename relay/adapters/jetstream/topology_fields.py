@@ -66,6 +66,7 @@ def wanted_stream(spec: StreamSpec, base: StreamConfig | None = None) -> StreamC
         max_msgs_per_subject=spec.max_msgs_per_subject,
         num_replicas=spec.replicas,
         duplicate_window=spec.duplicate_window.total_seconds(),
+        no_ack=spec.no_ack,
         storage=StorageType.FILE,
         retention=RetentionPolicy.LIMITS,
         discard=DiscardPolicy.NEW,
@@ -140,6 +141,7 @@ def _stream_fields(config: StreamConfig) -> dict[str, str]:
         "discard_new_per_subject": str(bool(config.discard_new_per_subject)).lower(),
         "replicas": str(config.num_replicas or 1),
         "duplicate_window": _duration(config.duplicate_window),
+        "no_ack": str(bool(config.no_ack)).lower(),
     }
 
 

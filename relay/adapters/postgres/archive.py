@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -11,15 +11,15 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.audit import Audit
-from relay.adapters.postgres.pool import Connection
+from relay.adapters.postgres.operating import audit
+from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.source import Source
 from relay.adapters.postgres.sql import statement
 from relay.domain.archive import ArchivedRow, ArchiveKind, Manifest
 from relay.domain.operators import Operator
 
 #: How many rows are in memory at a time. A row may be as large as the broker's largest message.
-_PAGE: Final = 50
+_PAGE_ROWS: Final = 50
 _STREAMS: Final = {ArchiveKind.OUTBOX: "outbox/ledger_streams", ArchiveKind.INBOX: "archive/inbox_streams"}
 
 
@@ -33,13 +33,13 @@ class _Batch:
     async def rows(self) -> AsyncGenerator[Sequence[ArchivedRow], None]:
         async with self._conn.cursor("archive") as cursor:
             await cursor.execute(statement(f"archive/archive_{self._kind}"), self._wanted)
-            while page := await cursor.fetchmany(_PAGE):
+            while page := await cursor.fetchmany(_PAGE_ROWS):
                 yield [ArchivedRow(*row) for row in page]
 
     async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
         deleted = await self._conn.execute(statement(f"archive/delete_{self._kind}"), {"ids": list(ids)})
         await self._conn.execute(statement("archive/record"), asdict(manifest))
-        await Audit(self._conn).audit("archive", [manifest.file], by)
+        await audit(self._conn, "archive", [manifest.file], by)
         return deleted.rowcount
 
 
@@ -55,28 +55,24 @@ class PostgresArchive:
             return []
         return [name for (name,) in await self._all(_STREAMS[kind])]
 
-    def open(
-        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta, limit: int
-    ) -> AbstractAsyncContextManager[_Batch | None]:
-        return self._open(kind, {"streams": list(streams), "after": after, "limit": limit})
-
     @asynccontextmanager
-    async def _open(self, kind: ArchiveKind, wanted: dict[str, Any]) -> AsyncIterator[_Batch | None]:
+    async def open(
+        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta, limit: int
+    ) -> AsyncIterator[_Batch | None]:
         async with self._source() as conn, conn.transaction():
             await conn.execute(statement("archive/begin"))
-            [locked] = await _one(conn, "archive/lock")
+            [(locked,)] = await query(conn, "archive/lock")
             if not locked:
                 yield None
                 return
-            [number] = await _one(conn, "archive/next", kind=kind)
-            yield _Batch(conn, kind, number, wanted)
+            [(number,)] = await query(conn, "archive/next", kind=kind)
+            yield _Batch(conn, kind, number, {"streams": list(streams), "after": after, "limit": limit})
 
     async def waiting(
         self, kind: ArchiveKind, streams: Sequence[str], after: timedelta
     ) -> tuple[int, datetime | None, datetime | None]:
-        [row] = await self._all(f"archive/archivable_{kind}", streams=list(streams), after=after)
-        count, first, last = row
-        return count, first, last
+        [found] = await self._all(f"archive/archivable_{kind}", streams=list(streams), after=after)
+        return tuple(found)
 
     async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
@@ -91,10 +87,4 @@ class PostgresArchive:
 
     async def _all(self, name: str, **parameters: Any) -> list[Any]:
         async with self._source() as conn:
-            return await (await conn.execute(statement(name), parameters)).fetchall()
-
-
-async def _one(conn: Connection, name: str, **parameters: Any) -> Sequence[Any]:
-    row = await (await conn.execute(statement(name), parameters)).fetchone()
-    assert row is not None  # each of these selects exactly one row
-    return tuple(row)
+            return await query(conn, name, **parameters)

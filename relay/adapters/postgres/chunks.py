@@ -1,4 +1,4 @@
-"""Many inbox rows claimed, renewed and settled at once: what `relay.execution.chunk.ChunkClaims` asks for."""
+"""Many inbox rows claimed, renewed and settled at once, for `relay.execution.chunk`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.inbox import clean
-from relay.adapters.postgres.pool import Pool, connection
+from relay.adapters.postgres.pool import Pool, connection, query
 from relay.adapters.postgres.sql import statement
+from relay.domain.disclosure import clean
+from relay.domain.identity import NO_ORIGINALS
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry
 from relay.ports import ClaimedMessage, InboxRow
 
@@ -20,7 +21,10 @@ _Written = tuple[str | None, str | None, timedelta | None]
 
 
 class PostgresChunks:
-    """The leases and tokens of PORT-047-002 for whole chunks: the rows of a chunk share one token."""
+    """The leases and tokens of PORT-047-002 for whole chunks: the rows of a chunk share one token.
+
+    All methods raise DatabaseUnreachable.
+    """
 
     def __init__(self, pool: Pool, *, ordered: bool = False) -> None:
         self._pool = pool
@@ -29,6 +33,7 @@ class PostgresChunks:
     async def claim(
         self, ids: Sequence[UUID], lease: timedelta
     ) -> tuple[Sequence[ClaimedMessage], Sequence[UUID]]:
+        """Claim the messages that are due, free and untried; returns also the ids of those tried before."""
         token, since = uuid4(), time.monotonic()
         async with connection(self._pool) as conn:
             cursor = conn.cursor(binary=True)
@@ -39,26 +44,27 @@ class PostgresChunks:
         return taken, [id for id, subject, *_ in rows if subject is None]
 
     async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
+        """Extend the claims that are left. Returns False when none is left."""
         parameters = {"ids": array.of_plain(_ids(claims)), "token": claims[0].token, "lease": lease}
         async with connection(self._pool) as conn:
             cursor = await conn.execute(statement("inbox/renew_chunk"), parameters)
             return cursor.rowcount > 0
 
     async def settle(self, verdicts: Mapping[UUID, Disposition], token: UUID) -> set[UUID]:
+        """Record every verdict in one statement; returns the ids whose claim was not lost."""
         written = [_written(verdict) for verdict in verdicts.values()]
         parameters: dict[str, Any] = {"ids": list(verdicts), "token": token}
         for position, name in enumerate(("errors", "kinds", "delays")):
             parameters[name] = [values[position] for values in written]
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("inbox/settle_chunk"), parameters)
-            return {id for (id,) in await cursor.fetchall()}
+            return {id for (id,) in await query(conn, "inbox/settle_chunk", **parameters)}
 
 
 def _claimed(token: UUID, values: Sequence[Any], since: float) -> ClaimedMessage:
     """Return the claim of a row. Its values are in the column order of claim_chunk.sql."""
-    *columns, order_key, attempts, requeues, reason, kind = values
-    condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(kind))
-    row = InboxRow._make([*columns, condemned, order_key, None])
+    *columns, order_key, originals, attempts, requeues, reason, kind = values
+    rejected = None if reason is None else DeadLetter(reason, DeadLetterClass(kind))
+    row = InboxRow._make([*columns, rejected, order_key, None, originals or NO_ORIGINALS])
     return ClaimedMessage(token, row, attempts, requeues, since)
 
 

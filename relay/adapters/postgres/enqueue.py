@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from relay.adapters.postgres import array
@@ -28,33 +30,46 @@ class Ready(Generic[Value]):
         return self.value
 
 
-_TEXTS: Final = ("aggregate_type", "aggregate_id", "event_type", "payload", "partition_key", "topic")
+_TEXTS: Final = ("aggregate_type", "aggregate_id", "event_type", "payload", "partition_key", "topic", "stream")
 _IDS: Final = ("id", "correlation_id", "causation_id")
 
 
+#: What the statements below call by name: it is where the tables of the context are.
+_OURS: Final = re.compile(r"\b(outbox_events|task_outbox|relay_lock_outbox)\b")
+
+
+@cache
+def _insert_into(name: str, schema: str | None) -> str:
+    """The statement, for tables in a schema; None finds them by the search_path of the transaction."""
+    text = statement(name)
+    return text if schema is None else _OURS.sub(rf'"{schema}".\1', text)
+
+
 def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, str]]:
-    """Return the statement that records ``events``, in pyformat style, and its parameters."""
+    """Return the statement that records ``events`` of one schema, in pyformat style, and its parameters."""
     parameters = {name: array.of_texts([getattr(event, name) for event in events]) for name in _TEXTS}
     for name in _IDS:
         parameters[name] = array.of_plain([getattr(event, name) for event in events])
     parameters["event_version"] = array.of_plain([event.event_version for event in events])
     parameters["headers"] = array.of_texts([_json(event.headers) for event in events])
+    parameters["originals"] = array.of_texts([_json(it.originals) if it.originals else None for it in events])
     for name in ("occurred_at", "available_at"):
         parameters[name] = array.of_moments([getattr(event, name) for event in events])
-    return statement("outbox/insert"), parameters
+    return _insert_into("outbox/insert", events[0].schema), parameters
 
 
 _TASK: Final = ("type", "payload", "queue", "priority", "available_at", "delay", "concurrency_key")
 
 
 def insert_tasks(tasks: Sequence[BackgroundTask]) -> tuple[str, dict[str, list[Any]]]:
-    """Return the statement that records ``tasks``, in pyformat style, and its parameters."""
+    """Return the statement that records ``tasks`` of one schema, in pyformat style, and its parameters."""
     parameters: dict[str, list[Any]] = {name: [getattr(task, name) for task in tasks] for name in _TASK}
     for name in _IDS:
         values = [getattr(task, name) for task in tasks]
         parameters[name] = [None if value is None else str(value) for value in values]
     parameters["metadata"] = [_json(task.metadata) for task in tasks]
-    return statement("tasks/insert"), parameters
+    parameters["originals"] = [_json(task.originals) if task.originals else None for task in tasks]
+    return _insert_into("tasks/insert", tasks[0].schema), parameters
 
 
 def _json(values: Mapping[str, Any]) -> str:
@@ -62,7 +77,15 @@ def _json(values: Mapping[str, Any]) -> str:
 
 
 def statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the statements that record ``rows``, in pyformat style, with their parameters."""
+    """Yield the statements that record ``rows``, in pyformat style, with their parameters.
+
+    Schemas come in one order for everybody, because the locks of their keys do.
+    """
+    schemas = {row.schema for row in rows}
+    if len(schemas) > 1:
+        for schema in sorted(schemas, key=str):
+            yield from statements([row for row in rows if row.schema == schema])
+        return
     if events := [row for row in rows if isinstance(row, OutboxEvent)]:
         yield insert(events)
     if tasks := [row for row in rows if isinstance(row, BackgroundTask)]:

@@ -20,10 +20,12 @@ from relay.domain.errors import ConfigurationError
 #: What a producer may set: the columns of the specification and the options, but no order and no stream place.
 _EVENT: Final = (
     "id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,"
-    " causation_id, published_at, publish_attempts, publish_error, partition_key, topic, headers, available_at"
+    " causation_id, published_at, publish_attempts, publish_error, partition_key, topic, headers, available_at,"
+    " originals, stream"
 )
 _TASK: Final = (
-    "id, type, payload, queue, priority, available_at, correlation_id, causation_id, metadata, concurrency_key"
+    "id, type, payload, queue, priority, available_at, correlation_id, causation_id, metadata, concurrency_key,"
+    " originals"
 )
 #: One grant runs at a time, because two could deadlock. The number is next to the lock of migrations.
 _LOCK: Final = "SELECT pg_advisory_xact_lock(1785882986, 1)"
@@ -85,6 +87,25 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
 }
 _KINDS: Final = (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS))
 
+#: A view of MicroDAO. An application sees what becomes of its events and reads no payload.
+VIEW: Final = Rights(
+    "SELECT",
+    "INSERT, SELECT (id, stream, topic, created_at, processed, processed_at, error, partition_key)",
+)
+_EACH_VIEW: Final = """\
+DO $$ DECLARE found RECORD; BEGIN
+  FOR found IN
+    SELECT c.oid::regclass AS name, c.relnamespace::regnamespace::text AS schema
+    FROM pg_class AS c
+    WHERE c.relkind = 'v'
+      AND EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND t.tgname = 'relay_refuse_change')
+      AND EXISTS (SELECT FROM pg_depend AS d JOIN pg_rewrite AS r ON r.oid = d.objid
+                  WHERE r.ev_class = c.oid AND d.refobjid = 'outbox_events'::regclass)
+  LOOP
+    EXECUTE {} || found.{} || {};
+  END LOOP;
+END $$"""
+
 _SCHEMA: Final = """\
 DO $$ BEGIN
   EXECUTE format('GRANT USAGE ON SCHEMA %I TO {roles}', current_schema());
@@ -99,7 +120,7 @@ def statements(relay: Sequence[str], application: Sequence[str]) -> list[str]:
     roles = [sql.Identifier(role) for role in dict.fromkeys([*relay, *application])]
     everybody = sql.SQL(", ").join([sql.SQL("PUBLIC"), *roles])
     schema = sql.SQL(_SCHEMA).format(roles=sql.SQL(", ").join(roles))
-    composed = [sql.SQL(_LOCK), schema, *_revoked(everybody)]
+    composed = [sql.SQL(_LOCK), schema, *_revoked(everybody), *_views(relay, application, everybody)]
     for kind, found in _KINDS:
         for name, rights in found.items():
             composed += _granted(kind, name, rights.relay, relay)
@@ -135,6 +156,20 @@ def _revoked(roles: sql.Composed) -> Iterator[sql.Composed]:
     for kind, names in _KINDS:
         listed = sql.SQL(", ").join(map(sql.Identifier, names))
         yield sql.SQL("REVOKE ALL ON {} {} FROM {}").format(sql.SQL(kind), listed, roles)
+
+
+def _views(relay: Sequence[str], application: Sequence[str], everybody: sql.Composed) -> Iterator[sql.Composed]:
+    """The same for views of MicroDAO over our table, wherever they are (`relay.adapters.postgres.microdao`)."""
+    yield _each_view("REVOKE ALL ON ", "name", sql.SQL(" FROM {}").format(everybody))
+    for rights, roles in ((VIEW.relay, relay), (VIEW.application, application)):
+        for role in map(sql.Identifier, roles):
+            yield _each_view("GRANT USAGE ON SCHEMA ", "schema", sql.SQL(" TO {}").format(role))
+            yield _each_view(f"GRANT {rights} ON ", "name", sql.SQL(" TO {}").format(role))
+
+
+def _each_view(before: str, column: str, after: sql.Composed) -> sql.Composed:
+    parts = sql.Literal(before), sql.Identifier(column), sql.Literal(after.as_string(None))
+    return sql.SQL(_EACH_VIEW).format(*parts)
 
 
 def _granted(kind: str, name: str, rights: str, roles: Sequence[str]) -> Iterator[sql.Composed]:

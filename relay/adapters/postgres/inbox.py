@@ -14,13 +14,14 @@ import psycopg
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.pipeline import Command, fetch
-from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.pool import Connection, Pool, connection, query
 from relay.adapters.postgres.sql import statement
 from relay.batcher import Batcher
-from relay.domain.disclosure import told
+from relay.domain.disclosure import clean, told
 from relay.domain.errors import MalformedMessage
+from relay.domain.identity import NO_ORIGINALS, Originals
 from relay.domain.model import Finished
-from relay.domain.policies import MANY, Ack, DeadLetter, DeadLetterClass, Retry, unanswered
+from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, DeadLetterClass, Retry, unanswered
 from relay.ports import ClaimedMessage, InboxRow, Inserted
 
 _COLUMNS: Final = (
@@ -39,11 +40,14 @@ _COLUMNS: Final = (
     "causation_id",
     "order_key",
 )
-_ERROR_LIMIT: Final = 2_000
 
 
 def _headers(values: Sequence[Mapping[str, str]]) -> str:
     return array.of_texts([json.dumps(dict(headers)) for headers in values])
+
+
+def _originals(values: Sequence[Originals]) -> str:
+    return array.of_texts([json.dumps(dict(texts)) if texts else None for texts in values])
 
 
 #: How a column of many rows is written.
@@ -63,8 +67,9 @@ _WRITERS: Final[Mapping[str, Callable[[Any], str]]] = {
     "correlation_id": array.of_plain,
     "causation_id": array.of_plain,
     "order_key": array.of_texts,
+    "originals": _originals,
 }
-_LOOK: Final = 60.0
+_LOOK_INTERVAL_S: Final = 60.0
 #: What the claims of one statement share: the lease, and the number of attempts after which a message is given up.
 _Terms: TypeAlias = tuple[timedelta, int]
 _BEGINNING: Final = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
@@ -95,7 +100,9 @@ class PostgresInboxAdapter:
         async with connection(self._pool) as conn:
             return await insert(conn, "inbox/insert", rows)
 
-    async def claim(self, message_id: UUID, lease: timedelta, max_attempts: int = MANY) -> ClaimedMessage | None:
+    async def claim(
+        self, message_id: UUID, lease: timedelta, max_attempts: int = UNLIMITED_ATTEMPTS
+    ) -> ClaimedMessage | None:
         terms = lease, max_attempts
         if self._claim_many is not None:
             if terms not in self._claims:
@@ -136,7 +143,7 @@ class PostgresInboxAdapter:
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("inbox/renew", claim, lease=lease)
 
-    async def mark_processed(self, claim: ClaimedMessage, disposition: Ack) -> bool:
+    async def mark_processed(self, claim: ClaimedMessage) -> bool:
         return bool(await self.mark_all_processed([claim]))
 
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
@@ -155,9 +162,9 @@ class PostgresInboxAdapter:
             "inbox/record_error", claim, error=clean(disposition.error), delay=disposition.delay
         )
 
-    async def condemn(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
+    async def reject(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
         return await self._settle(
-            "inbox/condemn", claim, reason=clean(disposition.reason), kind=disposition.kind.value
+            "inbox/reject", claim, reason=clean(disposition.reason), kind=disposition.kind.value
         )
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
@@ -174,33 +181,33 @@ class PostgresInboxAdapter:
 
     async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
         await self._forget_order(subscription)
+        terms = {"subscription": subscription, "limit": limit, "grace": self._grace + waited}
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(
-                statement(self._overdue),
-                {"subscription": subscription, "limit": limit, "grace": self._grace + waited},
-            )
-            return [message_id for (message_id,) in await cursor.fetchall()]
+            return [message_id for (message_id,) in await query(conn, self._overdue, **terms)]
 
-    async def waiting(self, subscription: str, page: int) -> AsyncIterator[Sequence[str]]:
+    async def waiting(self, subscription: str, page: int, *, due: bool = False) -> AsyncIterator[Sequence[str]]:
         at, id = _BEGINNING
+        where: dict[str, Any] = {"subscription": subscription, "limit": page, "due": due}
         while True:
-            parameters = {"subscription": subscription, "limit": page, "received_at": at, "message_id": id}
+            parameters = {**where, "received_at": at, "message_id": id}
             async with connection(self._pool) as conn:
-                cursor = await conn.execute(statement("inbox/waiting"), parameters)
-                rows = await cursor.fetchall()
+                rows = await query(conn, "inbox/waiting", **parameters)
             yield [reply for _, _, reply in rows]
             if len(rows) < page:
                 return
             at, id, _ = rows[-1]
 
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
-        rows = await self._range("inbox/missing", subscription, stream, after, upto)
-        return [seq for (seq,) in rows]
+        where = {"subscription": subscription, "stream": stream, "after": after, "upto": upto}
+        async with connection(self._pool) as conn:
+            return [seq for (seq,) in await query(conn, "inbox/missing", **where)]
 
     async def finished(
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
     ) -> Sequence[Finished]:
-        rows = await self._range("inbox/finished", subscription, stream, after, upto, on_receipt=on_receipt)
+        where = {"subscription": subscription, "stream": stream, "after": after, "upto": upto}
+        async with connection(self._pool) as conn:
+            rows = await query(conn, "inbox/finished", **where, on_receipt=on_receipt)
         return [Finished(*row) for row in rows]
 
     async def _forget_order(self, subscription: str) -> None:
@@ -209,21 +216,12 @@ class PostgresInboxAdapter:
         if now >= self._looked.get(subscription, now):
             async with connection(self._pool) as conn:
                 await conn.execute(statement("inbox/forget_order"), {"subscription": subscription})
-            self._looked[subscription] = now + _LOOK
+            self._looked[subscription] = now + _LOOK_INTERVAL_S
 
     async def due(self, subscription: str, limit: int) -> int:
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement(self._due), {"subscription": subscription, "limit": limit})
-            row = await cursor.fetchone()
-        return int(row[0]) if row else 0
-
-    async def _range(
-        self, name: str, subscription: str, stream: str, after: int, upto: int, **more: bool
-    ) -> list[Any]:
-        parameters = {"subscription": subscription, "stream": stream, "after": after, "upto": upto, **more}
-        async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement(name), parameters)
-            return await cursor.fetchall()
+            [(count,)] = await query(conn, self._due, subscription=subscription, limit=limit)
+        return int(count)
 
     async def ping(self) -> None:
         async with connection(self._pool) as conn:
@@ -236,15 +234,15 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
     rows = list({row.message_id: row for row in rows}.values())
     columns = zip(InboxRow._fields, zip(*rows, strict=True), strict=True)
     arrays = {name: _WRITERS[name](values) for name, values in columns if name in _WRITERS}
-    verdicts = [row.condemned for row in rows]
+    verdicts = [row.rejected for row in rows]
     arrays["reason"] = array.of_texts(None if it is None else clean(it.reason) for it in verdicts)
     arrays["kind"] = array.of_plain(None if it is None else it.kind.value for it in verdicts)
     try:
-        cursor = await conn.execute(statement(name), {**arrays, **more})
+        inserted = await query(conn, name, **arrays, **more)
     except psycopg.DataError as error:
         # The server's own message may quote the value.
         raise MalformedMessage(f"the inbox cannot store it: {told(error)}") from None
-    return [Inserted(*row) for row in await cursor.fetchall()]
+    return [Inserted(*row) for row in inserted]
 
 
 def _command(name: str, terms: _Terms, which: Mapping[str, Any]) -> Command:
@@ -263,15 +261,11 @@ def ids_and_tokens(claims: Sequence[ClaimedMessage]) -> dict[str, str]:
     }
 
 
-def clean(text: str) -> str:
-    """Return text that is safe to store and to show: bounded, and without control characters."""
-    return "".join(char if char.isprintable() else " " for char in text[:_ERROR_LIMIT])
-
-
 def claimed(command: Command, row: Mapping[str, Any], since: float) -> ClaimedMessage:
     """Return the claim of a row that a statement has claimed."""
     reason = row["dead_letter_reason"]
-    condemned = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
+    rejected = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
     columns = {name: row[name] for name in _COLUMNS}
-    inbox_row = InboxRow(**columns, headers=row["headers"], condemned=condemned)
+    originals = row["originals"] or NO_ORIGINALS
+    inbox_row = InboxRow(**columns, headers=row["headers"], rejected=rejected, originals=originals)
     return ClaimedMessage(command[1]["token"], inbox_row, row["attempts"], row["requeues"], since)

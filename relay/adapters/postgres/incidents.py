@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.audit import Audit
-from relay.adapters.postgres.pool import Connection
-from relay.adapters.postgres.source import Source
+from relay.adapters.postgres.operating import Operations, Row, as_key, audit, named, who
+from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.sql import statement
+from relay.domain.errors import InvalidRequest, NotParked, RelayError
 from relay.domain.incidents import (
     Candidate,
-    Incident,
-    IncidentDetail,
     IncidentFilter,
     IncidentStatus,
     Letter,
+    ParkedHead,
     RecordedIncident,
+    close_refusal,
+    gone,
+    release_refusal,
+    requeue_refusal,
+    unknown,
 )
-from relay.domain.operators import Operator
+from relay.domain.operators import Operator, Outcome, judge
 from relay.queries import Page
 
 _COLUMNS: Final = (
@@ -57,99 +61,153 @@ class _Alerts:
         await self.conn.execute(statement("incidents/mark_alerted"), {"ids": ids})
 
 
-@dataclass(slots=True)
-class IncidentWrites(Audit):
-    """What an operator's transaction does to incidents, and to the keys that their messages block."""
+class PostgresIncidents(Operations):
+    """Keeps one incident for each time a message dies, however often its dead letter is read.
 
-    async def requeue(self, ids: Sequence[int]) -> Sequence[int]:
-        cursor = await self.conn.execute(statement("inbox/requeue"), {"ids": list(ids)})
-        return [id for (id,) in await cursor.fetchall()]
+    Nothing is requeued by itself: operators decide (building block 2.4).
+    """
 
-    async def close(self, ids: Sequence[int], status: IncidentStatus, by: Operator) -> None:
-        """Close incidents. A key that a message blocked goes on: with the message if requeued, else without."""
-        parameters = {"ids": list(ids), "status": status.value, **self.who(by)}
-        await self.conn.execute(statement("incidents/close"), parameters)
-        if status is not IncidentStatus.REQUEUED:
-            await self.conn.execute(statement("outbox/step_over_heads"), {"ids": list(ids)})
-        await self.conn.execute(statement("outbox/release_heads"), {"ids": list(ids)})
-
-
-@dataclass(slots=True)
-class _Change(IncidentWrites):
-    """The incidents of one operator's transaction."""
-
-    candidates: Sequence[Candidate]
-
-
-class PostgresIncidents:
-    """Keeps one incident for each time a message dies, however often its dead letter is read."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    kind = "dlq"
 
     async def record(self, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
         """Record dead letters; returns the new ones. Repeatable."""
         columns: dict[str, list[Any]] = {name: [getattr(letter, name) for letter in letters] for name in _COLUMNS}
         columns["kind"] = [letter.kind.value for letter in letters]
         columns["headers"] = [json.dumps(dict(letter.headers)) for letter in letters]
+        columns["originals"] = [json.dumps(it.originals) if it.originals else None for it in letters]
         async with self._source() as conn:
-            cursor = await conn.execute(statement("incidents/record"), columns)
-            return [RecordedIncident(*row) for row in await cursor.fetchall()]
+            return [_recorded(row) for row in await query(conn, "incidents/record", **columns)]
 
     @asynccontextmanager
     async def unalerted(self, spacing: timedelta) -> AsyncIterator[_Alerts]:
         """Lock the open incidents without an alert; none while the last alert is younger than ``spacing``."""
         async with self._source() as conn, conn.transaction():
-            cursor = await conn.execute(statement("incidents/alert_due"), {"spacing": spacing})
-            if await cursor.fetchone() != (True,):
-                yield _Alerts(conn, [])
-                return
-            cursor = await conn.execute(statement("incidents/unalerted"))
-            yield _Alerts(conn, [RecordedIncident(*row) for row in await cursor.fetchall()])
+            [(due,)] = await query(conn, "incidents/alert_due", spacing=spacing)
+            rows = await query(conn, "incidents/unalerted") if due else []
+            yield _Alerts(conn, [_recorded(row) for row in rows])
 
-    async def find(self, wanted: IncidentFilter, limit: int) -> Page[Incident]:
-        """See the reader."""
-        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("incidents/incidents"), _parameters(wanted, limit))
-            rows = await cursor.fetchall()
-        total = rows[0]["total"] if rows else 0
-        return Page([_incident(row) for row in rows], total)
+    async def find(self, wanted: IncidentFilter, limit: int) -> Page[Row]:
+        """Up to ``limit`` incidents without their messages, the newest first."""
+        parameters = {
+            **asdict(wanted),
+            "statuses": [status.value for status in wanted.statuses] or None,
+            "kinds": [kind.value for kind in wanted.kinds] or None,
+            "message_name": wanted.message_id if isinstance(wanted.message_id, str) else None,
+            "message_id": as_key(wanted.message_id),
+            "correlation_id": as_key(wanted.correlation_id),
+            "limit": limit,
+        }
+        page = await self._page("incidents/incidents", parameters)
+        return Page([named(row, "message_id") for row in page.items], page.total)
 
-    async def get(self, id: int) -> IncidentDetail | None:
-        """See the reader."""
-        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("incidents/incident"), {"id": id})
-            row = await cursor.fetchone()
-            await cursor.execute(statement("incidents/history"), {"id": id})
-            history = await cursor.fetchall()
-        if row is None:
-            return None
-        return IncidentDetail(_incident(row), row["headers"], row["original"], tuple(history))
+    async def get(self, id: int) -> Row | None:
+        """One incident with its headers, its original message and its history, or None."""
+        row = await self._detail("incidents/incident", id)
+        return None if row is None else named(row, "message_id")
 
-    def change(self, ids: Sequence[int]) -> AbstractAsyncContextManager[_Change]:
-        return self._change(ids)
+    async def requeue(self, ids: Sequence[int], by: Operator) -> Outcome:
+        """Requeue messages in the failing consumer's inbox, with new attempts.
 
-    @asynccontextmanager
-    async def _change(self, ids: Sequence[int]) -> AsyncIterator[_Change]:
+        They do not return to the stream, so no other consumer sees them again. An incident is refused with
+        UNKNOWN_INCIDENT, INCIDENT_CLOSED, UNREADABLE_MESSAGE or NOT_REQUEUEABLE.
+        """
         async with self._source() as conn, conn.transaction():
-            cursor = await conn.execute(statement("incidents/lock"), {"ids": list(ids)})
-            rows = await cursor.fetchall()
-            yield _Change(conn, [Candidate(id, IncidentStatus(status), *rest) for id, status, *rest in rows])
+            wanted, refused = await _judged(conn, ids, requeue_refusal)
+            done = await _requeue(conn, wanted, by)
+        refused += [(str(id), gone()) for id in wanted if id not in done]
+        return Outcome(tuple(str(id) for id in wanted if id in done), tuple(refused))
+
+    async def discard(self, ids: Sequence[int], by: Operator) -> Outcome:
+        """Give up messages permanently. Raises InvalidRequest without a note.
+
+        An incident is refused with UNKNOWN_INCIDENT or INCIDENT_CLOSED.
+        """
+        return await self._close(ids, IncidentStatus.DISCARDED, "dlq.discard", by)
+
+    async def resolve(self, ids: Sequence[int], by: Operator) -> Outcome:
+        """Close incidents that were solved by other means. Otherwise like `discard`."""
+        return await self._close(ids, IncidentStatus.RESOLVED, "dlq.resolve", by)
+
+    async def _close(self, ids: Sequence[int], status: IncidentStatus, action: str, by: Operator) -> Outcome:
+        if not (by.note or "").strip():
+            raise InvalidRequest("say why", field="note")
+        async with self._source() as conn, conn.transaction():
+            wanted, refused = await _judged(conn, ids, close_refusal)
+            if wanted:
+                await _closed(conn, wanted, status, action, by)
+        return Outcome(tuple(map(str, wanted)), tuple(refused))
 
 
-def _parameters(wanted: IncidentFilter, limit: int) -> dict[str, Any]:
-    return {
-        "statuses": [status.value for status in wanted.statuses] or None,
-        "kinds": [kind.value for kind in wanted.kinds] or None,
-        "subscription": wanted.subscription,
-        "event_type": wanted.event_type,
-        "reason": wanted.reason,
-        "since": wanted.since,
-        "message_id": wanted.message_id,
-        "correlation_id": wanted.correlation_id,
-        "limit": limit,
-    }
+def _recorded(row: Sequence[Any]) -> RecordedIncident:
+    """Return an incident with its ids as people see them. The originals are the last column."""
+    *columns, originals = row
+    names = ("id", "message_id", "subscription", "event_type", "correlation_id", "causation_id")
+    values = named({**dict(zip(names, columns, strict=False)), "originals": originals}, "message_id")
+    return RecordedIncident(*(values[name] for name in names), *columns[len(names) :])
 
 
-def _incident(row: Mapping[str, Any]) -> Incident:
-    return Incident(**{name: row[name] for name in Incident.__dataclass_fields__})
+async def _judged(
+    conn: Connection, ids: Sequence[int], refusal: Callable[[Candidate], RelayError | None]
+) -> tuple[list[int], list[tuple[str, RelayError]]]:
+    """Lock incidents, and apply a rule to each."""
+    rows = await query(conn, "incidents/lock", ids=list(ids))
+    found = {id: Candidate(IncidentStatus(status), *rest) for id, status, *rest in rows}
+    return judge(ids, found, refusal, unknown)
+
+
+async def _requeue(conn: Connection, ids: Sequence[int], by: Operator) -> set[int]:
+    """Make the inbox rows of incidents due at once; return the incidents that had a row to reset."""
+    done = {id for (id,) in await query(conn, "inbox/requeue", ids=list(ids))}
+    if done:
+        await _closed(conn, [id for id in ids if id in done], IncidentStatus.REQUEUED, "dlq.requeue", by)
+    return done
+
+
+async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, action: str, by: Operator) -> None:
+    """Close incidents. A key that a message blocked goes on: with the message if requeued, else without."""
+    which = {"ids": list(ids)}
+    await conn.execute(statement("incidents/close"), {**which, "status": status.value, **who(by)})
+    if status is not IncidentStatus.REQUEUED:
+        await conn.execute(statement("outbox/skip_heads"), which)
+    await conn.execute(statement("outbox/release_heads"), which)
+    await audit(conn, action, ids, by)
+
+
+# --- keys that are parked behind a dead letter (DESIGN §6) ---
+
+
+class PostgresParkedKeys(Operations):
+    """Changes rows only: the sweep finds the messages that may run then."""
+
+    async def list(self) -> Sequence[Row]:
+        """All parked keys, the longest parked first."""
+        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement("inbox/parked_keys"))
+            return [named(row, "head") for row in await cursor.fetchall()]
+
+    async def release(self, keys: Sequence[str] | None, subscription: str | None, by: Operator) -> Outcome:
+        """Release keys by name, or all (None), of one subscription or of all (None).
+
+        They go on in order: first the dead head, with new attempts, then the messages behind it. A key is refused
+        with NOT_PARKED, UNREADABLE_MESSAGE, or NOT_REQUEUEABLE while the head's dead letter is not recorded yet.
+        """
+        parameters = {"keys": None if keys is None else [*keys], "subscription": subscription}
+        async with self._source() as conn, conn.transaction():
+            heads = [ParkedHead(*row) for row in await query(conn, "inbox/lock_parked", **parameters)]
+            wanted, refused = judge((), {head.name: head for head in heads}, release_refusal, _not_parked)
+            refused += [(key, _not_parked(key)) for key in dict.fromkeys(keys or ()) if key not in _keys(heads)]
+            if wanted:
+                released = [head for head in heads if head.name in wanted]
+                await _requeue(conn, [it.incident for it in released if it.dead and it.incident is not None], by)
+                which = {"subscriptions": [it.subscription for it in released], "keys": _keys(released)}
+                await conn.execute(statement("inbox/release_keys"), which)
+                await audit(conn, "parked.release", wanted, by)
+        return Outcome(tuple(wanted), tuple(refused))
+
+
+def _keys(heads: Iterable[ParkedHead]) -> Sequence[str]:
+    return [head.key for head in heads]
+
+
+def _not_parked(_key: str) -> RelayError:
+    return NotParked("is not parked", hint="relay parked list")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from relay.adapters.postgres.pool import Pool, connection
-from relay.adapters.postgres.sql import statement
+from relay.adapters.postgres.pool import Pool, connection, query
 from relay.commands.reconcile import LedgerEntry, Losses, StreamState
+from relay.domain.identity import Identity
+
+
+def _losses(count: int, ids: Sequence[str] | None) -> Losses:
+    return Losses(count, tuple(Identity.of(id).value for id in ids or ()))
 
 
 class PostgresLedger:
@@ -34,7 +38,7 @@ class PostgresLedger:
             max_age=state.max_age,
             window=state.duplicate_window,
         )
-        return Losses(count, tuple(ids or ()))
+        return _losses(count, ids)
 
     async def page(
         self, stream: str, state: StreamState, first: int, last: int, before: datetime, limit: int
@@ -48,7 +52,7 @@ class PostgresLedger:
             max_age=state.max_age,
             limit=limit,
         )
-        return [LedgerEntry(id, seq) for id, seq in rows]
+        return [LedgerEntry(*row) for row in rows]
 
     async def reused(self, stream: str, state: StreamState, limit: int) -> tuple[int, int] | None:
         [(first, last)] = await self._all(
@@ -64,12 +68,15 @@ class PostgresLedger:
             seqs=[entry.seq for entry in lost],
             window=state.duplicate_window,
         )
-        return Losses(count, tuple(ids or ()))
+        return _losses(count, ids)
 
     async def known(self, ids: Collection[UUID]) -> set[UUID]:
         return {id for (id,) in await self._all("inbox/known", ids=list(ids))}
 
+    async def held(self, subscription: str, stream: str, seqs: Collection[int]) -> Mapping[int, str | None]:
+        which = {"subscription": subscription, "stream": stream, "seqs": list(seqs)}
+        return dict(await self._all("inbox/held", **which))
+
     async def _all(self, name: str, **parameters: Any) -> list[Any]:
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement(name), parameters)
-            return await cursor.fetchall()
+            return await query(conn, name, **parameters)

@@ -1,7 +1,7 @@
 """The inbox of an ordered subscription: only the head of each key runs (DESIGN §6).
 
 The index idx_inbox_order contains the unfinished messages of each key. The first entry of a key is its head. A
-dead head stays in the index and blocks its key until an operator decides, unless the policy is to step over it.
+dead head stays in the index and blocks its key until an operator decides, unless the policy is to skip it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, insert
-from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.pool import Connection, Pool, connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.ordering import FailedHead
 from relay.domain.watermark import Span, Watermark
@@ -56,7 +56,7 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
         row = claim.row
-        parameters = {"message_id": row.message_id, "token": claim.token, "step_over": self._failed_head == "skip"}
+        parameters = {"message_id": row.message_id, "token": claim.token, "skip": self._failed_head == "skip"}
         parks = self._failed_head == "park" and row.order_key is not None
         async with connection(self._pool) as conn, conn.transaction():
             if parks:
@@ -69,30 +69,27 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
 
     async def promote(self, ids: Sequence[UUID]) -> Sequence[UUID]:
         """See KeyOrder."""
-        return await self._values("inbox/promote", {"ids": list(ids)})
+        return await self._values("inbox/promote", ids=list(ids))
 
     async def next_of_keys(self, subscription: str, keys: Sequence[str]) -> Sequence[UUID]:
         """See KeyOrder."""
-        return await self._values("inbox/next_of_keys", {"subscription": subscription, "order_keys": list(keys)})
+        return await self._values("inbox/next_of_keys", subscription=subscription, order_keys=list(keys))
 
-    async def set_aside(self, row: InboxRow) -> Sequence[str]:
+    async def parked_replies(self, row: InboxRow) -> Sequence[str]:
         """See KeyOrder."""
         if self._failed_head != "park":
             return []
-        parameters = {"subscription": row.subscription, "order_key": row.order_key}
-        return await self._values("inbox/set_aside", parameters)
+        return await self._values("inbox/parked_replies", subscription=row.subscription, order_key=row.order_key)
 
-    async def _values(self, name: str, parameters: dict[str, Any]) -> list[Any]:
+    async def _values(self, name: str, /, **parameters: Any) -> list[Any]:
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement(name), parameters)
-            return [value for (value,) in await cursor.fetchall()]
+            return [value for (value,) in await query(conn, name, **parameters)]
 
     async def watermark(self, subscription: str, stream: str) -> Watermark:
         """See KeyOrder."""
         async with connection(self._pool) as conn:
-            parameters = {"subscription": subscription, "stream": stream}
-            row = await (await conn.execute(statement("inbox/watermark"), parameters)).fetchone()
-        return Watermark() if row is None else _watermark(*row)
+            rows = await query(conn, "inbox/watermark", subscription=subscription, stream=stream)
+        return _watermark(*rows[0]) if rows else Watermark()
 
     async def move(self, subscription: str, stream: str, change: Change) -> Watermark:
         """See KeyOrder."""
@@ -117,13 +114,10 @@ async def _move(conn: Connection, subscription: str, stream: str, change: Change
 
 
 async def _locked(conn: Connection, subscription: str, stream: str) -> Watermark:
-    parameters = {"subscription": subscription, "stream": stream}
-    cursor = await conn.execute(statement("inbox/lock_watermark"), parameters)
-    if (row := await cursor.fetchone()) is None:
-        await conn.execute(statement("inbox/make_watermark"), parameters)
-        row = await (await conn.execute(statement("inbox/lock_watermark"), parameters)).fetchone()
-        assert row is not None
-    return _watermark(*row)
+    place = {"subscription": subscription, "stream": stream}
+    while not (rows := await query(conn, "inbox/lock_watermark", **place)):
+        await conn.execute(statement("inbox/make_watermark"), place)
+    return _watermark(*rows[0])
 
 
 def _watermark(consumer_seq: int | None, stream_seq: int, ahead: list[dict[str, int]]) -> Watermark:

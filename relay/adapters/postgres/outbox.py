@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -14,8 +14,8 @@ from uuid import UUID
 import psycopg
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.floors import NO_LANE, NONE, Floors
-from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.low_water import NO_LANE, NONE, LowWaterMarks
+from relay.adapters.postgres.pool import Connection, Pool, connection, query
 from relay.adapters.postgres.source import migrated
 from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Published
@@ -24,11 +24,11 @@ from relay.ports import OutboxRow, PublishFailure
 #: Errors about a single row, for example from a constraint or a trigger. The database itself is healthy.
 _ROW_ERRORS: Final = (psycopg.IntegrityError, psycopg.DataError, psycopg.errors.RaiseException)
 #: For how long a row whose result cannot be recorded is left alone, in seconds.
-_LEFT_ALONE: Final = 3600.0
+_LEFT_ALONE_S: Final = 3600.0
 #: The most rows that a claim may have.
-_MOST: Final = 1_000
+_MAX_ROWS: Final = 1_000
 #: After this many seconds, the idle time-out of a claim is restarted.
-_LONG: Final = 0.5
+_RESTART_AFTER_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Claim:
 
     async def keep(self) -> None:
         """Restart the idle time-out of the claim, unless it began just now."""
-        if time.monotonic() - self.begun > _LONG:
+        if time.monotonic() - self.begun > _RESTART_AFTER_S:
             self.begun = time.monotonic()
             await self.conn.execute(statement("outbox/keep_claim"))
 
@@ -76,7 +76,7 @@ class _Claim:
                 await self._fail(failures)
         except _ROW_ERRORS:
             by_id = {failure.id: failure for failure in failures}
-            until = time.monotonic() + _LEFT_ALONE
+            until = time.monotonic() + _LEFT_ALONE_S
             self.unsettled |= dict.fromkeys(await self._apart(by_id, lambda id: self._fail([by_id[id]])), until)
 
     async def _apart(self, ids: Iterable[str], settle: Callable[[str], Awaitable[None]]) -> dict[str, str]:
@@ -91,16 +91,14 @@ class _Claim:
         return refused
 
     async def _mark(self, acks: Mapping[str, Published]) -> dict[str, datetime]:
-        cursor = await self.conn.execute(
-            statement("outbox/mark_published"),
-            {
-                "ids": array.of_plain(acks),
-                "streams": array.of_plain(ack.stream for ack in acks.values()),
-                "seqs": array.of_plain(ack.seq for ack in acks.values()),
-                "duplicates": array.of_plain(ack.duplicate for ack in acks.values()),
-            },
+        [(at,)] = await query(
+            self.conn,
+            "outbox/mark_published",
+            ids=array.of_plain(acks),
+            streams=array.of_plain(ack.stream for ack in acks.values()),
+            seqs=array.of_plain(ack.seq for ack in acks.values()),
+            duplicates=array.of_plain(ack.duplicate for ack in acks.values()),
         )
-        [(at,)] = await cursor.fetchall()
         return dict.fromkeys(acks, at)
 
     async def _fail(self, failures: Sequence[PublishFailure]) -> None:
@@ -123,18 +121,13 @@ class PostgresOutboxAdapter:
     def __init__(self, pool: Pool, *, dead_head_blocks: bool = False) -> None:
         self._pool = pool
         self._dead_head_blocks = dead_head_blocks
-        self._floors = Floors()
+        self._marks = LowWaterMarks()
         self._unsettled: dict[str, float] = {}
         #: How many rows a claim asks for at most. With large rows, about as many as a claim may take.
-        self._most = _MOST
-
-    def find_unpublished(
-        self, lanes: Sequence[int], limit: int, max_bytes: int
-    ) -> AbstractAsyncContextManager[_Claim]:
-        return self._find_unpublished(lanes, limit, max_bytes)
+        self._most = _MAX_ROWS
 
     @asynccontextmanager
-    async def _find_unpublished(self, lanes: Sequence[int], limit: int, max_bytes: int) -> AsyncIterator[_Claim]:
+    async def find_unpublished(self, lanes: Sequence[int], limit: int, max_bytes: int) -> AsyncIterator[_Claim]:
         async with _claim(self._pool, self._unsettled) as claim:
             limit = min(limit, self._most)
             found = await self._take(claim, lanes, limit)
@@ -145,7 +138,7 @@ class PostgresOutboxAdapter:
                 rows = self._to_settle([OutboxRow._make(row[:-3]) for row in found])
                 claim.rows = await _within(claim, rows, max_bytes)
                 cut = len(claim.rows) < len(rows)
-                self._most = 2 * len(claim.rows) if cut else min(4 * limit, _MOST)
+                self._most = 2 * len(claim.rows) if cut else min(4 * limit, _MAX_ROWS)
                 claim.busy = Counter(row[-3] for row in found)
                 claim.more = bool(claim.rows) and (
                     len(found) >= limit or cut or any(claim.busy[row[-3]] >= row[-2] for row in found)
@@ -162,52 +155,45 @@ class PostgresOutboxAdapter:
         return [row for row in rows if row.id not in self._unsettled]
 
     async def _take(self, claim: _Claim, lanes: Sequence[int], limit: int) -> Sequence[tuple[Any, ...]] | None:
-        """Lock lanes and claim what is ready in them; None while the floors are too far behind."""
+        """Lock lanes and claim what is ready in them; None while the marks are too far behind."""
         with migrated():
-            cursor = await claim.conn.execute(statement("outbox/lock_lanes"), {"lanes": list(lanes)})
-        locked = await cursor.fetchall()
+            locked = await query(claim.conn, "outbox/lock_lanes", lanes=list(lanes))
         claim.lanes = [lane for lane, *_ in locked if lane is not None]
         _, *epoch = locked[0]
-        floors = await self._floors.find(claim.conn, [*claim.lanes, NO_LANE], tuple(epoch))
-        if floors is None:
+        marks = await self._marks.find(claim.conn, [*claim.lanes, NO_LANE], tuple(epoch))
+        if marks is None:
             return None
-        found = await self._claim_from(floors, claim, limit)
+        found = await self._claim_from(marks, claim, limit)
         if found and found[0][-1] != epoch[0]:
-            # Events that were reopened just now may lie below the floors, and before those that were found.
-            found = await self._claim_from([NONE] * len(floors), claim, limit)
+            # Events that were reopened just now may lie below the marks, and before those that were found.
+            found = await self._claim_from([NONE] * len(marks), claim, limit)
         return found
 
-    async def _claim_from(self, floors: Sequence[int], claim: _Claim, limit: int) -> Sequence[tuple[Any, ...]]:
+    async def _claim_from(self, marks: Sequence[int], claim: _Claim, limit: int) -> Sequence[tuple[Any, ...]]:
         terms = {
             "lanes": claim.lanes,
-            "floors": floors,
+            "marks": marks,
             "limit": limit,
             "dead_head_blocks": self._dead_head_blocks,
         }
         begun = claim.begun = time.monotonic()
         try:
-            cursor = await claim.conn.execute(statement("outbox/claim"), terms)
+            return await query(claim.conn, "outbox/claim", **terms)
         except psycopg.errors.QueryCanceled:
             self._most = max(limit // 8, 1)
             raise
         finally:
-            # Also after a time-out: such a claim needs floors most.
-            self._floors.note(time.monotonic() - begun)
-        return await cursor.fetchall()
-
-    def find_one(self, event_id: UUID) -> AbstractAsyncContextManager[_Claim]:
-        return self._find_one(event_id)
+            # Also after a time-out: such a claim needs marks most.
+            self._marks.note(time.monotonic() - begun)
 
     @asynccontextmanager
-    async def _find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
+    async def find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
         async with _claim(self._pool, {}) as claim:
             with migrated():
                 await claim.conn.execute(statement("outbox/lock_lane_of_event"), {"id": event_id})
             claim.begun = time.monotonic()
-            cursor = await claim.conn.execute(
-                statement("outbox/claim_event"), {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
-            )
-            claim.rows = [OutboxRow._make(row) for row in await cursor.fetchall()]
+            which = {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
+            claim.rows = [OutboxRow._make(row) for row in await query(claim.conn, "outbox/claim_event", **which)]
             await claim.keep()
             yield claim
 
@@ -240,8 +226,7 @@ async def _fetch(claim: _Claim, ids: Sequence[str], max_bytes: int) -> list[Outb
 async def _read(claim: _Claim, ids: Sequence[str], max_bytes: int, *, readable: bool) -> list[OutboxRow]:
     claim.begun = time.monotonic()
     terms = {"ids": array.of_plain(ids), "bytes": max_bytes, "readable": readable}
-    cursor = await claim.conn.execute(statement("outbox/large"), terms)
-    return [OutboxRow._make(row) for row in await cursor.fetchall()]
+    return [OutboxRow._make(row) for row in await query(claim.conn, "outbox/large", **terms)]
 
 
 @asynccontextmanager

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias
 
 import psycopg
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader
+from psycopg.postgres import types
+from psycopg.pq import Format as PqFormat
+from psycopg.types.datetime import TimestamptzLoader
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.unreachable import reason
 from relay.domain.disclosure import first_line
 from relay.domain.errors import DatabaseUnreachable
@@ -44,7 +51,44 @@ def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
     )
 
 
-class _Noting(psycopg.AsyncConnection[Any]):
+_USUAL: Final = psycopg.adapters.get_loader(types["timestamptz"].oid, PqFormat.TEXT) or TimestamptzLoader
+
+
+class _Time(Loader):
+    """Reads every time that PostgreSQL can hold. What Python cannot hold becomes the nearest time that it can.
+
+    A producer may write any time, for example "-infinity". Such a row must not hide others.
+    A day is left at either end, so that the time can be shown in any time zone.
+    """
+
+    _FIRST: ClassVar[datetime] = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
+    _LAST: ClassVar[datetime] = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        self._usual = _USUAL(oid, context)
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            found: datetime = self._usual.load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            return self._FIRST if text.startswith(b"-") or text.endswith(b"BC") else self._LAST
+        return min(max(found, self._FIRST), self._LAST)
+
+
+class AsyncConnection(psycopg.AsyncConnection[Any]):
+    """A connection of ours, which reads every time that PostgreSQL can hold."""
+
+    @classmethod
+    async def connect(cls, *arguments: Any, **options: Any) -> Any:
+        """As psycopg's."""
+        made = await super().connect(*arguments, **options)
+        made.adapters.register_loader("timestamptz", _Time)
+        return made
+
+
+class _Noting(AsyncConnection):
     """Remembers why the last attempt to connect failed. The pool itself only reports a time-out."""
 
     failure: ClassVar[str | None] = None
@@ -71,6 +115,11 @@ async def connection(pool: Pool) -> AsyncIterator[Connection]:
     with reached(pool):
         async with pool.connection() as conn:
             yield conn
+
+
+async def query(conn: Connection, name: str, /, **parameters: Any) -> list[Any]:
+    """Run the statement ``sql/<name>.sql`` and return its rows."""
+    return await (await conn.execute(statement(name), parameters)).fetchall()
 
 
 @contextmanager

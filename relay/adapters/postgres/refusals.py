@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from relay.domain.errors import DuplicateMessage, FutureEvent, InvalidTimestamp, RelayError, WriteConflict
 from relay.queries import SchemaMissing
 
-_IDS = ("outbox_events_pkey", "task_outbox_pkey")
+_IDS = ("outbox_events_pkey", "uq_outbox_original", "task_outbox_pkey")
 
 
 @contextmanager

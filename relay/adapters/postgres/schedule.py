@@ -10,17 +10,18 @@ from uuid import UUID
 from psycopg.errors import UniqueViolation
 from psycopg.rows import class_row
 
-from relay.adapters.postgres.audit import Audit
-from relay.adapters.postgres.inbox import clean
+from relay.adapters.postgres.operating import audit
+from relay.adapters.postgres.pool import query
 from relay.adapters.postgres.source import Source
 from relay.adapters.postgres.sql import statement
+from relay.domain.disclosure import clean
 from relay.domain.operators import Operator
 from relay.domain.policies import KEEP
 from relay.domain.schedule import CLAIM, ClaimedRun, Due, JobRecord, JobView, Lead, RunState, Schedule, WaitingRun
 
 #: A run that nobody has claimed for this long is enqueued again: the queue may have lost it.
 _PATIENCE: Final = timedelta(seconds=10)
-_BITE: Final = 5_000
+_PRUNE_ROWS: Final = 5_000
 
 
 class PostgresLease:
@@ -37,14 +38,11 @@ class PostgresLease:
     async def take(self, ttl: timedelta) -> Lead:
         """Take or renew the lease, for ``ttl`` from now."""
         async with self._source() as conn:
-            cursor = await conn.execute(
-                statement("schedule/take_lease"), {**self._holder, "who": self._who, "ttl": ttl}
-            )
-            row = await cursor.fetchone()
-        if row is None:
+            rows = await query(conn, "schedule/take_lease", **self._holder, who=self._who, ttl=ttl)
+        if not rows:
             # Somebody has deleted the row that the migrations insert.
             return Lead(None, 0.0)
-        term, remaining, names, times = row
+        [(term, remaining, names, times)] = rows
         return Lead(term, remaining or 0.0, dict(zip(names or (), times or (), strict=True)))
 
     async def release(self) -> None:
@@ -62,8 +60,8 @@ class PostgresLease:
             "correlation_id": correlation_id,
         }
         async with self._source() as conn:
-            row = await (await conn.execute(statement("schedule/open_run"), parameters)).fetchone()
-        return None if row is None else RunState(row[0])
+            rows = await query(conn, "schedule/open_run", **parameters)
+        return RunState(rows[0][0]) if rows else None
 
 
 class PostgresSchedule:
@@ -109,8 +107,10 @@ class PostgresSchedule:
             rows = await self._all("schedule/claim_run", **parameters)
         except UniqueViolation:
             return None
-        claimed = (ClaimedRun(run.job, run.scheduled_for, id, attempt, token) for id, attempt in rows)
-        return next(claimed, None)
+        if not rows:
+            return None
+        [(correlation_id, attempt)] = rows
+        return ClaimedRun(run.job, run.scheduled_for, correlation_id, attempt, token)
 
     async def renew(self, run: ClaimedRun) -> bool:
         """Extend the claim. False when it was lost."""
@@ -128,7 +128,7 @@ class PostgresSchedule:
     async def prune(self) -> None:
         """Delete what is older than 30 days: processed events, runs, removed jobs."""
         for name in ("inbox/prune_processed", "schedule/prune_runs"):
-            while await self._do(name, keep=KEEP, limit=_BITE) == _BITE:
+            while await self._do(name, keep=KEEP, limit=_PRUNE_ROWS) == _PRUNE_ROWS:
                 pass
         await self._do("schedule/prune_jobs", keep=KEEP)
 
@@ -145,12 +145,10 @@ class PostgresSchedule:
     async def request(self, job: str, by: Operator) -> datetime | None:
         """Ask the leader to run a job now; returns the time of the first request, None for an unknown job."""
         async with self._source() as conn, conn.transaction():
-            row = await (await conn.execute(statement("schedule/request_job"), {"name": job})).fetchone()
-            if row is None:
-                return None
-            await Audit(conn).audit("schedule run", [job], by)
-        requested_at: datetime = row[0]
-        return requested_at
+            rows = await query(conn, "schedule/request_job", name=job)
+            if rows:
+                await audit(conn, "schedule run", [job], by)
+        return rows[0][0] if rows else None
 
     async def outcome(self, job: str, scheduled_for: datetime) -> tuple[RunState, str | None] | None:
         """Return the state and error of a cron job's run; None when there is no such run."""
@@ -159,7 +157,7 @@ class PostgresSchedule:
 
     async def _all(self, name: str, /, **parameters: Any) -> list[Any]:
         async with self._source() as conn:
-            return await (await conn.execute(statement(name), parameters)).fetchall()
+            return await query(conn, name, **parameters)
 
     async def _do(self, name: str, /, **parameters: Any) -> int:
         async with self._source() as conn:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import psycopg
 from psycopg.errors import UndefinedColumn, UndefinedFunction, UndefinedTable
 
-from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.pool import AsyncConnection, Connection, Pool, connection
 from relay.adapters.postgres.unreachable import reaching, reason
 from relay.domain.errors import DatabaseUnreachable
 from relay.queries import SchemaMissing
@@ -34,7 +34,7 @@ def pooled(pool: Pool) -> Source:
 async def connected(url: str, name: str) -> AsyncIterator[Source]:
     """Open one connection for a command and lend it. Raises DatabaseUnreachable."""
     with reaching():
-        conn = await psycopg.AsyncConnection.connect(
+        conn = await AsyncConnection.connect(
             url, autocommit=True, connect_timeout=5, application_name=f"jetrelay-{name}"
         )
 

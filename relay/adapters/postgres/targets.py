@@ -1,7 +1,6 @@
 """The sessions and connections of applications, through which rows are written in an open transaction.
 
-A further kind of target is a module that says in ``WRITERS`` how rows are written, and its name in `_KINDS`. For
-type checkers, its classes belong to SyncTarget or AsyncTarget.
+Rows that are added to a psycopg connection are written at once; for those of SQLAlchemy see `sqlalchemy_targets`.
 """
 
 from __future__ import annotations
@@ -10,22 +9,59 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from relay.adapters.postgres import psycopg_targets, sqlalchemy_targets
-from relay.adapters.postgres.enqueue import Ready, Row, Write
-from relay.domain.errors import UnsupportedTarget
+from relay.adapters.postgres import sqlalchemy_targets
+from relay.adapters.postgres.enqueue import Ready, Row, Write, statements
+from relay.adapters.postgres.refusals import refusals
+from relay.domain.errors import NoTransaction, UnsupportedTarget
 
 SyncTarget: TypeAlias = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
 AsyncTarget: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
 Value = TypeVar("Value")
 Other = TypeVar("Other")
 
-_KINDS: Final = (sqlalchemy_targets, psycopg_targets)
+
+def _insert(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
+    """Write ``rows``. Raises NoTransaction and what `refusals` raises."""
+    if not rows:
+        return
+    _check(connection)
+    # A plain cursor, because the connection's own cursor class may use another parameter style.
+    with refusals(), psycopg.Cursor(connection) as cursor:
+        for sql, parameters in statements(rows):
+            cursor.execute(sql, parameters)
+
+
+async def _insert_async(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> None:
+    """Write ``rows``. Raises NoTransaction and what `refusals` raises."""
+    if not rows:
+        return
+    _check(connection)
+    with refusals():
+        async with psycopg.AsyncCursor(connection) as cursor:
+            for sql, parameters in statements(rows):
+                await cursor.execute(sql, parameters)
+
+
+def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Refuse a connection that would commit the row by itself."""
+    idle = connection.info.transaction_status == TransactionStatus.IDLE
+    if connection.autocommit and idle:
+        raise NoTransaction(
+            "the connection is in autocommit mode and no transaction is open",
+            field="target",
+            hint="use `with connection.transaction():` around the change and the event",
+        )
+
+
 _WRITERS: Final[Mapping[type, Write]] = {
-    target: write for kind in _KINDS for target, write in kind.WRITERS.items()
+    **sqlalchemy_targets.WRITERS,
+    psycopg.Connection: _insert,
+    psycopg.AsyncConnection: _insert_async,
 }
 
 

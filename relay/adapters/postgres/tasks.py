@@ -15,11 +15,11 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.inbox import clean
 from relay.adapters.postgres.pipeline import Command
-from relay.adapters.postgres.pool import Connection, Pool, connection
+from relay.adapters.postgres.pool import Connection, Pool, connection, query
 from relay.adapters.postgres.sql import statement
-from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, turn
+from relay.domain.disclosure import clean
+from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, slot
 
 #: When a task is this long overdue to begin, the sweep treats it as lost.
 GRACE: Final = timedelta(seconds=5)
@@ -60,8 +60,7 @@ class PostgresTasks:
     async def pending_queues(self) -> Sequence[str]:
         """Return the queues that have due tasks. Raises DatabaseUnreachable, as all methods here do."""
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("tasks/pending_queues"))
-            return [queue for (queue,) in await cursor.fetchall()]
+            return [queue for (queue,) in await query(conn, "tasks/pending_queues")]
 
     @asynccontextmanager
     async def deliver(self, queue: str, limit: int) -> AsyncIterator[Sequence[TaskRef]]:
@@ -70,25 +69,21 @@ class PostgresTasks:
         Other processes wait for these rows until then. An exception in the block releases them.
         """
         async with connection(self._pool) as conn, conn.transaction():
-            cursor = await conn.execute(statement("tasks/claim_pending"), {"queue": queue, "limit": limit})
-            rows = await cursor.fetchall()
+            rows = await query(conn, "tasks/claim_pending", queue=queue, limit=limit)
             # UPDATE ... RETURNING keeps no order.
             yield [TaskRef(id, name, queue, priority) for priority, _, id, name, queue in sorted(rows)]
 
     async def overdue_queues(self) -> Sequence[str]:
         """Return the queues that have overdue tasks, and so have probably lost some."""
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("tasks/delivered_queues"), {"grace": self._grace})
-            return [queue for (queue,) in await cursor.fetchall()]
+            return [queue for (queue,) in await query(conn, "tasks/delivered_queues", grace=self._grace)]
 
     async def overdue(self, queue: str, limit: int) -> Sequence[TaskRef]:
         """Return overdue delivered tasks: the queue has probably lost them. Marks them as enqueued now."""
-        parameters = {"queue": queue, "limit": limit, "grace": self._grace}
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("tasks/overdue"), parameters)
-            refs = [TaskRef(*row) for row in await cursor.fetchall()]
+            rows = await query(conn, "tasks/overdue", queue=queue, limit=limit, grace=self._grace)
         # UPDATE ... RETURNING keeps no order.
-        return sorted(refs, key=lambda ref: ref.priority)
+        return sorted((TaskRef(*row) for row in rows), key=lambda ref: ref.priority)
 
     # --- running ---
 
@@ -104,11 +99,10 @@ class PostgresTasks:
             if not limits:
                 return await _claim(conn, id, lease, since)
             async with conn.transaction():
-                cursor = await conn.execute(statement("tasks/lock"), {"id": id})
-                if (row := await cursor.fetchone()) is None:
+                if not (rows := await query(conn, "tasks/lock", id=id)):
                     return None
-                key, waits_for = row
-                held = await self._held(conn, key, limits) or await _turn(conn, task_type, limits, waits_for)
+                [(key, waits_for)] = rows
+                held = await self._held(conn, key, limits) or await _slot(conn, task_type, limits, waits_for)
                 if held is not None:
                     await _put_off(conn, id, held)
                     return held
@@ -116,7 +110,7 @@ class PostgresTasks:
                 if claimed is not None and limits.interval is not None:
                     # Only after the claim, because the interval is between starts.
                     await conn.execute(
-                        statement("tasks/take_turn"), {"type": task_type, "interval": limits.interval}
+                        statement("tasks/take_slot"), {"type": task_type, "interval": limits.interval}
                     )
                 return claimed
 
@@ -125,9 +119,8 @@ class PostgresTasks:
         if key is None or limits.concurrency is None:
             return None
         await conn.execute(statement("tasks/lock_concurrency"), {"key": key})
-        cursor = await conn.execute(statement("tasks/running"), {"key": key})
-        row = await cursor.fetchone()
-        return PutOff(self._full_wait, "room") if row and row[0] >= limits.concurrency else None
+        [(count,)] = await query(conn, "tasks/running", key=key)
+        return PutOff(self._full_wait, "room") if count >= limits.concurrency else None
 
     async def put_off(self, id: UUID, reason: PutOff) -> None:
         """Delay a task without counting an attempt, unless it is claimed."""
@@ -145,8 +138,7 @@ class PostgresTasks:
     async def complete_all(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
         """End tasks; returns those whose claim was still ours."""
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("tasks/complete_many"), _ids_and_tokens(claims))
-            done = {id for (id,) in await cursor.fetchall()}
+            done = {id for (id,) in await query(conn, "tasks/complete_many", **_ids_and_tokens(claims))}
         return [claim for claim in claims if claim.id in done or await self.complete(claim)]
 
     async def record_error(self, claim: ClaimedTask, error: str, delay: timedelta) -> bool:
@@ -164,8 +156,7 @@ class PostgresTasks:
         """
         async with connection(self._pool) as conn, conn.transaction():
             await conn.execute(statement("tasks/lock_concurrency"), {"key": key})
-            cursor = await conn.execute(statement("tasks/next_of_key"), {"key": key})
-            return [TaskRef(*row) for row in await cursor.fetchall()]
+            return [TaskRef(*row) for row in await query(conn, "tasks/next_of_key", key=key)]
 
     async def _settle(self, name: str, claim: ClaimedTask, **values: Any) -> bool:
         async with connection(self._pool) as conn:
@@ -198,8 +189,8 @@ def _ids_and_tokens(claims: Sequence[ClaimedTask]) -> dict[str, str]:
 
 async def _claim(conn: Connection, id: UUID, lease: timedelta, since: float) -> ClaimedTask | None:
     name, parameters = claim_command(id, lease)
-    row = await (await conn.execute(statement(name), parameters)).fetchone()
-    return None if row is None else replace(ClaimedTask(*row), since=since)
+    rows = await query(conn, name, **parameters)
+    return replace(ClaimedTask(*rows[0]), since=since) if rows else None
 
 
 async def _put_off(conn: Connection, id: UUID, reason: PutOff) -> None:
@@ -208,17 +199,16 @@ async def _put_off(conn: Connection, id: UUID, reason: PutOff) -> None:
     )
 
 
-async def _turn(conn: Connection, task_type: str, limits: Limits, waits_for: str | None) -> PutOff | None:
-    """Lock the rate limit. If there is no turn now, promise one and return PutOff."""
+async def _slot(conn: Connection, task_type: str, limits: Limits, waits_for: str | None) -> PutOff | None:
+    """Lock the rate limit. If there is no free slot now, promise one and return PutOff."""
     if limits.interval is None:
         return None
-    cursor = await conn.execute(statement("tasks/lock_rate"), {"type": task_type})
-    row = await cursor.fetchone()
-    assert row is not None  # an upsert returns its row
+    [row] = await query(conn, "tasks/lock_rate", type=task_type)
+    # The word for a slot that was promised: rows hold it.
     promised = waits_for == "turn"
-    delay = turn(Rate(*row), limits.interval, promised=promised)
+    delay = slot(Rate(*row), limits.interval, promised=promised)
     if delay <= timedelta(0):
         return None
     if not promised:
-        await conn.execute(statement("tasks/promise_turn"), {"type": task_type, "delay": delay})
+        await conn.execute(statement("tasks/promise_slot"), {"type": task_type, "delay": delay})
     return PutOff(delay, "turn")

@@ -37,7 +37,7 @@ _BegunAsync: TypeAlias = tuple[AsyncConnection, LazyAsyncConnection, psycopg.Asy
 class Claimed:
     """A row that was claimed for a plain function, and its transaction.
 
-    Either `settle` it once, in any thread, or `leave` it. Without ``borrowed`` the transaction begins when the
+    Either `settle` it once, in any thread, or `release` it. Without ``borrowed`` the transaction begins when the
     function first reads or writes in it. If the function does neither, no transaction begins.
     """
 
@@ -69,7 +69,7 @@ class Claimed:
         finally:
             self._lender.give_back(borrowed)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """End the transaction, unless `settle` has taken it. The row stays claimed."""
         with suppress(IndexError):
             if (borrowed := self._held.pop()) is not None:
@@ -134,7 +134,7 @@ class HandlerTransactions:
                 raise
         taken = Claimed(self._lender, limit, borrowed)
         if row is None or not begin:
-            taken.leave()
+            taken.release()
         return None if row is None else (row, taken)
 
     def claimed(self, limit: timedelta | None = None) -> Claimed:

@@ -20,9 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from relay.adapters.postgres.guard import Guard, listening
-from relay.bus.aggregate import AggregateRoot
 from relay.bus.errors import NestedCommand
-from relay.bus.messages import DomainEvent
+from relay.bus.messages import AggregateRoot, DomainEvent
 from relay.bus.unit_of_work import Aggregate, EventOutbox, TaskSchedule, UnitOfWork
 from relay.domain.errors import ConfigurationError
 from relay.events import Event

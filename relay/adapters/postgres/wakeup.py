@@ -24,9 +24,9 @@ CHANNEL: Final = "relay_outbox"
 #: The payloads of hints: an event was recorded, a task was scheduled.
 EVENTS: Final = ""
 TASKS: Final = "tasks"
-#: A question that takes longer than _SLOW seconds is asked again only after _REST times as long.
-_SLOW: Final = 0.1
-_REST: Final = 20
+#: A question that takes longer than _SLOW_S is asked again only after _PAUSE_FACTOR times as long.
+_SLOW_S: Final = 0.1
+_PAUSE_FACTOR: Final = 20
 _ALL_LANES: Final = (1 << LANES) - 1
 
 
@@ -69,8 +69,8 @@ class Wakeup:
             if not isinstance(error.__cause__, QueryCanceled):
                 raise
             due = Due(limit, _ALL_LANES)
-        if (took := time.monotonic() - begun) > _SLOW:
-            self._rest_until = begun + _REST * took
+        if (took := time.monotonic() - begun) > _SLOW_S:
+            self._rest_until = begun + _PAUSE_FACTOR * took
         return due
 
     async def tasks_due(self) -> bool:

@@ -21,7 +21,7 @@ from relay.adapters.postgres.sql import statement
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 #: The shortest time between two attempts to connect, in seconds.
-_RECONNECT: Final = 1.0
+_RECONNECT_INTERVAL_S: Final = 1.0
 #: Shortly after this time the caller gives up, and the server would not notice.
 _LIMIT: Final = "SET statement_timeout = '4s'"
 
@@ -80,7 +80,7 @@ class Watch:
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._not_before - loop.time())
-        self._not_before = loop.time() + _RECONNECT
+        self._not_before = loop.time() + _RECONNECT_INTERVAL_S
         try:
             self._conn = conn = await self._dial()
         except psycopg.Error:
@@ -114,7 +114,7 @@ class Watch:
         """Call ``hear`` soon, so that somebody asks and so connects."""
         if self._again is not None:
             self._again.cancel()
-        self._again = asyncio.get_running_loop().call_later(_RECONNECT, self._hear, None)
+        self._again = asyncio.get_running_loop().call_later(_RECONNECT_INTERVAL_S, self._hear, None)
 
     # --- questions ---
 

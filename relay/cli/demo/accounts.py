@@ -68,33 +68,40 @@ class Fault:
 
 def audit(books: Books) -> list[Fault]:
     """Return every fault; none means that all accounts balance."""
-    checks = (_business, _publishing, _delivery, _rolled_back, _effects, _outcomes, _dead_letters)
-    faults = [fault for check in checks for fault in check(books) if fault.ids]
+    faults = [Fault(what, sorted(ids)) for what, ids in _checks(books) if ids]
     if books.unacknowledged:
         faults.append(Fault(f"{books.unacknowledged} messages that JetStream still waits to see acknowledged"))
     return faults
 
 
-def _business(books: Books) -> Iterator[Fault]:
-    yield Fault("committed without their business row", _sorted(books.committed.keys() - set(books.business)))
-    yield Fault("business rows that nobody committed", _sorted(set(books.business) - books.committed.keys()))
+def _checks(books: Books) -> Iterator[tuple[str, Set[UUID]]]:
+    """Yield each thing that must not be, and the events of which it is true."""
+    committed, business, stream = books.committed.keys(), set(books.business), set(books.stream)
+    yield "committed without their business row", committed - business
+    yield "business rows that nobody committed", business - committed
+    yield "committed and not published", committed - books.published
+    yield "published and not in the stream", books.published - stream
+    yield "in the stream more than once", _repeated(books.stream)
+    yield "in the stream and never committed", stream - committed
+    yield "committed, and neither handled nor dead-lettered", committed - books.handled - books.dead_lettered
+    yield "both handled and dead-lettered", books.handled & books.dead_lettered
+    yield "received and never committed", books.received - committed
+    yield from _rolled_back(books)
+    wanted = {id for id, verdict in books.committed.items() if verdict.has_effect}
+    poison = {id for id, verdict in books.committed.items() if verdict is Verdict.POISON}
+    effects, letters = set(books.effects), set(books.dlq)
+    yield "with a second effect", _repeated(books.done) | _repeated(books.effects)
+    yield "answered 200 and without the effect", set(books.done) - effects
+    yield "without their effect", wanted - effects
+    yield "with an effect that should have none", effects - wanted
+    yield "poison and yet handled", poison & books.handled
+    yield "sound and yet dead-lettered", books.dead_lettered - poison
+    yield "dead-lettered and not in the dead-letter stream", books.dead_lettered - letters
+    yield "in the dead-letter stream more than once", _repeated(books.dlq)
+    yield "in the dead-letter stream and not dead-lettered", letters - books.dead_lettered
 
 
-def _publishing(books: Books) -> Iterator[Fault]:
-    yield Fault("committed and not published", _sorted(books.committed.keys() - books.published))
-    yield Fault("published and not in the stream", _sorted(books.published - set(books.stream)))
-    yield Fault("in the stream more than once", _repeated(books.stream))
-    yield Fault("in the stream and never committed", _sorted(set(books.stream) - books.committed.keys()))
-
-
-def _delivery(books: Books) -> Iterator[Fault]:
-    finished = books.handled | books.dead_lettered
-    yield Fault("committed, and neither handled nor dead-lettered", _sorted(books.committed.keys() - finished))
-    yield Fault("both handled and dead-lettered", _sorted(books.handled & books.dead_lettered))
-    yield Fault("received and never committed", _sorted(books.received - books.committed.keys()))
-
-
-def _rolled_back(books: Books) -> Iterator[Fault]:
+def _rolled_back(books: Books) -> Iterator[tuple[str, Set[UUID]]]:
     places = {
         "the business table": books.business,
         "the outbox": books.outbox,
@@ -104,32 +111,8 @@ def _rolled_back(books: Books) -> Iterator[Fault]:
         "the dead letters": books.dlq,
     }
     for place, ids in places.items():
-        yield Fault(f"rolled back and yet in {place}", _sorted(books.rolled_back & set(ids)))
+        yield f"rolled back and yet in {place}", books.rolled_back & set(ids)
 
 
-def _effects(books: Books) -> Iterator[Fault]:
-    wanted = {id for id, verdict in books.committed.items() if verdict.has_effect}
-    yield Fault("with a second effect", _sorted({*_repeated(books.done), *_repeated(books.effects)}))
-    yield Fault("answered 200 and without the effect", _sorted(set(books.done) - set(books.effects)))
-    yield Fault("without their effect", _sorted(wanted - set(books.effects)))
-    yield Fault("with an effect that should have none", _sorted(set(books.effects) - wanted))
-
-
-def _outcomes(books: Books) -> Iterator[Fault]:
-    poison = {id for id, verdict in books.committed.items() if verdict is Verdict.POISON}
-    yield Fault("poison and yet handled", _sorted(poison & books.handled))
-    yield Fault("sound and yet dead-lettered", _sorted(books.dead_lettered - poison))
-
-
-def _dead_letters(books: Books) -> Iterator[Fault]:
-    yield Fault("dead-lettered and not in the dead-letter stream", _sorted(books.dead_lettered - set(books.dlq)))
-    yield Fault("in the dead-letter stream more than once", _repeated(books.dlq))
-    yield Fault("in the dead-letter stream and not dead-lettered", _sorted(set(books.dlq) - books.dead_lettered))
-
-
-def _repeated(ids: Sequence[UUID]) -> list[UUID]:
-    return _sorted({id for id, count in Counter(ids).items() if count > 1})
-
-
-def _sorted(ids: Set[UUID]) -> list[UUID]:
-    return sorted(ids)
+def _repeated(ids: Sequence[UUID]) -> set[UUID]:
+    return {id for id, count in Counter(ids).items() if count > 1}

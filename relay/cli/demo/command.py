@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from relay.cli.demo.profile import Profile
     from relay.devstack.fleet import Fleet, FleetOptions
 
 _INTERRUPTED: Final = 130
@@ -25,6 +26,9 @@ def demo(
     directory: Annotated[Path, typer.Option(help="Where the servers keep their data and logs.")] = Path(
         ".relay/demo"
     ),
+    profile: Annotated[
+        str | None, typer.Option(help="Play a wire profile: sr, microdao or cloudevents. Its data are fresh too.")
+    ] = None,
 ) -> None:
     """Watch events flow from a transaction to a handler, on servers of the demo's own and fresh data.
 
@@ -37,14 +41,16 @@ def demo(
     from relay.cli.extra import require_extra
 
     require_extra()
+    from relay.cli.demo.profile import find
     from relay.devstack.fleet import Fleet
     from relay.devstack.interrupts import interruptible
 
     console = Console(highlight=False)
-    fleet = Fleet(_options(directory))
+    chosen = None if profile is None else find(profile)
+    fleet = Fleet(_options(directory) if chosen is None else _options_of(chosen, directory))
     with interruptible():
         try:
-            status = _run(fleet, console, events, seconds, stay=stay)
+            status = _run(fleet, console, chosen, events, seconds, stay=stay)
         except KeyboardInterrupt:
             status = _INTERRUPTED
         finally:
@@ -68,14 +74,33 @@ def _options(directory: Path) -> FleetOptions:
     )
 
 
-def _run(fleet: Fleet, console: Console, events: int, seconds: float, *, stay: bool) -> int:
-    from relay.cli.demo.play import play
+def _options_of(profile: Profile, directory: Path) -> FleetOptions:
+    """Use only the profile's configuration. Workers find its handler in its directory."""
+    from relay.devstack.fleet import FleetOptions
+
+    return FleetOptions(
+        directory=directory,
+        config=profile.config,
+        handler=False,
+        inherit=False,
+        fresh=True,
+        modules=profile.directory,
+    )
+
+
+def _run(
+    fleet: Fleet, console: Console, profile: Profile | None, events: int, seconds: float, *, stay: bool
+) -> int:
+    from relay.cli.demo import play, profile_play
 
     begin = time.monotonic()
     console.print("Starting PostgreSQL, NATS, Valkey, scheduler, worker and handler …")
     fleet.start()
     console.print(f"Ready after {time.monotonic() - begin:.1f} s; logs are in {fleet.stack.directory / 'logs'}\n")
-    balanced = play(fleet, console, events, seconds)
+    if profile is None:
+        balanced = play.play(fleet, console, events, seconds)
+    else:
+        balanced = profile_play.play(fleet, profile, console, events, seconds)
     if stay:
         _stay(fleet, console)
     return 0 if balanced else 1

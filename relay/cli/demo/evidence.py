@@ -21,14 +21,21 @@ from relay.settings import Settings
 PRODUCER: Final = "vibespro"
 CONSUMER: Final = "sea"
 
-_outbox = table("outbox_events", column("id", Uuid), column("published_at", DateTime(timezone=True)))
-_inbox = table(
+outbox_events = table("outbox_events", column("id", Uuid), column("published_at", DateTime(timezone=True)))
+inbox_messages = table(
     "inbox_messages",
     column("message_id", Uuid),
     column("processed_at", DateTime(timezone=True)),
     column("dead_lettered_at", DateTime(timezone=True)),
     column("attempts", Integer),
 )
+#: How many messages an inbox holds at each stage, under the names of `Counts`.
+INBOX_COUNTS: Final = select(
+    func.count().label("received"),
+    func.count(inbox_messages.c.processed_at).label("handled"),
+    func.count().filter(inbox_messages.c.attempts > 1).label("retried"),
+    func.count(inbox_messages.c.dead_lettered_at).label("dead_lettered"),
+).select_from(inbox_messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +66,8 @@ class Evidence:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.producer = _engine(settings, PRODUCER)
-        self._consumer = _engine(settings, CONSUMER)
+        self.producer = connect_to(settings, PRODUCER)
+        self._consumer = connect_to(settings, CONSUMER)
 
     def close(self) -> None:
         """Close the connections."""
@@ -69,16 +76,8 @@ class Evidence:
 
     def counts(self) -> Counts:
         """Count the events at each stage. Reads later stages first, so that none seems ahead of an earlier one."""
-        inbox = self._rows(
-            self._consumer,
-            select(
-                func.count().label("received"),
-                func.count(_inbox.c.processed_at).label("handled"),
-                func.count().filter(_inbox.c.attempts > 1).label("retried"),
-                func.count(_inbox.c.dead_lettered_at).label("dead_lettered"),
-            ).select_from(_inbox),
-        )[0]
-        published = self._rows(self.producer, select(func.count(_outbox.c.published_at)))[0][0]
+        inbox = self._rows(self._consumer, INBOX_COUNTS)[0]
+        published = self._rows(self.producer, select(func.count(outbox_events.c.published_at)))[0][0]
         committed = self._rows(self.producer, select(func.count()).select_from(Vibe))[0][0]
         return Counts(committed=committed, published=published, **inbox._mapping)  # noqa: SLF001 - its public name
 
@@ -91,11 +90,11 @@ class Evidence:
 
     async def books(self, production: Production) -> Books:
         """Read everything, id by id."""
-        outbox = self._rows(self.producer, select(_outbox.c.id, _outbox.c.published_at))
-        inbox = self._rows(self._consumer, select(_inbox))
+        outbox = self._rows(self.producer, select(outbox_events.c.id, outbox_events.c.published_at))
+        inbox = self._rows(self._consumer, select(inbox_messages))
         done = select(sample.calls.c.message_id).where(sample.calls.c.status == sample.OK)
         async with jetstream(self._settings) as js:
-            stream = await _message_ids(js, self._settings.contexts[PRODUCER].stream.name)
+            stream = await _message_ids(js, self._settings.contexts[PRODUCER].event_streams[0].name)
             dlq = await _message_ids(js, self._settings.contexts[CONSUMER].dlq.name)
         return Books(
             committed=production.committed,
@@ -125,8 +124,9 @@ class Evidence:
     def latencies(self) -> Latencies:
         """Measure latencies by the database server's clock, which stamps both ends."""
         written = dict(self._rows(self.producer, select(Vibe.event_id, Vibe.created_at)))
-        published = self._rows(self.producer, select(_outbox.c.id, _outbox.c.published_at))
-        at_once = select(_inbox.c.message_id, _inbox.c.processed_at).where(_inbox.c.attempts == 1)
+        published = self._rows(self.producer, select(outbox_events.c.id, outbox_events.c.published_at))
+        inbox = inbox_messages.c
+        at_once = select(inbox.message_id, inbox.processed_at).where(inbox.attempts == 1)
         return Latencies(_seconds(written, published), _seconds(written, self._rows(self._consumer, at_once)))
 
     def _rows(self, engine: Engine, query: Executable) -> Sequence[Any]:
@@ -134,8 +134,9 @@ class Evidence:
             return connection.execute(query).all()
 
 
-def _engine(settings: Settings, context: str) -> Engine:
-    url = settings.contexts[context].database_url.get_secret_value()
+def connect_to(settings: Settings, context: str) -> Engine:
+    """Connect to a context's database, when there is something to read."""
+    url = settings.contexts[context].database
     return create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
 
 

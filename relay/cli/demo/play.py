@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, Protocol
 
 from nats.errors import Error as NatsError
 from rich.console import Console
@@ -47,14 +47,23 @@ def _perform(
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="producer") as producer, screen.open():
         try:
             producing = producer.submit(produce, evidence.producer, plan(events), production, stop)
-            return _watch(fleet, evidence, producing, screen, time.monotonic() + seconds)
+            return watch(fleet, evidence, producing, screen, time.monotonic() + seconds)
         finally:
             stop.set()
 
 
-def _watch(
-    fleet: Fleet, evidence: Evidence, producing: Future[None], screen: Screen, deadline: float
-) -> str | None:
+class Watched(Protocol):
+    """What is looked at until everything has arrived."""
+
+    def counts(self) -> Counts:
+        """Count the events at each stage."""
+
+    async def unacknowledged(self) -> int:
+        """Count the messages that JetStream has not seen acknowledged."""
+
+
+def watch(fleet: Fleet, evidence: Watched, producing: Future[None], screen: Screen, deadline: float) -> str | None:
+    """Show counts until all has arrived, a process ends or it is late; returns what went wrong, if anything."""
     while True:
         counts = evidence.counts()
         finished = producing.done() and _all_arrived(counts) and asyncio.run(evidence.unacknowledged()) == 0

@@ -23,11 +23,11 @@ from relay.cli.demo.evidence import Counts, Latencies
 _PLAIN_EVERY: Final = 1.0
 _MEANING: Final = {
     "committed": "business rows with their event, in one transaction",
-    "published": "in the stream VIBESPRO_EVENTS",
-    "received": "in the inbox of sea",
+    "published": "in the producer's stream",
+    "received": "in the consumer's inbox",
     "handled": "answered 200 or 409, and acknowledged",
     "retried": "among them refused at first, or without an answer",
-    "dead_lettered": "answered 422, now in the stream SEA_DLQ",
+    "dead_lettered": "answered 422, now in the dead-letter stream",
 }
 _ANSWERS: Final = {
     Verdict.OK: "200",
@@ -93,18 +93,26 @@ def summarise(console: Console, books: Books, answers: Mapping[UUID, Sequence[in
 
 def verdict(console: Console, books: Books, faults: Sequence[Fault]) -> None:
     """Print whether the accounts balance, and if not, what is missing."""
+    handled, dead = len(books.handled), len(books.dead_lettered)
+    balance(
+        console,
+        faults,
+        [
+            f"{len(books.committed)} committed = {handled} handled + {dead} dead-lettered",
+            f"{len(books.rolled_back)} rolled back, none of them delivered",
+            f"{len(books.effects)} effects, none of them twice",
+            "0 messages unacknowledged in JetStream",
+        ],
+    )
+
+
+def balance(console: Console, faults: Sequence[object], sums: Sequence[str]) -> None:
+    """Print the faults, or the sums if there are none."""
     if faults:
         console.print(Text("The accounts do not balance.", style="bold red"))
         for fault in faults:
-            console.print(f"  {fault}", soft_wrap=True, highlight=False)
+            console.print(f"  {fault}", soft_wrap=True, highlight=False, markup=False)
         return
-    handled, dead = len(books.handled), len(books.dead_lettered)
-    sums = [
-        f"{len(books.committed)} committed = {handled} handled + {dead} dead-lettered",
-        f"{len(books.rolled_back)} rolled back, none of them delivered",
-        f"{len(books.effects)} effects, none of them twice",
-        "0 messages unacknowledged in JetStream",
-    ]
     console.print(Text("The accounts balance.", style="bold green"))
     for line in sums:
         console.print(f"  {line}")

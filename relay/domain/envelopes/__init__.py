@@ -1,38 +1,61 @@
 """Encodes and decodes events for the wire. Each envelope that a context may choose is a module.
 
+An envelope of the application's own is an `Envelope` too, see `relay.domain.envelopes.own`. Functions here take an
+envelope or the name of one of ours.
+
 Encoding adds text around the stored payload and never parses it. Every value that is inserted into
-JSON comes from a checked alphabet (tokens, UUIDs, timestamps) or goes through ``json.dumps``.
+JSON comes from a checked alphabet (tokens, timestamps) or goes through `json_text`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
-from urllib.parse import quote
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
+from relay.domain.actor import Actor, actor_of, read_actor
 from relay.domain.envelopes.cloudevents import CLOUDEVENTS
-from relay.domain.envelopes.event import MSG_ID, Decoder, Envelope, Incoming, Outgoing
+from relay.domain.envelopes.event import Envelope, Incoming, Outgoing, Own, by_version, json_text
 from relay.domain.envelopes.handler import HANDLER
 from relay.domain.envelopes.message_envelope import MESSAGE_ENVELOPE
 from relay.domain.envelopes.raw import RAW
-from relay.domain.errors import InvalidSubject, MalformedMessage
-from relay.domain.identity import NatsMsgId, read_optional_id
+from relay.domain.errors import InvalidActor, InvalidSubject, MalformedMessage
+from relay.domain.identity import (
+    CAUSATION_ID,
+    CORRELATION_ID,
+    EVENT_ID,
+    GENERATION,
+    ID,
+    MSG_ID,
+    NatsMsgId,
+    generated,
+    originals_of,
+    read_optional_id,
+)
 from relay.domain.ordering import KEY, partition_key
-from relay.domain.reading import read_json, read_object, read_time
-from relay.domain.subject import check_token, check_version
+from relay.domain.quoting import quoted
+from relay.domain.reading import read_object, read_time
+from relay.domain.subject import check_type, check_version
+from relay.domain.tracing import find
 
 __all__ = [
     "DEFAULT_ENVELOPE",
     "ENVELOPES",
     "MSG_ID",
+    "Envelope",
     "Incoming",
     "Outgoing",
+    "Own",
+    "Request",
+    "by_version",
     "decode",
     "encode",
     "handler_request",
+    "headers_of",
+    "json_text",
+    "prepared_request",
     "read_request",
 ]
 
@@ -44,54 +67,80 @@ ENVELOPES: Final[Mapping[str, Envelope]] = {
     "cloudevents": CLOUDEVENTS,
     "raw": RAW,
 }
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.\-/:@!$&'()*+,;=~]*")  # a key that needs no quoting
+#: The fields of a request that tell of its event.
+_CONTRACT: Final = (
+    "message_id",
+    "event_type",
+    "event_version",
+    "occurred_at",
+    CORRELATION_ID,
+    CAUSATION_ID,
+    "payload",
+)
+#: Headers of ours that most messages go without.
+_OURS: Final = frozenset({EVENT_ID.lower(), GENERATION.lower()})
 
 
-def encode(envelope: str, event: Outgoing, generation: int = 0) -> tuple[bytes, dict[str, str]]:
+def _contract(_subject: str, _headers: Mapping[str, str], body: Any) -> Mapping[str, Any]:
+    fields = read_object(body)
+    return {name: fields[name] for name in _CONTRACT if name in fields}
+
+
+#: A request of the handler contract: only its body is read.
+_REQUEST: Final = Envelope(HANDLER.encode, _contract)
+
+
+def encode(envelope: Envelope | str, event: Outgoing, generation: int = 0) -> tuple[bytes, dict[str, str]]:
     """Return body and headers of an event. A caller cannot set our headers, even those without a value."""
-    body, own = ENVELOPES[envelope].encode(event)
-    own[MSG_ID] = event.id if generation == 0 else f"{event.id}.{generation}"
-    key = event.partition_key
-    own[KEY] = (key if _PLAIN.fullmatch(key) else quote(key, safe="/:@!$&'()*+,;=~")) or None
+    body, own = _of(envelope).encode(event)
+    sent = own.get(MSG_ID) or event.id
+    own[MSG_ID] = generated(sent, generation)
+    own[KEY] = quoted(event.partition_key) or None
+    if event.row_id or sent != event.id:
+        own[EVENT_ID] = event.row_id or event.id
+        own[GENERATION] = str(generation) if generation else None
     headers = {name: value for name, value in own.items() if value is not None}
     if event.headers:
-        taken = {name.lower() for name in own}
+        taken = {*_OURS, *(name.lower() for name in own)}
         headers = {name: value for name, value in event.headers.items() if name.lower() not in taken} | headers
-    return body.encode(), headers
+    return body if isinstance(body, bytes) else body.encode(), headers
 
 
-def decode(envelope: str, subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
+def decode(envelope: Envelope | str, subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
     """Read a received message. Raises MalformedMessage, naming the part that cannot be used."""
-    return _read(ENVELOPES[envelope].decode, subject, headers, body)[0]
+    return _read(_of(envelope), subject, headers, body)[0]
+
+
+def headers_of(event: Incoming, headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The headers of a message, with the partition key and the trace also if its envelope told them elsewhere."""
+    told = {}
+    if event.partition_key and KEY not in headers:
+        told[KEY] = quoted(event.partition_key)
+    if (
+        event.traceparent
+        and event.traceparent.isprintable()
+        and not {"traceparent", "Traceparent"} & headers.keys()
+    ):
+        told["traceparent"] = event.traceparent
+    return {**headers, **told} if told else headers
 
 
 def read_request(subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
     """Read a request that `handler_request` made. Raises MalformedMessage."""
-    return _read(lambda _subject, _headers, content: read_object(content), subject, headers, body)[0]
+    return _read(_REQUEST, subject, headers, body)[0]
 
 
-def _read(
-    decoder: Decoder, subject: str, headers: Mapping[str, str], body: bytes
-) -> tuple[Incoming, dict[str, Any]]:
+def _of(envelope: Envelope | str) -> Envelope:
+    return ENVELOPES[envelope] if isinstance(envelope, str) else envelope
+
+
+def _read(envelope: Envelope, subject: str, headers: Mapping[str, str], body: bytes) -> tuple[Incoming, Any]:
     """The event, and the content of the body."""
-    msg_id = headers.get(MSG_ID)
-    if msg_id is None:
-        raise MalformedMessage("the message has no id", field=MSG_ID)
-    identity = NatsMsgId.parse(msg_id)
-    content = read_json(body)
+    sent = NatsMsgId.read(headers)
+    content = envelope.parse(headers, body)
     try:
-        fields = decoder(subject, headers, content)
-        event = Incoming(
-            message_id=identity.event_id,
-            generation=identity.generation,
-            event_type=check_token(fields["event_type"], "event_type"),
-            event_version=check_version(fields["event_version"]),
-            occurred_at=read_time(fields.get("occurred_at")),
-            correlation_id=read_optional_id(fields.get("correlation_id"), "correlation_id"),
-            causation_id=read_optional_id(fields.get("causation_id"), "causation_id"),
-            partition_key=partition_key(headers),
-            payload=fields["payload"],
-        )
+        fields = envelope.decode(subject, headers, content)
+        event = _incoming(sent, fields, headers)
     except KeyError as missing:
         raise MalformedMessage("is missing from the message", field=str(missing.args[0])) from None
     except InvalidSubject as error:
@@ -100,31 +149,119 @@ def _read(
     return event, content
 
 
+def _incoming(sent: NatsMsgId | None, fields: Mapping[str, Any], headers: Mapping[str, str]) -> Incoming:
+    """The event. Copies are known by the envelope's own key, else the id in the headers, else that inside."""
+    named = read_optional_id(fields.get("message_id"), "message_id")
+    key = read_optional_id(fields.get("idempotency_key"), "idempotency_key")
+    if key is None:
+        key = named if sent is None else sent.id
+    if key is None:
+        raise MalformedMessage("the message has no id", field=MSG_ID)
+    name = named or key
+    correlation = read_optional_id(fields.get("correlation_id"), "correlation_id")
+    causation = read_optional_id(fields.get("causation_id"), "causation_id")
+    return Incoming(
+        message_id=key.uuid,
+        generation=0 if sent is None else sent.generation,
+        event_type=check_type(fields["event_type"]),
+        event_version=check_version(fields["event_version"]),
+        occurred_at=read_time(fields.get("occurred_at")),
+        correlation_id=None if correlation is None else correlation.uuid,
+        causation_id=None if causation is None else causation.uuid,
+        partition_key=partition_key(headers, fields.get("partition_key")),
+        payload=fields["payload"],
+        idempotency_key=None if name is key or name.uuid == key.uuid else key.shown,
+        originals=originals_of(name, key.uuid, correlation, causation),
+        actor=_actor(fields, headers),
+        traceparent=_trace(fields.get("traceparent")) or find(headers),
+    )
+
+
+def _trace(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _actor(fields: Mapping[str, Any], headers: Mapping[str, str]) -> Actor | None:
+    if "actor_id" in fields or "actor_kind" in fields:
+        return read_actor(fields["actor_id"], fields["actor_kind"])
+    try:
+        return actor_of(headers)
+    except InvalidActor as error:
+        raise MalformedMessage(error.message, field=error.field) from None
+
+
+class Request(NamedTuple):
+    """A request of the handler contract: the event that it is about, and the JSON that a service gets."""
+
+    event: Incoming
+    body: bytes
+
+    @property
+    def message_id(self) -> str:
+        """The id of the message as it is shown."""
+        return self.event.originals.get(ID) or str(self.event.message_id)
+
+    @property
+    def idempotency_key(self) -> str:
+        """The text that is different for each message, and the same for its copies."""
+        return self.event.idempotency_key or self.message_id
+
+
 def handler_request(
-    envelope: str, subject: str, headers: Mapping[str, str], body: bytes, stored_at: datetime | None = None
+    envelope: Envelope | str,
+    subject: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    stored_at: datetime | None = None,
 ) -> bytes:
+    """The body of `prepared_request`."""
+    return prepared_request(envelope, subject, headers, body, stored_at).body
+
+
+def prepared_request(
+    envelope: Envelope | str,
+    subject: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    stored_at: datetime | None = None,
+) -> Request:
     """The complete request of the handler contract (SDS-047 §12).
 
     ``stored_at`` is used if the event has no time of its own. A complete ``handler`` body is passed on unchanged.
     Raises MalformedMessage.
     """
-    event, content = _read(ENVELOPES[envelope].decode, subject, headers, body)
+    form = _of(envelope)
+    event, content = _read(form, subject, headers, body)
+    ids = _ids(event)
     known = {
-        "message_id": str(event.message_id),
+        "message_id": ids["message_id"],
         "subject": subject,
         "event_type": event.event_type,
         "event_version": event.event_version,
         "occurred_at": _utc(event.occurred_at or stored_at),
-        "correlation_id": event.correlation_id and str(event.correlation_id),
-        "causation_id": event.causation_id and str(event.causation_id),
+        **ids,
     }
-    if envelope != DEFAULT_ENVELOPE:
-        return json.dumps({**known, "payload": event.payload}).encode()
+    if form is not HANDLER:
+        return Request(event, json.dumps({**known, "payload": event.payload}).encode())
     if content.get("occurred_at") is not None:
         known["occurred_at"] = content["occurred_at"]
     if known.items() <= content.items() and json.detect_encoding(body) == "utf-8":
-        return body
-    return json.dumps({**content, **known}).encode()
+        return Request(event, body)
+    return Request(event, json.dumps({**content, **known}).encode())
+
+
+def _ids(event: Incoming) -> dict[str, str | None]:
+    """The ids as they are shown."""
+    originals = event.originals
+    return {
+        "message_id": originals.get(ID) or str(event.message_id),
+        "correlation_id": originals.get(CORRELATION_ID) or _text(event.correlation_id),
+        "causation_id": originals.get(CAUSATION_ID) or _text(event.causation_id),
+    }
+
+
+def _text(id: UUID | None) -> str | None:
+    return None if id is None else str(id)
 
 
 def _utc(time: datetime | None) -> str | None:

@@ -7,28 +7,36 @@ producer may leave a field out of the body, but the body must not contradict sub
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from relay.domain.envelopes.event import CAUSATION, CORRELATION, EVENT_TYPE, EVENT_VERSION, OCCURRED_AT
 from relay.domain.errors import MalformedMessage
-from relay.domain.identity import NatsMsgId, read_id, read_optional_id
+from relay.domain.identity import MSG_ID, NatsMsgId, read_id, read_optional_id
+from relay.domain.quoting import read_header_text
 from relay.domain.reading import read_version
 from relay.domain.subject import EventSubject
 
+#: Fields by which other envelopes tell what this one tells in headers: here they are fields like any other.
+_HEADERS: Final = frozenset({"idempotency_key", "actor_id", "actor_kind", "partition_key", "traceparent"})
 
-def agreed(subject: str, headers: Mapping[str, str], msg_id: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+
+def agreed(subject: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a body of the handler contract. Missing and null fields are filled from the headers.
 
-    ``msg_id``: the header ``Nats-Msg-Id``. Raises MalformedMessage, naming the field that contradicts this header,
-    the subject or another header.
+    Raises MalformedMessage, naming the field that contradicts a header or the subject.
     """
-    fields = {name: value for name, value in body.items() if value is not None or name == "payload"}
-    _agree_on_id(fields.pop("message_id", None), msg_id)
+    fields = {
+        name: value
+        for name, value in body.items()
+        if (value is not None or name == "payload") and name not in _HEADERS
+    }
+    _agree_on_id(fields.pop("message_id", None), headers)
     _agree("subject", fields.pop("subject", subject), subject, "the message came by another")
     for name, header in (("correlation_id", CORRELATION), ("causation_id", CAUSATION)):
-        said = read_optional_id(headers.get(header), header)
+        said = read_optional_id(read_header_text(headers.get(header)), header)
         if said is not None:
-            _agree(name, read_id(fields.setdefault(name, str(said)), name), said, f"the header {header} differs")
+            told = read_id(fields.setdefault(name, said.text), name)
+            _agree(name, told.uuid, said.uuid, f"the header {header} differs")
     fields.setdefault("occurred_at", headers.get(OCCURRED_AT))
     _agree_on_type(fields, subject, headers)
     return fields
@@ -39,10 +47,10 @@ def _agree(field: str, value: object, other: object, else_: str) -> None:
         raise MalformedMessage(f"contradicts what is known: {else_}", field=field)
 
 
-def _agree_on_id(value: Any, msg_id: str) -> None:
-    if value is not None and value != msg_id:
-        known = NatsMsgId.parse(msg_id).event_id
-        _agree("message_id", read_id(value, "message_id"), known, f"the header Nats-Msg-Id says {known}")
+def _agree_on_id(value: Any, headers: Mapping[str, str]) -> None:
+    if value is not None and value != headers[MSG_ID] and (sent := NatsMsgId.read(headers)) is not None:
+        told = read_id(value, "message_id").shown
+        _agree("message_id", told, sent.id.shown, f"the header {MSG_ID} differs")
 
 
 def _agree_on_type(fields: Mapping[str, Any], subject: str, headers: Mapping[str, str]) -> None:

@@ -11,7 +11,6 @@ from relay.domain.envelopes.event import (
     CORRELATION,
     EVENT_TYPE,
     EVENT_VERSION,
-    MSG_ID,
     OCCURRED_AT,
     Envelope,
     Outgoing,
@@ -26,7 +25,7 @@ _SPOKEN: Final = (EVENT_TYPE, EVENT_VERSION, OCCURRED_AT, CORRELATION, CAUSATION
 
 def _encode(event: Outgoing) -> tuple[str, Own]:
     body = (
-        f'{{"message_id":"{event.id}","subject":"{event.subject}","event_type":"{event.event_type}",'
+        f'{{"message_id":{json_text(event.id)},"subject":"{event.subject}","event_type":"{event.event_type}",'
         f'"event_version":{event.event_version},"occurred_at":"{event.occurred_at}",'
         f'"correlation_id":{json_text(event.correlation_id)},"causation_id":{json_text(event.causation_id)},'
         f'"payload":{event.payload}}}'
@@ -41,7 +40,7 @@ def _encode(event: Outgoing) -> tuple[str, Own]:
 
 
 def _decode(subject: str, headers: Mapping[str, str], body: Any) -> Mapping[str, Any]:
-    return agreed(subject, headers, headers[MSG_ID], read_object(body))
+    return agreed(subject, headers, read_object(body))
 
 
 HANDLER: Final = Envelope(_encode, _decode)

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
 from relay.domain.errors import MalformedMessage
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Retry
+from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
 from relay.ports import ClaimedMessage, InboxRepository, InboxRow
 
 # So long that a slow test never sees one of them end by itself.
@@ -26,8 +26,8 @@ async def _mark_all(inbox: InboxRepository, claim: ClaimedMessage) -> bool:
 
 _WRITES: Final[dict[str, Callable[[InboxRepository, ClaimedMessage], Awaitable[bool]]]] = {
     "renew": lambda inbox, claim: inbox.renew(claim, _LEASE),
-    "condemn": lambda inbox, claim: inbox.condemn(claim, _VERDICT),
-    "mark_processed": lambda inbox, claim: inbox.mark_processed(claim, Ack()),
+    "reject": lambda inbox, claim: inbox.reject(claim, _VERDICT),
+    "mark_processed": lambda inbox, claim: inbox.mark_processed(claim),
     "mark_all_processed": _mark_all,
     "record_error": lambda inbox, claim: inbox.record_error(claim, Retry(_DELAY, "boom")),
     "mark_dead_lettered": lambda inbox, claim: inbox.mark_dead_lettered(claim),
@@ -59,18 +59,17 @@ class InboxContract:
 
     async def test_a_claim_returns_the_message_as_it_was_inserted(self, bench: InboxBench) -> None:
         moment = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
-        ids: dict[str, Any] = {"correlation_id": uuid4(), "causation_id": uuid4()}
-        full = _row(
-            1, body=b"\x00\xff", headers={"Actor": "Grüße"}, occurred_at=moment, partition_key="v:1", **ids
-        )
-        unreadable = _row(2, event_type=None, event_version=None, condemned=_VERDICT)
-        await bench.inbox.insert([full, unreadable])
-        assert [(await _claimed(bench, row)).row for row in (full, unreadable)] == [full, unreadable]
+        about: dict[str, Any] = {"correlation_id": uuid4(), "causation_id": uuid4(), "occurred_at": moment}
+        full = _row(1, body=b"\x00\xff", headers={"Actor": "Grüße"}, partition_key="v:1", **about)
+        unreadable = _row(2, event_type=None, event_version=None, rejected=_VERDICT)
+        rows = [full, unreadable, _row(3, originals={"id": "evt_1", "causation_id": "日本"})]
+        await bench.inbox.insert(rows)
+        assert [(await _claimed(bench, row)).row for row in rows] == rows
 
     async def test_an_insert_tells_what_is_new_known_and_done(self, bench: InboxBench) -> None:
         processed, dead, waiting, _ = rows = [_row(seq) for seq in range(1, 5)]
         await bench.inbox.insert([processed, dead, waiting])
-        await bench.inbox.mark_processed(await _claimed(bench, processed), Ack())
+        await bench.inbox.mark_processed(await _claimed(bench, processed))
         await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
         told = {it.message_id: (it.new, it.done) for it in await bench.inbox.insert(rows)}
         assert [told[row.message_id] for row in rows] == [
@@ -107,7 +106,7 @@ class InboxContract:
         await bench.inbox.insert([*rows, _row(5, subscription="another")])
         await _claimed(bench, running)
         await bench.inbox.record_error(await _claimed(bench, failed), Retry(_DELAY, "boom"))
-        await bench.inbox.mark_processed(await _claimed(bench, done), Ack())
+        await bench.inbox.mark_processed(await _claimed(bench, done))
         assert [await bench.inbox.due(waiting.subscription, limit) for limit in (1, 10)] == [1, 2]
         await bench.elapse(_DELAY + _LITTLE)
         assert await bench.inbox.due(waiting.subscription, 10) == 3
@@ -139,7 +138,7 @@ class InboxContract:
 
     async def test_unknown_processed_and_dead_messages_are_not_claimed(self, bench: InboxBench) -> None:
         processed, dead = await _inserted(bench), await _inserted(bench)
-        assert await bench.inbox.mark_processed(await _claimed(bench, processed), Ack())
+        assert await bench.inbox.mark_processed(await _claimed(bench, processed))
         assert await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
         await bench.elapse(_LONG)
         for id in (uuid4(), processed.message_id, dead.message_id):
@@ -154,7 +153,7 @@ class InboxContract:
             assert not await write(bench.inbox, lost), name
             assert await bench.inbox.claim(row.message_id, _LEASE) is None, name
             assert await bench.error_of(row.message_id) is None, name
-            assert await bench.inbox.mark_processed(held, Ack()), name
+            assert await bench.inbox.mark_processed(held), name
 
     async def test_a_settled_claim_settles_nothing_more(self, bench: InboxBench) -> None:
         for name in ("mark_processed", "record_error", "mark_dead_lettered", "release"):
@@ -171,7 +170,7 @@ class InboxContract:
         marked = await bench.inbox.mark_all_processed([held[0], lost, *held[1:]])
         assert {claim.row.message_id for claim in marked} == {claim.row.message_id for claim in held}
         assert again is not None
-        assert await bench.inbox.mark_processed(again, Ack())
+        assert await bench.inbox.mark_processed(again)
 
     async def test_an_error_is_recorded_and_the_message_waits_for_its_delay(self, bench: InboxBench) -> None:
         row = await _inserted(bench)
@@ -182,37 +181,37 @@ class InboxContract:
         await bench.elapse(_LITTLE)
         assert (await _claimed(bench, row)).attempts == 2
 
-    async def test_a_condemned_message_waits_for_its_dead_letter_only(self, bench: InboxBench) -> None:
+    async def test_a_rejected_message_waits_for_its_dead_letter_only(self, bench: InboxBench) -> None:
         row = await _inserted(bench)
         claim = await _claimed(bench, row)
-        assert await bench.inbox.condemn(claim, _VERDICT)
+        assert await bench.inbox.reject(claim, _VERDICT)
         assert await bench.error_of(row.message_id) == _VERDICT.reason
-        assert not await bench.inbox.mark_processed(claim, Ack())
+        assert not await bench.inbox.mark_processed(claim)
         assert await bench.inbox.release(claim, _DELAY)
         await bench.elapse(_DELAY - _LITTLE)
         assert await bench.inbox.claim(row.message_id, _LEASE) is None
         await bench.elapse(_LITTLE)
         again = await _claimed(bench, row)
-        assert (again.row.condemned, again.attempts) == (_VERDICT, 1)
+        assert (again.row.rejected, again.attempts) == (_VERDICT, 1)
 
-    async def test_a_message_whose_attempts_are_used_up_comes_back_condemned(self, bench: InboxBench) -> None:
+    async def test_a_message_whose_attempts_are_used_up_comes_back_rejected(self, bench: InboxBench) -> None:
         row = await _inserted(bench)
         for attempt in (1, 2):
             claim = await bench.inbox.claim(row.message_id, _LEASE, max_attempts=2)
             assert claim is not None
-            assert (claim.attempts, claim.row.condemned) == (attempt, None)
+            assert (claim.attempts, claim.row.rejected) == (attempt, None)
             await bench.elapse(_LEASE + _LITTLE)
         last = await bench.inbox.claim(row.message_id, _LEASE, max_attempts=2)
         assert last is not None
-        assert last.row.condemned is not None
-        assert (last.attempts, last.row.condemned.kind) == (2, DeadLetterClass.EXHAUSTED)
+        assert last.row.rejected is not None
+        assert (last.attempts, last.row.rejected.kind) == (2, DeadLetterClass.EXHAUSTED)
 
     async def test_a_requeued_message_starts_anew_and_knows_how_often(self, bench: InboxBench) -> None:
         row = await _inserted(bench)
         for requeues in (0, 1, 2):
             claim = await _claimed(bench, row)
-            assert (claim.requeues, claim.attempts, claim.row.condemned) == (requeues, 1, None)
-            await bench.inbox.condemn(claim, _VERDICT)
+            assert (claim.requeues, claim.attempts, claim.row.rejected) == (requeues, 1, None)
+            await bench.inbox.reject(claim, _VERDICT)
             await bench.inbox.mark_dead_lettered(claim)
             await bench.requeue(row.message_id)
 
@@ -223,7 +222,7 @@ class InboxContract:
         await bench.inbox.insert([*rows, _row(6, subscription="another")])
         await bench.inbox.claim(running.message_id, 2 * _LONG)
         await bench.inbox.record_error(await _claimed(bench, failed), Retry(2 * _LONG, "boom"))
-        await bench.inbox.mark_processed(await _claimed(bench, processed), Ack())
+        await bench.inbox.mark_processed(await _claimed(bench, processed))
         await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
         assert await bench.inbox.overdue(waiting.subscription, 10) == []
         await bench.elapse(_LONG)
@@ -241,11 +240,16 @@ class InboxContract:
     async def test_waiting_pages_through_the_unfinished_messages(self, bench: InboxBench) -> None:
         rows = [_row(seq) for seq in range(1, 8)]
         await bench.inbox.insert([*rows, _row(9, subscription="another")])
-        await bench.inbox.mark_processed(await _claimed(bench, rows.pop()), Ack())
+        await bench.inbox.mark_processed(await _claimed(bench, rows.pop()))
         pages = [page async for page in bench.inbox.waiting(rows[0].subscription, 2)]
         assert all(len(page) <= 2 for page in pages)
         replies = [reply for page in pages for reply in page]
         assert sorted(replies) == [row.ack_subject for row in rows]
+
+    async def test_waiting_leaves_out_the_messages_in_back_off_if_asked(self, bench: InboxBench) -> None:
+        await bench.inbox.insert([new := _row(1), failed := _row(2)])
+        await bench.inbox.record_error(await _claimed(bench, failed), Retry(_LITTLE, "boom"))
+        assert [page async for page in bench.inbox.waiting(new.subscription, 5, due=True)] == [[new.ack_subject]]
 
     async def test_missing_tells_the_sequences_that_the_inbox_does_not_hold(self, bench: InboxBench) -> None:
         here = _row(3)
@@ -255,7 +259,7 @@ class InboxContract:
     async def test_finished_tells_the_messages_whose_acknowledgement_may_be_lost(self, bench: InboxBench) -> None:
         dead, waiting, processed = rows = [_row(seq) for seq in (2, 3, 4)]
         await bench.inbox.insert(rows[::-1])
-        await bench.inbox.mark_processed(await _claimed(bench, processed), Ack())
+        await bench.inbox.mark_processed(await _claimed(bench, processed))
         await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
         place = waiting.subscription, waiting.stream
         await bench.elapse(_LITTLE)

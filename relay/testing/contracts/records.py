@@ -44,6 +44,13 @@ class IncidentsContract:
         assert (first.message_id, first.reason, second.reason) == (letter.message_id, "no such vibe", "again")
         assert (first.kind, first.attempts, first.event_type) == ("deterministic", 3, "vibe_created")
 
+    async def test_an_incident_is_told_by_the_texts_of_ids_that_are_no_uuids(self, bench: IncidentsBench) -> None:
+        texts = {"id": "evt_1", "correlation_id": "req_1"}
+        letter = replace(_letter(uuid4()), correlation_id=uuid4(), causation_id=uuid4(), originals=texts)
+        [found] = await bench.incidents.record([letter])
+        assert (found.message_id, found.correlation_id) == ("evt_1", "req_1")
+        assert found.causation_id == letter.causation_id
+
     async def test_an_original_that_did_not_fit_comes_from_the_inbox(self, bench: IncidentsBench) -> None:
         id = await bench.receive(b"of the inbox")
         letters = [_letter(id), replace(_letter(id), occurrence=2, original=b"own"), _letter(uuid4())]

@@ -11,7 +11,8 @@ from uuid import uuid4
 
 from relay.domain.envelopes import MSG_ID
 from relay.domain.errors import BrokerUnreachable
-from relay.domain.policies import NoStream, NotSent, Published, RowRejected
+from relay.domain.policies import NoStream, NotSent, Published, PublishOutcome, RowRejected
+from relay.domain.routing import EXPECTED_STREAM
 from relay.ports import Delivery, JetStreamConsumer, JetStreamPublisher, Message
 
 _SOON: Final = timedelta(milliseconds=50)
@@ -44,14 +45,14 @@ class PublisherContract:
     async def test_a_message_is_stored_as_it_was_sent(self, bench: PublisherBench) -> None:
         headers = {MSG_ID: str(uuid4()), "Actor": "ann"}
         outcome = await bench.publisher.publish(bench.subject, b'{"n": 1}', headers)
-        assert outcome == Published(bench.name, 1)
+        assert _place(outcome) == (bench.name, 1, False)
         assert await bench.stored() == [(b'{"n": 1}', headers)]
 
     async def test_a_repeat_is_recognised_by_its_id(self, bench: PublisherBench) -> None:
         message = _message(bench)
         await bench.publisher.publish_all([message])
         again = await bench.publisher.publish_all([_message(bench), message])
-        assert again[message.id] == Published(bench.name, 1, duplicate=True)
+        assert _place(again[message.id]) == (bench.name, 1, True)
         assert len(await bench.stored()) == 2
 
     async def test_the_messages_of_a_key_are_stored_in_their_order(self, bench: PublisherBench) -> None:
@@ -61,7 +62,7 @@ class PublisherContract:
         for key in range(3):
             assert [n for n in bodies if n % 3 == key] == list(range(key, 30, 3))
         for seq, body in enumerate(bodies, 1):
-            assert outcomes[messages[body].id] == Published(bench.name, seq)
+            assert _place(outcomes[messages[body].id]) == (bench.name, seq, False)
 
     async def test_what_lies_behind_a_refused_message_of_its_key_is_not_sent(self, bench: PublisherBench) -> None:
         messages = [_message(bench, key=key) for key in ("a", "a", "a", "b", "", "")]
@@ -71,6 +72,13 @@ class PublisherContract:
         kinds = [type(outcomes[message.id]) for message in messages]
         assert kinds == [Published, NoStream, NotSent, Published, NoStream, Published]
         assert len(await bench.stored()) == 3
+
+    async def test_a_message_for_another_stream_is_not_stored_here(self, bench: PublisherBench) -> None:
+        elsewhere = _message(bench)._replace(headers={MSG_ID: str(uuid4()), EXPECTED_STREAM: "ELSEWHERE"})
+        here = _message(bench)._replace(headers={MSG_ID: str(uuid4()), EXPECTED_STREAM: bench.name})
+        outcomes = await bench.publisher.publish_all([elsewhere, here])
+        assert outcomes[elsewhere.id] == NoStream.mismatch(bench.subject, "ELSEWHERE")
+        assert _place(outcomes[here.id]) == (bench.name, 1, False)
 
     async def test_a_message_at_fault_is_rejected_and_nobody_else(self, bench: PublisherBench) -> None:
         await bench.publisher.publish_all([_message(bench)])  # from now on, the limit is that of the server
@@ -89,6 +97,12 @@ class PublisherContract:
             assert await bench.stored() == []
         else:
             raise AssertionError("it was sent")
+
+
+def _place(outcome: PublishOutcome) -> tuple[str, int, bool]:
+    """Where a message was stored, and whether it was there before."""
+    assert isinstance(outcome, Published)
+    return outcome.stream, outcome.seq, outcome.duplicate
 
 
 class ConsumerBench(Protocol):
@@ -192,7 +206,7 @@ async def _fetch(bench: ConsumerBench, count: int, batch: int = 10) -> list[Deli
 
 async def _state(bench: ConsumerBench) -> tuple[int, int, int, int]:
     state = await bench.consumer.state()
-    return state.floor, state.delivered, state.pending, state.consumer_seq
+    return state.ack_floor, state.delivered, state.pending, state.consumer_seq
 
 
 async def _settled(bench: ConsumerBench, pending: int) -> None:

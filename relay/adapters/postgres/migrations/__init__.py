@@ -7,7 +7,7 @@ take the address that psycopg takes (``postgresql://…``) and block.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +20,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, StaticPool, create_engine
 from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 
-from relay.adapters.postgres.migrations.running import ALEMBIC, PATIENCE, Runner, beforehand
+from relay.adapters.postgres.migrations.running import ALEMBIC, STEP_TIMEOUT_S, Runner, beforehand
 from relay.adapters.postgres.unreachable import reaching, reason
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
@@ -47,7 +47,7 @@ def upgrade(
     revision: str = "head",
     *,
     waiting: Callable[[str], None] = lambda _: None,
-    patience: float = PATIENCE,
+    patience: float = STEP_TIMEOUT_S,
 ) -> None:
     """Apply the missing revisions up to ``revision``, each in a transaction of its own.
 
@@ -59,7 +59,8 @@ def upgrade(
     """
     with _connect(url) as engine:
         runner = Runner(engine, waiting, patience)
-        runner.take_turn()
+        runner.lock()
+        runner.make_schema()
         with engine.begin() as connection:
             found = _status(connection)
         if found.current is None:
@@ -70,6 +71,23 @@ def upgrade(
         for step in pending:
             runner.prepare(beforehand(directory, step))
             runner.apply(_config(prepared=True), step)
+
+
+def run(
+    url: str,
+    statements: Sequence[str],
+    *,
+    waiting: Callable[[str], None] = lambda _: None,
+    patience: float = STEP_TIMEOUT_S,
+) -> None:
+    """Run repeatable statements as `upgrade` runs a revision: one process at a time, beside producers and workers.
+
+    Each is a transaction of its own, and an index is built without blocking writers. Raises what `upgrade` raises.
+    """
+    with _connect(url) as engine:
+        runner = Runner(engine, waiting, patience)
+        runner.lock()
+        runner.prepare(statements)
 
 
 def _place(pending: tuple[str, ...], revision: str) -> int:
@@ -87,9 +105,14 @@ def status(url: str) -> MigrationStatus:
         return _status(connection)
 
 
-def sql() -> str:
-    """Return all migrations as plain SQL for an empty database, for other tools to apply (``psql -f``)."""
+def sql(schema: str | None = None) -> str:
+    """Return all migrations as plain SQL for an empty database, for other tools to apply (``psql -f``).
+
+    ``schema``: creates that one, and puts everything there.
+    """
     output = io.StringIO()
+    if schema is not None:
+        output.write(f'CREATE SCHEMA IF NOT EXISTS "{schema}";\n\nSET search_path = "{schema}";\n\n')
     with ALEMBIC:
         command.upgrade(_config(output), "head", sql=True)
     return output.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from alembic import context
 
 from relay.adapters.postgres.migrations import VERSION_TABLE
-from relay.adapters.postgres.schema import metadata
 
 _URL = "postgresql+psycopg://"  # names the dialect, for SQL that is only printed
 
@@ -13,7 +12,6 @@ connection = context.config.attributes.get("connection")
 context.configure(
     connection=connection,
     url=None if connection else _URL,
-    target_metadata=metadata,
     version_table=VERSION_TABLE,
     literal_binds=connection is None,
 )

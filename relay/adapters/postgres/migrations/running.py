@@ -25,16 +25,24 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.errors import UpgradeBlocked
 
 #: How long one step may be tried, in seconds.
-PATIENCE: Final = 600.0
+STEP_TIMEOUT_S: Final = 600.0
 #: How long a step that blocks others waits for its lock, and how many seconds it pauses before the next try.
 _LOCK_TIMEOUT: Final = "300ms"
-_PAUSE: Final = 1.0
-_POLL: Final = 0.1
+_PAUSE_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 0.1
 #: Alembic keeps the running migration in module globals, so threads must not run it side by side.
 ALEMBIC: Final = threading.Lock()
-_INDEX: Final = re.compile(r"\s*CREATE INDEX IF NOT EXISTS (\w+)")
+_INDEX: Final = re.compile(r"\s*CREATE(?: UNIQUE)? INDEX IF NOT EXISTS (\w+)")
 #: One upgrade of a database at a time. The numbers next to this one are the classes of migration 0015.
-_TURN: Final = text("SELECT pg_try_advisory_lock(1785882986, 0)")
+_TRY_LOCK: Final = text("SELECT pg_try_advisory_lock(1785882986, 0)")
+#: Only if it is missing: to create one takes a right that the owner of the tables need not have.
+_MAKE_SCHEMA: Final = """
+DO $$ DECLARE path CONSTANT TEXT := current_setting('search_path'); BEGIN
+  IF current_schema() IS NULL AND path ~ '^[a-z][a-z0-9_]*$' THEN
+    EXECUTE 'CREATE SCHEMA ' || quote_ident(path);
+  END IF;
+END $$
+"""
 _INVALID: Final = text("SELECT NOT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
 
 
@@ -47,9 +55,9 @@ class Runner:
 
     engine: Engine
     waiting: Callable[[str], None]
-    patience: float = PATIENCE
+    patience: float = STEP_TIMEOUT_S
 
-    def take_turn(self) -> None:
+    def lock(self) -> None:
         """Wait until nobody else upgrades this database. The lock is held until the connection ends.
 
         This polls. A process that waited within a statement would hold a snapshot, and the other process's index
@@ -58,8 +66,13 @@ class Runner:
         with self._apart() as connection:
             connection.execute(text("SET statement_timeout = 0"))
             connection.execute(text("SET idle_in_transaction_session_timeout = 0"))
-            while not connection.scalar(_TURN):
-                time.sleep(_POLL)
+            while not connection.scalar(_TRY_LOCK):
+                time.sleep(_POLL_INTERVAL_S)
+
+    def make_schema(self) -> None:
+        """Create the schema of a context, which its address names as the only one to look for tables in."""
+        with self._apart() as connection:
+            connection.exec_driver_sql(_MAKE_SCHEMA)
 
     def prepare(self, statements: Sequence[str]) -> None:
         """Run beforehand what a revision needs and does not block writers. Raises UpgradeBlocked."""
@@ -94,7 +107,7 @@ class Runner:
             connection.execute(text(f"SET lock_timeout = '{max(1, round(self.patience))}s'"))
             if connection.scalar(_INVALID, {"name": name}):
                 connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY {name}")
-            connection.exec_driver_sql(step.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1))
+            connection.exec_driver_sql(step.replace(" INDEX ", " INDEX CONCURRENTLY ", 1))
 
     def _persist(self, step: Callable[[], None]) -> None:
         end = time.monotonic() + self.patience
@@ -105,13 +118,13 @@ class Runner:
                 if not isinstance(error.orig, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
                     raise
                 others = self._others()
-                if time.monotonic() + _PAUSE > end:
+                if time.monotonic() + _PAUSE_S > end:
                     raise UpgradeBlocked(
                         f"others held on to the tables for {self.patience:g} s: {others}",
                         hint="end their transactions, or wait until they end, and run: relay db upgrade",
                     ) from error
             self.waiting(f"waiting for {others}")
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE_S)
 
     def _others(self) -> str:
         """Return the oldest transactions that block the upgrade, without the text of their queries."""

@@ -43,7 +43,7 @@ RULES = (
         "(generation = 0 OR later_generation > 0) AND (dead_at IS NULL OR dead_head_blocks)",
     ),
     # Whether a message has used up its attempts without a result: another call would kill the next worker too. A
-    # condemned message has its verdict already.
+    # rejected message has its verdict already.
     (
         "relay_exhausted(dead_letter_reason TEXT, attempts INT, max_attempts INT)",
         "BOOLEAN",

@@ -1,4 +1,4 @@
--- Claim one inbox row under a token and count the attempt. A condemned row (its dead letter is not stored yet) is
+-- Claim one inbox row under a token and count the attempt. A rejected row (its dead letter is not stored yet) is
 -- claimed without counting: its handler is not called again. The same holds for a row that has used up its
 -- attempts without a result: it would kill the next worker too.
 -- num_nonnulls(...) = 0 replaces IS NULL here and wherever a row is found by its id. With IS NULL the planner
@@ -20,5 +20,5 @@ WHERE message_id = %(message_id)s
   AND (claimed_until IS NULL OR claimed_until < now())
   AND (next_attempt_at IS NULL OR next_attempt_at <= now() + interval '50 milliseconds')
 RETURNING message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key,
+          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals,
           attempts, requeues, received_at, dead_letter_reason, dead_letter_class

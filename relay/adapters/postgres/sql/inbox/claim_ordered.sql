@@ -36,5 +36,5 @@ WHERE i.message_id = %(message_id)s
             AND running.order_key IS NOT NULL AND running.processed_at IS NULL AND NOT running.stepped_over
             AND running.message_id <> i.message_id AND running.claimed_until > now()))))
 RETURNING message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key,
+          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals,
           attempts, requeues, received_at, dead_letter_reason, dead_letter_class

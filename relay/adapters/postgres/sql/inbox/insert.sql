@@ -3,19 +3,19 @@
 -- together. If a message is in the stream twice, recovery acknowledges the place that the row does not hold.
 INSERT INTO inbox_messages AS known (
     message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-    event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+    event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals,
     dead_letter_reason, dead_letter_class, enqueued_at)
 SELECT message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers::jsonb,
-       event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+       event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals::jsonb,
        reason, kind, now()
 FROM unnest(
     %(message_id)s::uuid[], %(subject)s::text[], %(subscription)s::text[], %(stream)s::text[],
     %(stream_seq)s::bigint[], %(ack_subject)s::text[], %(body)s::bytea[], %(headers)s::text[],
     %(event_type)s::text[], %(event_version)s::int[], %(occurred_at)s::timestamptz[],
-    %(partition_key)s::text[], %(correlation_id)s::uuid[], %(causation_id)s::uuid[],
+    %(partition_key)s::text[], %(correlation_id)s::uuid[], %(causation_id)s::uuid[], %(originals)s::text[],
     %(reason)s::text[], %(kind)s::text[])
     AS received (message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-                 event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+                 event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals,
                  reason, kind)
 ON CONFLICT (message_id) DO UPDATE
     SET ack_subject = coalesce(nullif(excluded.ack_subject, ''), known.ack_subject),

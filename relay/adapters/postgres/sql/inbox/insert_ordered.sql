@@ -3,10 +3,10 @@
 -- too. A copy does not change the order of a message, unless the copy has a lower place in the stream.
 INSERT INTO inbox_messages AS known (
     message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-    event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+    event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals,
     dead_letter_reason, dead_letter_class, order_key, order_seq, enqueued_at)
 SELECT message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers::jsonb,
-       event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+       event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals::jsonb,
        reason, kind, order_key, order_seq,
        CASE
            WHEN order_key IS NULL THEN now()
@@ -27,10 +27,10 @@ FROM (
         %(message_id)s::uuid[], %(subject)s::text[], %(subscription)s::text[], %(stream)s::text[],
         %(stream_seq)s::bigint[], %(ack_subject)s::text[], %(body)s::bytea[], %(headers)s::text[],
         %(event_type)s::text[], %(event_version)s::int[], %(occurred_at)s::timestamptz[],
-        %(partition_key)s::text[], %(correlation_id)s::uuid[], %(causation_id)s::uuid[],
+        %(partition_key)s::text[], %(correlation_id)s::uuid[], %(causation_id)s::uuid[], %(originals)s::text[],
         %(reason)s::text[], %(kind)s::text[], %(order_key)s::text[], %(order_seq)s::bigint[])
         AS batch (message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-                  event_type, event_version, occurred_at, partition_key, correlation_id, causation_id,
+                  event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals,
                   reason, kind, order_key, order_seq)) AS received
 ON CONFLICT (message_id) DO UPDATE
     SET ack_subject = coalesce(nullif(excluded.ack_subject, ''), known.ack_subject),

@@ -2,5 +2,5 @@
 -- message.
 UPDATE inbox_messages
 SET dead_lettered_at = clock_timestamp(), claim_token = NULL, claimed_until = NULL, next_attempt_at = NULL,
-    stepped_over = %(step_over)s
+    stepped_over = %(skip)s
 WHERE message_id = %(message_id)s AND claim_token = %(token)s

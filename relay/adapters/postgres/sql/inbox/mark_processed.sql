@@ -1,5 +1,5 @@
 -- The handler is done with the message. Fenced by the token of the claim. Does nothing once the message is
--- condemned: a handler that outlives its time-out still has the token.
+-- rejected: a handler that outlives its time-out still has the token.
 UPDATE inbox_messages
 SET processed_at = greatest(clock_timestamp(), received_at), claim_token = NULL, claimed_until = NULL,
     next_attempt_at = NULL

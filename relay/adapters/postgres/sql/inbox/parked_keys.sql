@@ -1,5 +1,6 @@
 -- Parked keys, the longest parked first: which failed message parked each, and how many messages wait behind it.
 SELECT p.subscription, p.order_key AS key, p.parked_at AS since, p.message_id AS head, p.reason,
+       (SELECT i.originals FROM inbox_messages AS i WHERE i.message_id = p.message_id) AS originals,
        (SELECT count(*)
         FROM inbox_messages AS i
         WHERE i.subscription = p.subscription AND i.order_key = p.order_key

@@ -1,4 +1,4 @@
--- Release a condemned row whose dead letter could not be stored. It is tried again later.
+-- Release a rejected row whose dead letter could not be stored. It is tried again later.
 UPDATE inbox_messages
 SET next_attempt_at = clock_timestamp() + %(delay)s,
     enqueued_at = clock_timestamp() + %(delay)s,

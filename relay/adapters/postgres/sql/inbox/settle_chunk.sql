@@ -1,5 +1,5 @@
 -- Settle a chunk, each message by its own verdict. Without error and delay: as inbox/mark_processed. With both: as
--- inbox/record_error. With a kind: as inbox/condemn, which keeps the claim until the dead letter is stored.
+-- inbox/record_error. With a kind: as inbox/reject, which keeps the claim until the dead letter is stored.
 -- Returns the messages whose claim was not lost.
 UPDATE inbox_messages AS i
 SET processed_at = CASE WHEN v.error IS NULL THEN greatest(clock_timestamp(), i.received_at) END,

@@ -1,6 +1,6 @@
 -- Incidents that match a filter, the newest first, and how many match in all.
 SELECT d.id, d.message_id, d.occurrence, d.recorded_at, d.subscription, d.subject, d.stream, d.stream_seq,
-       d.event_type, d.correlation_id, d.causation_id, d.class AS kind, d.reason, d.attempts, d.status,
+       d.event_type, d.correlation_id, d.causation_id, d.originals, d.class AS kind, d.reason, d.attempts, d.status,
        d.closed_at, d.closed_by, d.note,
        CASE WHEN d.status = 'requeued' THEN i.processed_at END AS handled_at,
        count(*) OVER () AS total
@@ -12,7 +12,8 @@ WHERE (%(statuses)s::text[] IS NULL OR d.status = ANY (%(statuses)s::text[]))
   AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
   AND (%(reason)s::text IS NULL OR position(lower(%(reason)s) IN lower(d.reason)) > 0)
   AND (%(since)s::timestamptz IS NULL OR d.recorded_at >= %(since)s)
-  AND (%(message_id)s::uuid IS NULL OR d.message_id = %(message_id)s)
+  AND (%(message_id)s::uuid IS NULL OR d.message_id = %(message_id)s
+       OR d.originals ->> 'id' = %(message_name)s::text)
   AND (%(correlation_id)s::uuid IS NULL OR d.correlation_id = %(correlation_id)s)
 ORDER BY d.id DESC
 LIMIT %(limit)s

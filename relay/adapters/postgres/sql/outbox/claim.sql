@@ -1,6 +1,6 @@
 -- Claim due events of the held lanes. Within a key, events go in the order of their commits: a failed event keeps
 -- the later ones of its key waiting (relay_holds_back). The last columns are the lane of the event, the quota, and
--- how often events were reopened, which tells whether any was since the floors were found.
+-- how often events were reopened, which tells whether any was since the low-water marks were found.
 --
 -- Each search follows the order of its index, so that the planner does not choose one that reads far more.
 -- OFFSET 0 keeps a subquery from being merged into the rest.
@@ -15,16 +15,16 @@ WITH failed AS MATERIALIZED (
         OFFSET 0) AS some
 ),
 -- The held lanes with ready events, and the first of each. While an old snapshot is open, the index keeps entries
--- of published events before it: they are walked through once, here, from the floor on. Lane -1 has the events
+-- of published events before it: they are walked through once, here, from the mark on. Lane -1 has the events
 -- without a key, which nobody holds; SKIP LOCKED divides them between publishers.
 ready_lane AS MATERIALIZED (
     SELECT held.lane, first.seq AS first_seq
-    FROM unnest(%(lanes)s::int[] || -1, %(floors)s::bigint[]) AS held (lane, floor), LATERAL (
+    FROM unnest(%(lanes)s::int[] || -1, %(marks)s::bigint[]) AS held (lane, mark), LATERAL (
         SELECT e.seq
         FROM outbox_events AS e
         WHERE e.published_at IS NULL AND e.dead_at IS NULL AND e.available_at IS NULL
           AND relay_lane(e.partition_key) = held.lane
-          AND e.seq >= held.floor
+          AND e.seq >= held.mark
         ORDER BY e.seq
         LIMIT 1) AS first
 ),
@@ -142,15 +142,17 @@ skipped AS (
 SELECT id::text, shown.event_type, event_version, shown.payload,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, shown.partition_key, shown.topic, shown.headers,
-       publish_attempts, generation, relay_lane(claimed.partition_key), (SELECT quota.rows FROM quota),
-       (SELECT last_value + is_called::int FROM relay_reopened)
+       publish_attempts, generation, shown.originals, shown.stream, seq, relay_lane(claimed.partition_key),
+       (SELECT quota.rows FROM quota), (SELECT last_value + is_called::int FROM relay_reopened)
 FROM claimed LEFT JOIN LATERAL (
-    SELECT claimed.event_type, claimed.partition_key, claimed.topic, claimed.headers::text AS headers,
-           claimed.payload::text AS payload
+    SELECT claimed.event_type, claimed.partition_key, claimed.topic, claimed.stream, claimed.headers::text AS headers,
+           claimed.originals::text AS originals, claimed.payload::text AS payload
     WHERE pg_column_compression(claimed.payload) IS NULL
       AND pg_column_compression(claimed.headers) IS NULL
+      AND pg_column_compression(claimed.originals) IS NULL
       AND pg_column_size(claimed.payload) + pg_column_size(claimed.headers) + octet_length(claimed.event_type)
-          + octet_length(claimed.partition_key) + coalesce(octet_length(claimed.topic), 0) <= 2000
+          + octet_length(claimed.partition_key) + coalesce(octet_length(claimed.topic), 0)
+          + coalesce(octet_length(claimed.stream), 0) + coalesce(pg_column_size(claimed.originals), 0) <= 2000
     OFFSET 0) AS shown ON octet_length(shown.payload) <= 20000
 WHERE NOT EXISTS (
     SELECT FROM skipped WHERE skipped.partition_key = claimed.partition_key AND skipped.seq < claimed.seq)

@@ -1,18 +1,17 @@
 -- Outbox events that match a filter, the newest first, and how many match in all.
-SELECT id::text, seq, aggregate_type, aggregate_id, event_type, event_version, occurred_at,
-       correlation_id::text, causation_id::text, partition_key, topic, published_at, publish_attempts,
-       publish_error, available_at, dead_at, published_stream, published_seq, generation,
+SELECT id, seq, aggregate_type, aggregate_id, event_type, event_version, occurred_at,
+       correlation_id::text, causation_id::text, originals, partition_key, topic, stream,
+       published_at, publish_attempts, publish_error, available_at, dead_at, published_stream, published_seq, generation,
        CASE WHEN published_at IS NOT NULL THEN 'published'
             WHEN dead_at IS NOT NULL THEN 'dead'
             WHEN publish_attempts > 0 THEN 'failing'
             ELSE 'waiting' END AS status,
        count(*) OVER () AS total
 FROM outbox_events
-WHERE ((%(published)s AND published_at IS NOT NULL)
-       OR (%(dead)s AND published_at IS NULL AND dead_at IS NOT NULL)
-       OR (%(failing)s AND published_at IS NULL AND publish_attempts > 0 AND dead_at IS NULL)
-       OR (%(waiting)s AND published_at IS NULL AND publish_attempts = 0 AND dead_at IS NULL))
-  AND (%(ids)s::uuid[] IS NULL OR id = ANY (%(ids)s::uuid[]))
+WHERE (('published' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL)
+       OR ('dead' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NOT NULL)
+       OR ('failing' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND publish_attempts > 0 AND dead_at IS NULL)
+       OR ('waiting' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND publish_attempts = 0 AND dead_at IS NULL))
   AND (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
   AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
   AND (%(aggregate_id)s::text IS NULL OR aggregate_id = %(aggregate_id)s)

@@ -1,5 +1,5 @@
 -- Events that were acknowledged with a sequence beyond the stream's last message: the stream has lost its tail.
-SELECT count(*), (array_agg(id ORDER BY seq))[1:20]
+SELECT count(*), (array_agg(coalesce(originals ->> 'id', id::text) ORDER BY seq))[1:20]
 FROM outbox_events
 WHERE published_stream = %(stream)s
   AND published_seq > %(last_seq)s

@@ -1,5 +1,5 @@
 -- A page of the PubAck ledger: which event the stream should hold at which sequence.
-SELECT id, published_seq
+SELECT id, published_seq, originals ->> 'id'
 FROM outbox_events
 WHERE published_stream = %(stream)s
   AND published_seq BETWEEN %(first)s AND %(last)s

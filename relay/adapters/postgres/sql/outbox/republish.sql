@@ -17,6 +17,6 @@ WITH lost AS (
       AND e.published_stream = %(stream)s
       AND e.published_seq = missing.seq
       AND e.published_at IS NOT NULL
-    RETURNING e.id, e.seq
+    RETURNING e.id, e.originals, e.seq
 )
-SELECT count(*), (array_agg(id ORDER BY seq))[1:20] FROM lost
+SELECT count(*), (array_agg(coalesce(originals ->> 'id', id::text) ORDER BY seq))[1:20] FROM lost

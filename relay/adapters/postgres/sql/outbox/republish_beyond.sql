@@ -18,6 +18,6 @@ WITH lost AS (
       AND published_seq > %(last_seq)s
       AND published_at < %(before)s
       AND (%(max_age)s::interval IS NULL OR published_at > clock_timestamp() - %(max_age)s::interval)
-    RETURNING id, seq
+    RETURNING id, originals, seq
 )
-SELECT count(*), (array_agg(id ORDER BY seq))[1:20] FROM lost
+SELECT count(*), (array_agg(coalesce(originals ->> 'id', id::text) ORDER BY seq))[1:20] FROM lost

@@ -18,5 +18,6 @@ WHERE id = %(id)s
   AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp() + interval '50 milliseconds')
   AND (available_at IS NULL OR available_at <= clock_timestamp() + interval '50 milliseconds')
 RETURNING claim_token AS token, id, type, payload::text, attempts, correlation_id, causation_id, metadata, concurrency_key,
+          originals,
           EXISTS (SELECT FROM processed_events
                   WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed

@@ -25,6 +25,6 @@ SET status = 'delivered',
 FROM free, relaxed
 WHERE task.id = free.id
 RETURNING claim_token AS token, task.id, type, payload::text, attempts, correlation_id, causation_id, metadata,
-          concurrency_key,
+          concurrency_key, originals,
           EXISTS (SELECT FROM processed_events
                   WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed

@@ -1,7 +1,7 @@
 -- Tasks that match a filter, the newest first, and how many match in all.
-SELECT id::text, type, queue, priority, state AS status, waits_for, created_at, available_at, delivered_at,
+SELECT id, type, queue, priority, state AS status, waits_for, created_at, available_at, delivered_at,
        started_at, finished_at, next_attempt_at, attempts, last_error, correlation_id::text, causation_id::text,
-       concurrency_key, count(*) OVER () AS total
+       originals, concurrency_key, count(*) OVER () AS total
 FROM (SELECT *, CASE WHEN status = 'delivered' AND claimed_until >= now() THEN 'running' ELSE status END AS state
       FROM task_outbox) AS task
 WHERE state = ANY (%(statuses)s::text[])

@@ -1,0 +1,195 @@
+"""Low-water marks: the seq at which a claim begins to read a lane, past the published events before it.
+
+Published events stay in the index of ready ones while any snapshot is older than their publication, and a claim
+would read past all of them. So while claims are slow, a process finds out below which seq a lane has nothing
+left. This low-water mark holds for good: seq values are given in order, every transaction that got one below it
+is over, and events that are reopened (to be published again) are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+from psycopg.errors import QueryCanceled
+
+from relay.adapters.postgres.pool import Connection, query
+from relay.domain.ordering import LANES
+
+#: The lane of the events without a key.
+NO_LANE: Final = -1
+#: A claim that takes longer than SLOW_S may read past many published events. It surely does if consecutive
+#: slow claims take TOGETHER_S in sum. A busy machine also makes a few claims slow.
+SLOW_S: Final = 0.025
+TOGETHER_S: Final = 0.25
+#: How long to pause between two looks at how far everything is decided, in seconds. The pause grows while a step
+#: takes the server less than _SHORT_S: then the published entries are removed and marks help little.
+PAUSE_S: Final = 0.1
+_MAX_PAUSE_S: Final = 1.6
+_SHORT_S: Final = 0.005
+#: How many seq values the first step covers, and the fewest and the most. After a step that took less than
+#: _QUICK_S, the next one is longer. One step over everything could hit the statement time-out again and again.
+_FIRST_STEP_SEQS: Final = 50_000
+_MIN_STEP_SEQS: Final = 10_000
+_MAX_STEP_SEQS: Final = 2**60
+_QUICK_S: Final = 0.1
+_PATIENCE: Final = "SET LOCAL statement_timeout = '500ms'"
+#: How long the steps of one look may take in sum, in seconds.
+_LOOK_S: Final = 1.0
+#: For how long marks are raised after claims were slow, in seconds. The marks stay valid for longer.
+KEEP_S: Final = 60.0
+#: How often all marks are found anew, in seconds: somebody may have given an event a low seq by hand.
+RENEW_INTERVAL_S: Final = 600.0
+#: Below every seq.
+NONE: Final = -(2**63)
+
+#: How often events were reopened, and since when the server runs without a crash. Marks hold for one epoch only.
+Epoch: TypeAlias = tuple[int, datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """A moment: the highest seq given until then, and the open transactions that may have taken one."""
+
+    highest: int
+    writers: frozenset[str]
+
+
+class LowWaterMarks:
+    """The low-water marks of the lanes of one database, as far as this process knows them. For one event loop."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._next_look = math.inf
+        self._pause = PAUSE_S
+        self._until = self._slow = 0.0
+        self._begin(None)
+
+    def _begin(self, epoch: Epoch | None) -> None:
+        """Forget all marks: claims read each lane from its beginning."""
+        self._epoch = epoch
+        self._watch: _Watch | None = None
+        self._decided = NONE
+        self._step_seqs = _FIRST_STEP_SEQS
+        self._marks = _lowest()
+        # The marks that are being found. During a renewal they differ from those in use.
+        self._found = self._marks
+        self._renewal = math.inf
+        self._behind = False
+
+    async def find(self, conn: Connection, lanes: Sequence[int], epoch: Epoch) -> list[int] | None:
+        """Return the mark of each of these lanes; None while they are so far behind that a claim might time out.
+
+        ``epoch`` was read earlier in this transaction. Each of its statements must have its own snapshot.
+        """
+        if epoch != self._epoch:
+            self._begin(epoch)
+        if self._time_to_look():
+            async with self._lock:
+                if epoch == self._epoch and self._time_to_look():
+                    await self._look(conn, epoch)
+        if epoch != self._epoch:
+            # Another claim has begun another epoch meanwhile.
+            return [NONE] * len(lanes)
+        return None if self._behind else [self._marks[lane] for lane in lanes]
+
+    def note(self, seconds: float) -> None:
+        """Note how long a claim has taken."""
+        self._slow = self._slow + seconds if seconds > SLOW_S else 0.0
+        if self._slow > TOGETHER_S:
+            now = time.monotonic()
+            self._until = now + KEEP_S
+            if self._next_look == math.inf:
+                self._next_look, self._pause = now, PAUSE_S
+
+    def _time_to_look(self) -> bool:
+        return time.monotonic() >= min(self._next_look, self._renewal)
+
+    async def _look(self, conn: Connection, epoch: Epoch) -> None:
+        """Raise the marks as far as everything is decided."""
+        now = await _watch(conn)
+        if epoch != self._epoch:
+            return
+        before = self._watch or now
+        vain = not before.writers.isdisjoint(now.writers)
+        self._watch = before if vain else now
+        if not vain:
+            # A transaction that begins to write after this moment gets a higher seq.
+            self._decided = before.highest if now.writers else now.highest
+        if self._decided > NONE:
+            await self._raise(conn, epoch)
+        done = time.monotonic()
+        if self._behind:
+            self._next_look = done
+        elif done < self._until or self._renewing:
+            self._next_look = done + self._pause
+        else:
+            self._next_look = math.inf
+
+    @property
+    def _renewing(self) -> bool:
+        return self._found is not self._marks
+
+    async def _raise(self, conn: Connection, epoch: Epoch) -> None:
+        begun = time.monotonic()
+        if begun >= self._renewal:
+            self._found, self._renewal, self._step_seqs = _lowest(), math.inf, _FIRST_STEP_SEQS
+        # Claims do not need the renewed marks yet, so a renewal goes one step at a time.
+        end = begun + (0.0 if self._renewing else _LOOK_S)
+        there = moved = False
+        while not there and epoch == self._epoch:
+            found = await self._advance(conn)
+            if found is not None and epoch == self._epoch:
+                moved, there = True, found
+            if time.monotonic() >= end:
+                break
+        # If not even one step succeeds, claims try with the marks they have.
+        self._behind = moved and not there and not self._renewing
+
+    async def _advance(self, conn: Connection) -> bool | None:
+        """Go one step in each lane. Returns whether the end is reached; None when the step took too long."""
+        epoch, held = self._epoch, {"lanes": [*self._found], "marks": [*self._found.values()]}
+        try:
+            rows = await _raised(conn, held | {"step": self._step_seqs, "decided": self._decided})
+        except QueryCanceled:
+            self._step_seqs = max(self._step_seqs // 8, _MIN_STEP_SEQS)
+            return None
+        there, seconds = all(done for _, _, done, _ in rows), rows[-1][-1]
+        if not there and seconds < _QUICK_S:
+            self._step_seqs = min(2 * self._step_seqs, _MAX_STEP_SEQS)
+        self._pause = min(2 * self._pause, _MAX_PAUSE_S) if seconds < _SHORT_S else max(self._pause / 2, PAUSE_S)
+        if epoch == self._epoch:
+            self._settle({lane: mark for lane, mark, *_ in rows}, there)
+        return there
+
+    def _settle(self, found: Mapping[int, int], there: bool) -> None:
+        """Use what a step has found as marks."""
+        if there and self._renewal == math.inf:
+            self._renewal = time.monotonic() + RENEW_INTERVAL_S
+        if there or not self._renewing:
+            self._marks = self._found = found
+        else:
+            self._marks = {lane: max(mark, found[lane]) for lane, mark in self._marks.items()}
+            self._found = found
+
+
+def _lowest() -> Mapping[int, int]:
+    return dict.fromkeys((*range(LANES), NO_LANE), NONE)
+
+
+async def _raised(conn: Connection, terms: Mapping[str, Any]) -> Sequence[tuple[int, int, bool, float]]:
+    async with conn.transaction(force_rollback=True):
+        await conn.execute(_PATIENCE)
+        return await query(conn, "outbox/low_water_marks", **terms)
+
+
+async def _watch(conn: Connection) -> _Watch:
+    # In this order: a transaction that got a seq up to the highest is among the writers, or over.
+    [[highest]] = await query(conn, "outbox/highest")
+    writers = await query(conn, "outbox/writers")
+    return _Watch(highest, frozenset(writer for (writer,) in writers))

@@ -1,0 +1,116 @@
+"""The outbox of MicroDAO §3 as a view over a context's own, for producers that write SQL in any language.
+
+PostgreSQL rewrites an INSERT into the view into one of the table before it plans it, so a prepared statement pays
+for the rewriting once, and what the table does for its producers happens here too: order, numbers, the wake-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from relay.adapters.postgres import migrations
+from relay.adapters.postgres.unreachable import reaching
+
+#: The view, as producers name it in its schema, and the trigger by which it is known.
+VIEW: Final = "outbox_events"
+REFUSAL: Final = "relay_refuse_change"
+
+#: Whoever looks for an event by its id finds it by the index.
+INDEX: Final = """
+CREATE INDEX IF NOT EXISTS idx_outbox_shown_id ON outbox_events ((coalesce(originals ->> 'id', id::text)))
+"""
+
+_COLUMNS: Final = """
+       coalesce(e.originals ->> 'id', e.id::text) AS id,
+       coalesce(e.stream, e.published_stream) AS stream,
+       e.topic,
+       e.payload,
+       e.occurred_at AS created_at,
+       e.published_at IS NOT NULL AS processed,
+       e.published_at AS processed_at,
+       e.publish_error AS error,
+       CASE WHEN starts_with(e.partition_key, e.stream || ':') THEN substr(e.partition_key, length(e.stream) + 2)
+            ELSE nullif(e.partition_key, '')
+       END AS partition_key
+"""
+
+# The first SELECT below reads NEW once: in a statement of one row NEW.id stands for what the producer wrote, such
+# as gen_id(), and each mention would call it again. A text that is no UUID is kept in originals.
+# The cast is outside of the CASE: the planner would try a cast of a constant within it.
+#
+# The table's own trigger makes the partition key of aggregate_type and aggregate_id, so a key orders within its
+# stream. Without a stream, topic, payload or id these columns are NULL, and the table refuses the row.
+_LAY: Final = """
+CREATE SCHEMA IF NOT EXISTS {schema};
+
+CREATE OR REPLACE VIEW {view} AS SELECT {columns} FROM {table} AS e;
+
+CREATE OR REPLACE RULE relay_insert AS ON INSERT TO {view} DO INSTEAD
+INSERT INTO {table} AS e (
+    id, originals, aggregate_type, aggregate_id, event_type, payload, occurred_at,
+    published_at, publish_error, dead_at, topic, stream)
+SELECT CAST(CASE WHEN {uuid} THEN n.id WHEN n.id IS NOT NULL THEN {made}::text END AS uuid),
+       CASE WHEN NOT ({uuid}) THEN jsonb_build_object('id', n.id) END,
+       n.stream, coalesce(n.partition_key, n.stream), right(translate(n.topic, '.', '_'), 64), n.payload,
+       coalesce(n.created_at, now()),
+       CASE WHEN n.processed THEN coalesce(n.processed_at, n.created_at, now()) END,
+       n.error, CASE WHEN n.processed IS NOT TRUE AND starts_with(n.error, 'unrecoverable') THEN now() END,
+       n.topic, n.stream
+FROM LATERAL (
+    SELECT NEW.id AS id, NEW.stream AS stream, NEW.topic AS topic, NEW.payload AS payload,
+           NEW.created_at AS created_at, NEW.processed AS processed, NEW.processed_at AS processed_at,
+           NEW.error AS error, NEW.partition_key AS partition_key) AS n
+RETURNING {columns};
+
+CREATE OR REPLACE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE object_not_in_prerequisite_state USING
+    MESSAGE = TG_TABLE_SCHEMA || '.' || TG_TABLE_NAME || ' takes INSERT and SELECT only, no ' || TG_OP,
+    HINT = 'the relay marks its events as processed and archives them; `relay outbox` tries failed ones again',
+    SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
+END $$;
+
+CREATE OR REPLACE TRIGGER relay_refuse_change INSTEAD OF UPDATE OR DELETE ON {view}
+  FOR EACH ROW EXECUTE FUNCTION {refuse}();
+CREATE OR REPLACE TRIGGER relay_refuse_statement BEFORE UPDATE OR DELETE ON {view}
+  FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+"""
+# The rule of `Identity`: hyphens where they belong, else digits only. A regular expression takes 3 µs.
+_UUID: Final = "n.id LIKE '________-____-____-____-____________' AND pg_input_is_valid(n.id, 'uuid')"
+
+#: The first version of PostgreSQL that makes such UUIDs.
+_UUIDV7: Final = 180_000
+
+
+def lay(url: str, schema: str, *, waiting: Callable[[str], None] = lambda _: None) -> None:
+    """Make the view in ``schema``, or bring it up to date, beside producers that use it. Repeatable.
+
+    The table must be up to date. Raises DatabaseUnreachable, UpgradeBlocked, and ConfigurationError if the role
+    may not, or if the schema has something else of the view's name.
+    """
+    with reaching(), psycopg.connect(url, connect_timeout=5) as connection:
+        found = connection.execute("SELECT current_schema()").fetchone()
+        own = str(found[0]) if found else "public"
+        made: LiteralString = "uuidv7()" if connection.info.server_version >= _UUIDV7 else "gen_random_uuid()"
+        text = statements(own, schema, made).as_string(connection)
+    migrations.run(url, [INDEX, text], waiting=waiting)
+
+
+def statements(own: str, schema: str, made: LiteralString) -> sql.Composed:
+    """The SQL that makes the view in ``schema`` over the table in the schema ``own``. Repeatable.
+
+    ``made``: makes the id of a row whose event has no UUID. UUIDs in the order of their times are near each other.
+    """
+    return sql.SQL(_LAY).format(
+        schema=sql.Identifier(schema),
+        view=sql.Identifier(schema, VIEW),
+        refuse=sql.Identifier(schema, REFUSAL),
+        table=sql.Identifier(own, VIEW),
+        columns=sql.SQL(_COLUMNS),
+        uuid=sql.SQL(_UUID),
+        made=sql.SQL(made),
+    )

@@ -1,0 +1,208 @@
+"""Rows as operators see and change them: the base of all kinds, and the operations on events and tasks.
+
+Every action is one transaction with its row in the audit log. It answers for each id: done, or why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, ClassVar, Final, TypeAlias
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from relay.adapters.postgres.pool import Connection, query
+from relay.adapters.postgres.source import Source
+from relay.adapters.postgres.sql import statement
+from relay.domain import tasks
+from relay.domain.disclosure import clean
+from relay.domain.errors import NotPublishable, NotReplayable, RelayError
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Identity
+from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
+from relay.queries import EventFilter, Page
+
+_UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
+
+#: A row by the names of its columns, as its statement selects it.
+Row: TypeAlias = dict[str, Any]
+
+
+class Operations:
+    """The base of what operators do with one kind of rows. All raise DatabaseUnreachable and SchemaMissing.
+
+    ``kind`` is the room of its statements and the beginning of its actions in the audit log. ``state`` takes the
+    columns that ``lock_many.sql`` reads besides the id: the facts that decide whether an action is allowed.
+    """
+
+    kind: ClassVar[str]
+    state: ClassVar[Callable[..., Any]]
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    async def _page(self, name: str, parameters: Mapping[str, Any]) -> Page[Row]:
+        """Return the rows of a statement, whose column ``total`` tells how many match in all."""
+        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement(name), parameters)
+            rows = await cursor.fetchall()
+        totals = [row.pop("total") for row in rows]
+        return Page(rows, totals[0] if totals else 0)
+
+    async def _detail(self, name: str, id: UUID | int) -> Row | None:
+        """Return the row of a statement, and as ``history`` what operators did to it, oldest first."""
+        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement(name), {"id": id})
+            row = await cursor.fetchone()
+            await cursor.execute(statement("session/history"), {"id": str(id), "actions": f"{self.kind}.%"})
+            history = await cursor.fetchall()
+        return None if row is None else {**row, "history": history}
+
+    async def _change(
+        self,
+        change: str,
+        ids: Sequence[UUID],
+        refusal: Callable[[Any], RelayError | None],
+        unknown: RelayError,
+        by: Operator,
+    ) -> Outcome:
+        """Lock rows, and apply the statement ``change`` to those that a rule does not refuse."""
+        async with self._source() as conn, conn.transaction():
+            rows = await query(conn, f"{self.kind}/lock_many", ids=list(ids))
+            found = {id: self.state(*rest) for id, *rest in rows}
+            wanted, refused = judge(ids, found, refusal, lambda _: unknown)
+            if wanted:
+                await conn.execute(statement(f"{self.kind}/{change}"), {"ids": wanted})
+                await audit(conn, f"{self.kind}.{change}", wanted, by)
+        return Outcome(tuple(map(str, wanted)), tuple(refused))
+
+
+def named(row: Row, column: str) -> Row:
+    """Return a row with its ids as people see them. ``column``: the one that the text in ``originals`` names.
+
+    A row whose id is text keeps its UUID as ``row_id``.
+    """
+    originals = row.pop("originals", None) or NO_ORIGINALS
+    if ID in originals:
+        row = {**row, column: originals[ID], "row_id": row[column]}
+    return {**row, **{name: originals[name] for name in (CORRELATION_ID, CAUSATION_ID) if name in originals}}
+
+
+def as_key(id: Id | None) -> UUID | None:
+    """Return the UUID that stands for an id."""
+    return Identity.of(id).uuid if isinstance(id, str) else id
+
+
+async def audit(conn: Connection, action: str, ids: Sequence[object], by: Operator) -> None:
+    """Record who did what to which ids, in the open transaction."""
+    parameters = {"action": action, "ids": [str(id) for id in ids], **who(by)}
+    await conn.execute(statement("session/write_audit"), parameters)
+
+
+def who(by: Operator) -> dict[str, str | None]:
+    """Return the operator as parameters of a statement."""
+    return {"actor": clean(by.actor), "note": None if by.note is None else clean(by.note)}
+
+
+# --- events and tasks ---
+
+
+class PostgresOutboxOperations(Operations):
+    """Changes rows only: the relay's publishers do the rest, with their locks and retries."""
+
+    kind = "outbox"
+    state = EventState
+
+    async def find(self, wanted: EventFilter, limit: int) -> Page[Row]:
+        """Up to ``limit`` events without their payloads, the newest first."""
+        key = as_key(wanted.correlation_id)
+        page = await self._page("outbox/events", {**asdict(wanted), "correlation_id": key, "limit": limit})
+        return Page([named(row, "id") for row in page.items], page.total)
+
+    async def get(self, id: Id) -> Row | None:
+        """One event with its headers, its payload and its history, or None."""
+        row = await self._detail("outbox/event", (await self._rows([id]))[id])
+        return None if row is None else named(row, "id")
+
+    async def _rows(self, ids: Sequence[Id]) -> dict[Id, UUID]:
+        """Find the rows of events. A text is looked up: SQL may have written its row under any UUID."""
+        texts = [id for id in ids if isinstance(id, str) and Identity.of(id).derived]
+        found: dict[Id, UUID] = {}
+        if texts:
+            async with self._source() as conn:
+                found = dict(await query(conn, "outbox/originals", texts=texts))
+        return {id: found.get(id) or Identity.of(str(id)).uuid for id in ids}
+
+    async def _decide(
+        self,
+        change: str,
+        ids: Sequence[Id],
+        refusal: Callable[[Any], RelayError | None],
+        unknown: RelayError,
+        by: Operator,
+    ) -> Outcome:
+        """Do `_change` to events, and answer for each by the id that was given."""
+        rows = await self._rows(ids)
+        given = {str(row): str(id) for id, row in rows.items()}
+        outcome = await self._change(change, list(rows.values()), refusal, unknown, by)
+        done, refused = outcome.done, outcome.refused
+        return Outcome(tuple(given[row] for row in done), tuple((given[row], error) for row, error in refused))
+
+    async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Let failed events be tried again. The operation that wrote them is not repeated.
+
+        An event is refused with NOT_PUBLISHABLE if it is unknown, published, or never failed.
+        """
+        unknown = NotPublishable("there is no such event", hint="relay outbox list")
+        return await self._decide("retry", ids, retry_refusal, unknown, by)
+
+    async def replay(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Let published events be published again, under a new generation and in their order.
+
+        Consumers that have processed an event recognise its id and skip it. An event is refused with
+        NOT_REPLAYABLE if it is unknown or not published.
+        """
+        unknown = NotReplayable("there is no such event", hint="relay outbox list --status published")
+        return await self._decide("replay", ids, replay_refusal, unknown, by)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """Which tasks to find. A field that is None excludes nothing. ``error`` is a part of the error's text."""
+
+    statuses: list[str]
+    type: str | None = None
+    queue: str | None = None
+    correlation_id: Id | None = None
+    since: datetime | None = None
+    error: str | None = None
+
+
+class PostgresTaskOperations(Operations):
+    """Reads and changes rows only: workers run the tasks that a decision releases."""
+
+    kind = "tasks"
+    state = tasks.TaskState
+
+    async def find(self, wanted: TaskFilter, limit: int) -> Page[Row]:
+        """Up to ``limit`` tasks without their payloads, the newest first. One that is claimed is ``running``."""
+        key = as_key(wanted.correlation_id)
+        page = await self._page("tasks/tasks", {**asdict(wanted), "correlation_id": key, "limit": limit})
+        return Page([named(row, "id") for row in page.items], page.total)
+
+    async def get(self, id: UUID) -> Row | None:
+        """One task with its metadata, its payload and its history, or None."""
+        row = await self._detail("tasks/task", id)
+        return None if row is None else named(row, "id")
+
+    async def retry(self, ids: Sequence[UUID], by: Operator) -> Outcome:
+        """Run failed or cancelled tasks again, with new attempts.
+
+        A task is refused with NOT_RETRYABLE or UNKNOWN_TASK.
+        """
+        return await self._change("retry", ids, tasks.retry_refusal, _UNKNOWN_TASK, by)
+
+    async def cancel(self, ids: Sequence[UUID], by: Operator) -> Outcome:
+        """Cancel tasks that do not run now. A task is refused with NOT_CANCELLABLE or UNKNOWN_TASK."""
+        return await self._change("cancel", ids, tasks.cancel_refusal, _UNKNOWN_TASK, by)

@@ -1,2 +1,0 @@
--- Promise a task the turn after all turns that were promised before.
-UPDATE task_rates SET promised_until = clock_timestamp() + %(delay)s WHERE type = %(type)s

@@ -1,0 +1,192 @@
+"""One run of a profile on a running fleet: produce, watch until everything has arrived, check the accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from nats.errors import Error as NatsError
+from rich.console import Console
+from sqlalchemy import Engine, Executable, Text, column, func, select, table
+from sqlalchemy.exc import SQLAlchemyError
+
+from relay.access import jetstream
+from relay.cli.demo.evidence import INBOX_COUNTS, Counts, connect_to, outbox_events
+from relay.cli.demo.play import watch
+from relay.cli.demo.profile import Production, Profile, produce
+from relay.cli.demo.screen import Screen, balance
+from relay.devstack.fleet import Fleet
+from relay.domain.errors import RelayError
+from relay.settings import Settings, SubscriptionSettings
+
+_SHOWN: Final = 5
+
+_effects = table("effects", column("id", Text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What each place holds. ``effects`` repeats an id as often as its effect is there."""
+
+    production: Production
+    counts: Counts
+    stored: int
+    effects: Sequence[str]
+    unacknowledged: int
+
+
+def play(fleet: Fleet, profile: Profile, console: Console, events: int, seconds: float) -> bool:
+    """Run the profile and print its outcome; returns whether the accounts balance."""
+    evidence = Evidence(fleet.configuration.settings, profile)
+    try:
+        evidence.make_tables()
+        failure = _perform(fleet, profile, evidence, Screen(console, events), events, seconds)
+        if failure:
+            console.print(failure, markup=False)
+        return _check(evidence, console) and failure is None
+    except (SQLAlchemyError, psycopg.Error, NatsError, RelayError) as error:
+        console.print(f"the accounts cannot be read: {error}", markup=False)
+        return False
+    finally:
+        evidence.close()
+
+
+def audit(books: Books) -> Iterator[str]:
+    """Say everything that does not balance."""
+    committed, rolled_back = set(books.production.committed), set(books.production.rolled_back)
+    effects = Counter(books.effects)
+    for what, ids in (
+        ("committed and without an effect", committed - effects.keys()),
+        ("rolled back and yet with an effect", rolled_back & effects.keys()),
+        ("with an effect and never committed", effects.keys() - committed - rolled_back),
+        ("with a second effect", {id for id, times in effects.items() if times > 1}),
+    ):
+        if ids:
+            shown = ", ".join(sorted(ids)[:_SHOWN])
+            yield f"{len(ids)} {what}: {shown}{' …' if len(ids) > _SHOWN else ''}"
+    counts = books.counts
+    for where, count in (
+        ("published", counts.published),
+        ("in the streams", books.stored),
+        ("in the inbox", counts.received),
+        ("handled", counts.handled),
+    ):
+        if count != counts.committed:
+            yield f"{counts.committed} committed, but {count} {where}"
+    if books.unacknowledged:
+        yield f"{books.unacknowledged} messages that JetStream still waits to see acknowledged"
+
+
+class Evidence:
+    """The producer's database, those of all consumers, and the broker. Read only, but for the tables' making."""
+
+    def __init__(self, settings: Settings, profile: Profile) -> None:
+        self._settings = settings
+        self._profile = profile
+        self.production = Production()
+        consuming = [name for name, context in settings.contexts.items() if context.subscriptions]
+        self._producer = connect_to(settings, profile.producer.CONTEXT)
+        self._consumers = [connect_to(settings, name) for name in consuming]
+
+    def make_tables(self) -> None:
+        """Make the tables of the profile's own."""
+        for engine, module in [
+            (self._producer, self._profile.producer),
+            *((engine, self._profile.handler) for engine in self._consumers),
+        ]:
+            with engine.begin() as connection:
+                connection.exec_driver_sql(module.TABLES)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for engine in (self._producer, *self._consumers):
+            engine.dispose()
+
+    def counts(self) -> Counts:
+        """Count the messages at each stage, later stages first: none may seem ahead of an earlier one."""
+        inboxes = [_rows(engine, INBOX_COUNTS)[0] for engine in self._consumers]
+        received, handled, retried, dead_lettered = (sum(column) for column in zip(*inboxes, strict=True))
+        published = _rows(self._producer, select(func.count(outbox_events.c.published_at)))[0][0]
+        return Counts(
+            committed=len(self.production.committed),
+            published=published,
+            received=received,
+            handled=handled,
+            retried=retried,
+            dead_lettered=dead_lettered,
+        )
+
+    async def unacknowledged(self) -> int:
+        """Count the messages that JetStream has not seen acknowledged, delivered or not."""
+        waiting = 0
+        async with jetstream(self._settings) as js:
+            for subscription in self._subscriptions:
+                info = await js.consumer_info(subscription.stream, subscription.durable)
+                waiting += (info.num_ack_pending or 0) + (info.num_pending or 0)
+        return waiting
+
+    def books(self) -> Books:
+        """Read everything."""
+        effects = [id for engine in self._consumers for (id,) in _rows(engine, select(_effects.c.id))]
+        return Books(
+            production=self.production,
+            counts=self.counts(),
+            stored=asyncio.run(self._stored()),
+            effects=effects,
+            unacknowledged=asyncio.run(self.unacknowledged()),
+        )
+
+    async def _stored(self) -> int:
+        """Count the messages of the streams that somebody subscribes to."""
+        async with jetstream(self._settings) as js:
+            streams = {subscription.stream for subscription in self._subscriptions}
+            return sum([(await js.stream_info(name)).state.messages for name in sorted(streams)])
+
+    @property
+    def _subscriptions(self) -> list[SubscriptionSettings]:
+        contexts = self._settings.contexts.values()
+        return [subscription for context in contexts for subscription in context.subscriptions.values()]
+
+
+def _perform(
+    fleet: Fleet, profile: Profile, evidence: Evidence, screen: Screen, events: int, seconds: float
+) -> str | None:
+    """Produce and watch to the end; returns what went wrong, if anything."""
+    stop = threading.Event()
+    context = fleet.configuration.settings.contexts[profile.producer.CONTEXT]
+    url = context.database
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="producer") as producer, screen.open():
+        try:
+            producing = producer.submit(produce, profile, url, events, evidence.production, stop)
+            return watch(fleet, evidence, producing, screen, time.monotonic() + seconds)
+        finally:
+            stop.set()
+
+
+def _check(evidence: Evidence, console: Console) -> bool:
+    books = evidence.books()
+    faults = list(audit(books))
+    balance(console, faults, _sums(books))
+    return not faults
+
+
+def _sums(books: Books) -> list[str]:
+    production = books.production
+    return [
+        f"{len(production.committed)} committed, {books.counts.handled} handled",
+        f"{len(production.rolled_back)} rolled back, none of them delivered",
+        f"{len(books.effects)} effects, none of them twice",
+        "0 messages unacknowledged in JetStream",
+    ]
+
+
+def _rows(engine: Engine, query: Executable) -> Sequence[Any]:
+    with engine.connect() as connection:
+        return connection.execute(query).all()

@@ -1,0 +1,135 @@
+"""Rules between streams, subjects and routes: every event has a stream, and every subject one stream only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from string import Formatter
+
+from relay.domain.routing import event_subjects, is_template
+from relay.domain.topology import RELAY_ADVISORIES, subjects_overlap
+from relay.settings.model import ContextSettings, RouteSettings, Settings, StreamSettings
+from relay.settings.problems import KeyPath, Problem
+from relay.settings.values import format_duration
+
+Problems = Iterator[Problem]
+
+
+def check_streams(settings: Settings) -> Problems:
+    """Return what is wrong with the streams, and with the ways to them."""
+    yield from _streams(settings)
+    events = [stream for context in settings.contexts.values() for stream in context.event_streams]
+    for context in settings.contexts.values():
+        yield from _default(context)
+        for place, row in enumerate(context.routes):
+            yield from _route(context, row, ("contexts", context.name, "routes", str(place)), events)
+
+
+def all_streams(settings: Settings) -> list[tuple[KeyPath, StreamSettings]]:
+    """Return every declared stream, and where."""
+    found: list[tuple[KeyPath, StreamSettings]] = []
+    for context in settings.contexts.values():
+        here = ("contexts", context.name)
+        found += [((*here, "stream"), context.stream)] if context.stream else []
+        found += [((*here, "streams", key), stream) for key, stream in context.streams.items()]
+        found += [((*here, "dlq"), context.dlq)]
+    return found
+
+
+# --- streams ---
+
+
+def _streams(settings: Settings) -> Problems:
+    """Check that a name means one stream and a subject goes to one stream (else JetStream answers 10065)."""
+    for path, stream in all_streams(settings):
+        yield from _stream(path, stream)
+    for (first, one), (second, other) in combinations(all_streams(settings), 2):
+        where = ".".join(first)
+        if one.name == other.name and one != other:
+            yield Problem((*second, "name"), f"{other.name} is declared differently at {where}")
+        elif one.name != other.name and (pair := _meeting(one, other)):
+            yield Problem((*second, "subjects"), f"{pair[1]} overlaps with {pair[0]} of {one.name} ({where})")
+
+
+def _stream(path: KeyPath, stream: StreamSettings) -> Problems:
+    if stream.name == RELAY_ADVISORIES.name:
+        yield Problem((*path, "name"), f"{stream.name} is jetrelay's own stream")
+    if stream.max_age is not None and stream.duplicate_window > stream.max_age:
+        limit = format_duration(stream.max_age)
+        yield Problem((*path, "duplicate_window"), f"must not be longer than max_age ({limit})")
+    if stream.no_ack and path[-1] == "dlq":
+        yield Problem((*path, "no_ack"), "must not be set: a dead letter is lost unless its stream confirms it")
+
+
+def _meeting(one: StreamSettings, other: StreamSettings) -> tuple[str, str] | None:
+    pairs = ((a, b) for a in one.subjects for b in other.subjects if subjects_overlap(a, b))
+    return next(pairs, None)
+
+
+# --- ways to them ---
+
+
+def _default(context: ContextSettings) -> Problems:
+    """Check that a stream takes what no route takes.
+
+    A context whose events all have a topic, or name their stream, needs no subject for others.
+    """
+    path = ("contexts", context.name)
+    given = "subject" in context.model_fields_set
+    if given or context.stream or any(row.types for row in context.routes):
+        problems = list(_template((*path, "subject"), context.subject))
+        if problems:
+            yield from problems
+        elif context.routing.stream(context.subject) is None and context.stream:
+            yield Problem(
+                (*path, "stream", "subjects"),
+                f"no event reaches this stream: events leave as {context.subject}",
+                f'for example subjects = ["{event_subjects(context.name)}"]',
+            )
+        else:
+            yield from _taken(context, (*path, "subject"), context.subject, context.event_streams)
+
+
+def _route(
+    context: ContextSettings, row: RouteSettings, path: KeyPath, events: Sequence[StreamSettings]
+) -> Problems:
+    """Check that a row fits some events, says where they go, and that a stream takes them there."""
+    if not (row.types or row.topics):
+        yield Problem(path, "fits no event", 'add types = ["Loop*"] or topics = ["agent.>"]; see also subject')
+    if row.subject is None and row.stream is None:
+        yield Problem(path, "says neither subject nor stream")
+    named = [stream for stream in events if row.stream in (None, stream.name)]
+    if not named:
+        known = ", ".join(dict.fromkeys(stream.name for stream in events))
+        yield Problem((*path, "stream"), f"no stream is called {row.stream}", f"known: {known}")
+        return
+    key = "stream" if row.subject is None else "subject"
+    if row.subject is not None and (problems := list(_template((*path, key), row.subject))):
+        yield from problems
+    elif row.subject is not None or row.types:
+        yield from _taken(context, (*path, key), row.subject or context.subject, named)
+    for topic in row.topics if row.subject is None else ():
+        if not any(subjects_overlap(topic, subject) for stream in named for subject in stream.subjects):
+            yield Problem((*path, "stream"), f"{row.stream} does not take the topics {topic}")
+
+
+def _taken(context: ContextSettings, path: KeyPath, subject: str, streams: Sequence[StreamSettings]) -> Problems:
+    """Check that one of the streams stores a subject, and confirms it."""
+    taking = [stream for stream in streams if context.routing.takes(stream.subjects, subject)]
+    if not taking:
+        names = ", ".join(dict.fromkeys(stream.name for stream in streams))
+        yield Problem(path, f"no stream takes {subject}", f"add it to the subjects of {names}")
+    elif any(stream.no_ack for stream in taking):
+        yield Problem(path, f"{subject} goes to {taking[0].name}, which confirms nothing (no_ack)")
+
+
+def _template(path: KeyPath, template: str) -> Problems:
+    try:
+        keys = {key for _, key, _, _ in Formatter().parse(template) if key is not None}
+    except ValueError as error:
+        yield Problem(path, f"is not a template: {error}")
+        return
+    if unknown := keys - {"context", "name", "version"}:
+        yield Problem(path, f"has the unknown placeholder {{{min(unknown)}}}", "known: {context} {name} {version}")
+    elif not is_template(template):
+        yield Problem(path, "does not make a subject", "dots between tokens of A-Z a-z 0-9 _ - and placeholders")

@@ -1,0 +1,229 @@
+"""For how long claims begin where they do, and what is done where the way there is long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.adapters.postgres import low_water as module
+from relay.adapters.postgres.low_water import NONE
+from relay.adapters.postgres.migrations import upgrade
+from relay.adapters.postgres.sql import statement
+from relay.devstack import PostgresServer
+from relay.domain.errors import DatabaseUnreachable
+from tests.integration.low_water_support import busy, marks_of
+from tests.integration.publishing import ALL, Relay, event, eventually, query
+from tests.integration.test_publish_path import check_ledger
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_another_server_is_believed_nothing(relay: Relay, eager: None) -> None:
+    """One that has taken over may know less, and give positions again."""
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    assert max(marks_of(command).values()) > 0
+    marks = command._outbox._marks
+    marks._next_look = math.inf
+    times, since = marks._epoch
+    async with relay.pool.connection() as conn:
+        found = await marks.find(conn, ALL.lanes, (times, since + timedelta(seconds=1)))
+    assert set(found) == {NONE}
+
+
+async def test_nor_is_one_that_has_crashed(own_postgres: PostgresServer) -> None:
+    """Its positions may be given again: they need not have reached the disk. It has not been started anew."""
+    url = own_postgres.create_database("crashing")
+    await asyncio.to_thread(upgrade, url)
+    started = "SELECT pg_postmaster_start_time() AS since"
+    [before], [began] = epoch(url), query(url, started)
+    assert [before] == epoch(url)
+    with contextlib.closing(psycopg.connect(url)) as victim:
+        os.kill(victim.info.backend_pid, signal.SIGKILL)
+
+        def restarted() -> bool:
+            with contextlib.suppress(psycopg.OperationalError):
+                return epoch(url) != [before]
+            return False
+
+        await eventually("it is another epoch", restarted)
+    assert query(url, started)[0]["since"] == began["since"]
+
+
+def epoch(url: str) -> list[Any]:
+    with psycopg.connect(url) as conn:
+        return [row[1:] for row in conn.execute(statement("outbox/lock_lanes"), {"lanes": [1]}).fetchall()]
+
+
+async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_marks(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or none would ever end: the next one has just as long a way to go."""
+    monkeypatch.setattr(module, "SLOW_S", 0.3)
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    relay.add(event("v1"))
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(DatabaseUnreachable):
+            await command.drain(ALL)
+    await command.drain(ALL)
+    assert max(marks_of(command).values()) > 0
+
+
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FIRST_STEP_SEQS", "_MIN_STEP_SEQS", "_MAX_STEP_SEQS"):
+        monkeypatch.setattr(module, name, 3)
+
+
+async def test_a_long_way_is_gone_in_steps_before_anything_is_claimed(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that has far to go would not end in its time, and the next one neither."""
+    await relay.create_stream()
+    await busy(relay, relay.command())
+    short_steps(monkeypatch)
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    command, begun = relay.command(), []
+    claim_from = command._outbox._claim_from
+
+    async def claim(marks: list[int], *others: Any) -> Any:
+        begun.append(min(marks))
+        return await claim_from(marks, *others)
+
+    monkeypatch.setattr(command._outbox, "_claim_from", claim)
+    relay.add(*[event(f"v{n}") for n in range(50)])
+    # The first claim finds out that it is slow.
+    assert await command.drain(ALL) == 50
+    relay.add(event("v1"))
+    assert await command.drain(ALL) == 1
+    assert set(begun[:1]) == {NONE}
+    assert min(begun[1:]) > 300
+    check_ledger(relay, await relay.ids())
+
+
+async def test_a_step_that_takes_too_long_is_followed_by_a_shorter_one(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    monkeypatch.setattr(module, "_LOOK_S", 60.0)
+    monkeypatch.setattr(module, "_PATIENCE", "SET LOCAL statement_timeout = '50ms'")
+    await command.drain(ALL)
+    marks = command._outbox._marks
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        drained = asyncio.create_task(command.drain(ALL))
+        await eventually("the step is short", lambda: marks._step_seqs == module._MIN_STEP_SEQS)
+    await drained
+    relay.add(event("v1"))
+    await relay.drained(command)
+
+
+async def test_claims_try_by_themselves_where_no_step_ends_in_time(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(module.LowWaterMarks, "_advance", nothing)
+    command = relay.command()
+    await busy(relay, command)
+    assert set(marks_of(command).values()) == {NONE}
+    check_ledger(relay, await relay.ids())
+
+
+async def nothing(*_: Any) -> None:
+    """A step that takes too long."""
+
+
+async def test_unordered_events_have_a_low_water_mark_without_any_lane(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    seen = []
+    claim_from = command._outbox._claim_from
+
+    async def claim(marks: list[int], *others: Any) -> Any:
+        seen.append(marks)
+        return await claim_from(marks, *others)
+
+    monkeypatch.setattr(command._outbox, "_claim_from", claim)
+    with psycopg.connect(relay.url) as other:
+        other.execute(statement("outbox/lock_lanes"), {"lanes": ALL.lanes})
+        relay.insert(partition_key="")
+        assert await command.drain(ALL) == 1
+    assert [len(marks) for marks in seen] == [1]
+    assert seen[0][0] > 300
+
+
+async def test_claims_that_are_quick_again_go_on_without_looking(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    monkeypatch.setattr(module, "SLOW_S", 60.0)
+    command._outbox._marks._until = 0.0
+    await busy(relay, command)
+    found = marks_of(command)
+    await busy(relay, command)
+    assert marks_of(command) == found
+    check_ledger(relay, await relay.ids())
+
+
+async def test_a_position_that_was_given_by_hand_is_found_when_marks_are_renewed(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    relay.insert(seq=-1, partition_key="low")
+    await busy(relay, command)
+    assert len(relay.unpublished()) == 1
+    assert command._outbox._marks._renewal < time.monotonic() + module.RENEW_INTERVAL_S
+    command._outbox._marks._renewal = 0.0
+    await relay.drained(command)
+
+
+async def test_claims_keep_their_marks_while_these_are_renewed(
+    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    await busy(relay, command)
+    before = marks_of(command)
+    marks = command._outbox._marks
+    short_steps(monkeypatch)
+    marks._renewal = 0.0
+    for _ in range(3):
+        await command.drain(ALL)
+        assert all(mark >= before[lane] for lane, mark in marks_of(command).items())
+        assert max(marks._found.values()) < 20
+    monkeypatch.setattr(module, "_FIRST_STEP_SEQS", 1_000)
+    marks._step_seqs = 1_000
+    await command.drain(ALL)
+    assert marks._found == marks._marks
+    assert min(marks_of(command).values()) > 300
+
+
+async def test_positions_may_begin_again(relay: Relay, eager: None) -> None:
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    query(relay.url, "TRUNCATE outbox_events RESTART IDENTITY")
+    relay.add(*[event(f"v{n}") for n in range(20)])
+    await relay.drained(command)

@@ -1,0 +1,61 @@
+"""The accounts of a played profile: every way in which they may not balance is named."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.cli.demo import profile
+from relay.cli.demo.evidence import Counts
+from relay.cli.demo.profile import Production, find
+from relay.cli.demo.profile_play import Books, audit
+from relay.domain.errors import ConfigurationError
+
+COUNTS = Counts(committed=2, published=2, received=2, handled=2, retried=0, dead_lettered=0)
+BOOKS = Books(
+    production=Production(["evt_1", "evt_2"], ["evt_3"]),
+    counts=COUNTS,
+    stored=2,
+    effects=["evt_1", "evt_2"],
+    unacknowledged=0,
+)
+
+
+def test_accounts_that_balance_have_no_faults() -> None:
+    assert list(audit(BOOKS)) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"effects": ["evt_1"]}, "1 committed and without an effect: evt_2"),
+        ({"effects": ["evt_1", "evt_2", "evt_3"]}, "1 rolled back and yet with an effect: evt_3"),
+        ({"effects": ["evt_1", "evt_2", "x"]}, "1 with an effect and never committed: x"),
+        ({"effects": ["evt_1", "evt_2", "evt_2"]}, "1 with a second effect: evt_2"),
+        ({"counts": replace(COUNTS, published=1)}, "2 committed, but 1 published"),
+        ({"counts": replace(COUNTS, received=3)}, "2 committed, but 3 in the inbox"),
+        ({"counts": replace(COUNTS, handled=1)}, "2 committed, but 1 handled"),
+        ({"stored": 3}, "2 committed, but 3 in the streams"),
+        ({"unacknowledged": 1}, "1 messages that JetStream still waits to see acknowledged"),
+    ],
+)
+def test_each_fault_is_named(changed: dict[str, Any], said: str) -> None:
+    assert list(audit(replace(BOOKS, **changed))) == [said]
+
+
+def test_a_wheel_has_the_profiles_where_they_are_looked_for() -> None:
+    root = Path(__file__).parents[2]
+    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    [(source, target)] = wheel["force-include"].items()
+    installed, checkout = profile._PLACES
+    assert (root / target, root / source) == (installed, checkout)
+
+
+@pytest.mark.parametrize("name", ["nothing", "", "..", "cloudevents/..", "/"])
+def test_a_profile_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"there are: .*cloudevents"):
+        find(name)

@@ -1,0 +1,83 @@
+"""``schema`` of a context: which addresses it makes, and when two contexts may share a database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relay.domain.errors import ConfigurationError
+from relay.outbox import Outbox
+from relay.settings.urls import with_search_path
+from tests.unit.settings_support import BASE, Load, loader, refusal, source
+
+SHARED = BASE.replace("sea:s3cret@db/sea", "db/vibespro")
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    return loader(tmp_path, monkeypatch)
+
+
+def both(sea: str, vibespro: str) -> str:
+    text = SHARED.replace("[contexts.sea.sub", f"{sea}\n[contexts.sea.sub", 1)
+    return f"{text}{vibespro}\n"
+
+
+def test_two_contexts_share_a_database_by_schemas(load: Load) -> None:
+    settings = load(both('schema = "sea"', 'schema = "public"'))
+    sea, vibespro = settings.contexts["sea"], settings.contexts["vibespro"]
+    assert sea.database == "postgresql://db/vibespro?options=-csearch_path%3Dsea"
+    assert sea.handler_database.endswith("?options=-csearch_path%3Dsea%2C%22%24user%22%2Cpublic")
+    assert vibespro.database.endswith("?options=-csearch_path%3Dpublic")
+    assert source(settings, "contexts.sea.schema") == ("sea", "relay.toml:3")
+
+
+def test_without_a_schema_the_address_is_as_it_was_written(load: Load) -> None:
+    sea = load().contexts["sea"]
+    assert sea.database == sea.handler_database == sea.database_url.get_secret_value()
+
+
+@pytest.mark.parametrize(
+    ("sea", "vibespro", "expected"),
+    [
+        ("", "", "is also the database of the context sea"),
+        ('schema = "sea"', "", "is also the database of the context sea"),
+        ("", 'schema = "vibespro"', "is also the database of the context sea"),
+        ('schema = "one"', 'schema = "one"', "contexts.vibespro.schema: one is also contexts.sea.schema"),
+        (
+            'schema = "one"',
+            'schema = "two"\nmicrodao_schema = "one"',
+            "contexts.vibespro.microdao_schema: one is also contexts.sea.schema",
+        ),
+        (
+            'schema = "one"\nmicrodao_schema = "view"',
+            'schema = "two"\nmicrodao_schema = "view"',
+            "vibespro.microdao_schema: view is also contexts.sea.microdao_schema",
+        ),
+    ],
+)
+def test_the_same_tables_are_refused(load: Load, sea: str, vibespro: str, expected: str) -> None:
+    assert expected in refusal(load, both(sea, vibespro))
+
+
+@pytest.mark.parametrize("name", ["", "Sea", "sea-1", "1sea", "pg_sea", "s" * 49, 'a"; DROP', "sea,public"])
+def test_only_plain_names_are_schemas(load: Load, name: str) -> None:
+    assert "is not a name for a schema" in refusal(load, f"{BASE}schema = {name!r}\n")
+    with pytest.raises(ConfigurationError, match="is not a name for a schema"):
+        Outbox("sea", schema=name)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql://h/d", "postgresql://h/d?options=-csearch_path%3Da"),
+        ("postgresql://h/d?sslmode=require", "postgresql://h/d?sslmode=require&options=-csearch_path%3Da"),
+        (
+            "postgresql:///d?options=-cgeqo%3Doff&host=/run",
+            "postgresql:///d?host=/run&options=-cgeqo%3Doff%20-csearch_path%3Da",
+        ),
+    ],
+)
+def test_an_address_keeps_its_other_options(url: str, expected: str) -> None:
+    assert with_search_path(url, "a") == expected
