@@ -101,12 +101,16 @@ class Things:
     def act(self, done: str, action: Action, options: dict[str, Any], states: object, reported: str = "") -> None:
         """Ask whether what is chosen may be ``done`` (such as "discarded"), act in one transaction, answer by id.
 
-        ``reported``: the word for ``done`` in the answer, if it is another.
+        ``reported``: the word for ``done`` in the answer, if it is another. What a filter chose and does not find
+        any more, as it has changed meanwhile, is left out of the answer: the operator named no such thing.
         """
         name, url, ids = self.choose(options, states)
         by = operator(options["actor"], options["note"])
         confirm(f"{len(ids)} {self.called} of {name} will be {done}. Go on?", len(ids), yes=options["yes"])
         outcome = ask(url, lambda source: action(self.store(source), ids, by))
+        if outcome.refused and not options["ids"]:
+            page = self._find(url, self.wanted(options, states), options["limit"])
+            outcome = outcome.refusing({str(found["id"]) for found in page.items})
         report(name, reported or done, outcome, as_json=options["as_json"])
 
     def _find(self, url: str, wanted: object, limit: int) -> Page[dict[str, Any]]:

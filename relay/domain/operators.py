@@ -5,7 +5,7 @@ Nothing here happens automatically (building blocks §3.4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -34,6 +34,10 @@ class Outcome:
 
     done: tuple[str, ...]
     refused: tuple[tuple[str, RelayError], ...]
+
+    def refusing(self, ids: Container[str]) -> Outcome:
+        """Return the outcome without the refusals of other ids than these."""
+        return Outcome(self.done, tuple(refusal for refusal in self.refused if refusal[0] in ids))
 
 
 def judge(

@@ -22,7 +22,7 @@ from relay.devstack import NatsServer
 from relay.domain.ordering import Shard
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import Desk, at_the_desk
-from tests.integration.publishing import Relay, event
+from tests.integration.publishing import Relay, event, query
 
 pytestmark = pytest.mark.anyio
 
@@ -42,6 +42,19 @@ async def desk(database_url: str, nats_server: NatsServer) -> AsyncIterator[Desk
         yield desk
 
 
+class _Answer(io.StringIO):
+    """What an operator types, after something else has happened."""
+
+    def __init__(self, text: str, meanwhile: Callable[[], object] | None) -> None:
+        super().__init__(text)
+        self._meanwhile = meanwhile
+
+    def readline(self, size: int | None = -1, /) -> str:
+        if self._meanwhile:
+            self._meanwhile()
+        return super().readline(size)
+
+
 class Shell:
     """Runs ``relay`` on a database as the context sea; the context quiet has none that answers.
 
@@ -57,13 +70,18 @@ class Shell:
             "RELAY_CONTEXTS__QUIET__DATABASE_URL": "postgresql://127.0.0.1:1/quiet",
         }
 
-    def __call__(self, *arguments: str, answer: str = "", status: int = 0) -> str:
-        """Returns standard output, then standard error. Fails when the status is another one."""
+    def __call__(
+        self, *arguments: str, answer: str = "", status: int = 0, meanwhile: Callable[[], object] | None = None
+    ) -> str:
+        """Returns standard output, then standard error. Fails when the status is another one.
+
+        ``meanwhile`` is called while the command waits for its ``answer``.
+        """
         output, errors = io.StringIO(), io.StringIO()
         with (
             contextlib.chdir(self._directory),
             patch.dict(os.environ, self._environment, clear=True),
-            patch.multiple(sys, argv=["relay", *arguments], stdin=io.StringIO(answer)),
+            patch.multiple(sys, argv=["relay", *arguments], stdin=_Answer(answer, meanwhile)),
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(errors),
             ThreadPoolExecutor(1) as aside,  # where no event loop runs
@@ -202,6 +220,26 @@ async def test_the_outbox_from_dead_to_published_and_once_more(
         assert "2 events of sea will be published once more" in shell(
             "outbox", "replay", "--since", "1h", *sea, status=1
         )
+
+
+async def test_what_a_filter_chose_and_is_published_meanwhile_is_no_error(
+    database_url: str, nats_server: NatsServer, shell: Shell
+) -> None:
+    sea = ("--context", "sea")
+    async with Relay(database_url, nats_server.url) as relay:
+        await relay.create_stream()
+        first, second = (relay.insert(topic="no spaces allowed") for _ in range(2))
+        await relay.command(max_attempts=1).drain(Shard(0, 1))
+
+        def published(id: object) -> None:
+            changed = "UPDATE outbox_events SET published_at = now(), dead_at = NULL WHERE id = %s RETURNING id"
+            query(database_url, changed, id)
+
+        answer = shell("outbox", "retry", "--all", *sea, answer="y\n", meanwhile=lambda: published(first))
+        assert "sea: to be published 1\n" in answer
+        assert "NOT_PUBLISHABLE" not in answer
+        by_id = ("outbox", "retry", str(first), str(second), *sea)
+        assert f"error NOT_PUBLISHABLE: {first}: is published" in shell(*by_id, "--yes", status=1)
 
 
 async def test_an_event_is_called_by_the_text_of_its_id(
