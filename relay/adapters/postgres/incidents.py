@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.operating import Operations, Row, as_key, audit, named, who
+from relay.adapters.postgres.operating import Operations, Page, Row, as_key, audit, named, who
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
@@ -29,7 +29,6 @@ from relay.domain.incidents import (
     unknown,
 )
 from relay.domain.operators import Operator, Outcome, judge
-from relay.queries import Page
 
 _COLUMNS: Final = (
     "message_id",
