@@ -165,6 +165,27 @@ def alerts(desk: Desk, channel: Channel, per_minute: int = 6) -> SendAlerts:
     return SendAlerts(desk.sub.context, desk.incidents, channel, per_minute, desk.sub.facts.append)
 
 
+@pytest.mark.parametrize(
+    ("headers", "trace_id"),
+    [
+        ({"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}, "a" * 32),
+        ({"Traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}, "a" * 32),
+        ({"traceparent": "no trace"}, None),
+        ({}, None),
+    ],
+)
+async def test_an_incident_and_its_alert_tell_the_trace(
+    desk: Desk, headers: dict[str, str], trace_id: str | None
+) -> None:
+    await desk.died(422, **headers)
+    await desk.record().run()
+    channel = Channel()
+    await alerts(desk, channel).run()
+    [fact] = recorded(desk)
+    [incident] = channel.taken[0]["incidents"]
+    assert fact.trace_id == incident["trace_id"] == trace_id
+
+
 async def test_an_alert_tells_ids_and_reasons_and_no_payload(desk: Desk) -> None:
     message_id = await desk.died(422, payload={"iban": "DE02"})
     await desk.record().run()

@@ -38,7 +38,7 @@ from relay.domain.ordering import KEY, partition_key
 from relay.domain.quoting import quoted
 from relay.domain.reading import read_object, read_time
 from relay.domain.subject import check_type, check_version
-from relay.domain.tracing import find
+from relay.domain.tracing import TRACEPARENT, Trace, find
 
 __all__ = [
     "DEFAULT_ENVELOPE",
@@ -116,12 +116,8 @@ def headers_of(event: Incoming, headers: Mapping[str, str]) -> Mapping[str, str]
     told = {}
     if event.partition_key and KEY not in headers:
         told[KEY] = quoted(event.partition_key)
-    if (
-        event.traceparent
-        and event.traceparent.isprintable()
-        and not {"traceparent", "Traceparent"} & headers.keys()
-    ):
-        told["traceparent"] = event.traceparent
+    if event.traceparent and Trace.parse(find(headers)) is None:
+        told[TRACEPARENT] = event.traceparent
     return {**headers, **told} if told else headers
 
 
@@ -173,12 +169,13 @@ def _incoming(sent: NatsMsgId | None, fields: Mapping[str, Any], headers: Mappin
         idempotency_key=None if name is key or name.uuid == key.uuid else key.shown,
         originals=originals_of(name, key.uuid, correlation, causation),
         actor=_actor(fields, headers),
-        traceparent=_trace(fields.get("traceparent")) or find(headers),
+        traceparent=_trace(find(headers), fields.get("traceparent")),
     )
 
 
-def _trace(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _trace(*told: Any) -> str | None:
+    """The first valid ``traceparent``, as a header can hold it."""
+    return next((trace.value for value in told if value and (trace := Trace.parse(value))), None)
 
 
 def _actor(fields: Mapping[str, Any], headers: Mapping[str, str]) -> Actor | None:
