@@ -55,8 +55,11 @@ def _stream(path: KeyPath, stream: StreamSettings) -> Problems:
     if stream.name == RELAY_ADVISORIES.name:
         yield Problem((*path, "name"), f"{stream.name} is jetrelay's own stream")
     if stream.max_age is not None and stream.duplicate_window > stream.max_age:
-        limit = format_duration(stream.max_age)
-        yield Problem((*path, "duplicate_window"), f"must not be longer than max_age ({limit})")
+        window, age = format_duration(stream.duplicate_window), format_duration(stream.max_age)
+        if "duplicate_window" in stream.model_fields_set:
+            yield Problem((*path, "duplicate_window"), f"must not be longer than max_age ({age})")
+        else:
+            yield Problem((*path, "max_age"), f"must not be shorter than duplicate_window ({window})")
     if stream.no_ack and path[-1] == "dlq":
         yield Problem((*path, "no_ack"), "must not be set: a dead letter is lost unless its stream confirms it")
 
@@ -109,8 +112,11 @@ def _route(
     elif row.subject is not None or row.types:
         yield from _taken(context, (*path, key), row.subject or context.subject, named)
     for topic in row.topics if row.subject is None else ():
-        if not any(subjects_overlap(topic, subject) for stream in named for subject in stream.subjects):
+        taking = [stream for stream in named if any(subjects_overlap(topic, it) for it in stream.subjects)]
+        if not taking:
             yield Problem((*path, "stream"), f"{row.stream} does not take the topics {topic}")
+        elif taking[0].no_ack:
+            yield Problem((*path, "stream"), f"{row.stream} confirms nothing (no_ack), so it takes no events")
 
 
 def _taken(context: ContextSettings, path: KeyPath, subject: str, streams: Sequence[StreamSettings]) -> Problems:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from relay.domain.actor import Actor, actor_of, read_actor
+from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor, actor_of, read_actor
 from relay.domain.envelopes.cloudevents import CLOUDEVENTS
 from relay.domain.envelopes.event import Envelope, Incoming, Outgoing, Own, by_version, json_text
 from relay.domain.envelopes.handler import HANDLER
@@ -122,7 +122,12 @@ def headers_of(event: Incoming, headers: Mapping[str, str]) -> Mapping[str, str]
 
 
 def read_request(subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
-    """Read a request that `handler_request` made. Raises MalformedMessage."""
+    """Read a request that `handler_request` made. Raises MalformedMessage.
+
+    Headers say nothing of the actor here: its envelope may have told another one.
+    """
+    if ACTOR_ID in headers or ACTOR_KIND in headers:
+        headers = {name: value for name, value in headers.items() if name not in (ACTOR_ID, ACTOR_KIND)}
     return _read(_REQUEST, subject, headers, body)[0]
 
 
