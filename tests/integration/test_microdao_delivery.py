@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.operating import PostgresOutboxOperations
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import pooled
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
