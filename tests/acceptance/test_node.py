@@ -100,6 +100,22 @@ def test_a_node_consumer_reads_what_is_published_once_each(
     assert len(counted) == before + 1
 
 
+TWO_SOURCES = """
+import { cloudevents } from "./profiles/cloudevents.js";
+const headers = { keys: () => ["content-type"], get: () => "application/cloudevents+json" };
+for (const source of ["/a", "/a", "/b"]) {
+  const event = { specversion: "1.0", id: "1", source, type: "t", data: {} };
+  console.log(cloudevents.read({ headers, json: () => event }).key.replace(" ", "|"));
+}
+"""
+
+
+def test_a_node_consumer_takes_events_of_two_sources_with_one_id_for_two(node: Path) -> None:
+    (node / "sources.js").write_text(TWO_SOURCES)
+    one, copy, other = nodejs.run(node, {}, "sources.js")
+    assert one == copy != other
+
+
 def test_a_node_program_asks_a_query(fleet: ProfileFleet, node: Path) -> None:
     record(fleet, played("sr"), [2000])
 

@@ -12,7 +12,7 @@ import pytest
 
 from consumer.deadletters import SendAlerts
 from relay.adapters.postgres.incidents import PostgresIncidents
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import pooled
 from relay.devstack import NatsServer
 from relay.domain.errors import AlertRefused, BrokerUnreachable
 from relay.domain.facts import AlertFailed, IncidentRecorded

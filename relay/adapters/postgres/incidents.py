@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.operating import Operations, Row, as_key, audit, named, who
+from relay.adapters.postgres.operating import Operations, Page, Row, as_key, audit, named, who
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
@@ -30,7 +30,6 @@ from relay.domain.incidents import (
 )
 from relay.domain.operators import Operator, Outcome, judge
 from relay.domain.tracing import trace_id
-from relay.queries import Page
 
 _COLUMNS: Final = (
     "message_id",

@@ -9,8 +9,14 @@ import psycopg
 from psycopg import errors
 from sqlalchemy.exc import DBAPIError
 
-from relay.domain.errors import DuplicateMessage, FutureEvent, InvalidTimestamp, RelayError, WriteConflict
-from relay.queries import SchemaMissing
+from relay.domain.errors import (
+    DuplicateMessage,
+    FutureEvent,
+    InvalidTimestamp,
+    RelayError,
+    SchemaMissing,
+    WriteConflict,
+)
 
 _IDS = ("outbox_events_pkey", "uq_outbox_original", "task_outbox_pkey")
 
