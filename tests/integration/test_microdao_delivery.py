@@ -88,6 +88,8 @@ async def test_section_8_the_back_off_doubles_from_1_to_60_seconds_and_ends_afte
     assert row["error"].startswith("unrecoverable: ")
     counts = [sum(isinstance(fact, kind) for fact in dao.relay.facts) for kind in (PublishFailed, EventDied)]
     assert counts == [9, 1]
+    told = {fact.outbox_id for fact in dao.relay.facts if isinstance(fact, PublishFailed | EventDied)}
+    assert told == {"evt_1"}
     await publish(dao).drain(ALL)
     assert query(dao.relay.url, "SELECT publish_attempts FROM outbox_events")[0]["publish_attempts"] == 10
 
