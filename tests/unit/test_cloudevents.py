@@ -81,6 +81,14 @@ def test_the_attributes_that_a_context_chooses() -> None:
     assert headers.items() >= {**CE_HEADERS, "ce-source": "//up/sea"}.items()
 
 
+@pytest.mark.parametrize("structured", [False, True])
+def test_an_event_without_a_key_has_no_subject_made_of_it(structured: bool) -> None:
+    """An empty attribute would make it unreadable for others."""
+    envelope = cloudevents(Wording("sea", structured, [("subject", "{key}")]))
+    body, headers = encode(envelope, EVENT._replace(partition_key=""))
+    assert "subject" not in (json.loads(body) if structured else {it.removeprefix("ce-") for it in headers})
+
+
 def test_the_trace_of_an_event_is_an_attribute_too() -> None:
     assert (
         encode(BINARY, EVENT._replace(headers={"traceparent": TRACE}))[1].items()

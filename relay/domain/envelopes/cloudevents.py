@@ -80,9 +80,10 @@ def _attributes(event: Outgoing, wording: Wording) -> dict[str, str | None]:
         "traceparent": find(event.headers),
     }
     for name, template in wording.templates:
-        attributes[name] = template.format(
+        text = template.format(
             context=wording.context, name=event.event_type, version=event.event_version, key=event.partition_key
         )
+        attributes[name] = text or None
     return attributes
 
 
