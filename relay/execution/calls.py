@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from relay.adapters.postgres.shared import AsyncTransaction, Transaction
+from relay.adapters.postgres.lending import AsyncTransaction, Transaction
 from relay.adapters.postgres.transactions import Claimed, HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.concurrency import Slots, is_cancelled

@@ -9,10 +9,9 @@ from relay.domain.routing import dead_letter_subject
 from relay.domain.topology import covers, subjects_overlap
 from relay.settings.access import HttpSettings
 from relay.settings.access_rules import check_access
-from relay.settings.exchange_rules import check_exchange
 from relay.settings.model import ContextSettings, PublishSettings, Settings, SubscriptionSettings
 from relay.settings.problems import KeyPath, Problem
-from relay.settings.stream_rules import all_streams, check_streams
+from relay.settings.stream_rules import all_streams, check_exchange, check_streams
 from relay.settings.urls import database_of
 from relay.settings.values import format_duration
 

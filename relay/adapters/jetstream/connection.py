@@ -71,6 +71,8 @@ class NatsConnection:
                 raise unreachable(self._last_error) from None
         assert self._client is not None
         if (deaf := self._client.refusals.inbox) is not None:
+            # A caller that tries again at once must leave the loop time to connect anew.
+            await asyncio.sleep(0)
             raise BrokerRefused(str(deaf))
         return self._client
 
