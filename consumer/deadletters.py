@@ -66,6 +66,7 @@ class RecordDeadLetters:
                     kind=incident.kind,
                     reason=incident.reason,
                     attempts=incident.attempts,
+                    trace_id=incident.trace_id,
                 )
             )
         await self._consumer.ack([found.reply for found in deliveries])

@@ -18,9 +18,12 @@ from consumer.handlers import IncomingEvent, Inject, MessageContext, Registry, R
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.envelopes import MSG_ID, read_request
+from relay.domain.errors import InvalidHandler
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, shown
 from relay.domain.model import HandlerResult, Verdict
-from relay.domain.subject import command_name
+from relay.domain.subject import ALL_COMMANDS, command_name
+from relay.domain.topology import covers
+from relay.events import declared_commands
 from relay.execution.batch import Together
 from relay.execution.calls import MAX_DETAIL_CHARS, Calls, PreparedCall, answer, answered
 from relay.execution.chunk import Answered, side_by_side
@@ -187,3 +190,28 @@ def _read(request: HandlerRequest) -> IncomingEvent:
         headers=request.headers,
         payload=read.payload,
     )
+
+
+# --- when a worker starts ---
+
+
+def check_commands(registry: Registry, filter_subject: str) -> None:
+    """Raise InvalidHandler if a command that a filter lets through has no handler in a module.
+
+    One handler executes a command. Known are the commands declared in this process, and the one that the filter
+    names. A filter for more than commands is not judged, as its stream may hold none.
+    """
+    if not covers(ALL_COMMANDS, filter_subject):
+        return
+    for subject, version in sorted(declared_commands):
+        name = command_name(subject) or ""
+        if covers(filter_subject, subject) and registry.find(name, version) is None:
+            raise _without_handler(registry, f"{name} v{version}")
+    named = command_name(filter_subject)
+    if named is not None and named not in {kind for kind, _ in registry.handlers}:
+        raise _without_handler(registry, named)
+
+
+def _without_handler(registry: Registry, command: str) -> InvalidHandler:
+    message = f"the command {command} has no handler in {registry.name}, which handles {registry.known()}"
+    return InvalidHandler(message, field="handler", hint="decorate one with @handles(...)")

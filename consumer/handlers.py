@@ -114,7 +114,9 @@ class Handler(Registered):
             fit = f"{event.event_type} v{event.event_version} does not fit its handler"
             raise Poison(f"{fit}: {validation(error, 'payload')}") from None
         except PydanticSerializationError:
-            raise Poison("an upcaster returned what is no JSON", field="payload") from None
+            raise Poison(
+                "is no JSON: half of a surrogate pair, or what an upcaster returned", field="payload"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.workers import WorkerRuntime
 from relay.bus.context import next_span
-from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
+from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain import tracing
 from relay.domain.envelopes import Envelope, prepared_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
@@ -190,7 +190,7 @@ class MessageRows:
         """Store a dead letter; returns after how long to try again if that failed."""
         reach("after_reject")
         try:
-            await self._dead_letters.route(_failed(claim), verdict)
+            await self._dead_letters.route(claim, verdict)
         except Outage:
             await self._inbox.release(claim, _DEAD_LETTER_PAUSE)
             return _DEAD_LETTER_PAUSE
@@ -270,22 +270,3 @@ def waiting_messages(runtime: WorkerRuntime, context: str, subscription: str, li
         limit,
     )
     return [jobs.handled_id(message) for message in found]
-
-
-def _failed(claim: ClaimedMessage) -> FailedMessage:
-    row = claim.row
-    return FailedMessage(
-        message_id=row.message_id,
-        subscription=row.subscription,
-        original_subject=row.subject,
-        stream=row.stream,
-        stream_seq=row.stream_seq,
-        attempts=claim.attempts,
-        headers=dict(row.headers),
-        body=row.body,
-        event_type=row.event_type,
-        correlation_id=row.correlation_id,
-        causation_id=row.causation_id,
-        requeues=claim.requeues,
-        originals=row.originals,
-    )

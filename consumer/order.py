@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 from uuid import UUID
 
+from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.domain.errors import Outage
 from relay.domain.watermark import Watermark
 from relay.ports import ConsumerState, InboxRow, JetStreamConsumer
 
 Enqueue = Callable[[Sequence[UUID]], Awaitable[None]]
-
-
-class KeyOrder(Protocol):
-    """What an ordered subscription needs from its inbox. All methods raise DatabaseUnreachable."""
-
-    async def promote(self, ids: Sequence[UUID]) -> Sequence[UUID]:
-        """Return those of ``ids`` that waited for their turn and may run now; marks them as enqueued."""
-
-    async def next_of_keys(self, subscription: str, keys: Sequence[str]) -> Sequence[UUID]:
-        """Return the first message of each key, if it may run; marks these messages as enqueued."""
-
-    async def parked_replies(self, row: InboxRow) -> Sequence[str]:
-        """Return the reply subjects of the messages that are parked with the row's key."""
-
-    async def watermark(self, subscription: str, stream: str) -> Watermark:
-        """Return up to where the inbox is known to be complete."""
-
-    async def move(self, subscription: str, stream: str, change: Callable[[Watermark], Watermark]) -> Watermark:
-        """Change the watermark under its lock; returns the new one."""
 
 
 class WatchNumbers:
@@ -40,7 +21,9 @@ class WatchNumbers:
     server is read before the next fetch.
     """
 
-    def __init__(self, subscription: str, stream: str, order: KeyOrder, consumer: JetStreamConsumer) -> None:
+    def __init__(
+        self, subscription: str, stream: str, order: OrderedInboxAdapter, consumer: JetStreamConsumer
+    ) -> None:
         self._names = subscription, stream
         self._order = order
         self._consumer = consumer
@@ -78,7 +61,7 @@ class WatchNumbers:
 class GoOn:
     """Continues a key after a finished message: enqueues its next message, acknowledges what is parked."""
 
-    def __init__(self, order: KeyOrder, consumer: JetStreamConsumer, enqueue: Enqueue) -> None:
+    def __init__(self, order: OrderedInboxAdapter, consumer: JetStreamConsumer, enqueue: Enqueue) -> None:
         self._order = order
         self._consumer = consumer
         self._enqueue = enqueue

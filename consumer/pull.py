@@ -9,8 +9,9 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from consumer.order import KeyOrder, WatchNumbers
+from consumer.order import WatchNumbers
 from relay import jobs
+from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.redis import RelayBroker
 from relay.domain.envelopes import Envelope, Incoming, decode, headers_of
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
@@ -60,7 +61,7 @@ class PullMessages:
         consumer: JetStreamConsumer,
         enqueue: Callable[[Sequence[UUID]], Awaitable[None]],
         facts: FactSink,
-        order: KeyOrder | None = None,
+        order: OrderedInboxAdapter | None = None,
         watch: WatchNumbers | None = None,
     ) -> None:
         self._config = config

@@ -9,9 +9,8 @@ from functools import cache, partial
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from consumer.commands import check_commands
 from consumer.deadletters import RecordDeadLetters, SendAlerts
-from consumer.functions import MAX_CALLS, PythonEventHandler, has_plain
+from consumer.functions import MAX_CALLS, PythonEventHandler, check_commands, has_plain
 from consumer.gaps import Gaps
 from consumer.handlers import load
 from consumer.messages import FunctionRows, MessageConfig, MessageRows, waiting_messages
@@ -20,7 +19,7 @@ from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from relay import jobs
 from relay.access import http_access
 from relay.adapters.http import HttpEventHandler
-from relay.adapters.jetstream.reader import StreamReader
+from relay.adapters.jetstream.auditor import StreamReader
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.redis import delayed

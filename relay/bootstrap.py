@@ -22,10 +22,9 @@ from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
-from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.pool import Pool, create_pool, pooled
 from relay.adapters.postgres.reads import PostgresBacklogReader
 from relay.adapters.postgres.schedule import PostgresSchedule
-from relay.adapters.postgres.source import pooled
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.adapters.redis import RelayBroker, create_broker
 from relay.commands.archive import ArchiveRows

@@ -17,8 +17,8 @@ from uuid import uuid4
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from relay.adapters.postgres.pool import pooled
 from relay.adapters.postgres.schedule import PostgresLease
-from relay.adapters.postgres.source import pooled
 from relay.adapters.redis import RelayBroker
 from relay.adapters.workers import use_uvloop
 from relay.bootstrap import Application, job_broker

@@ -16,13 +16,12 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
-from relay.cancellation import is_cancelled
+from relay.concurrency import is_cancelled
 from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.facts import FactSink, LeadLost, LeadTaken
 from relay.domain.schedule import JobRecord, Lead
 from scheduler.crons import CronTick
-from scheduler.hints import TICK_TIMEOUT_S, outage
-from scheduler.ticks import Tick
+from scheduler.ticks import TICK_TIMEOUT_S, Tick, outage
 
 #: How many renewals fit into a lease. Two attempts may fail, and the lease is still kept.
 _RENEWALS_PER_LEASE: Final = 3.4

@@ -8,7 +8,6 @@ import { Effects } from "./effects.js";
 
 const MAX_BODY_BYTES = 8 * 1024 * 1024;
 const MAX_AGE_SECONDS = 300;
-const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i;
 
 /** The events that are handled here: each checks its payload, and says what the effect is. */
 const events = {
@@ -36,7 +35,8 @@ async function answer(request) {
   try {
     const body = await bodyOf(request);
     if (keys.length && !isSigned(request.headers, body)) return { status: 401, reason: "not signed by the relay" };
-    return { status: handle(read(body)) ? 200 : 409 };
+    const call = read(body);
+    return { status: handle(call, keyOf(request.headers, call)) ? 200 : 409 };
   } catch (error) {
     if (error instanceof Poison) return { status: 422, reason: error.message };
     console.error(error);
@@ -44,11 +44,16 @@ async function answer(request) {
   }
 }
 
-/** Returns whether the effect is new. Effect and message id are kept together: a repeat finds the id. */
-function handle({ message_id, event_type, event_version, payload }) {
+/** The text that copies of a message share. Its id is that of another message, too, in another source for example. */
+function keyOf(headers, { message_id }) {
+  return (keys.length ? headers["webhook-id"] : headers["idempotency-key"]) ?? message_id;
+}
+
+/** Returns whether the effect is new. Effect and key are kept together: a repeat finds the key. */
+function handle({ message_id, event_type, event_version, payload }, key) {
   const name = `${event_type}.v${event_version}`;
   if (!Object.hasOwn(events, name)) throw new Poison("this event is not handled here");
-  return effects.once(message_id.toLowerCase(), { id: message_id, type: event_type, ...events[name](payload) });
+  return effects.once(key, { id: message_id, type: event_type, ...events[name](payload) });
 }
 
 function read(body) {
@@ -59,7 +64,7 @@ function read(body) {
     throw new Poison("the body is not JSON");
   }
   const { message_id, event_type, payload } = Object(call);
-  if (!UUID.test(message_id)) throw new Poison("message_id is not a UUID");
+  if (typeof message_id !== "string" || !message_id) throw new Poison("message_id is missing");
   if (typeof event_type !== "string") throw new Poison("event_type is missing");
   if (payload === null || typeof payload !== "object" || Array.isArray(payload)) throw new Poison("payload is no object");
   return call;

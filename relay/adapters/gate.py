@@ -21,7 +21,7 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from relay.cancellation import is_cancelled
+from relay.concurrency import is_cancelled
 from relay.domain.errors import QueueUnreachable
 
 #: How long a gate lives. A running job renews it in time; the gate of a dead job expires.

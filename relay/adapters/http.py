@@ -39,6 +39,8 @@ _DRAIN_TIMEOUT_S: Final = 0.2
 #: Asks for answers that are not compressed, so that a small answer cannot unpack to a huge one.
 _HEADERS: Final = {"user-agent": "jetrelay", "accept-encoding": "identity"}
 AUTHORIZATION: Final = "authorization"
+#: The header by which a service knows the copies of a message. It may be percent-encoded.
+IDEMPOTENCY_KEY: Final = "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,11 @@ class HttpAccess:
     token_header: str = AUTHORIZATION
     tls: ssl.SSLContext | None = None
 
-    def headers(self, message_id: str, body: bytes) -> dict[str, str]:
-        """The headers that prove who sends a call."""
+    def headers(self, id: str, body: bytes) -> dict[str, str]:
+        """The headers that prove who sends a call. ``id`` is the same for every repeat."""
         headers = self.authorization()
         if self.signing_secret is not None:
-            headers |= sign(self.signing_secret, message_id, int(time.time()), body)
+            headers |= sign(self.signing_secret, id, int(time.time()), body)
         return headers
 
     def authorization(self) -> dict[str, str]:
@@ -110,10 +112,10 @@ class HttpEventHandler:
             await self._session.close()
 
     async def _call(self, request: HandlerRequest) -> HandlerResult:
-        message_id = quoted(str(shown(request.message_id, request.originals, ID)))
+        key = quoted(request.idempotency_key or str(shown(request.message_id, request.originals, ID)))
         headers = {
             "content-type": "application/json",
-            "idempotency-key": quoted(request.idempotency_key) or message_id,
+            IDEMPOTENCY_KEY: key,
             "relay-attempt": str(request.attempt),
         }
         if request.correlation_id is not None:
@@ -123,7 +125,7 @@ class HttpEventHandler:
             headers |= {name.lower(): value for name, value in request.actor.headers.items()}
         if request.traceparent is not None:
             headers[TRACEPARENT] = request.traceparent
-        headers |= self._access.headers(message_id, request.body)
+        headers |= self._access.headers(key, request.body)
         async with self._session.post(
             self._url, data=request.body, headers=headers, allow_redirects=False
         ) as response:
@@ -131,6 +133,11 @@ class HttpEventHandler:
                 await _skip(response)
                 return HandlerResult.from_status(response.status)
             return _refused(response.status, _reason(response), await _body(response))
+
+
+def key_of(header: str | None, message_id: str) -> str:
+    """The text by which a message is known: the ``Idempotency-Key`` of its call, else its id."""
+    return message_id if header is None else unquote(header)
 
 
 def _reason(response: aiohttp.ClientResponse) -> str:

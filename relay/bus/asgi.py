@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
 
 from relay.bus.context import RequestContext, next_span
-from relay.domain.identity import Identity
+from relay.domain.errors import InvalidKey
+from relay.domain.identity import Id, check_id
+from relay.domain.quoting import quoted
 from relay.domain.tracing import TRACEPARENT
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -23,10 +26,11 @@ _TRACEPARENT: Final = TRACEPARENT.encode()
 class RequestContextMiddleware:
     """An ASGI application around another, such as FastAPI: ``app = RequestContextMiddleware(FastAPI())``.
 
-    Each request runs in a context with the correlation id of its header, and the response names the id. An
-    id that is missing, given twice or not a UUID is replaced, so that no text from a caller gets into logs and
-    events. A request with a valid ``traceparent`` is a new span of its trace. Put it around the whole
-    application, not in its list of middleware: so it covers error handlers too.
+    Each request runs in a context with the correlation id of its header, and the response names the id. The id is
+    a UUID or text as `relay.domain.identity` allows; the header may be percent-encoded, as handlers get it. An id
+    that is missing, given twice or not allowed is replaced by a new one. A request with a valid ``traceparent`` is
+    a new span of its trace. Put it around the whole application, not in its list of middleware: so it covers
+    error handlers too.
     """
 
     def __init__(self, app: App) -> None:
@@ -42,7 +46,7 @@ class RequestContextMiddleware:
         async def tell(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.accept"):
                 kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() != HEADER]
-                message["headers"] = [*kept, (HEADER, str(context.correlation_id).encode())]
+                message["headers"] = [*kept, (HEADER, quoted(str(context.correlation_id)).encode())]
             await send(message)
 
         with context.use():
@@ -52,10 +56,16 @@ class RequestContextMiddleware:
 def _read(headers: Iterable[tuple[bytes, bytes]]) -> RequestContext:
     given = [*headers]
     context = replace(RequestContext.begin(), traceparent=next_span(_only(_TRACEPARENT, given)))
-    id = _only(HEADER, given)
-    if id is not None and not (identity := Identity.of(id)).derived:
-        return replace(context, correlation_id=identity.uuid)
-    return context
+    id = _id(_only(HEADER, given))
+    return context if id is None else replace(context, correlation_id=id)
+
+
+def _id(text: str | None) -> Id | None:
+    """The id in a header; None if there is none that can be."""
+    try:
+        return None if text is None else check_id(unquote(text), "correlation_id").value
+    except InvalidKey:
+        return None
 
 
 def _only(wanted: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str | None:

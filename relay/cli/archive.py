@@ -83,7 +83,7 @@ def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
 
 
 async def _batches(application: Application, name: str) -> list[Manifest]:
-    from relay.adapters.postgres.source import pooled
+    from relay.adapters.postgres.pool import pooled
 
     return list(await PostgresArchive(pooled(application.context(name).pool), name).batches())
 

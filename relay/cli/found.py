@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.source import Source
+from relay.adapters.postgres.operating import Page
+from relay.adapters.postgres.pool import Source
 from relay.cli.operating import (
     ContextOption,
     JsonOption,
@@ -26,7 +27,6 @@ from relay.cli.operating import (
 )
 from relay.domain.errors import RelayError
 from relay.domain.operators import Operator, Outcome
-from relay.queries import Page
 from relay.settings import ContextSettings
 
 #: The field of each column, by its heading.

@@ -17,8 +17,8 @@ import typer
 
 from relay.access import jetstream, redis_options
 from relay.adapters.gate import queue_error
+from relay.adapters.jetstream.durability import answered_by_streams
 from relay.adapters.jetstream.durability import risks as jetstream_risks
-from relay.adapters.jetstream.queried import answered_by_streams
 from relay.adapters.postgres import durability, migrations
 from relay.domain.errors import RelayError
 from relay.settings import Settings, load_settings

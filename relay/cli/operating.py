@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from relay.adapters.postgres.source import Source, connected
+from relay.adapters.postgres.pool import Source, connected
 from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, of_context
 from relay.domain.identity import Id, check_id
 from relay.domain.operators import Operator, Outcome

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.operating import PostgresOutboxOperations
+from relay.adapters.postgres.operating import EventFilter, PostgresOutboxOperations
 from relay.cli.found import LISTING, Action, Things, columns, print_one
 from relay.cli.operating import (
     ACTING,
@@ -21,7 +21,6 @@ from relay.cli.operating import (
     with_options,
 )
 from relay.domain.errors import InvalidRequest, NotPublishable
-from relay.queries import EventFilter
 
 app = typer.Typer(help="Events: list, show, retry failed ones, replay published ones.", no_args_is_help=True)
 

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
+from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.schedule import PostgresSchedule
-from relay.adapters.postgres.source import Source
 from relay.cli.operating import (
     ContextOption,
     JsonOption,

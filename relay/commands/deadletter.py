@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from relay.domain import tracing
 from relay.domain.envelopes import MSG_ID
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import FactSink, MessageDeadLettered
-from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, Id, Originals, generated, shown
+from relay.domain.identity import ID, Id, generated
 from relay.domain.incidents import INBOX_ID, encode_original
 from relay.domain.limits import WIRE_RESERVE_BYTES
 from relay.domain.policies import DeadLetter, Published
 from relay.domain.routing import dead_letter_subject
-from relay.ports import JetStreamPublisher
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedMessage:
-    """What a dead letter tells about the original.
-
-    ``originals``: the texts of ids that are no UUIDs. ``requeues``: how often an operator had requeued the message
-    before it died this time.
-    """
-
-    message_id: UUID
-    subscription: str
-    original_subject: str
-    stream: str
-    stream_seq: int
-    attempts: int
-    headers: dict[str, str]
-    body: bytes
-    event_type: str | None = None
-    correlation_id: UUID | None = None
-    causation_id: UUID | None = None
-    requeues: int = 0
-    originals: Originals = field(default_factory=dict)
+from relay.ports import ClaimedMessage, JetStreamPublisher
 
 
 class RouteToDeadLetter:
@@ -54,15 +29,16 @@ class RouteToDeadLetter:
         self._publisher = publisher
         self._facts = facts
 
-    async def route(self, message: FailedMessage, verdict: DeadLetter) -> None:
+    async def route(self, claim: ClaimedMessage, verdict: DeadLetter) -> None:
         """Publish a dead letter, and return when its stream holds it.
 
         Raises BrokerUnreachable if that is not certain, also for a missing or full stream. The verdict
         stays recorded, and the routing is tried again.
         """
-        body = self._body(message, verdict)
-        headers = {MSG_ID: generated(str(message.message_id), message.requeues)}
-        subject = dead_letter_subject(self._context, message.original_subject)
+        row, body = claim.row, self._body(claim, verdict)
+        shown: dict[str, Any] = row.shown
+        headers = {MSG_ID: generated(str(row.message_id), claim.requeues)}
+        subject = dead_letter_subject(self._context, row.subject)
         outcome = await self._publisher.publish(subject, body, headers)
         if not isinstance(outcome, Published):
             raise BrokerUnreachable(
@@ -72,41 +48,39 @@ class RouteToDeadLetter:
         self._facts(
             MessageDeadLettered(
                 context=self._context,
-                subscription=message.subscription,
-                message_id=shown(message.message_id, message.originals, ID),
-                correlation_id=shown(message.correlation_id, message.originals, CORRELATION_ID),
-                causation_id=shown(message.causation_id, message.originals, CAUSATION_ID),
-                original_subject=message.original_subject,
+                subscription=row.subscription,
+                **shown,
+                original_subject=row.subject,
                 kind=verdict.kind.value,
                 reason=verdict.reason,
-                attempts=message.attempts,
-                trace_id=tracing.trace_id(tracing.find(message.headers)),
+                attempts=claim.attempts,
+                trace_id=tracing.trace_id(tracing.find(row.headers)),
             )
         )
 
-    def _body(self, message: FailedMessage, verdict: DeadLetter) -> bytes:
+    def _body(self, claim: ClaimedMessage, verdict: DeadLetter) -> bytes:
         """The fields of EVT-047-002 and the original, so that an operator can repair and requeue it.
 
         If the letter exceeds the broker's limit, the original is left out, and then its headers if necessary.
         The inbox row and the stream still hold both.
         """
-        originals = message.originals
+        row, shown = claim.row, claim.row.shown
         fields: dict[str, Any] = {
-            "message_id": str(shown(message.message_id, originals, ID)),
-            **({INBOX_ID: str(message.message_id)} if ID in originals else {}),
-            "occurrence": message.requeues + 1,
-            "original_subject": message.original_subject,
+            "message_id": _text(shown["message_id"]),
+            **({INBOX_ID: str(row.message_id)} if ID in row.originals else {}),
+            "occurrence": claim.requeues + 1,
+            "original_subject": row.subject,
             "reason": verdict.reason,
             "class": verdict.kind.value,
-            "attempts": message.attempts,
-            "subscription": message.subscription,
-            "stream": message.stream,
-            "stream_seq": message.stream_seq,
-            "event_type": message.event_type,
-            "correlation_id": _text(shown(message.correlation_id, originals, CORRELATION_ID)),
-            "causation_id": _text(shown(message.causation_id, originals, CAUSATION_ID)),
-            "headers": message.headers,
-            **encode_original(message.body),
+            "attempts": claim.attempts,
+            "subscription": row.subscription,
+            "stream": row.stream,
+            "stream_seq": row.stream_seq,
+            "event_type": row.event_type,
+            "correlation_id": _text(shown["correlation_id"]),
+            "causation_id": _text(shown["causation_id"]),
+            "headers": dict(row.headers),
+            **encode_original(row.body),
         }
         body = json.dumps(fields).encode()
         for name, nothing in (("original", None), ("headers", {})):

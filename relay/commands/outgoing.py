@@ -71,6 +71,15 @@ def trace_of(row: OutboxRow) -> str | None:
         return None
 
 
+def shown_ids(row: OutboxRow) -> tuple[str, str | None, str | None]:
+    """The ids of a row, its operation and its cause as people see them; UUIDs if the texts cannot be used."""
+    own = (row.id, row.correlation_id, row.causation_id)
+    try:
+        return own if row.originals is None else _originals(row)
+    except InvalidEvent:
+        return own
+
+
 def _originals(row: OutboxRow) -> tuple[str, str | None, str | None]:
     """The ids of a row as they are sent: its originals, checked, before its UUIDs."""
     text = row.originals or "{}"

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from relay.commands.outgoing import outgoing, trace_of
+from relay.commands.outgoing import outgoing, shown_ids, trace_of
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import BrokerUnreachable, InvalidEvent, NotPublishable
 from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, PublishedEvent, PublishFailed
@@ -241,11 +241,12 @@ class PublishOutboxEvents:
         for row in settled.rows if failed else ():
             if (failure := failed.get(row.id)) is None:
                 continue
+            id, correlation_id, causation_id = shown_ids(row)
             about: dict[str, Any] = {
                 "context": self._config.routing.context,
-                "outbox_id": row.id,
-                "correlation_id": row.correlation_id,
-                "causation_id": row.causation_id,
+                "outbox_id": id,
+                "correlation_id": correlation_id,
+                "causation_id": causation_id,
                 "trace_id": trace_of(row),
                 "error": failure.error,
             }

@@ -12,6 +12,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from relay.bus import Failed, RequestContext, Result
+from relay.concurrency import Slots
 from relay.cron import Cron, CronRegistry
 from relay.domain.disclosure import printable, told, words
 from relay.domain.errors import LeaseOver, Outage
@@ -20,7 +21,6 @@ from relay.domain.retry import Backoff
 from relay.domain.schedule import CLAIM, ClaimedRun, RunState, UnknownJob, WaitingRun
 from relay.execution.lease import renewing
 from relay.ports import Runs
-from relay.threads import Slots
 
 #: How long the worker tries to record the end of a run, in seconds.
 _SETTLE_TIMEOUT_S: Final = 60.0

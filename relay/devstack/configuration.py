@@ -15,7 +15,7 @@ from typing import Final
 
 from relay.devstack import private
 from relay.devstack.stack import DevStack
-from relay.settings import OWN_SERVERS, Settings, load_settings, names_server
+from relay.settings import CONFIG_VARIABLE, OWN_SERVERS, Settings, find_file, load_settings, names_server
 
 _PRODUCT: Final = ("RELAY_", "NATS_")
 
@@ -67,8 +67,8 @@ def configure(
         "REDIS_URL": stack.valkey.url,
         OWN_SERVERS: "1",
     }
-    if config is not None:
-        ours["RELAY_CONFIG"] = str(config.absolute())
+    if (file := find_file(config, environment)) is not None:
+        ours[CONFIG_VARIABLE] = str(file.absolute())
     for name, context in declared(config, environment).contexts.items():
         ours[variable(name, "DATABASE_URL")] = stack.postgres.url_of(name)
         if name in handlers:

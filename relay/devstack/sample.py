@@ -8,8 +8,9 @@ It answers ``POST /handle`` (SDS-047 §12). The field ``verdict`` of the payload
     flaky     503 twice, then ok
     slow      no answer to the first call until the caller gives up, then ok
 
-The effect is a row whose key is the message's id. It is written in one transaction with the note of the call. So a
-repeated message finds the row and is answered 409. Both tables are in the context's own database.
+The effect is a row whose key is the UUID of the call's ``Idempotency-Key``. It is written in one transaction with
+the note of the call. So a repeated message finds the row and is answered 409. Both tables are in the context's own
+database.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy import BigInteger, Column, DateTime, Identity, Integer, MetaData, Table, Text, Uuid, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from relay.adapters.http import IDEMPOTENCY_KEY, key_of
 from relay.devstack.ports import LOOPBACK
+from relay.domain import identity
 from relay.domain.errors import RelayError, of_context
+from relay.domain.limits import MAX_KEY_BYTES
 from relay.settings import load_settings
 
 _log = logging.getLogger("sample")
@@ -63,16 +67,20 @@ HANGS: Final = 504
 _HANG_SECONDS: Final = 300.0
 
 
+#: An id of the contract: a UUID or other text.
+Id = Annotated[str, Field(min_length=1, max_length=MAX_KEY_BYTES)]
+
+
 class Message(BaseModel):
     """The request of SDS-047 §12."""
 
-    message_id: UUID
+    message_id: Id
     subject: str
     event_type: str
     event_version: int
     occurred_at: datetime | None = None
-    correlation_id: UUID | None = None
-    causation_id: UUID | None = None
+    correlation_id: Id | None = None
+    causation_id: Id | None = None
     payload: dict[str, Any]
 
 
@@ -107,7 +115,8 @@ def create_app(database_url: str) -> FastAPI:
 
     @app.post("/handle")
     async def handle(message: Message, request: Request) -> Response:
-        status = await _process(engine, message)
+        key = key_of(request.headers.get(IDEMPOTENCY_KEY), message.message_id)
+        status = await _process(engine, message, identity.Identity.of(key).uuid)
         _log.info("%s %s: %s", message.event_type, message.message_id, status)
         if status == HANGS:
             await _hang(request)
@@ -122,19 +131,19 @@ def create_app(database_url: str) -> FastAPI:
     return app
 
 
-async def _process(engine: AsyncEngine, message: Message) -> int:
+async def _process(engine: AsyncEngine, message: Message, key: UUID) -> int:
     async with engine.begin() as connection:
-        seen = select(func.count()).select_from(calls).where(calls.c.message_id == message.message_id)
+        seen = select(func.count()).select_from(calls).where(calls.c.message_id == key)
         status = decide(message.payload, (await connection.execute(seen)).scalar_one() + 1)
-        if status == OK and not await _take_effect(connection, message):
+        if status == OK and not await _take_effect(connection, message, key):
             status = ALREADY
-        await connection.execute(calls.insert().values(message_id=message.message_id, status=status))
+        await connection.execute(calls.insert().values(message_id=key, status=status))
     return status
 
 
-async def _take_effect(connection: AsyncConnection, message: Message) -> bool:
+async def _take_effect(connection: AsyncConnection, message: Message, key: UUID) -> bool:
     """Write the effect; False when it is there already."""
-    row = insert(effects).values(message_id=message.message_id, event_type=message.event_type)
+    row = insert(effects).values(message_id=key, event_type=message.event_type)
     done = await connection.execute(row.on_conflict_do_nothing().returning(effects.c.message_id))
     return done.first() is not None
 

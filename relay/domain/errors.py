@@ -47,7 +47,7 @@
     ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
     ├── ClaimLost               CLAIM_LOST
     ├── TransactionBroken       TRANSACTION_BROKEN
-    ├── SchemaMissing           SCHEMA_MISSING       (relay.queries)
+    ├── SchemaMissing           SCHEMA_MISSING
     ├── DevStackError           DEVSTACK             (relay.devstack, with SERVER_FAILED,
     │                                                 SERVER_NOT_UP, STACK_BUSY below it)
     └── Outage
@@ -315,6 +315,12 @@ class TransactionBroken(RelayError):
     """A function has ended the transaction that it shares with others, or has lost its connection."""
 
     code = "TRANSACTION_BROKEN"
+
+
+class SchemaMissing(RelayError):
+    """The database lacks some or all of our tables: it has not been migrated."""
+
+    code = "SCHEMA_MISSING"
 
 
 class Outage(RelayError):

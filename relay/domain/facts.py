@@ -133,6 +133,7 @@ class IncidentRecorded(Fact):
     kind: str
     reason: str
     attempts: int
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,7 @@ class RecordedIncident:
     kind: str
     reason: str
     attempts: int
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,8 @@ def read_time(value: Any, field: str = "occurred_at") -> datetime | None:
     if value is None:
         return None
     try:
-        parsed = datetime.fromisoformat(value)
+        # RFC 3339 allows small letters, Python does not.
+        parsed = datetime.fromisoformat(value.upper() if isinstance(value, str) else value)
         if parsed.tzinfo is not None:
             return parsed.astimezone(UTC)
     except (ValueError, TypeError, OverflowError):

@@ -7,8 +7,12 @@ have fewer values, new readers refuse old messages. If it may have more, old rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+from relay.domain.errors import InvalidRequest
 
 _OLD: Final = "old readers refuse new messages"
 _NEW: Final = "new readers refuse old messages"
@@ -30,6 +34,13 @@ _NOTES: Final = frozenset(
     | {"deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding"}
 )
 _DEFINITIONS: Final = ("$defs", "definitions")
+#: Keywords with schemas by names that the schema's author chose, and keywords with plain values.
+_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"})
+_PLAIN: Final = frozenset({"const", "enum", "default", "examples", "required", "dependentRequired"})
+#: Keywords, beside ``additionalProperties``, that may refuse a field which is not listed.
+_GUARDS: Final = frozenset({"unevaluatedProperties", "propertyNames", "maxProperties"})
+#: Ways to refer to a schema that depend on more than the two files say at one place.
+_FAR: Final = ("$dynamicRef", "$recursiveRef")
 #: Keywords with a limit: +1 if a larger value allows less, -1 if it allows more.
 _LIMITS: Final = {
     **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"), 1),
@@ -45,6 +56,7 @@ _COMPARED: Final = (
     "items",
     "prefixItems",
 )
+_ANY: Final = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _Schema: TypeAlias = dict[str, Any]
 
 
@@ -62,30 +74,71 @@ class Change(NamedTuple):
 
 
 def changes(old: Any, new: Any) -> list[Change]:
-    """The differences of two schemas, breaking ones first."""
+    """The differences of two schemas, breaking ones first.
+
+    Raises InvalidRequest for a reference that is none to a place in the same schema (``#/$defs/NAME``).
+    """
     found = dict.fromkeys(_compare("", _whole(old, old), _whole(new, new)))
     return sorted(found, key=lambda change: (not change.breaking, change.field))
 
 
 def _whole(schema: Any, root: Any, within: frozenset[str] = frozenset()) -> Any:
-    """A schema with what its local references point at. A reference to what it is itself part of stays."""
+    """A schema with what its references point at. A reference to what it is itself part of stays."""
     if isinstance(schema, list):
         return [_whole(item, root, within) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    reference = schema.get("$ref")
-    if not isinstance(reference, str) or not reference.startswith("#") or reference in within:
-        return {key: _whole(value, root, within) for key, value in schema.items() if key not in _DEFINITIONS}
-    target = _whole(_target(reference, root), root, within | {reference})
-    rest = {key: value for key, value in schema.items() if key != "$ref"}
-    return {**target, **_whole(rest, root, within)} if isinstance(target, dict) else target
+    for keyword in _FAR:
+        if keyword in schema:
+            raise _unknown_place(f"{keyword} {schema[keyword]}")
+    parts = {key: _part(key, value, root, within) for key, value in schema.items() if key not in _DEFINITIONS}
+    reference = parts.get("$ref")
+    if not isinstance(reference, str) or reference in within:
+        return parts
+    del parts["$ref"]
+    return _both(_whole(_target(reference, root), root, within | {reference}), parts)
+
+
+def _part(keyword: str, value: Any, root: Any, within: frozenset[str]) -> Any:
+    if keyword in _NAMED and isinstance(value, dict):
+        return {name: _whole(schema, root, within) for name, schema in value.items()}
+    return value if keyword in _PLAIN else _whole(value, root, within)
+
+
+def _both(target: Any, beside: _Schema) -> Any:
+    """One schema that asks for what a reference's target and the keywords beside the reference ask for."""
+    if not isinstance(target, dict):
+        return beside if target is True else target
+    merged = {**target, **beside}
+    for keyword in (target.keys() & beside.keys()) - _NOTES:
+        one, other = target[keyword], beside[keyword]
+        if keyword == "required":
+            merged[keyword] = [*one, *other]
+        elif keyword == "properties" and not one.keys() & other.keys():
+            merged[keyword] = {**one, **other}
+        elif one != other:
+            return {**beside, "allOf": [target, *beside.get("allOf", ())]}
+    return merged
 
 
 def _target(reference: str, root: Any) -> Any:
-    for part in reference[1:].split("/")[1:]:
+    """The schema at a place such as ``#/$defs/tag`` (RFC 6901)."""
+    place, *parts = unquote(reference).split("/")
+    if place != "#":
+        raise _unknown_place(f"$ref {reference}")
+    found = root
+    for part in parts:
         name = part.replace("~1", "/").replace("~0", "~")
-        root = root.get(name) if isinstance(root, dict) else None
-    return root
+        try:
+            found = found[int(name) if isinstance(found, list) else name]
+        except (LookupError, TypeError, ValueError):
+            raise _unknown_place(f"$ref {reference}") from None
+    return found
+
+
+def _unknown_place(reference: str) -> InvalidRequest:
+    hint = "write it as $ref #/$defs/NAME, with the schema at that place of the same file"
+    return InvalidRequest(f"cannot follow {reference[:80]!r}", field="schema", hint=hint)
 
 
 def _compare(field: str, old: Any, new: Any) -> Iterator[Change]:
@@ -109,13 +162,21 @@ def _breaks(field: str, said: str, why: str) -> Change:
 def _type(field: str, old: _Schema, new: _Schema) -> Iterator[Change]:
     before, after = _types(old), _types(new)
     if before != after:
-        why = _direction(narrower=after < before, wider=before < after)
+        had, has = _covered(before), _covered(after)
+        why = _direction(narrower=has < had, wider=had < has)
         yield _breaks(field, f"type {'/'.join(sorted(before))} is {'/'.join(sorted(after))}", why)
 
 
 def _types(side: _Schema) -> frozenset[str]:
     said = side.get("type", "any")
     return frozenset(said) if isinstance(said, list) else frozenset([said])
+
+
+def _covered(types: frozenset[str]) -> frozenset[str]:
+    """The types of values that are allowed: whole numbers are numbers, too."""
+    if "any" in types:
+        return _ANY
+    return types | {"integer"} if "number" in types else types
 
 
 def _direction(*, narrower: bool, wider: bool) -> str:
@@ -180,15 +241,25 @@ def _fields(field: str, old: _Schema, new: _Schema) -> Iterator[Change]:
     for name in sorted(had - has):
         yield _breaks(_path(field, name), "is optional now" if name in after else "is gone", _OLD)
     for name in sorted(after.keys() - before.keys() - has):
-        yield _optional(_path(field, name), "is a new optional field", _OLD if _closed(old) else None)
+        yield _optional(_path(field, name), "is a new optional field", _OLD if _closed(old, name) else None)
     for name in sorted(before.keys() - after.keys() - had):
-        yield _optional(_path(field, name), "is no field any more", _NEW if _closed(new) else None)
+        yield _optional(_path(field, name), "is no field any more", _NEW if _closed(new, name) else None)
     for name in sorted((before.keys() | had) & (after.keys() | has)):
         yield from _compare(_path(field, name), before.get(name, {}), after.get(name, {}))
 
 
-def _closed(schema: _Schema) -> bool:
-    return schema.get("additionalProperties", True) is False
+def _closed(schema: _Schema, name: str) -> bool:
+    """Whether a schema may refuse a field that it does not list."""
+    if schema.get("additionalProperties", True) not in (True, {}) or _GUARDS & schema.keys():
+        return True
+    return any(_may_match(pattern, name) for pattern in schema.get("patternProperties", ()))
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:  # JSON Schema has another dialect
+        return True
 
 
 def _optional(field: str, said: str, why: str | None) -> Change:

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from relay.adapters.postgres.shared import AsyncTransaction, Transaction
+from relay.adapters.postgres.lending import AsyncTransaction, Transaction
 from relay.adapters.postgres.transactions import Claimed, HandlerTransactions, Settlement
 from relay.bus import RequestContext
-from relay.cancellation import is_cancelled
+from relay.concurrency import Slots, is_cancelled
 from relay.domain.disclosure import told, words
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage
 from relay.domain.model import HandlerResult, Verdict
 from relay.execution.signatures import Inject, Signature
-from relay.threads import Slots
 
 #: How many characters of an error are kept.
 MAX_DETAIL_CHARS: Final = 500

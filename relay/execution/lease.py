@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
-from relay.cancellation import is_cancelled
+from relay.concurrency import LoopThread, is_cancelled
 from relay.domain.errors import LeaseOver, Outage
-from relay.threads import LoopThread
 
 Result = TypeVar("Result")
 

@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Any, Final, Generic
 
 from relay.adapters.postgres.transactions import Claimed, HandlerTransactions
-from relay.batcher import Batcher
+from relay.concurrency import Batcher, LoopThread
 from relay.domain.errors import Outage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
@@ -29,7 +29,6 @@ from relay.execution.lease import Attended, Overdue, Watchdog, renewing
 from relay.execution.prefetch import Prefetch, Waiting
 from relay.execution.rows import ClaimT, KeyT, RequestT, Rows, Terms, ThreadRows
 from relay.failpoints import reach
-from relay.threads import LoopThread
 
 _log = logging.getLogger("relay")
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 from relay.adapters.http import sign
 from relay.domain.disclosure import validation
 from relay.domain.errors import ConfigurationError, InvalidKey
-from relay.domain.identity import Id, Identity, check_id
+from relay.domain.identity import Id, check_id
 
 #: How far the time of a signature may differ from the clock, in both directions (Standard Webhooks).
 TOLERANCE: Final = timedelta(minutes=5)
@@ -54,11 +54,6 @@ class Call(BaseModel):
     correlation_id: AnyId | None = None
     causation_id: AnyId | None = None
     payload: Any
-
-    @property
-    def key(self) -> UUID:
-        """The UUID by which the message is known."""
-        return Identity.of(str(self.message_id)).uuid
 
 
 class Payloads:

@@ -20,14 +20,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relay.adapters.http import REASON
+from relay.adapters.http import IDEMPOTENCY_KEY, REASON, key_of
 from relay.adapters.postgres.processed import Claim, processed_events_table
 from relay.bus import RequestContext
 from relay.bus.context import next_span
 from relay.domain.actor import Actor, actor_of
 from relay.domain.disclosure import printable
-from relay.domain.errors import AlreadyProcessed, DomainError, DuplicateMessage, InvalidActor, MissingExtraError
-from relay.domain.identity import Id
+from relay.domain.errors import (
+    AlreadyProcessed,
+    DomainError,
+    DuplicateMessage,
+    InvalidActor,
+    InvalidKey,
+    MissingExtraError,
+)
+from relay.domain.identity import Id, Identity, check_id
 from relay.domain.limits import check_key
 from relay.domain.model import DONE
 from relay.domain.policies import KEEP
@@ -59,7 +66,8 @@ _log = logging.getLogger("relay.handler")
 class Received(Generic[Payload, AnySession]):
     """One message: the ``call`` of the contract, its ``payload`` as the declared type, and a session.
 
-    ``actor``: who caused the event, None when unknown.
+    ``actor``: who caused the event, None when unknown. ``idempotency_key`` is different for each message and the
+    same for its copies; use it as the key of effects outside the database.
     Everything written through ``session`` commits together with the row that says that the message is done. Use it
     for ``Outbox.add`` as well; correlation and causation are filled in.
     """
@@ -68,10 +76,11 @@ class Received(Generic[Payload, AnySession]):
     payload: Payload
     session: AnySession
     actor: Actor | None = None
+    idempotency_key: str = ""
 
     @property
     def message_id(self) -> Id:
-        """The event's id. Use it as idempotency key for effects outside the database."""
+        """The event's id."""
         return self.call.message_id
 
 
@@ -189,8 +198,8 @@ class HandlerEndpoint(Generic[AnySession]):
     async def _attempt(self, request: Request) -> AsyncIterator[_Attempt[AnySession]]:
         """Turn every exception of the block into the status that tells the relay what to do."""
         try:
-            call, payload, actor = self._read(request.headers, await self._body(request))
-            async with self._transaction(call, payload, actor, _span(request)) as attempt:
+            read = self._read(request.headers, await self._body(request))
+            async with self._transaction(*read, _span(request)) as attempt:
                 yield attempt
         except Refused as refused:
             raise _refusal(refused.status, refused.reason) from None
@@ -206,12 +215,12 @@ class HandlerEndpoint(Generic[AnySession]):
 
     @asynccontextmanager
     async def _transaction(
-        self, call: Call, payload: Any, actor: Actor | None, traceparent: str | None
+        self, call: Call, payload: Any, actor: Actor | None, key: Identity, traceparent: str | None
     ) -> AsyncIterator[_Attempt[AnySession]]:
         transaction = self._open()
         try:
-            _check(await transaction.begin(self._table, self._name, call.key))
-            attempt = _Attempt(Received(call, payload, transaction.session, actor))
+            _check(await transaction.begin(self._table, self._name, key.uuid))
+            attempt = _Attempt(Received(call, payload, transaction.session, actor, key.shown))
             request = RequestContext(
                 correlation_id=call.correlation_id, causation_id=call.message_id, traceparent=traceparent
             )
@@ -236,16 +245,18 @@ class HandlerEndpoint(Generic[AnySession]):
                 raise Refused(422, f"the body is longer than {self._max_body} bytes")
         return body
 
-    def _read(self, headers: Mapping[str, str], body: bytes) -> tuple[Call, Any, Actor | None]:
+    def _read(self, headers: Mapping[str, str], body: bytes) -> tuple[Call, Any, Actor | None, Identity]:
         """Verify the signature first: the body of an unsigned request is never parsed."""
         signed = self._signatures and self._signatures.verify(headers, body)
         call, payload = self._payloads.read(body)
-        if signed and signed != quoted(str(call.message_id)):
-            raise Refused(422, "message_id: is not the id that was signed")
         try:
-            return call, payload, actor_of(headers)
-        except InvalidActor as error:
+            key = check_id(key_of(headers.get(IDEMPOTENCY_KEY), str(call.message_id)), IDEMPOTENCY_KEY)
+            actor = actor_of(headers)
+        except (InvalidActor, InvalidKey) as error:
             raise Refused(422, f"{error.field}: {error.message}") from None
+        if signed and signed != quoted(key.shown):
+            raise Refused(422, f"{IDEMPOTENCY_KEY}: is not the id that was signed")
+        return call, payload, actor, key
 
 
 def _span(request: Request) -> str | None:

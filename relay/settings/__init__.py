@@ -31,11 +31,12 @@ from relay.settings.model import (
 from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.section import Section
-from relay.settings.sources import OWN_SERVERS, names_server, read_layers
+from relay.settings.sources import CONFIG_VARIABLE, OWN_SERVERS, find_file, names_server, read_layers
 from relay.settings.urls import hide_url
 from relay.settings.values import CONTEXT_NAME, format_duration, format_size
 
 __all__ = [
+    "CONFIG_VARIABLE",
     "OWN_SERVERS",
     "AlertSettings",
     "ArchiveSettings",
@@ -52,6 +53,7 @@ __all__ = [
     "StreamSettings",
     "SubscriptionSettings",
     "effective",
+    "find_file",
     "load_settings",
     "names_server",
     "share_counts",

@@ -9,10 +9,10 @@ from relay.domain.routing import dead_letter_subject
 from relay.domain.topology import covers, subjects_overlap
 from relay.settings.access import HttpSettings
 from relay.settings.access_rules import check_access
-from relay.settings.exchange_rules import check_exchange
 from relay.settings.model import ContextSettings, PublishSettings, Settings, SubscriptionSettings
 from relay.settings.problems import KeyPath, Problem
-from relay.settings.stream_rules import all_streams, check_streams
+from relay.settings.stream_rules import all_streams, check_exchange, check_streams
+from relay.settings.urls import database_of
 from relay.settings.values import format_duration
 
 Problems = Iterator[Problem]
@@ -171,21 +171,25 @@ def _databases(settings: Settings) -> Problems:
     another one, so in a shared database each must say it.
     """
     for one, other in combinations(settings.contexts.values(), 2):
-        if one.database_url == other.database_url and None in (one.own_schema, other.own_schema):
+        if _database(one) == _database(other) and None in (one.own_schema, other.own_schema):
             yield Problem(
                 _at(other, "database_url"),
                 f"is also the database of the context {one.name}",
                 "give each context its own ({context} in DATABASE_URL stands for its name), or each a schema",
             )
-    taken: dict[tuple[str, str], str] = {}
+    taken: dict[tuple[tuple[str, str], str], str] = {}
     for context in settings.contexts.values():
         for key, schema in (("schema", context.own_schema), ("microdao_schema", context.microdao_schema)):
             if schema is None:
                 continue
-            place, where = (context.database_url.get_secret_value(), schema), _at(context, key)
+            place, where = (_database(context), schema), _at(context, key)
             if place in taken:
                 yield Problem(where, f"{schema} is also {taken[place]}, in the same database")
             taken.setdefault(place, ".".join(where))
+
+
+def _database(context: ContextSettings) -> tuple[str, str]:
+    return database_of(context.database_url.get_secret_value())
 
 
 def _all_subscriptions(settings: Settings) -> list[SubscriptionSettings]:

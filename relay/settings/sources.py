@@ -114,7 +114,7 @@ def read_layers(root: type[Section], path: Path | None, environ: Mapping[str, st
     """
     environ = {name: value for name, value in environ.items() if value}
     layers = Layers(root)
-    if (file := _find_file(path, environ)) is not None:
+    if (file := find_file(path, environ)) is not None:
         _read_file(file, layers)
         layers.data = _filled((), layers.data, environ, layers)
         if OWN_SERVERS in environ:
@@ -174,7 +174,8 @@ def _put_variables(environ: Mapping[str, str], layers: Layers) -> None:
                 layers.problems.append(Problem((variable,), f"is set beside {plain}", "give one of them"))
 
 
-def _find_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+def find_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The file to read: ``path``, else that of ``RELAY_CONFIG``, else relay.toml if there is one."""
     if path is None and CONFIG_VARIABLE in environ:
         path = Path(environ[CONFIG_VARIABLE])
     if path is None:

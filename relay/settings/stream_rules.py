@@ -1,4 +1,7 @@
-"""Rules between streams, subjects and routes: every event has a stream, and every subject one stream only."""
+"""Rules between streams, subjects, routes and subscriptions.
+
+Every event has a stream, every subject one stream only, a command one consumer, and a query one context.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from itertools import combinations
 from string import Formatter
 
 from relay.domain.routing import event_subjects, is_template
-from relay.domain.topology import RELAY_ADVISORIES, subjects_overlap
+from relay.domain.subject import ALL_COMMANDS
+from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
 from relay.settings.model import ContextSettings, RouteSettings, Settings, StreamSettings
 from relay.settings.problems import KeyPath, Problem
 from relay.settings.values import format_duration
@@ -47,7 +51,7 @@ def _streams(settings: Settings) -> Problems:
         where = ".".join(first)
         if one.name == other.name and one != other:
             yield Problem((*second, "name"), f"{other.name} is declared differently at {where}")
-        elif one.name != other.name and (pair := _meeting(one, other)):
+        elif one.name != other.name and (pair := _meeting(one.subjects, other.subjects)):
             yield Problem((*second, "subjects"), f"{pair[1]} overlaps with {pair[0]} of {one.name} ({where})")
 
 
@@ -55,15 +59,13 @@ def _stream(path: KeyPath, stream: StreamSettings) -> Problems:
     if stream.name == RELAY_ADVISORIES.name:
         yield Problem((*path, "name"), f"{stream.name} is jetrelay's own stream")
     if stream.max_age is not None and stream.duplicate_window > stream.max_age:
-        limit = format_duration(stream.max_age)
-        yield Problem((*path, "duplicate_window"), f"must not be longer than max_age ({limit})")
+        window, age = format_duration(stream.duplicate_window), format_duration(stream.max_age)
+        if "duplicate_window" in stream.model_fields_set:
+            yield Problem((*path, "duplicate_window"), f"must not be longer than max_age ({age})")
+        else:
+            yield Problem((*path, "max_age"), f"must not be shorter than duplicate_window ({window})")
     if stream.no_ack and path[-1] == "dlq":
         yield Problem((*path, "no_ack"), "must not be set: a dead letter is lost unless its stream confirms it")
-
-
-def _meeting(one: StreamSettings, other: StreamSettings) -> tuple[str, str] | None:
-    pairs = ((a, b) for a in one.subjects for b in other.subjects if subjects_overlap(a, b))
-    return next(pairs, None)
 
 
 # --- ways to them ---
@@ -109,8 +111,11 @@ def _route(
     elif row.subject is not None or row.types:
         yield from _taken(context, (*path, key), row.subject or context.subject, named)
     for topic in row.topics if row.subject is None else ():
-        if not any(subjects_overlap(topic, subject) for stream in named for subject in stream.subjects):
+        taking = [stream for stream in named if any(subjects_overlap(topic, it) for it in stream.subjects)]
+        if not taking:
             yield Problem((*path, "stream"), f"{row.stream} does not take the topics {topic}")
+        elif taking[0].no_ack:
+            yield Problem((*path, "stream"), f"{row.stream} confirms nothing (no_ack), so it takes no events")
 
 
 def _taken(context: ContextSettings, path: KeyPath, subject: str, streams: Sequence[StreamSettings]) -> Problems:
@@ -133,3 +138,56 @@ def _template(path: KeyPath, template: str) -> Problems:
         yield Problem(path, f"has the unknown placeholder {{{min(unknown)}}}", "known: {context} {name} {version}")
     elif not is_template(template):
         yield Problem(path, "does not make a subject", "dots between tokens of A-Z a-z 0-9 _ - and placeholders")
+
+
+# --- commands and queries ---
+
+
+def check_exchange(settings: Settings) -> Problems:
+    """Return the problems of commands and queries."""
+    yield from _commands(settings)
+    yield from _queries(settings)
+
+
+def _commands(settings: Settings) -> Problems:
+    """Check that a command comes to one subscription: two would both execute it.
+
+    A filter may let more through than commands. So the streams' subjects count too, where they are known.
+    """
+    declared = {stream.name: stream.subjects for _, stream in all_streams(settings)}
+    subscriptions = [sub for context in settings.contexts.values() for sub in context.subscriptions.values()]
+    for one, other in combinations(subscriptions, 2):
+        filters = one.filter_subject, other.filter_subject
+        if one.stream != other.stream or one.context == other.context or not subjects_overlap(*filters):
+            continue
+        spaces = (it for it in (*filters, *declared.get(one.stream, ())) if covers(ALL_COMMANDS, it))
+        if any(subjects_overlap(space, filters[0]) and subjects_overlap(space, filters[1]) for space in spaces):
+            taker = f"contexts.{one.context}.subscriptions.{one.name}"
+            yield Problem(
+                ("contexts", other.context, "subscriptions", other.name, "filter_subject"),
+                f"takes commands that {taker} takes too ({filters[0]})",
+                "one consumer handles a command: filter apart",
+            )
+
+
+def _queries(settings: Settings) -> Problems:
+    """Check that nobody else answers a query: no stream by its PubAck, and no second context."""
+    answering = [(context, context.queries) for context in settings.contexts.values() if context.queries]
+    for context, queries in answering:
+        for path, stream in all_streams(settings):
+            if not stream.no_ack and (pair := _meeting(queries.subjects, stream.subjects)):
+                message = f"{pair[0]} overlaps with {pair[1]} of {stream.name}, which would answer first"
+                yield Problem(_subjects(context), message, f"set {'.'.join(path)}.no_ack = true")
+    for (_, one), (context, other) in combinations(answering, 2):
+        if pair := _meeting(one.subjects, other.subjects):
+            message = f"{pair[1]} overlaps with {pair[0]} of another context"
+            yield Problem(_subjects(context), message, "one context answers a query")
+
+
+def _subjects(context: ContextSettings) -> KeyPath:
+    return ("contexts", context.name, "queries", "subjects")
+
+
+def _meeting(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
+    pairs = ((a, b) for a in one for b in other if subjects_overlap(a, b))
+    return next(pairs, None)

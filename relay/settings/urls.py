@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydantic import AfterValidator, SecretStr
 
@@ -12,6 +12,7 @@ from relay.settings.values import is_module, only
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
+_PORT: Final = re.compile(r":[0-9]+$")
 #: Separates the servers of a cluster. Any other comma may be part of a password.
 _NEXT_URL = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
 
@@ -55,6 +56,21 @@ def with_search_path(url: str, *schemas: str) -> str:
     given = [part for part in others if part.startswith("options=")]
     merged = "%20".join([*(part.removeprefix("options=") for part in given), option])
     return f"{address}?{'&'.join([*(part for part in others if part not in given), f'options={merged}'])}"
+
+
+def database_of(url: str) -> tuple[str, str]:
+    """The servers and the name of a database: the same for each spelling of its address, and for all users."""
+    address, _, query = url.partition("?")
+    options = dict(parse_qsl(query))
+    credentials, _, place = address.partition("://")[2].rpartition("@")
+    hosts, _, name = place.partition("/")
+    user = options.get("user") or unquote(credentials.partition(":")[0])
+    ports = options.get("port", "5432").split(",")
+    servers = [
+        host if _PORT.search(host) else f"{host or 'localhost'}:{ports[min(place, len(ports) - 1)]}"
+        for place, host in enumerate((options.get("host") or unquote(hosts)).lower().split(","))
+    ]
+    return ",".join(sorted(servers)), options.get("dbname") or unquote(name) or user
 
 
 def _check_url(value: str, schemes: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from relay.domain.envelopes import ENVELOPES
 from relay.domain.envelopes.cloudevents import PLACEHOLDERS
@@ -189,7 +189,7 @@ def _at_least(least: str) -> AfterValidator:
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(_positive)]
 Age = Annotated[Duration | None, BeforeValidator(_unlimited)]
 Size = Annotated[int, BeforeValidator(parse_size), _at_least("1 byte")]
-Count = Annotated[int, _at_least("1")]
+Count = Annotated[int, _at_least("1"), Field(le=2**63 - 1)]
 Subject = Annotated[
     str, only(is_pattern, "is not a subject; write tokens of A-Z a-z 0-9 _ - with dots, *, a last >")
 ]

@@ -11,6 +11,7 @@ from relay.domain.errors import DatabaseUnreachable
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, shown
 from relay.domain.incidents import Letter, RecordedIncident
 from relay.domain.schedule import CLAIM, ClaimedRun, RunState, WaitingRun
+from relay.domain.tracing import find, trace_id
 from relay.testing.clock import Clock
 from relay.testing.inbox import MemoryInbox
 
@@ -47,6 +48,7 @@ class MemoryIncidents:
             letter.kind.value,
             letter.reason,
             letter.attempts,
+            trace_id(find(letter.headers)),
         )
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from uuid import uuid4
 
+import httpx2
 import psycopg
 import pytest
 
+from relay.adapters.http import sign
+from relay.commands.check_handler import Sample
 from relay.devstack.ports import free_port
 from tests.acceptance import nodejs
 from tests.acceptance.fleet import Fleet, wait_for
@@ -95,6 +100,22 @@ def test_a_node_consumer_reads_what_is_published_once_each(
     assert len(counted) == before + 1
 
 
+TWO_SOURCES = """
+import { cloudevents } from "./profiles/cloudevents.js";
+const headers = { keys: () => ["content-type"], get: () => "application/cloudevents+json" };
+for (const source of ["/a", "/a", "/b"]) {
+  const event = { specversion: "1.0", id: "1", source, type: "t", data: {} };
+  console.log(cloudevents.read({ headers, json: () => event }).key.replace(" ", "|"));
+}
+"""
+
+
+def test_a_node_consumer_takes_events_of_two_sources_with_one_id_for_two(node: Path) -> None:
+    (node / "sources.js").write_text(TWO_SOURCES)
+    one, copy, other = nodejs.run(node, {}, "sources.js")
+    assert one == copy != other
+
+
 def test_a_node_program_asks_a_query(fleet: ProfileFleet, node: Path) -> None:
     record(fleet, played("sr"), [2000])
 
@@ -110,6 +131,13 @@ def test_a_node_program_asks_a_query(fleet: ProfileFleet, node: Path) -> None:
         ask(None)
 
 
+def called(url: str, id: str, key: str) -> int:
+    """The answer to a call for a message of any id, known by its key."""
+    body = Sample(event_type="vibe_created", payload={"title": key}).body(uuid4(), message_id=id)
+    signed = sign(SECRET, key, int(time.time()), body)
+    return httpx2.post(url, content=body, headers={"idempotency-key": key, **signed}).status_code
+
+
 def test_a_node_handler_keeps_the_contract(start_fleet: Callable[..., Fleet], node: Path) -> None:
     port, done = free_port(), node / "handled.jsonl"
     url = f"http://127.0.0.1:{port}/handle"
@@ -119,6 +147,7 @@ def test_a_node_handler_keeps_the_contract(start_fleet: Callable[..., Fleet], no
         payload = ("--event-type", "vibe_created", "--payload", str(node / "vibe.json"))
         told = fleet.relay("handler", "check", url, *payload, "--secret", SECRET)
         assert "All 16 cases passed." in told, told
+        assert [called(url, "evt_1", key) for key in ("sha256:1", "sha256:2", "sha256:1")] == [200, 200, 409]
         fleet.scheduler()
         fleet.worker()
         ids = {str(commit_one(fleet.urls["vibespro"], f"v{n}", title=f"vibe {n}")) for n in range(30)}
@@ -127,5 +156,5 @@ def test_a_node_handler_keeps_the_contract(start_fleet: Callable[..., Fleet], no
         wait_for("one is a dead letter", lambda: fleet.inbox(poison).get("dead_lettered_at"))
         wait_for("all are acknowledged", lambda: fleet.ack_pending() == 0)
         assert fleet.inbox(poison)["last_error"] == "a vibe without title"
-        assert set(Counter(line["id"] for line in nodejs.effects(done)).values()) == {1}
+        assert set(Counter(line["key"] for line in nodejs.effects(done)).values()) == {1}
         assert handler.stop() == 0

@@ -25,9 +25,8 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
-from relay.adapters.postgres.pool import connection, create_pool
+from relay.adapters.postgres.pool import connection, create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresSchedule
-from relay.adapters.postgres.source import pooled
 from relay.devstack import NatsServer
 from relay.domain.model import OutboxEvent
 from relay.domain.operators import Operator

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.archive import PostgresArchive
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import pooled
 from tests.integration.archiving import ANN, Archive
 from tests.integration.publishing import Relay
 

@@ -16,7 +16,7 @@ from uuid import UUID
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.postgres.archive import PostgresArchive
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import pooled
 from relay.commands.archive import ArchiveRows, Finding
 from relay.domain.facts import Fact
 from relay.domain.operators import Operator

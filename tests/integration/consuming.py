@@ -22,10 +22,10 @@ from consumer.gaps import Gaps
 from consumer.messages import FunctionRows, MessageConfig, MessageRows
 from consumer.order import GoOn, WatchNumbers
 from consumer.pull import PullConfig, PullMessages
+from relay.adapters.jetstream.auditor import StreamReader
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
-from relay.adapters.jetstream.reader import StreamReader
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ordered import OrderedInboxAdapter

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 
 from relay.adapters.http import sign
+from relay.domain.identity import Identity
 from relay.handler import HandlerEndpoint, Received, processed_events_table
 from tests.integration.publishing import query
 
@@ -102,7 +103,7 @@ class Service:
 
 def write(event: Received_) -> Any:
     """Write the effect; to be awaited with an asynchronous session."""
-    row = {"message_id": event.message_id, "title": getattr(event.payload, "title", "")}
+    row = {"message_id": Identity.of(str(event.message_id)).uuid, "title": getattr(event.payload, "title", "")}
     return event.session.execute(insert(effects).values(**row))
 
 

@@ -16,7 +16,7 @@ from nats.js.api import ConsumerConfig
 from consumer.deadletters import RecordDeadLetters
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.incidents import PostgresIncidents
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import pooled
 from relay.domain.operators import Operator
 from relay.domain.topology import dead_letter_consumer
 from relay.ports import Delivery

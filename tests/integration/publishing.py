@@ -27,9 +27,8 @@ from relay import Event, Outbox
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import connected, create_pool
 from relay.adapters.postgres.reads import PostgresBacklogReader
-from relay.adapters.postgres.source import connected
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.domain.errors import Outage
 from relay.domain.facts import Fact

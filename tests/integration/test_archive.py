@@ -17,8 +17,7 @@ import pytest
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.operating import PostgresOutboxOperations
-from relay.adapters.postgres.pool import connection
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import connection, pooled
 from relay.adapters.postgres.sql import statement
 from relay.devstack import NatsServer
 from relay.domain.archive import ArchiveBusy, ArchiveConflict, StoreUnreachable

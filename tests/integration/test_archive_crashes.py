@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import pooled
 from relay.devstack import NatsServer
 from relay.domain.archive import ArchiveKind
 from relay.domain.errors import DatabaseUnreachable

@@ -16,13 +16,11 @@ import psycopg
 import pytest
 
 from relay.adapters.postgres import migrations
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import create_pool, pooled
 from relay.adapters.postgres.reads import PostgresBacklogReader
-from relay.adapters.postgres.source import pooled
 from relay.devstack import PostgresServer
 from relay.domain.backlogs import InboxBacklog
-from relay.domain.errors import DatabaseUnreachable, UnknownContext
-from relay.queries import GetInboxBacklog, GetOutboxBacklog, SchemaMissing
+from relay.domain.errors import DatabaseUnreachable, SchemaMissing, UnknownContext, of_context
 from tests.integration.publishing import open_backlog_reader
 
 Connection = psycopg.Connection[Any]
@@ -80,7 +78,7 @@ async def test_outbox_backlog_counts_what_is_not_published_and_says_what_became_
 ) -> None:
     fill(conn)
     async with open_backlog_reader(database_url) as reader:
-        found = await GetOutboxBacklog({"sea": reader})("sea")
+        found = await reader.outbox_backlog()
     age = (datetime.now(UTC) - OLD).total_seconds()
     assert (found.count, found.oldest_at, found.waiting, found.dead) == (3, OLDER, 2, 1)
     assert found.waiting_age_seconds == pytest.approx(age, abs=30)
@@ -91,7 +89,7 @@ async def test_inbox_backlog_counts_what_is_not_processed_and_says_what_became_o
 ) -> None:
     fill(conn)
     async with open_backlog_reader(database_url) as reader:
-        found = await GetInboxBacklog({"sea": reader})("sea")
+        found = await reader.inbox_backlog()
     age = (datetime.now(UTC) - OLD).total_seconds()
     assert (found.count, found.oldest_at, found.waiting, found.dead) == (4, OLDER, 2, 2)
     assert found.failed_attempts == 1
@@ -132,7 +130,7 @@ async def test_readers_work_on_a_shared_pool(conn: Connection, database_url: str
 
 async def test_an_unknown_context_is_named_with_the_known_ones() -> None:
     with pytest.raises(UnknownContext, match=r"'lake'.*known: none"):
-        await GetOutboxBacklog({})("lake")
+        of_context({}, "lake")
 
 
 async def test_a_database_without_tables_says_what_to_run(postgres: PostgresServer) -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from relay import RequestContext
 from relay.adapters.postgres import schedule as schedule_module
-from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.pool import Pool, create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
-from relay.adapters.postgres.source import pooled
 from relay.bus import Command, CommandBus
 from relay.cron import Cron, CronRegistry
 from relay.cron import run as run_module

@@ -13,7 +13,7 @@ import pytest
 from consumer import gaps as gaps_module
 from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import pooled
 from relay.devstack import NatsServer
 from relay.domain.operators import Outcome
 from relay.domain.ordering import FailedHead

@@ -12,7 +12,7 @@ import pytest
 
 from consumer.deadletters import SendAlerts
 from relay.adapters.postgres.incidents import PostgresIncidents
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import pooled
 from relay.devstack import NatsServer
 from relay.domain.errors import AlertRefused, BrokerUnreachable
 from relay.domain.facts import AlertFailed, IncidentRecorded
@@ -163,6 +163,27 @@ class Channel:
 
 def alerts(desk: Desk, channel: Channel, per_minute: int = 6) -> SendAlerts:
     return SendAlerts(desk.sub.context, desk.incidents, channel, per_minute, desk.sub.facts.append)
+
+
+@pytest.mark.parametrize(
+    ("headers", "trace_id"),
+    [
+        ({"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}, "a" * 32),
+        ({"Traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}, "a" * 32),
+        ({"traceparent": "no trace"}, None),
+        ({}, None),
+    ],
+)
+async def test_an_incident_and_its_alert_tell_the_trace(
+    desk: Desk, headers: dict[str, str], trace_id: str | None
+) -> None:
+    await desk.died(422, **headers)
+    await desk.record().run()
+    channel = Channel()
+    await alerts(desk, channel).run()
+    [fact] = recorded(desk)
+    [incident] = channel.taken[0]["incidents"]
+    assert fact.trace_id == incident["trace_id"] == trace_id
 
 
 async def test_an_alert_tells_ids_and_reasons_and_no_payload(desk: Desk) -> None:

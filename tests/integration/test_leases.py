@@ -20,9 +20,8 @@ from relay.adapters.postgres import schedule as schedule_module
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
-from relay.adapters.postgres.source import pooled
 from relay.bus import Command, CommandBus
 from relay.cron import Cron, CronRegistry
 from relay.cron import run as cron_module

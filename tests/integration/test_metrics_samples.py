@@ -14,9 +14,8 @@ import pytest
 from relay.adapters.postgres.sql import statement
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.backlogs import Backlogs, TaskBacklog
-from relay.domain.errors import DatabaseUnreachable
+from relay.domain.errors import DatabaseUnreachable, SchemaMissing
 from relay.domain.facts import BacklogsSampled
-from relay.queries import SchemaMissing
 from tests.integration.crowded import ID, repeatable
 from tests.integration.publishing import open_backlog_reader
 from tests.integration.scheduling import scheduling

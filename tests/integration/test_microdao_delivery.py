@@ -15,10 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.adapters.postgres.migrations import upgrade
+from relay.adapters.postgres.operating import PostgresOutboxOperations
+from relay.adapters.postgres.pool import pooled
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
 from relay.domain.facts import EventDied, PublishFailed
+from relay.domain.operators import Operator
 from relay.domain.retry import Backoff
 from relay.domain.routing import Route
 from relay.settings import load_settings
@@ -85,6 +88,8 @@ async def test_section_8_the_back_off_doubles_from_1_to_60_seconds_and_ends_afte
     assert row["error"].startswith("unrecoverable: ")
     counts = [sum(isinstance(fact, kind) for fact in dao.relay.facts) for kind in (PublishFailed, EventDied)]
     assert counts == [9, 1]
+    told = {fact.outbox_id for fact in dao.relay.facts if isinstance(fact, PublishFailed | EventDied)}
+    assert told == {"evt_1"}
     await publish(dao).drain(ALL)
     assert query(dao.relay.url, "SELECT publish_attempts FROM outbox_events")[0]["publish_attempts"] == 10
 
@@ -104,6 +109,17 @@ async def test_section_8_an_event_that_was_given_up_is_published_when_an_operato
     await publish(dao).publish(row["id"])
     shown = dao.row("evt_1")
     assert (shown["processed"], shown["error"]) == (True, None)
+
+
+async def test_section_8_an_event_that_is_to_be_tried_again_is_not_called_unrecoverable(dao: Dao) -> None:
+    dao.insert("evt_1", topic="two words")
+    await publish(dao).drain(ALL)
+    assert dao.row("evt_1")["error"].startswith("unrecoverable: ")
+    outcome = await PostgresOutboxOperations(pooled(dao.relay.pool)).retry(["evt_1"], Operator("ann"))
+    assert len(outcome.done) == 1
+    assert (dao.row("evt_1")["processed"], dao.row("evt_1")["error"]) == (False, None)
+    await publish(dao).drain(ALL)
+    assert dao.row("evt_1")["error"].startswith("unrecoverable: ")
 
 
 # --- section 9: batches ---

@@ -19,6 +19,7 @@ from tasks import TaskContext, schedule
 from tests.integration.consuming import Subscription, subscribed
 from tests.integration.handler_support import call, metadata, serving
 from tests.integration.http_service import answering, calling
+from tests.integration.microdao_support import Dao, connect
 from tests.integration.publishing import Relay, engine_url, event
 from tests.integration.python_handling import Vibe, handling
 from tests.integration.tasking import Mail, tasking
@@ -56,6 +57,22 @@ async def test_section_14_an_event_carries_the_trace_of_its_request_to_the_strea
     sent = [message.headers for message in await relay.messages()]
     assert [headers.get("traceparent") for headers in sent] == [TRACEPARENT, None, None, None]
     assert sent[1]["Traceparent"] == "its own"
+
+
+async def test_section_14_an_insert_by_sql_carries_the_trace_to_the_stream_too(relay: Relay) -> None:
+    await relay.create_stream()
+    dao = Dao(relay)
+    given = [TRACEPARENT, None, *INVALID]
+    with connect(relay.url) as connection:
+        for number, value in enumerate(given):
+            connection.execute(
+                b"INSERT INTO microdao.outbox_events (id, stream, topic, payload, traceparent)"
+                b" VALUES (%s, %s, %s, '{}', %s)",
+                (f"evt_{number}", dao.stream, dao.topic(), value),
+            )
+    await relay.drained(relay.command(envelope="raw"))
+    sent = [message.headers.get("traceparent") for message in await relay.messages()]
+    assert sent == [row["traceparent"] for row in dao.rows()] == [TRACEPARENT, *[None] * (len(given) - 1)]
 
 
 async def test_section_14_a_trace_never_makes_an_event_fail(relay: Relay) -> None:

@@ -14,11 +14,15 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import errors
+from typer.testing import CliRunner
 
 from relay.adapters.postgres import microdao
-from relay.cli import main
+from relay.adapters.postgres.migrations import upgrade
+from relay.cli import create_app, main
+from relay.devstack import PostgresServer
 from relay.domain.errors import ConfigurationError
 from relay.domain.identity import Identity
+from relay.settings.urls import with_search_path
 from tests.integration.devstack_support import eventually
 from tests.integration.microdao_support import FETCH, INSERT, Dao, connect, laid
 from tests.integration.publishing import ALL, DEADLINE, Relay, outbox_rows
@@ -54,12 +58,12 @@ def dao(relay: Relay) -> Dao:
 # --- section 3: the table ---
 
 
-def test_section_3_the_view_has_the_columns_of_the_table_and_a_partition_key(conn: Connection) -> None:
+def test_section_3_the_view_has_the_columns_of_the_table_a_partition_key_and_a_trace(conn: Connection) -> None:
     query = """
         SELECT column_name AS name, data_type AS type FROM information_schema.columns
         WHERE table_schema = 'microdao' AND table_name = 'outbox_events' ORDER BY ordinal_position"""
     found = {row["name"]: row["type"] for row in conn.execute(query)}
-    assert list(found.items()) == [*DOCUMENTED.items(), ("partition_key", "text")]
+    assert list(found.items()) == [*DOCUMENTED.items(), ("partition_key", "text"), ("traceparent", "text")]
 
 
 def test_section_3_an_event_has_the_defaults_of_the_table(conn: Connection) -> None:
@@ -75,6 +79,7 @@ def test_section_3_an_event_has_the_defaults_of_the_table(conn: Connection) -> N
         "processed_at": None,
         "error": None,
         "partition_key": "STREAM_PAYOUT",
+        "traceparent": None,
         "past": True,
     }
 
@@ -339,6 +344,41 @@ microdao_schema = "city"
         assert capsys.readouterr().out == "dao: up to date; view city.outbox_events\n"
     with connect(database_url) as connection:
         connection.execute(INSERT.replace("microdao", "city").encode(), ("evt_1", *PAYOUT))
+
+
+@pytest.mark.parametrize("schema", [None, "dao"])
+def test_the_plain_sql_of_a_context_makes_its_view_too(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str | None
+) -> None:
+    url = postgres.create_database(f"plain_{schema}")
+    monkeypatch.chdir(tmp_path)
+    where = f'schema = "{schema}"' if schema else ""
+    settings = f'[contexts.dao]\ndatabase_url = "{url}"\nmicrodao_schema = "city"\n{where}\n'
+    (tmp_path / "relay.toml").write_text(settings)
+    printed = CliRunner().invoke(create_app(["db"]), ["db", "sql", "--context", "dao"])
+    with connect(url) as connection:
+        connection.execute(printed.output.encode())
+        connection.execute("RESET search_path")
+        connection.execute(INSERT.replace("microdao", "city").encode(), ("evt_1", *PAYOUT))
+        [row] = connection.execute("SELECT id, processed FROM city.outbox_events").fetchall()
+    assert row == {"id": "evt_1", "processed": False}
+    again = CliRunner().invoke(create_app(["db"]), ["db", "upgrade"])
+    assert again.output == "dao: up to date; view city.outbox_events\n"
+
+
+def test_a_view_over_the_events_of_another_context_is_left_alone(database_url: str) -> None:
+    """Else the events of that one's producers would be committed, and leave, as those of this context."""
+    laid(with_search_path(database_url, "public"))
+    other = with_search_path(database_url, "other")
+    upgrade(other)
+    with pytest.raises(ConfigurationError, match=r"microdao\.outbox_events .* of the schema public") as refused:
+        microdao.lay(other, "microdao")
+    assert "microdao_schema" in str(refused.value.hint)
+    microdao.lay(other, "other_dao")
+    with connect(database_url) as connection:
+        connection.execute(INSERT, ("evt_1", *PAYOUT))
+        connection.execute(INSERT.replace("microdao", "other_dao").encode(), ("evt_1", *PAYOUT))
+    assert len(outbox_rows(database_url)) == len(outbox_rows(other)) == 1
 
 
 def test_producers_go_on_while_the_view_is_laid_again(database_url: str) -> None:

@@ -16,11 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.adapters.jetstream import topology
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
+from relay.adapters.jetstream.auditor import NatsStreamAuditor, StreamReader
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
-from relay.adapters.jetstream.reader import StreamReader
 from relay.cli import create_app
 from relay.domain.policies import Published
 from relay.settings import Settings, load_settings

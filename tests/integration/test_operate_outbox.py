@@ -12,13 +12,12 @@ import psycopg
 import pytest
 
 from relay import RequestContext
-from relay.adapters.postgres.operating import PostgresOutboxOperations
-from relay.adapters.postgres.source import connected, pooled
+from relay.adapters.postgres.operating import EventFilter, PostgresOutboxOperations
+from relay.adapters.postgres.pool import connected, pooled
 from relay.devstack import NatsServer
 from relay.domain.errors import TooMany
 from relay.domain.operators import Operator, Outcome
 from relay.domain.retry import Backoff
-from relay.queries import EventFilter
 from tests.integration.consuming import Handler, Subscription, subscribed
 from tests.integration.incidents import waiting_for_locks
 from tests.integration.publishing import ALL, Relay, event, eventually, outbox_rows, query

@@ -13,8 +13,7 @@ import pytest
 
 from relay import Event, Outbox
 from relay.adapters.postgres import migrations
-from relay.adapters.postgres.pool import connection, create_pool
-from relay.adapters.postgres.source import connected
+from relay.adapters.postgres.pool import connected, connection, create_pool
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.devstack import PostgresServer

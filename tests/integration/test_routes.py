@@ -9,7 +9,7 @@ import pytest
 from nats.js.api import StreamConfig
 
 from relay.adapters.postgres.operating import PostgresOutboxOperations
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import pooled
 from relay.domain.errors import InvalidSubject
 from relay.domain.operators import Operator
 from relay.domain.routing import Route

@@ -18,7 +18,6 @@ from relay.adapters.postgres import wakeup as wakeup_module
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import OutageSeen
-from scheduler import hints as hints_module
 from scheduler import ticks as ticks_module
 from tests.integration.publishing import eventually, query
 from tests.integration.scheduling import Scheduler, scheduling
@@ -142,7 +141,7 @@ async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(
     monkeypatch.setattr(wakeup_module, "_SLOW_S", 60.0)
     await scheduler.tick()
     await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
-    monkeypatch.setattr(hints_module, "TICK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(ticks_module, "TICK_TIMEOUT_S", 0.3)
     with psycopg.connect(scheduler.database_url) as blocking:
         blocking.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
         query(scheduler.database_url, "NOTIFY relay_outbox")

@@ -13,9 +13,8 @@ import pytest
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, JobSubmissionEvent
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.pool import Pool, create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
-from relay.adapters.postgres.source import pooled
 from relay.bus import CommandBus
 from relay.cron import Cron
 from relay.cron.expression import Expression

@@ -10,9 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.pool import Pool, create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresLease
-from relay.adapters.postgres.source import pooled
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.schedule import Due, RunState
 from scheduler import leader as lease_module

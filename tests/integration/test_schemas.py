@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from relay.adapters.postgres import grants, migrations
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer
-from relay.domain.errors import WriteConflict
+from relay.domain.errors import SchemaMissing, WriteConflict
 from relay.outbox import Outbox
-from relay.queries import SchemaMissing
 from relay.settings import load_settings
 from relay.settings.urls import with_search_path
 from tasks import schedule

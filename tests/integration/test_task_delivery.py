@@ -11,8 +11,7 @@ from uuid import uuid4
 import pytest
 
 from relay.adapters.postgres.operating import PostgresTaskOperations, TaskFilter
-from relay.adapters.postgres.pool import create_pool
-from relay.adapters.postgres.source import pooled
+from relay.adapters.postgres.pool import create_pool, pooled
 from relay.domain.errors import QueueUnreachable
 from relay.domain.facts import TasksDelivered
 from relay.domain.operators import Operator

@@ -212,6 +212,19 @@ async def _received(work: Handling, sub: Subscription) -> None:
     await sub.pull().accept(await sub.fetch())
 
 
+async def test_a_function_is_given_the_actor_of_the_envelope_whatever_headers_say(sub: Subscription) -> None:
+    async with handling(sub) as work:
+        shown: list[Any] = []
+
+        def look(_incoming: IncomingEvent, context: MessageContext) -> None:
+            shown.append(context.actor)
+
+        await sub.send(envelope(), Relay_Actor_Id="other", Relay_Actor_Kind="ROBOT")
+        await sub.pull("message-envelope").accept(await sub.fetch())
+        await work.process(work.handler(look), envelope="message-envelope").process(sub.enqueued[0])
+    assert shown == [Actor("usr_1", "HUMAN")]
+
+
 async def test_a_function_is_given_uuids_as_uuids(sub: Subscription) -> None:
     async with handling(sub) as work:
         shown: list[tuple[Any, ...]] = []

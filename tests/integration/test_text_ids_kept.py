@@ -12,15 +12,19 @@ from uuid import uuid4
 import pytest
 
 from relay import RequestContext
-from relay.adapters.postgres.operating import PostgresOutboxOperations, PostgresTaskOperations, TaskFilter
-from relay.adapters.postgres.source import connected, pooled
+from relay.adapters.postgres.operating import (
+    EventFilter,
+    PostgresOutboxOperations,
+    PostgresTaskOperations,
+    TaskFilter,
+)
+from relay.adapters.postgres.pool import connected, pooled
 from relay.commands import reconcile as reconcile_module
 from relay.devstack import NatsServer
 from relay.domain.facts import IncidentRecorded, StreamLossFound
 from relay.domain.identity import Identity
 from relay.domain.incidents import IncidentFilter
 from relay.domain.operators import Outcome
-from relay.queries import EventFilter
 from tasks.registry import TaskContext
 from tests.integration.archiving import archived
 from tests.integration.consuming import Handler, Subscription

@@ -8,14 +8,14 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from relay.adapters.postgres import wakeup, watch
+from relay.adapters.postgres import wakeup
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.wakeup import Due, Wakeup
 from relay.devstack import PostgresServer
+from relay.domain.errors import SchemaMissing
 from relay.domain.ordering import LANES
-from relay.queries import SchemaMissing
 from tests.integration.publishing import Relay, event
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypa
 
 async def test_one_that_was_given_up_is_asked_again_at_once(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may be frozen: when it is back, what waits in a back-off has to be sent anew, and not before."""
-    monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '60s'")  # who asks gives up, however slow it is
+    monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '60s'")  # who asks gives up, however slow it is
     monkeypatch.setattr(wakeup, "_SLOW_S", 60.0)  # nor does it rest after a slow answer
     waker = Wakeup(relay.pool, relay.url)
     await waker.due(10)
@@ -49,7 +49,7 @@ async def test_one_that_was_given_up_is_asked_again_at_once(relay: Relay, monkey
 
 
 async def test_one_without_an_answer_in_time_is_no_outage(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '200ms'")
+    monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '200ms'")
     waker = Wakeup(relay.pool, relay.url)
     await waker.due(10)
     with psycopg.connect(relay.url) as conn:

@@ -9,9 +9,9 @@ from functools import partial
 import psycopg
 import pytest
 
-from relay.adapters.postgres import watch as watch_module
+from relay.adapters.postgres import wakeup
 from relay.adapters.postgres.migrations import upgrade
-from relay.adapters.postgres.watch import Watch
+from relay.adapters.postgres.wakeup import Watch
 from relay.devstack import PostgresServer
 from relay.domain.errors import DatabaseUnreachable
 from tests.integration.publishing import eventually, query
@@ -94,7 +94,7 @@ async def test_an_answer_that_nobody_waits_for_is_no_answer_to_the_next_question
 async def test_a_question_that_takes_too_long_leaves_others_alone(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '200ms'")
+    monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '200ms'")
     assert await watched.due() == 0
     tasks = partial(watched.watch.ask, "tasks/pending_queues")
     assert await tasks() == []
@@ -110,7 +110,7 @@ async def test_a_lost_connection_is_made_again_though_nobody_asks(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was notified meanwhile is lost: whoever listens is told to look, and by looking connects."""
-    monkeypatch.setattr(watch_module, "_RECONNECT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(wakeup, "_RECONNECT_INTERVAL_S", 0.05)
     assert await watched.due() == 0
     await eventually("it listens", lambda: watched.heard == [None])
     query(watched.url, END)
@@ -122,7 +122,7 @@ async def test_a_lost_connection_is_made_again_though_nobody_asks(
 
 
 async def test_an_outage_is_one_and_it_ends(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "_RECONNECT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(wakeup, "_RECONNECT_INTERVAL_S", 0.05)
     url = own_postgres.create_database("sea")
     await asyncio.to_thread(upgrade, url)
     watched = Watched(url)
@@ -147,7 +147,7 @@ async def test_an_outage_is_one_and_it_ends(own_postgres: PostgresServer, monkey
 async def test_once_closed_it_is_quiet_and_may_be_asked_again(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "_RECONNECT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(wakeup, "_RECONNECT_INTERVAL_S", 0.01)
     assert await watched.due() == 0
     await watched.watch.close()
     await watched.watch.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from relay.batcher import Batcher
+from relay.concurrency import Batcher
 from relay.domain.errors import DatabaseUnreachable
 
 pytestmark = pytest.mark.anyio

@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 from uuid import UUID, uuid4
 
 import pytest
@@ -125,18 +126,46 @@ def test_the_callers_id_is_taken_and_given_back(client: TestClient, path: str) -
 
 
 @pytest.mark.parametrize(
+    ("sent", "id"),
+    [
+        ("req_01HQGX8K9JNPQR5MWTVYZ3F4AB", "req_01HQGX8K9JNPQR5MWTVYZ3F4AB"),
+        ("{" + str(UUID(int=1)) + "}", "{" + str(UUID(int=1)) + "}"),
+        ("r\u00e9q 1%", "r\u00e9q 1%"),
+        ("r%C3%A9q%201%25", "r\u00e9q 1%"),
+        ("x" * 200, "x" * 200),
+    ],
+)
+def test_an_id_of_any_text_is_taken_and_given_back_as_a_header_can_hold_it(
+    client: TestClient, sent: str, id: str
+) -> None:
+    response = client.get("/plain", headers={"X-Correlation-ID": sent.encode()})  # type: ignore[dict-item]
+    assert response.json() == {"correlation": id}
+    assert response.headers["x-correlation-id"].isascii()
+    assert unquote(response.headers["x-correlation-id"]) == id
+
+
+def test_an_id_is_the_same_in_the_service_that_is_called_with_it(client: TestClient) -> None:
+    """Handlers are called with it percent-encoded, see HttpEventHandler."""
+    first = client.get("/plain", headers={"X-Correlation-ID": "50%25 off"})
+    again = client.get("/plain", headers={"X-Correlation-ID": first.headers["x-correlation-id"]})
+    assert again.json() == {"correlation": "50% off"}
+
+
+@pytest.mark.parametrize(
     "headers",
     [
         [],
         [("X-Correlation-ID", "")],
-        [("X-Correlation-ID", "42")],
-        [("X-Correlation-ID", "{" + str(UUID(int=1)) + "}")],
-        [("X-Correlation-ID", UUID(int=1).hex)],
-        [("X-Correlation-ID", f"{UUID(int=1)} level=error")],
+        [("X-Correlation-ID", "x" * 201)],
+        [("X-Correlation-ID", "x" * 10_240)],
+        [("X-Correlation-ID", "a%0Ab")],
+        [("X-Correlation-ID", "a%00b")],
+        [("X-Correlation-ID", "%20a")],
+        [("X-Correlation-ID", "%FF")],
         [("X-Correlation-ID", str(UUID(int=1))), ("X-Correlation-ID", str(UUID(int=2)))],
     ],
 )
-def test_anything_but_one_uuid_is_replaced(client: TestClient, headers: list[tuple[str, str]]) -> None:
+def test_anything_but_one_id_that_can_be_is_replaced(client: TestClient, headers: list[tuple[str, str]]) -> None:
     response = client.get("/plain", headers=headers)
     id = response.headers["x-correlation-id"]
     assert response.json() == {"correlation": id}

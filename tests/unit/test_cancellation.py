@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from relay.adapters.gate import Gates, Hold
-from relay.cancellation import is_cancelled
+from relay.concurrency import is_cancelled
 from relay.execution import lease as leases
 from scheduler.leader import Leader
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_the_attributes_that_a_context_chooses() -> None:
     assert headers.items() >= {**CE_HEADERS, "ce-source": "//up/sea"}.items()
 
 
+@pytest.mark.parametrize("structured", [False, True])
+def test_an_event_without_a_key_has_no_subject_made_of_it(structured: bool) -> None:
+    """An empty attribute would make it unreadable for others."""
+    envelope = cloudevents(Wording("sea", structured, [("subject", "{key}")]))
+    body, headers = encode(envelope, EVENT._replace(partition_key=""))
+    assert "subject" not in (json.loads(body) if structured else {it.removeprefix("ce-") for it in headers})
+
+
 def test_the_trace_of_an_event_is_an_attribute_too() -> None:
     assert (
         encode(BINARY, EVENT._replace(headers={"traceparent": TRACE}))[1].items()
@@ -88,6 +97,10 @@ def test_the_trace_of_an_event_is_an_attribute_too() -> None:
             "traceparent": TRACE,
         }.items()
     )
+
+
+def test_the_trace_is_an_attribute_also_if_its_header_begins_with_a_capital() -> None:
+    assert encode(BINARY, EVENT._replace(headers={"Traceparent": TRACE}))[1]["ce-traceparent"] == TRACE
 
 
 def test_an_event_may_set_other_attributes_and_none_of_ours() -> None:
@@ -105,6 +118,17 @@ def test_an_event_may_set_other_attributes_and_none_of_ours() -> None:
     content = json.loads(encode(IN_BODY, EVENT._replace(headers=own))[0])
     assert (content["subject"], content["tenant"], content["type"]) == ("s", "blue", "vibe_created")
     assert content["data"] == json.loads(EVENT.payload)
+
+
+@pytest.mark.parametrize("name", ["ce-my_ext", "ce-", "ce-data", "ce-data_base64"])
+def test_a_name_that_no_attribute_can_have_makes_no_event_unreadable(name: str) -> None:
+    event = EVENT._replace(headers={name: "v", "ce-atenantwithalongname": "blue"})
+    headers = encode(BINARY, event)[1]
+    assert headers["ce-atenantwithalongname"] == "blue"
+    assert name not in headers
+    content = json.loads(encode(IN_BODY, event)[0])
+    assert content["atenantwithalongname"] == "blue"
+    assert name.removeprefix("ce-") not in content.keys() - {"data"}
 
 
 def test_headers_are_percent_encoded_as_the_binding_says() -> None:
@@ -147,8 +171,19 @@ def test_an_id_is_that_of_its_source() -> None:
     other = read({**FOREIGN, "ce-source": "/others"})
     assert one.message_id != other.message_id
     assert one.message_id == read(dict(reversed([*FOREIGN.items()]))).message_id
-    assert str(read({**FOREIGN, "ce-id": ID}).message_id) == ID
-    assert read({**FOREIGN, "ce-id": ID}) == read({**FOREIGN, "ce-id": ID, "ce-source": "/others"})
+    assert (
+        read({}, structured(source="a b", id="c")).message_id
+        != read({}, structured(source="a", id="b c")).message_id
+    )
+
+
+def test_events_of_two_sources_may_have_the_same_uuid_and_are_shown_by_it() -> None:
+    """Such as that of the order which both tell of."""
+    one = read({**FOREIGN, "ce-id": ID})
+    other = read({**FOREIGN, "ce-id": ID, "ce-source": "/others"})
+    assert one.message_id != other.message_id
+    assert one.originals == other.originals == {"id": ID}
+    assert one.message_id == read({}, structured(id=ID)).message_id
 
 
 @pytest.mark.parametrize(
@@ -168,8 +203,16 @@ def test_data_is_any_json_and_may_be_missing(data: Any) -> None:
     packed = base64.b64encode(json.dumps(data).encode()).decode()
     assert read({}, structured(data=data)).payload == data
     assert read({}, structured(data=..., data_base64=packed, datacontenttype="text/json")).payload == data
+    assert read({}, structured(data=data, data_base64=None)).payload == data
     assert read({}, structured(data=...)).payload is None
     assert read(FOREIGN, b"").payload is None
+
+
+@pytest.mark.parametrize(
+    "time", ["2026-01-02T03:04:05Z", "2026-01-02t03:04:05z", "2026-01-02T04:04:05.000000000+01:00"]
+)
+def test_a_time_is_any_that_rfc_3339_allows(time: str) -> None:
+    assert read({**FOREIGN, "ce-time": time}).occurred_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 BAD = [

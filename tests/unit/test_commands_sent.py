@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel
 
-from consumer.commands import check_commands
+from consumer.functions import check_commands
 from consumer.handlers import Registry
 from relay import Outbox, command, event
 from relay.bus import Command

@@ -9,9 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from relay.commands.deadletter import FailedMessage, RouteToDeadLetter
+from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain.limits import WIRE_RESERVE_BYTES
 from relay.domain.policies import DeadLetter, DeadLetterClass, Published
+from relay.ports import ClaimedMessage, InboxRow
 
 LIMIT = 65_536
 HEADERS = {f"H{n}": "\ufffd" * 60 for n in range(250)}
@@ -43,18 +44,9 @@ def test_what_is_too_large_for_the_letter_is_left_out(
     body: bytes, headers: dict[str, str], kept: set[str]
 ) -> None:
     broker = Broker()
-    message = FailedMessage(
-        message_id=UUID(int=1),
-        subscription="s",
-        original_subject="up.event.x.v1",
-        stream="UP",
-        stream_seq=1,
-        attempts=0,
-        headers=headers,
-        body=body,
-    )
+    row = InboxRow(UUID(int=1), "up.event.x.v1", "s", "UP", 1, "", body, headers)
     route = RouteToDeadLetter("sea", broker, lambda _: None)  # type: ignore[arg-type]
-    asyncio.run(route.route(message, DeadLetter("why", DeadLetterClass.POISON)))
+    asyncio.run(route.route(ClaimedMessage(UUID(int=2), row, 0), DeadLetter("why", DeadLetterClass.POISON)))
     [letter] = broker.bodies
     assert len(letter) <= LIMIT - WIRE_RESERVE_BYTES
     fields = json.loads(letter)

@@ -14,6 +14,7 @@ from relay.domain.envelopes import Incoming, Outgoing, decode, encode, handler_r
 from relay.domain.envelopes.message_envelope import idempotency_key
 from relay.domain.identity import Identity
 from relay.domain.limits import check_headers
+from relay.domain.tracing import Trace
 from tests.unit.envelope_support import (
     CORRELATION,
     ENVELOPE_BODY,
@@ -101,7 +102,9 @@ payloads = st.recursive(
     max_leaves=5,
 )
 header_maps = st.dictionaries(
-    st.sampled_from(["Actor-Id", "traceparent", *IMPOSTORS]), st.text('ab% "\\:{}~', max_size=9), max_size=4
+    st.sampled_from(["Actor-Id", "traceparent", *IMPOSTORS]),
+    st.text('ab% "\\:{}~', max_size=9) | st.just(f"00-{'a' * 32}-{'b' * 16}-01"),
+    max_size=4,
 )
 texts = st.text(
     st.characters(categories=["L", "N", "P", "S"], exclude_characters="\ufffd"), min_size=1, max_size=30
@@ -124,6 +127,7 @@ def test_what_is_sent_is_what_is_received(envelope: str, event: Outgoing, genera
     given = {"id": event.id, "correlation_id": event.correlation_id, "causation_id": event.causation_id}
     found = {name: None if text is None else Identity.of(text) for name, text in given.items()}
     originals = {name: id.text for name, id in found.items() if id is not None and id.derived}
+    trace = Trace.parse(event.headers.get("traceparent"))
     expected = Incoming(
         message_id=Identity.of(event.id).uuid,
         generation=generation,
@@ -135,7 +139,7 @@ def test_what_is_sent_is_what_is_received(envelope: str, event: Outgoing, genera
         partition_key=event.partition_key or None,
         payload=json.loads(event.payload),
         originals=originals,
-        traceparent=event.headers.get("traceparent") or None,
+        traceparent=trace and trace.value,
     )
     if envelope == "message-envelope":
         key = idempotency_key(event.id, event.payload)

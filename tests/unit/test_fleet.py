@@ -58,6 +58,16 @@ def test_a_sample_handler_stands_in_where_there_is_one(stack: Any) -> None:
     assert without.contexts["sea"].subscriptions["from_vibespro"].handler == "http://127.0.0.1:8000/handle"
 
 
+@pytest.mark.parametrize("environment", [{}, {"RELAY_CONFIG": "relay.toml"}])
+def test_other_shells_find_the_configuration_from_any_directory(
+    stack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "relay.toml").write_text("[contexts.sea]\n")
+    found = configuration.configure(stack, None, environment, {})
+    assert found.variables["RELAY_CONFIG"] == found.environment["RELAY_CONFIG"] == str(tmp_path / "relay.toml")
+
+
 def test_a_context_with_a_hyphen_has_variables_too(stack: Any, tmp_path: Path) -> None:
     config = tmp_path / "relay.toml"
     config.write_text("[contexts.two-words]\n")

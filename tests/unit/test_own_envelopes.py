@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,10 @@ def failing(*_: Any) -> Any:
     raise ZeroDivisionError("s3cret")
 
 
+def leaving(*_: Any) -> Any:
+    sys.exit("s3cret")
+
+
 def broken(encode: Any = failing, decode: Any = failing, **parse: Any) -> Envelope:
     return guarded(Envelope(encode, decode, **parse), "python:mine")
 
@@ -129,6 +134,9 @@ def broken(encode: Any = failing, decode: Any = failing, **parse: Any) -> Envelo
         lambda _: ("{}", {"a": 7}),
         lambda _: ("{}", {7: "a"}),
         lambda _: ("{}", ["a"]),
+        lambda _: ("{}", {"Relay-Event-Id": ID}),
+        lambda _: ("{}", {"relay-generation": "1"}),
+        leaving,
         lambda _: ("{}", {f"h{n}": "" for n in range(33)}),
     ],
 )
@@ -151,6 +159,7 @@ READ = {"event_type": "e", "event_version": 1, "payload": {}}
     "decoder",
     [
         failing,
+        leaving,
         lambda *_: None,
         lambda *_: {},
         lambda *_: READ | {"event_type": 7},

@@ -6,18 +6,18 @@ import json
 
 import pytest
 
-from relay.adapters.jetstream.puback import command, read
+from relay.adapters.jetstream.wire import publish_command, read_puback
 from relay.domain.policies import NoStream, OutcomeUnknown, Published, PublishOutcome, RowRejected
 
 
 def test_a_command_counts_the_bytes_of_its_headers_and_body() -> None:
-    wire = command("a.b", "_INBOX.1", {"Nats-Msg-Id": "7"}, "é".encode())
+    wire = publish_command("a.b", "_INBOX.1", {"Nats-Msg-Id": "7"}, "é".encode())
     head = b"NATS/1.0\r\nNats-Msg-Id: 7\r\n\r\n"
     assert wire == b"HPUB a.b _INBOX.1 %d %d\r\n" % (len(head), len(head) + 2) + head + "é".encode() + b"\r\n"
 
 
 def test_header_values_that_are_not_ascii_are_counted_in_bytes() -> None:
-    wire = command("a", "r", {"X": "é"}, b"")
+    wire = publish_command("a", "r", {"X": "é"}, b"")
     line, _, rest = wire.partition(b"\r\n")
     assert line == b"HPUB a r %d %d" % (len(rest) - 2, len(rest) - 2)
 
@@ -36,7 +36,7 @@ def test_header_values_that_are_not_ascii_are_counted_in_bytes() -> None:
 )
 def test_what_would_break_out_of_its_line_is_refused(subject: str, headers: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"line break|white space"):
-        command(subject, "r", headers, b"")
+        publish_command(subject, "r", headers, b"")
 
 
 def refusal(code: int, description: str = "no", status: int = 400) -> bytes:
@@ -60,4 +60,4 @@ def refusal(code: int, description: str = "no", status: int = 400) -> bytes:
     ],
 )
 def test_every_answer_has_a_meaning(data: bytes, headers: bytes | None, outcome: PublishOutcome) -> None:
-    assert read(data, headers, "a.b", {"Nats-Expected-Stream": "S"}) == outcome
+    assert read_puback(data, headers, "a.b", {"Nats-Expected-Stream": "S"}) == outcome

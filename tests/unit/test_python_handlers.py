@@ -56,6 +56,13 @@ def registered(function: Callable[..., Any]) -> handlers.Handler:
 # --- the payload ---
 
 
+def test_a_payload_that_holds_no_text_is_poison_and_nobody_else_is_blamed() -> None:
+    def handle(vibe: Vibe) -> None: ...
+
+    with pytest.raises(Poison, match="half of a surrogate pair"):
+        registered(handle).argument(event({"title": "\ud800"}))
+
+
 def test_a_payload_is_validated_into_its_model() -> None:
     def handle(vibe: Vibe) -> None: ...
 

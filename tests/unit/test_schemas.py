@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,18 @@ def test_what_only_the_schema_refuses_is_malformed(field: str, value: Any) -> No
         decode(CHECKED, SUBJECT, headers, changed)
     assert refused.value.field == field
     assert value not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "time", ["2025-12-28t22:00:00z", "2025-12-28T22:00:00.123456789Z", "2025-12-28T22:00:00+00:00"]
+)
+def test_a_time_that_fits_the_schema_is_read(time: str) -> None:
+    body, headers = encode(CHECKED, EVENT)
+    told = json.dumps(json.loads(body) | {"timestamp": time}).encode()
+    assert decode(CHECKED, SUBJECT, headers, told).occurred_at in (
+        datetime(2025, 12, 28, 22, tzinfo=UTC),
+        datetime(2025, 12, 28, 22, 0, 0, 123456, tzinfo=UTC),
+    )
 
 
 def test_what_does_not_fit_is_not_written() -> None:
@@ -144,6 +157,8 @@ BREAKING = [
     ("properties/closed/properties/c", {}, f"closed.c: is a new optional field: {OLD_READERS}"),
     ("properties/closed/properties/b", ..., f"closed.b: is no field any more: {NEW_READERS}"),
     ("properties/closed/additionalProperties", True, f"closed: unknown fields are ignored now: {OLD_READERS}"),
+    ("properties/n/type", ["number", "null"], f"n: type integer/null is null/number: {OLD_READERS}"),
+    ("properties/id/type", ..., f"id: type string is any: {OLD_READERS}"),
     ("properties/id", False, f"id: nothing is valid now: {NEW_READERS}"),
     ("oneOf", [{}], f"oneOf is another: {NEW_READERS}"),
     ("properties/tags/prefixItems", [{}], "tags: the first items have other schemas"),

@@ -64,6 +64,16 @@ def test_keys_and_tables(load: Load, change: tuple[str, str], expected: str) -> 
         ("contexts.sea.stream", "max_bytes = 0", "at least 1 byte"),
         ("contexts.sea.stream", "replicas = 6", "less than or equal to 5"),
         ("contexts.sea.stream", 'duplicate_window = "8d"', r"must not be longer than max_age \(7d\)"),
+        (
+            "contexts.sea.stream",
+            'max_age = "1m"',
+            r"stream.max_age: must not be shorter than duplicate_window \(2m\)",
+        ),
+        (
+            "contexts.sea.stream",
+            f"max_msgs_per_subject = {2**63 - 1}0",
+            "less than or equal to 9223372036854775807",
+        ),
         ("contexts.sea.stream", 'duplicate_window = "99ms"', "greater than or equal"),
         ("contexts.sea.stream", "subjects = []", "at least 1 item"),
         ("contexts.sea.stream", 'subjects = ["sea event"]', "is not a subject"),

@@ -165,6 +165,11 @@ def test_what_only_looks_like_a_variable_stays(load: Load) -> None:
         (('"city.at.moved.v{version}"', '"city..x"'), 17, "routes.2.subject: does not make a subject"),
         (('stream = "STREAM_AGENT_RUN"', 'stream = "STREAM_AGENTS"'), 11, "routes.0.stream: no stream is called"),
         (('stream = "STREAM_AGENT_RUN"', 'stream = "STREAM_RWA"'), 11, "STREAM_RWA does not take the topics"),
+        (
+            ("replicas = 3", "no_ack = true"),
+            11,
+            "STREAM_AGENT_RUN confirms nothing (no_ack), so it takes no events",
+        ),
         (('stream = "STREAM_AGENT_RUN"', ""), 9, "routes.0: says neither subject nor stream"),
         (('topics = ["agent.run.>"]', ""), 9, "routes.0: fits no event"),
         (('"stock_moved"', '"stock moved"'), 13, "names no events"),

@@ -8,7 +8,7 @@ import pytest
 
 from relay.domain.errors import ConfigurationError
 from relay.outbox import Outbox
-from relay.settings.urls import with_search_path
+from relay.settings.urls import database_of, with_search_path
 from tests.unit.settings_support import BASE, Load, loader, refusal, source
 
 SHARED = BASE.replace("sea:s3cret@db/sea", "db/vibespro")
@@ -59,6 +59,38 @@ def test_without_a_schema_the_address_is_as_it_was_written(load: Load) -> None:
 )
 def test_the_same_tables_are_refused(load: Load, sea: str, vibespro: str, expected: str) -> None:
     assert expected in refusal(load, both(sea, vibespro))
+
+
+SAME = [
+    "postgresql://vibespro:other@db/vibespro",
+    "postgres://DB:5432/vibespro",
+    "postgresql://db/vibespro?application_name=x",
+    "postgresql:///vibespro?host=db",
+    "postgresql:///?host=db&dbname=vibespro",
+    "postgresql://vibespro@db",
+]
+
+
+@pytest.mark.parametrize("url", SAME)
+def test_a_database_is_the_same_however_its_address_is_written(load: Load, url: str) -> None:
+    text = both("", "").replace("postgresql://db/vibespro", url, 1)
+    assert "is also the database of the context sea" in refusal(load, text)
+    text = both('schema = "one"', 'schema = "one"').replace("postgresql://db/vibespro", url, 1)
+    assert "one is also contexts.sea.schema" in refusal(load, text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://db:5433/vibespro", "postgresql://db/Vibespro", "postgresql://db2/vibespro", "postgresql://db/"],
+)
+def test_another_server_port_or_name_is_another_database(load: Load, url: str) -> None:
+    load(both("", "").replace("postgresql://db/vibespro", url, 1))
+
+
+def test_the_servers_of_a_cluster_may_stand_in_any_order() -> None:
+    one = database_of("postgresql://u:p@a,b:5433/d")
+    assert one == database_of("postgresql://B:5433,a:5432/d") == (("a:5432,b:5433"), "d")
+    assert database_of("postgresql://[::1]/d") == database_of("postgresql://[::1]:5432/d")
 
 
 @pytest.mark.parametrize("name", ["", "Sea", "sea-1", "1sea", "pg_sea", "s" * 49, 'a"; DROP', "sea,public"])

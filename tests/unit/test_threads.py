@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from relay.threads import Threads
+from relay.concurrency import Threads
 
 
 def test_threads_are_used_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.bus.context import next_span
+from relay.domain.envelopes import decode, headers_of
 from relay.domain.tracing import Trace, find, next_hop, trace_id
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -65,3 +66,19 @@ def test_the_next_hop_keeps_the_trace_and_is_a_span_of_its_own() -> None:
 def test_some_clients_begin_a_header_with_a_capital() -> None:
     assert find({"traceparent": VALID}) == find({"Traceparent": VALID}) == VALID
     assert find({"Nats-Msg-Id": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"traceparent": "broken", "ce-traceparent": VALID},
+        {"traceparent": VALID, "ce-traceparent": "broken"},
+        {"Traceparent": "broken", "ce-traceparent": VALID},
+        {"ce-traceparent": VALID},
+    ],
+)
+def test_a_trace_that_is_not_valid_hides_no_valid_one(told: dict[str, str]) -> None:
+    foreign = {"ce-specversion": "1.0", "ce-id": "7", "ce-source": "/them", "ce-type": "opened"}
+    headers = {**foreign, **told}
+    event = decode("cloudevents", "them.opened", headers, b"{}")
+    assert event.traceparent == find(headers_of(event, headers)) == VALID

@@ -23,8 +23,10 @@ export const cloudevents = {
     const structured = header(message, "Content-Type")?.startsWith("application/cloudevents+json");
     const event = structured ? objectIn(message) : { ...attributes(message), data: objectIn(message) };
     if (event.specversion !== "1.0") throw new Malformed("not CloudEvents 1.0");
+    const id = required(event, "id", "string");
     return {
-      id: required(event, "id", "string"),
+      id,
+      key: `${required(event, "source", "string")} ${id}`, // two sources may use the same id
       type: required(event, "type", "string"),
       version: Number(event.eventversion ?? 1),
       payload: required(event, "data"),

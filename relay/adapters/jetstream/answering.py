@@ -28,6 +28,7 @@ from relay.bus.context import RequestContext, next_span
 from relay.bus.errors import InvalidQuery
 from relay.bus.remote import Answerable
 from relay.bus.result import Maybe, Some
+from relay.concurrency import Slots
 from relay.domain import querying, tracing
 from relay.domain.actor import actor_of
 from relay.domain.disclosure import told
@@ -36,7 +37,6 @@ from relay.domain.errors import BrokerUnreachable, DomainError, InvalidActor, In
 from relay.domain.facts import FactSink, QueryRefused
 from relay.domain.identity import read_id
 from relay.domain.limits import WIRE_RESERVE_BYTES, encode_payload
-from relay.threads import Slots
 
 #: How many queries a process answers at once; how many of them by plain functions, which need threads.
 _MAX_QUERIES: Final = 100

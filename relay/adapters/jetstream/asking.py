@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 
@@ -20,6 +21,7 @@ from relay.domain import querying
 from relay.domain.disclosure import validation
 from relay.domain.envelopes.event import CAUSATION, CORRELATION
 from relay.domain.errors import BrokerRefused, BrokerUnreachable, InvalidPayload, MalformedMessage
+from relay.domain.identity import check_id
 from relay.domain.limits import WIRE_RESERVE_BYTES, check_size, encode_payload
 from relay.domain.quoting import quoted
 from relay.domain.reading import read_json
@@ -71,6 +73,8 @@ class RemoteQueries:
 
     async def close(self) -> None:
         """Close the connection, unless it was given."""
+        with suppress(ValueError):
+            self._connection.on_down.remove(self._on_down)
         if self._own:
             await self._connection.close()
 
@@ -88,16 +92,17 @@ class RemoteQueries:
 
         ``payload``: a mapping or a pydantic model. ``answer``: a type that pydantic validates. Raises NoResponder
         at once when nobody answers, QueryTimeout after ``timeout`` seconds, QueryFailed with the code that came
-        back, AnsweredByStream, InvalidAnswer, BrokerUnreachable, and InvalidSubject, InvalidPayload or
-        PayloadTooLarge for what cannot be sent.
+        back, AnsweredByStream, InvalidAnswer, BrokerUnreachable, and InvalidSubject, InvalidPayload, InvalidKey
+        (an id of the request context) or PayloadTooLarge for what cannot be sent.
         """
         check_subject(subject, "subject")
         body, seconds = _encode({} if payload is None else payload), self._timeout if timeout is None else timeout
-        client = await self._connection.client()
+        headers, deadline = _headers(seconds), asyncio.get_running_loop().time() + seconds
+        client = await self._connection.client(within=seconds)
         check_size(len(body) + len(subject) + WIRE_RESERVE_BYTES, client.max_payload)
         try:
-            async with asyncio.timeout(seconds) as limit:
-                reply = await self._exchange(client, subject, body, _headers(seconds))
+            async with asyncio.timeout_at(deadline) as limit:
+                reply = await self._exchange(client, subject, body, headers)
         except (TimeoutError, nats.errors.Error, OSError) as error:
             if (refusal := client.refusals.latest()) is not None:
                 raise BrokerRefused(f"cannot ask {subject}: {refusal}") from None
@@ -169,12 +174,12 @@ def _encode(payload: Any) -> bytes:
 def _headers(seconds: float) -> dict[str, str]:
     context = RequestContext.current_or_new()
     ids = {CORRELATION: context.correlation_id, CAUSATION: context.causation_id}
-    said = {name: quoted(str(value)) for name, value in ids.items() if value is not None}
+    said = {name: quoted(check_id(str(value), name).shown) for name, value in ids.items() if value is not None}
     if context.actor is not None:
         said |= context.actor.headers
     if context.traceparent is not None and (trace := Trace.parse(context.traceparent)) is not None:
         said[TRACEPARENT] = trace.value
-    return {**said, querying.TIMEOUT: str(max(1, int(seconds * 1_000)))}
+    return {**said, querying.TIMEOUT: str(max(1, int(min(seconds, _NO_LIMIT_S) * 1_000)))}
 
 
 def _read(subject: str, reply: Msg, answer: Any) -> Maybe[Any]:

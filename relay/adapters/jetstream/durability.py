@@ -1,11 +1,14 @@
-"""Finds versions and settings with which nats-server may lose messages that it has acknowledged."""
+"""What `relay health` warns of: versions and settings with which nats-server may lose what it has acknowledged.
+
+And streams that take queries and would confirm them, so that the PubAck comes instead of the answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from nats.js import JetStreamContext
@@ -67,3 +70,28 @@ def _of_disk(varz: Any) -> Iterator[str]:
 def _read(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the settings admit http only
         return json.load(answer)
+
+
+# --- queries ---
+
+
+async def answered_by_streams(js: JetStreamContext, subjects: Sequence[str]) -> list[str]:
+    """The streams that would answer queries of ``subjects``, a sentence each. Raises the errors of nats-py."""
+    found = []
+    for subject in subjects:
+        for name in await _takers(js, subject):
+            try:
+                config = (await js.stream_info(name)).config
+            except NotFoundError:
+                continue
+            if not config.no_ack:
+                found.append(f"stream {name} answers queries of {subject} itself: set no_ack = true")
+    return found
+
+
+async def _takers(js: JetStreamContext, subject: str) -> Sequence[str]:
+    """The names of the streams that take some of the subjects. The first page of the server's answer is enough."""
+    reply = await js._nc.request(  # noqa: SLF001 - the context hides its client
+        "$JS.API.STREAM.NAMES", json.dumps({"subject": subject}).encode(), timeout=3
+    )
+    return json.loads(reply.data).get("streams") or ()

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 
 import nats.errors
 
-from relay.adapters.jetstream import puback
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
+from relay.adapters.jetstream.wire import publish_command, read_puback
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from relay.domain.ordering import chains
@@ -181,7 +181,7 @@ class NatsJetStreamPublisher:
         self._tokens += 1
         token, reply = b"%d" % self._tokens, f"{self._inbox}.{self._tokens}"
         try:
-            command = puback.command(message.subject, reply, message.headers, message.body)
+            command = publish_command(message.subject, reply, message.headers, message.body)
         except ValueError as error:
             batch.outcomes[message.id] = RowRejected(str(error))
             return
@@ -203,7 +203,7 @@ class NatsJetStreamPublisher:
         batch.acks += 1
         seconds = time.monotonic() - at
         self._adapt(batch, len(message.body) + _OVERHEAD_BYTES, seconds)
-        outcome = puback.read(data, headers, message.subject, message.headers, seconds)
+        outcome = read_puback(data, headers, message.subject, message.headers, seconds)
         batch.outcomes[message.id] = outcome
         if type(outcome) is Published:
             batch.follow(chain)

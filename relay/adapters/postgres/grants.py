@@ -90,7 +90,7 @@ _KINDS: Final = (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTI
 #: A view of MicroDAO. An application sees what becomes of its events and reads no payload.
 VIEW: Final = Rights(
     "SELECT",
-    "INSERT, SELECT (id, stream, topic, created_at, processed, processed_at, error, partition_key)",
+    "INSERT, SELECT (id, stream, topic, created_at, processed, processed_at, error, partition_key, traceparent)",
 )
 _EACH_VIEW: Final = """\
 DO $$ DECLARE found RECORD; BEGIN

@@ -16,7 +16,7 @@ from relay.adapters.postgres import array
 from relay.adapters.postgres.pipeline import Command, fetch
 from relay.adapters.postgres.pool import Connection, Pool, connection, query
 from relay.adapters.postgres.sql import statement
-from relay.batcher import Batcher
+from relay.concurrency import Batcher
 from relay.domain.disclosure import clean, told
 from relay.domain.errors import MalformedMessage
 from relay.domain.identity import NO_ORIGINALS, Originals

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.operating import Operations, Row, as_key, audit, named, who
+from relay.adapters.postgres.operating import Operations, Page, Row, as_key, audit, named, who
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
@@ -29,7 +29,7 @@ from relay.domain.incidents import (
     unknown,
 )
 from relay.domain.operators import Operator, Outcome, judge
-from relay.queries import Page
+from relay.domain.tracing import trace_id
 
 _COLUMNS: Final = (
     "message_id",
@@ -139,11 +139,12 @@ class PostgresIncidents(Operations):
 
 
 def _recorded(row: Sequence[Any]) -> RecordedIncident:
-    """Return an incident with its ids as people see them. The originals are the last column."""
-    *columns, originals = row
+    """Return an incident with its ids as people see them. The last columns: ``traceparent``, the originals."""
+    *columns, traceparent, originals = row
     names = ("id", "message_id", "subscription", "event_type", "correlation_id", "causation_id")
     values = named({**dict(zip(names, columns, strict=False)), "originals": originals}, "message_id")
-    return RecordedIncident(*(values[name] for name in names), *columns[len(names) :])
+    known = [*(values[name] for name in names), *columns[len(names) :], trace_id(traceparent)]
+    return RecordedIncident(*known)
 
 
 async def _judged(

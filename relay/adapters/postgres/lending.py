@@ -1,21 +1,27 @@
-"""Connections that are lent to plain functions, for one transaction at a time."""
+"""Connections that are lent to functions, for one transaction at a time, and what a function gets of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
 
+from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, LentConnection, Pipeline
 from relay.adapters.postgres.pool import CONNECTION
 from relay.adapters.postgres.savepoints import DIALECT
+from relay.adapters.postgres.sqlalchemy_targets import write_later
 from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
 
@@ -41,6 +47,76 @@ class Settlement:
     def of_task(cls, task_id: UUID, token: UUID, limit: timedelta) -> Settlement:
         """Mark a task as completed."""
         return cls("tasks/settle", {"id": task_id, "token": token}, limit)
+
+
+class Transaction:
+    """The session and the connection that a function in a thread may use. Both are in one transaction.
+
+    The session is created on first use. ``later``: the list that takes the session's outbox rows. ``settled``:
+    whether the transaction also ended the row.
+    """
+
+    settled = True
+
+    def __init__(
+        self,
+        outer: Callable[[], Connection],
+        connection: psycopg.Connection[Any],
+        later: list[Row] | None = None,
+    ) -> None:
+        self.connection = connection
+        self._outer = outer
+        self._later = later
+
+    @cached_property
+    def session(self) -> Session:
+        """The session, which works in a savepoint of its own."""
+        session = Session(self._outer(), join_transaction_mode="create_savepoint")
+        if self._later is not None:
+            write_later(session, self._later)
+        return session
+
+    @contextmanager
+    def used(self) -> Iterator[Transaction]:
+        """Commit the session when the block ends without an error."""
+        try:
+            yield self
+            if "session" in self.__dict__ and self.session.in_transaction():
+                self.session.commit()
+        finally:
+            if "session" in self.__dict__:
+                self.session.close()
+
+
+class AsyncTransaction:
+    """The session and the connection that a coroutine may use; see `Transaction`."""
+
+    def __init__(
+        self, outer: AsyncConnection, connection: psycopg.AsyncConnection[Any], later: list[Row] | None = None
+    ) -> None:
+        self.connection = connection
+        self._outer = outer
+        self._later = later
+
+    @cached_property
+    def session(self) -> AsyncSession:
+        """The session, which works in a savepoint of its own."""
+        session = AsyncSession(self._outer, join_transaction_mode="create_savepoint")
+        if self._later is not None:
+            write_later(session.sync_session, self._later)
+        return session
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[AsyncTransaction]:
+        """Commit the session when the block ends without an error."""
+        try:
+            yield self
+            if "session" in self.__dict__ and self.session.in_transaction():
+                await self.session.commit()
+        finally:
+            if "session" in self.__dict__:
+                # Also when the coroutine is cancelled.
+                await asyncio.shield(self.session.close())
 
 
 class Lendable:

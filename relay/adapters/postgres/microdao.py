@@ -14,6 +14,7 @@ from psycopg import sql
 
 from relay.adapters.postgres import migrations
 from relay.adapters.postgres.unreachable import reaching
+from relay.domain.errors import ConfigurationError
 
 #: The view, as producers name it in its schema, and the trigger by which it is known.
 VIEW: Final = "outbox_events"
@@ -35,7 +36,8 @@ _COLUMNS: Final = """
        e.publish_error AS error,
        CASE WHEN starts_with(e.partition_key, e.stream || ':') THEN substr(e.partition_key, length(e.stream) + 2)
             ELSE nullif(e.partition_key, '')
-       END AS partition_key
+       END AS partition_key,
+       coalesce(e.headers ->> 'traceparent', e.headers ->> 'Traceparent') AS traceparent
 """
 
 # The first SELECT below reads NEW once: in a statement of one row NEW.id stands for what the producer wrote, such
@@ -52,18 +54,19 @@ CREATE OR REPLACE VIEW {view} AS SELECT {columns} FROM {table} AS e;
 CREATE OR REPLACE RULE relay_insert AS ON INSERT TO {view} DO INSTEAD
 INSERT INTO {table} AS e (
     id, originals, aggregate_type, aggregate_id, event_type, payload, occurred_at,
-    published_at, publish_error, dead_at, topic, stream)
+    published_at, publish_error, dead_at, topic, stream, headers)
 SELECT CAST(CASE WHEN {uuid} THEN n.id WHEN n.id IS NOT NULL THEN {made}::text END AS uuid),
        CASE WHEN NOT ({uuid}) THEN jsonb_build_object('id', n.id) END,
        n.stream, coalesce(n.partition_key, n.stream), right(translate(n.topic, '.', '_'), 64), n.payload,
        coalesce(n.created_at, now()),
        CASE WHEN n.processed THEN coalesce(n.processed_at, n.created_at, now()) END,
        n.error, CASE WHEN n.processed IS NOT TRUE AND starts_with(n.error, 'unrecoverable') THEN now() END,
-       n.topic, n.stream
+       n.topic, n.stream,
+       CASE WHEN n.traceparent ~ {trace} THEN jsonb_build_object('traceparent', n.traceparent) ELSE '{{}}' END
 FROM LATERAL (
     SELECT NEW.id AS id, NEW.stream AS stream, NEW.topic AS topic, NEW.payload AS payload,
            NEW.created_at AS created_at, NEW.processed AS processed, NEW.processed_at AS processed_at,
-           NEW.error AS error, NEW.partition_key AS partition_key) AS n
+           NEW.error AS error, NEW.partition_key AS partition_key, NEW.traceparent AS traceparent) AS n
 RETURNING {columns};
 
 CREATE OR REPLACE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -82,6 +85,20 @@ CREATE OR REPLACE TRIGGER relay_refuse_statement BEFORE UPDATE OR DELETE ON {vie
 # The rule of `Identity`: hyphens where they belong, else digits only. A regular expression takes 3 µs.
 _UUID: Final = "n.id LIKE '________-____-____-____-____________' AND pg_input_is_valid(n.id, 'uuid')"
 
+# The rule of `Trace`. What is not valid is left out: a trace must never break the event that it came with.
+_TRACE: Final = "^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
+
+#: The schema of another context whose events a view of this name shows.
+_OTHER: Final = """
+SELECT n.nspname
+FROM pg_rewrite AS r
+JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+JOIN pg_class AS t ON d.refclassid = 'pg_class'::regclass AND t.oid = d.refobjid
+                   AND t.relname = %(view)s AND t.relkind <> 'v'
+JOIN pg_namespace AS n ON n.oid = t.relnamespace
+WHERE r.ev_class = to_regclass(format('%%I.%%I', %(schema)s::text, %(view)s::text)) AND n.nspname <> %(own)s
+"""
+
 #: The first version of PostgreSQL that makes such UUIDs.
 _UUIDV7: Final = 180_000
 
@@ -90,27 +107,46 @@ def lay(url: str, schema: str, *, waiting: Callable[[str], None] = lambda _: Non
     """Make the view in ``schema``, or bring it up to date, beside producers that use it. Repeatable.
 
     The table must be up to date. Raises DatabaseUnreachable, UpgradeBlocked, and ConfigurationError if the role
-    may not, or if the schema has something else of the view's name.
+    may not, or if the schema has something else of the view's name, or the view of another context.
     """
     with reaching(), psycopg.connect(url, connect_timeout=5) as connection:
         found = connection.execute("SELECT current_schema()").fetchone()
         own = str(found[0]) if found else "public"
+        _refuse_that_of_another(connection, own, schema)
         made: LiteralString = "uuidv7()" if connection.info.server_version >= _UUIDV7 else "gen_random_uuid()"
         text = statements(own, schema, made).as_string(connection)
     migrations.run(url, [INDEX, text], waiting=waiting)
 
 
-def statements(own: str, schema: str, made: LiteralString) -> sql.Composed:
+def _refuse_that_of_another(connection: psycopg.Connection, own: str, schema: str) -> None:
+    """To lay the view anew would send the events of another context's producers as those of this one."""
+    other = connection.execute(_OTHER, {"view": VIEW, "own": own, "schema": schema}).fetchone()
+    if other is not None:
+        raise ConfigurationError(
+            f"{schema}.{VIEW} shows the events of the schema {other[0]}",
+            field="microdao_schema",
+            hint="give each context a microdao_schema of its own; if the other one is gone, drop the view",
+        )
+
+
+def script(own: str | None, schema: str) -> str:
+    """All of it as plain SQL, to apply behind that of the tables (`migrations.sql`)."""
+    return f"\nBEGIN;\n{INDEX};\n{statements(own, schema, 'gen_random_uuid()').as_string(None)}\nCOMMIT;\n"
+
+
+def statements(own: str | None, schema: str, made: LiteralString) -> sql.Composed:
     """The SQL that makes the view in ``schema`` over the table in the schema ``own``. Repeatable.
 
+    ``own`` None: the table is where the search_path finds it.
     ``made``: makes the id of a row whose event has no UUID. UUIDs in the order of their times are near each other.
     """
     return sql.SQL(_LAY).format(
         schema=sql.Identifier(schema),
         view=sql.Identifier(schema, VIEW),
         refuse=sql.Identifier(schema, REFUSAL),
-        table=sql.Identifier(own, VIEW),
+        table=sql.Identifier(VIEW) if own is None else sql.Identifier(own, VIEW),
         columns=sql.SQL(_COLUMNS),
         uuid=sql.SQL(_UUID),
+        trace=sql.Literal(_TRACE),
         made=sql.SQL(made),
     )

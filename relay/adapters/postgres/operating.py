@@ -8,25 +8,43 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.pool import Connection, query
-from relay.adapters.postgres.source import Source
+from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
 from relay.domain.disclosure import clean
-from relay.domain.errors import NotPublishable, NotReplayable, RelayError
+from relay.domain.errors import NotPublishable, NotReplayable, RelayError, TooMany
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Identity
 from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
-from relay.queries import EventFilter, Page
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
 #: A row by the names of its columns, as its statement selects it.
 Row: TypeAlias = dict[str, Any]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """The newest matching items, and the number of all matches."""
+
+    items: Sequence[Item]
+    total: int
+
+    def all_of(self, limit: int) -> Sequence[Item]:
+        """Return the items, oldest first, if they are all the matches. Raises TooMany if they are not.
+
+        An action on only a part of the selection would silently leave out the rest.
+        """
+        if self.total > len(self.items):
+            raise TooMany(
+                f"{self.total} match and the limit is {limit}", hint="narrow the selection or raise --limit"
+            )
+        return self.items[::-1]
 
 
 class Operations:
@@ -106,6 +124,24 @@ def who(by: Operator) -> dict[str, str | None]:
 
 
 # --- events and tasks ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """Selects outbox events. A field that is None excludes nothing.
+
+    ``statuses``: waiting, failing, dead, published. ``since`` (included) and ``until`` (excluded) bound
+    occurred_at. ``error`` is a part of the text.
+    """
+
+    statuses: list[str]
+    event_type: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    correlation_id: Id | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
 
 
 class PostgresOutboxOperations(Operations):

@@ -24,7 +24,7 @@ Change = Callable[[Watermark], Watermark]
 
 
 class OrderedInboxAdapter(PostgresInboxAdapter):
-    """The same contract, and what `consumer.order.KeyOrder` asks for.
+    """The same contract, and the order of keys. All methods raise DatabaseUnreachable.
 
     The watermark moves under its lock, in the transaction that inserts the rows. So a reader that sees the new
     watermark also sees the rows.
@@ -68,15 +68,15 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
             return cursor.rowcount == 1
 
     async def promote(self, ids: Sequence[UUID]) -> Sequence[UUID]:
-        """See KeyOrder."""
+        """Return those of ``ids`` that waited for their turn and may run now; marks them as enqueued."""
         return await self._values("inbox/promote", ids=list(ids))
 
     async def next_of_keys(self, subscription: str, keys: Sequence[str]) -> Sequence[UUID]:
-        """See KeyOrder."""
+        """Return the first message of each key, if it may run; marks these messages as enqueued."""
         return await self._values("inbox/next_of_keys", subscription=subscription, order_keys=list(keys))
 
     async def parked_replies(self, row: InboxRow) -> Sequence[str]:
-        """See KeyOrder."""
+        """Return the reply subjects of the messages that are parked with the row's key."""
         if self._failed_head != "park":
             return []
         return await self._values("inbox/parked_replies", subscription=row.subscription, order_key=row.order_key)
@@ -86,13 +86,13 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
             return [value for (value,) in await query(conn, name, **parameters)]
 
     async def watermark(self, subscription: str, stream: str) -> Watermark:
-        """See KeyOrder."""
+        """Return up to where the inbox is known to be complete."""
         async with connection(self._pool) as conn:
             rows = await query(conn, "inbox/watermark", subscription=subscription, stream=stream)
         return _watermark(*rows[0]) if rows else Watermark()
 
     async def move(self, subscription: str, stream: str, change: Change) -> Watermark:
-        """See KeyOrder."""
+        """Change the watermark under its lock; returns the new one."""
         async with connection(self._pool) as conn, conn.transaction():
             return await _move(conn, subscription, stream, change)
 

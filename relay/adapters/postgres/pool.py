@@ -1,27 +1,30 @@
-"""Connections of the relay to a context's database."""
+"""Connections of the relay to a context's database: from a pool, or one that is opened for a single command."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias
 
 import psycopg
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
+from psycopg.errors import UndefinedColumn, UndefinedFunction, UndefinedTable
 from psycopg.postgres import types
 from psycopg.pq import Format as PqFormat
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from relay.adapters.postgres.sql import statement
-from relay.adapters.postgres.unreachable import reason
+from relay.adapters.postgres.unreachable import reaching, reason
 from relay.domain.disclosure import first_line
-from relay.domain.errors import DatabaseUnreachable
+from relay.domain.errors import DatabaseUnreachable, SchemaMissing
 
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 Pool: TypeAlias = AsyncConnectionPool[Connection]
+#: Lends a connection for the length of a block. Raises DatabaseUnreachable and SchemaMissing.
+Source: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
 
 #: A dead peer is noticed within about ten seconds instead of the operating system's two hours.
 CONNECTION: Final[dict[str, Any]] = {
@@ -141,3 +144,46 @@ def reached(pool: Pool | None = None) -> Iterator[None]:
     ) as error:
         # A process that paused in a claim has lost it. After a failover, a replica may answer for a moment.
         raise DatabaseUnreachable(first_line(error)) from error
+
+
+def pooled(pool: Pool) -> Source:
+    """Lend connections of a pool."""
+
+    @asynccontextmanager
+    async def lend() -> AsyncIterator[Connection]:
+        with migrated():
+            async with connection(pool) as conn:
+                yield conn
+
+    return lend
+
+
+@asynccontextmanager
+async def connected(url: str, name: str) -> AsyncIterator[Source]:
+    """Open one connection for a command and lend it. Raises DatabaseUnreachable."""
+    with reaching():
+        conn = await AsyncConnection.connect(
+            url, autocommit=True, connect_timeout=5, application_name=f"jetrelay-{name}"
+        )
+
+    @asynccontextmanager
+    async def lend() -> AsyncIterator[Connection]:
+        with migrated():
+            try:
+                yield conn
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                raise DatabaseUnreachable(reason(error)) from error
+
+    async with conn:
+        yield lend
+
+
+@contextmanager
+def migrated() -> Iterator[None]:
+    """Turn PostgreSQL's errors about missing tables, columns or functions into SchemaMissing."""
+    try:
+        yield
+    except (UndefinedTable, UndefinedColumn, UndefinedFunction) as error:
+        raise SchemaMissing(
+            "the database lacks tables or functions of the relay", hint="run: relay db upgrade"
+        ) from error

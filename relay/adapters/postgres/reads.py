@@ -1,4 +1,4 @@
-"""The read models behind `relay.queries` (SDS-047 §5), one per context's database."""
+"""The read models of what waits (SDS-047 §5), one per context's database."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from psycopg.rows import class_row
 
-from relay.adapters.postgres.pool import Connection
-from relay.adapters.postgres.source import Source
+from relay.adapters.postgres.pool import Connection, Source
 from relay.adapters.postgres.sql import statement
 from relay.domain.backlogs import (
     Backlogs,
@@ -25,18 +24,21 @@ Row = TypeVar("Row")
 
 
 class PostgresBacklogReader:
-    """BacklogReader on one context's database."""
+    """The read model of one context. It takes no locks.
+
+    Each call reads one snapshot. All raise DatabaseUnreachable, and SchemaMissing if the database is not migrated.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     async def outbox_backlog(self) -> OutboxBacklog:
-        """QRY-050."""
+        """QRY-050: what is not published."""
         async with self._source() as conn:
             return await _one(conn, "outbox/backlog", OutboxBacklog)
 
     async def inbox_backlog(self) -> InboxBacklog:
-        """QRY-051."""
+        """QRY-051: what is not processed."""
         async with self._source() as conn:
             return await _one(conn, "inbox/backlog", InboxBacklog)
 

@@ -11,8 +11,7 @@ from psycopg.errors import UniqueViolation
 from psycopg.rows import class_row
 
 from relay.adapters.postgres.operating import audit
-from relay.adapters.postgres.pool import query
-from relay.adapters.postgres.source import Source
+from relay.adapters.postgres.pool import Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
 from relay.domain.operators import Operator

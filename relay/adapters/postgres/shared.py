@@ -7,23 +7,21 @@ one order, and two such transactions cannot deadlock over them.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import cached_property
 from typing import Any, Final
 from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.lazy import LazyAsyncConnection, LazyConnection
+from relay.adapters.postgres.lending import AsyncTransaction, Transaction
 from relay.adapters.postgres.sql import statement
-from relay.adapters.postgres.sqlalchemy_targets import insert_sqlalchemy, insert_sqlalchemy_async, write_later
+from relay.adapters.postgres.sqlalchemy_targets import insert_sqlalchemy, insert_sqlalchemy_async
 from relay.domain.errors import ClaimLost, TransactionBroken, WriteConflict
 from relay.failpoints import reach
 
@@ -32,76 +30,6 @@ _KEEP: Final = b"RELEASE SAVEPOINT jetrelay"
 _UNDO: Final = b"ROLLBACK TO SAVEPOINT jetrelay"
 #: Deadlock and serialization failure: a retry usually succeeds.
 _CONFLICTS: Final = {"40P01", "40001"}
-
-
-class Transaction:
-    """The session and the connection that a function in a thread may use. Both are in one transaction.
-
-    The session is created on first use. ``later``: the list that takes the session's outbox rows. ``settled``:
-    whether the transaction also ended the row.
-    """
-
-    settled = True
-
-    def __init__(
-        self,
-        outer: Callable[[], Connection],
-        connection: psycopg.Connection[Any],
-        later: list[Row] | None = None,
-    ) -> None:
-        self.connection = connection
-        self._outer = outer
-        self._later = later
-
-    @cached_property
-    def session(self) -> Session:
-        """The session, which works in a savepoint of its own."""
-        session = Session(self._outer(), join_transaction_mode="create_savepoint")
-        if self._later is not None:
-            write_later(session, self._later)
-        return session
-
-    @contextmanager
-    def used(self) -> Iterator[Transaction]:
-        """Commit the session when the block ends without an error."""
-        try:
-            yield self
-            if "session" in self.__dict__ and self.session.in_transaction():
-                self.session.commit()
-        finally:
-            if "session" in self.__dict__:
-                self.session.close()
-
-
-class AsyncTransaction:
-    """The session and the connection that a coroutine may use; see `Transaction`."""
-
-    def __init__(
-        self, outer: AsyncConnection, connection: psycopg.AsyncConnection[Any], later: list[Row] | None = None
-    ) -> None:
-        self.connection = connection
-        self._outer = outer
-        self._later = later
-
-    @cached_property
-    def session(self) -> AsyncSession:
-        """The session, which works in a savepoint of its own."""
-        session = AsyncSession(self._outer, join_transaction_mode="create_savepoint")
-        if self._later is not None:
-            write_later(session.sync_session, self._later)
-        return session
-
-    @asynccontextmanager
-    async def used(self) -> AsyncIterator[AsyncTransaction]:
-        """Commit the session when the block ends without an error."""
-        try:
-            yield self
-            if "session" in self.__dict__ and self.session.in_transaction():
-                await self.session.commit()
-        finally:
-            if "session" in self.__dict__:
-                # Also when the coroutine is cancelled.
-                await asyncio.shield(self.session.close())
 
 
 class _Shared:

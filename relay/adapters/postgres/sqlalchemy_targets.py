@@ -18,8 +18,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-from relay.adapters.postgres.enqueue import Ready, Row, Write, statements
-from relay.adapters.postgres.refusals import refusals
+from relay.adapters.postgres.enqueue import Ready, Row, Write, refusals, statements
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 
 _KEY: Final = "jetrelay_outbox"

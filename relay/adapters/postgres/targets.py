@@ -15,8 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from relay.adapters.postgres import sqlalchemy_targets
-from relay.adapters.postgres.enqueue import Ready, Row, Write, statements
-from relay.adapters.postgres.refusals import refusals
+from relay.adapters.postgres.enqueue import Ready, Row, Write, refusals, statements
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 
 SyncTarget: TypeAlias = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]

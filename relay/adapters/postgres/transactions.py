@@ -20,11 +20,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from relay.adapters.postgres.lazy import LazyAsyncConnection
-from relay.adapters.postgres.lending import Lendable, Lender, Settlement
+from relay.adapters.postgres.lending import AsyncTransaction, Lendable, Lender, Settlement, Transaction
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import CONNECTION, reached
 from relay.adapters.postgres.savepoints import DIALECT
-from relay.adapters.postgres.shared import AsyncSharedTransaction, AsyncTransaction, SharedTransaction, Transaction
+from relay.adapters.postgres.shared import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost
 from relay.failpoints import reach

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
 from uuid import UUID
 
 from pydantic import BaseModel
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
-from relay.adapters.postgres.guard import Guard, listening
-from relay.bus.errors import NestedCommand
+from relay.bus.errors import CommitRefused, NestedCommand
 from relay.bus.messages import AggregateRoot, DomainEvent
 from relay.bus.unit_of_work import Aggregate, EventOutbox, TaskSchedule, UnitOfWork
 from relay.domain.errors import ConfigurationError
@@ -28,6 +28,7 @@ from relay.events import Event
 
 AnySession = TypeVar("AnySession", bound=Session | AsyncSession)
 Factory: TypeAlias = "Engine | sessionmaker[Session] | AsyncEngine | async_sessionmaker[AsyncSession]"
+_HINT: Final = "return from the handler: the bus commits; to undo everything raise a DomainError"
 
 
 class SqlAlchemyUnit(UnitOfWork[AnySession]):
@@ -203,3 +204,63 @@ def _runner() -> tuple[int, asyncio.Task[Any] | None]:
         return threading.get_ident(), asyncio.current_task()
     except RuntimeError:  # no event loop
         return threading.get_ident(), None
+
+
+# --- what a handler may not do ---
+
+
+class Guard:
+    """Stops code that uses a lent session from ending its transaction.
+
+    Watches the session's current transaction or savepoint. Savepoints that begin inside it are allowed.
+
+    A commit is refused before it happens. A rollback or close cannot be; it raises at the end of the block.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._transaction = session.get_nested_transaction() or session.get_transaction()
+        self._announced = False
+        self._ended = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Watch during the block. Raises CommitRefused."""
+        with listening(self._session, {"before_commit": self._on_commit, "after_transaction_end": self._on_end}):
+            try:
+                yield
+            except InvalidRequestError as error:
+                # SQLAlchemy raises this when a session is used after its end.
+                self._check(error)
+                raise
+            self._check(None)
+
+    def _on_commit(self, session: Session) -> None:
+        if session.in_nested_transaction() and not self._announced:
+            # Usually the release of a savepoint. If it is the commit of the outer transaction, this is called
+            # again before anything else happens.
+            self._announced = True
+            return
+        raise CommitRefused("a handler must not commit the session of its unit of work", hint=_HINT)
+
+    def _on_end(self, _: Session, ended: SessionTransaction) -> None:
+        self._announced = False
+        self._ended = self._ended or ended is self._transaction
+
+    def _check(self, error: Exception | None) -> None:
+        if self._ended:
+            raise CommitRefused(
+                "a handler rolled back or closed the session of its unit of work", hint=_HINT
+            ) from error
+
+
+@contextmanager
+def listening(session: Session, listeners: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Listen to events of one session during the block."""
+    for name, listener in listeners.items():
+        event.listen(session, name, listener)
+    try:
+        yield
+    finally:
+        for name, listener in listeners.items():
+            event.remove(session, name, listener)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from relay.domain.actor import Actor, actor_of, read_actor
+from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor, actor_of, read_actor
 from relay.domain.envelopes.cloudevents import CLOUDEVENTS
 from relay.domain.envelopes.event import Envelope, Incoming, Outgoing, Own, by_version, json_text
 from relay.domain.envelopes.handler import HANDLER
@@ -38,7 +38,7 @@ from relay.domain.ordering import KEY, partition_key
 from relay.domain.quoting import quoted
 from relay.domain.reading import read_object, read_time
 from relay.domain.subject import check_type, check_version
-from relay.domain.tracing import find
+from relay.domain.tracing import TRACEPARENT, Trace, find
 
 __all__ = [
     "DEFAULT_ENVELOPE",
@@ -116,17 +116,18 @@ def headers_of(event: Incoming, headers: Mapping[str, str]) -> Mapping[str, str]
     told = {}
     if event.partition_key and KEY not in headers:
         told[KEY] = quoted(event.partition_key)
-    if (
-        event.traceparent
-        and event.traceparent.isprintable()
-        and not {"traceparent", "Traceparent"} & headers.keys()
-    ):
-        told["traceparent"] = event.traceparent
+    if event.traceparent and Trace.parse(find(headers)) is None:
+        told[TRACEPARENT] = event.traceparent
     return {**headers, **told} if told else headers
 
 
 def read_request(subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
-    """Read a request that `handler_request` made. Raises MalformedMessage."""
+    """Read a request that `handler_request` made. Raises MalformedMessage.
+
+    Headers say nothing of the actor here: its envelope may have told another one.
+    """
+    if ACTOR_ID in headers or ACTOR_KIND in headers:
+        headers = {name: value for name, value in headers.items() if name not in (ACTOR_ID, ACTOR_KIND)}
     return _read(_REQUEST, subject, headers, body)[0]
 
 
@@ -173,12 +174,13 @@ def _incoming(sent: NatsMsgId | None, fields: Mapping[str, Any], headers: Mappin
         idempotency_key=None if name is key or name.uuid == key.uuid else key.shown,
         originals=originals_of(name, key.uuid, correlation, causation),
         actor=_actor(fields, headers),
-        traceparent=_trace(fields.get("traceparent")) or find(headers),
+        traceparent=_trace(find(headers), fields.get("traceparent")),
     )
 
 
-def _trace(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _trace(*told: Any) -> str | None:
+    """The first valid ``traceparent``, as a header can hold it."""
+    return next((trace.value for value in told if value and (trace := Trace.parse(value))), None)
 
 
 def _actor(fields: Mapping[str, Any], headers: Mapping[str, str]) -> Actor | None:

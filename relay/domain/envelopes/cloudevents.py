@@ -12,14 +12,15 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from relay.domain.envelopes.event import Envelope, Outgoing, Own
 from relay.domain.errors import MalformedMessage
-from relay.domain.identity import MSG_ID, Identity
+from relay.domain.identity import MSG_ID
 from relay.domain.reading import read_json, read_object, read_version
+from relay.domain.tracing import find
 
 _CONTENT_TYPE: Final = "Content-Type"
 _PREFIX: Final = "ce-"
@@ -32,7 +33,7 @@ _SAFE: Final = "".join(map(chr, {*range(0x21, 0x7F)} - {ord('"'), ord("%")}))
 _PLAIN: Final = re.compile(f"[{re.escape(_SAFE)}]*")
 #: Attributes that need no encoding: their values are of checked alphabets.
 _PLAIN_ONES: Final = frozenset({"specversion", "type", "time", "datacontenttype", "eventversion", "sequence"})
-_ATTRIBUTE: Final = re.compile(r"[a-z0-9]{1,20}")
+_ATTRIBUTE: Final = re.compile(r"[a-z0-9]+")
 _NO_ATTRIBUTES: Final = ("data", "data_base64")
 
 
@@ -76,12 +77,13 @@ def _attributes(event: Outgoing, wording: Wording) -> dict[str, str | None]:
         "sequence": f"{event.sequence:019}" if event.sequence else None,
         "correlationid": event.correlation_id,
         "causationid": event.causation_id,
-        "traceparent": event.headers.get("traceparent") or None,
+        "traceparent": find(event.headers),
     }
     for name, template in wording.templates:
-        attributes[name] = template.format(
+        text = template.format(
             context=wording.context, name=event.event_type, version=event.event_version, key=event.partition_key
         )
+        attributes[name] = text or None
     return attributes
 
 
@@ -91,6 +93,8 @@ def _binary(event: Outgoing, attributes: Mapping[str, str | None]) -> tuple[str,
         for name, value in attributes.items()
     }
     own[_CONTENT_TYPE] = None  # an event's own could tell of the other mode
+    # Whoever meets a name that no attribute can have refuses the whole event.
+    own |= {header: None for header, name, _ in _attribute_headers(event) if not _can_be_told(name)}
     return event.payload, own
 
 
@@ -98,13 +102,24 @@ def _structured(event: Outgoing, attributes: Mapping[str, str | None]) -> tuple[
     """The event in the JSON format. Attributes that its headers set go into the body too."""
     own: Own = {_CONTENT_TYPE: STRUCTURED}
     told = {name: value for name, value in attributes.items() if value is not None}
-    for header, value in event.headers.items():
-        name = header.lower().removeprefix(_PREFIX)
-        if header.lower().startswith(_PREFIX):
-            own[header] = None
-            if _ATTRIBUTE.fullmatch(name) and name not in attributes and name not in _NO_ATTRIBUTES:
-                told[name] = _text(header, value)
+    for header, name, value in _attribute_headers(event):
+        own[header] = None
+        if _can_be_told(name) and name not in attributes:
+            told[name] = _text(header, value)
     return f'{json.dumps(told, ensure_ascii=False)[:-1]}, "data": {event.payload}}}', own
+
+
+def _attribute_headers(event: Outgoing) -> Iterator[tuple[str, str, str]]:
+    """The headers by which an event sets attributes: each with the attribute's name, and its value."""
+    for header, value in event.headers.items():
+        name = header.lower()
+        if name.startswith(_PREFIX):
+            yield header, name[len(_PREFIX) :], value
+
+
+def _can_be_told(name: str) -> bool:
+    """Whether an event can set an attribute of this name."""
+    return name not in _NO_ATTRIBUTES and _ATTRIBUTE.fullmatch(name) is not None
 
 
 def _header(value: str) -> str:
@@ -167,13 +182,14 @@ def _parse_structured(content: Mapping[str, Any]) -> _Event:
     event = _Event(content, content.get("data"))
     data_type = event.get("datacontenttype")
     _check_json(data_type or "", "datacontenttype")
-    if "data_base64" not in content:
+    packed = content.get("data_base64")
+    if packed is None:
         return event
     if data_type is None:
         raise MalformedMessage("holds bytes; data must be JSON", field="data_base64")
     if event.data is not None:
         raise MalformedMessage("stands beside data", field="data_base64")
-    return event._replace(data=_unpacked(content["data_base64"]))
+    return event._replace(data=_unpacked(packed))
 
 
 def _check_specversion(value: Any, prefix: str) -> None:
@@ -228,11 +244,12 @@ def _decode(_subject: str, headers: Mapping[str, str], event: _Event) -> dict[st
 
 
 def _foreign_id(event: _Event) -> dict[str, str]:
-    """The id of an event by another producer: any text, and different for each event of one source only."""
+    """The id of an event by another producer. It is different for each event of one source only, even a UUID.
+
+    An id has no line break, so source and id cannot be taken apart in two ways.
+    """
     id, source = event.required("id"), event.required("source")
-    if not Identity.of(id).derived:
-        return {"message_id": id}
-    digest = hashlib.sha256(f"{source} {id}".encode(errors="backslashreplace")).hexdigest()
+    digest = hashlib.sha256(f"{source}\n{id}".encode(errors="backslashreplace")).hexdigest()
     return {"message_id": id, "idempotency_key": f"sha256:{digest}"}
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from relay.domain.envelopes.event import Envelope, Outgoing, Own
-from relay.domain.errors import InvalidEvent, InvalidSubject, MalformedMessage
-from relay.domain.identity import MSG_ID, check_id
+from relay.domain.errors import InvalidEvent, InvalidHeader, InvalidSubject, MalformedMessage
+from relay.domain.identity import EVENT_ID, GENERATION, MSG_ID, check_id
 from relay.domain.limits import MAX_DEPTH, check_headers, nests_deeper
 
 Result = TypeVar("Result")
+
+_OF_THE_ROW: Final = frozenset({EVENT_ID.lower(), GENERATION.lower()})
 
 
 def guarded(envelope: Envelope, name: str) -> Envelope:
@@ -27,7 +29,7 @@ def guarded(envelope: Envelope, name: str) -> Envelope:
             return _checked_body(body), _checked_headers(headers)
         except InvalidEvent:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidEvent(_failed(name, error), field="envelope", hint="mend its encoder") from error
 
     def parse(headers: Mapping[str, str], body: bytes) -> Any:
@@ -44,12 +46,12 @@ def _reading(name: str, read: Callable[[], Result]) -> Result:
         return read()
     except (MalformedMessage, InvalidSubject, KeyError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The text of the error may show the payload, so tell only its type.
         raise MalformedMessage(_failed(name, error), field="envelope") from None
 
 
-def _failed(name: str, error: Exception) -> str:
+def _failed(name: str, error: BaseException) -> str:
     return f"{name} failed with {type(error).__name__}"
 
 
@@ -62,11 +64,17 @@ def _checked_body(body: object) -> bytes:
 
 
 def _checked_headers(headers: Own) -> Own:
-    """The headers, which may hold ``Nats-Msg-Id`` beside those that an event may have."""
+    """The headers, which may hold ``Nats-Msg-Id`` beside those that an event may have.
+
+    Those that name the row of the outbox are not theirs: an audit would miss the event and send it again.
+    """
     set_ = {name: value for name, value in headers.items() if value is not None}
     if (msg_id := set_.pop(MSG_ID, None)) is not None:
         check_id(msg_id, MSG_ID)
     check_headers(set_)
+    for name in set_:
+        if name.lower() in _OF_THE_ROW:
+            raise InvalidHeader("is set by jetrelay", field=f"headers.{name}")
     return headers
 
 

@@ -18,4 +18,4 @@ FROM unnest(
                letter_stream, letter_seq, originals)
 ON CONFLICT (message_id, occurrence) DO NOTHING
 RETURNING id, message_id, subscription, event_type, correlation_id, causation_id, class, reason, attempts,
-          originals
+          coalesce(headers ->> 'traceparent', headers ->> 'Traceparent'), originals

@@ -1,25 +1,127 @@
-"""Group commit on our side: items that arrive while a statement runs share the next statement."""
+"""What asyncio and threads lack: whether a task is cancelled, threads that may hang, and group commit."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
+import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from relay.domain.errors import Outage
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 _log = logging.getLogger("relay")
 
 #: How many items one statement takes at most.
 _MAX_ITEMS: Final = 100
+#: A thread ends after this time without work, in seconds.
+_IDLE_S: Final = 10.0
+
+
+def is_cancelled() -> bool:
+    """Whether the current task has been cancelled.
+
+    The CancelledError alone does not tell. On Python 3.11, `asyncio.wait_for` loses a cancellation that arrives
+    together with the result, and the servers' clients use it. Also, a CancelledError may be that of another task.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+# --- threads for plain functions ---
+
+
+class LoopThread(Protocol):
+    """The event loop of the process, from other threads."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def run_coroutine(self, coro: Coroutine[Any, Any, Result], /) -> Result:
+        """Run a coroutine on the loop and wait for it."""
+
+
+class Threads:
+    """Daemon threads for plain functions, reused: starting one for each call would hold up the event loop.
+
+    A thread that hangs does not keep the process from stopping.
+    """
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which must not raise, in a thread."""
+        with self._lock:
+            another = self._idle == 0
+            if not another:
+                self._idle -= 1
+        if another:
+            threading.Thread(target=self._serve, name="jetrelay-handler", daemon=True).start()
+        self._work.put(work)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if self._idle:
+                        self._idle -= 1
+                        return
+                continue
+            work()
+            with self._lock:
+                self._idle += 1
+
+
+class Slots:
+    """Runs at most ``size`` plain functions in threads at once. Functions past their time-out count too."""
+
+    def __init__(self, size: int) -> None:
+        self.slots = asyncio.Semaphore(size)
+        self._threads = Threads()
+
+    async def in_thread(self, call: Callable[[], Result], failed: Callable[[BaseException], Result]) -> Result:
+        """Run ``call`` in a thread. Its slot is free again when the call ends, even after its time-out."""
+        await self.slots.acquire()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Result] = loop.create_future()
+        around = contextvars.copy_context()
+
+        def finish(result: Result) -> None:
+            self.slots.release()
+            if not outcome.done():
+                outcome.set_result(result)
+
+        def run() -> None:
+            try:
+                result = around.run(call)
+            except BaseException as error:
+                result = failed(error)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(finish, result)
+
+        try:
+            self._threads.run(run)
+        except RuntimeError:
+            self.slots.release()
+            raise
+        return await outcome
+
+
+# --- group commit ---
 
 
 class Batcher(Generic[Item, Answer]):
-    """Hands items to ``together``, one batch after the other.
+    """Hands items to ``together``, one batch after the other: those that arrive meanwhile share the next one.
 
     ``together`` answers any number of items. It must not wait for a lock, because all items would wait with it. It
     decides itself what to answer for a locked row. If it fails, all its items fail. ``pause``: how long, in
