@@ -97,6 +97,7 @@ def crowd(contexts: int, subscriptions: int) -> Layout:
     for number, name in enumerate(names):
         source = names[(number + 1) % contexts]
         parts += [
-            _subscription(name, f"s{number}", source, "http://127.0.0.1:9/handle") for number in range(subscriptions)
+            _subscription(name, f"s{number}", source, "http://127.0.0.1:9/handle")
+            for number in range(subscriptions)
         ]
     return Layout(f"crowd-{contexts}-{subscriptions}", "".join(parts), _MODULES)

@@ -27,7 +27,7 @@ SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a fleet costs: connections, commands a second, percent of a core; jobs of upkeep and how long they wait."""
+    """What a fleet costs: connections, commands a second, percent of a core; jobs of upkeep and their wait."""
 
     connections: int
     statements: float

@@ -32,7 +32,7 @@ LONGEST_BACKOFF: Final = timedelta(seconds=4)
 #: A step takes well under a millisecond, so the ticks of many contexts can share a few connections.
 _MAX_CONNECTIONS: Final = 4
 #: How long a step may wait for a connection, in seconds. Only an outage takes so long.
-_CONNECTION_WAIT_S: Final = 5.0
+CONNECTION_WAIT_S: Final = 5.0
 #: The suffix of the token of a job in back-off.
 _WAITS: Final = ":waits"
 #: Each script is one atomic step and one round trip, as an idle fleet does little else. The gate of a duty
@@ -112,7 +112,7 @@ class Gates:
             url,
             **access,
             max_connections=_MAX_CONNECTIONS,
-            timeout=_CONNECTION_WAIT_S,
+            timeout=CONNECTION_WAIT_S,
             socket_timeout=2,
             socket_connect_timeout=2,
             decode_responses=True,

@@ -25,14 +25,12 @@ from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from relay.adapters.gate import Entry, queue_error
+from relay.adapters.gate import CONNECTION_WAIT_S, Entry, queue_error
 from relay.adapters.redis_clock import RedisClock
 from relay.adapters.shares import FETCH, MARK, MAX_FETCH_MESSAGES, Capacity, arguments, share_of
 
-#: Each queue and each delay queue waits on a connection of its own. All threads share the others, and wait for one.
+#: Each queue and each delay queue waits on a connection of its own. All threads share the others.
 _MAX_CONNECTIONS: Final = 64
-#: How long a thread may wait for a connection, in seconds. Only an outage takes so long.
-_CONNECTION_WAIT_S: Final = 5.0
 #: A blocking wait ends after this time, in seconds, so that a worker can stop soon.
 _WAIT_S: Final = 2.0
 #: The same while a share has no capacity, and while messages of a delay queue are held: the wait then bounds how
@@ -64,7 +62,7 @@ def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware],
         url,
         **access,
         max_connections=_MAX_CONNECTIONS,
-        timeout=_CONNECTION_WAIT_S,
+        timeout=CONNECTION_WAIT_S,
         socket_timeout=5,
         socket_connect_timeout=2,
         socket_keepalive=True,
