@@ -88,3 +88,16 @@ def consuming(service: str) -> Layout:
     if CHUNKS:
         parts.append(_subscription("sink", "chunked", "source", python, "chunk = 50"))
     return Layout("consuming", "".join(parts), _MODULES)
+
+
+def crowd(contexts: int, subscriptions: int) -> Layout:
+    """Contexts of which each listens to the next one, with so many subscriptions. Nobody has anything to do."""
+    names = [f"c{number}" for number in range(contexts)]
+    parts = [_context(name) for name in names]
+    for number, name in enumerate(names):
+        source = names[(number + 1) % contexts]
+        parts += [
+            _subscription(name, f"s{number}", source, "http://127.0.0.1:9/handle")
+            for number in range(subscriptions)
+        ]
+    return Layout(f"crowd-{contexts}-{subscriptions}", "".join(parts), _MODULES)

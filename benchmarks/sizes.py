@@ -13,7 +13,8 @@ class Sizes:
     ``events``: the backlog of a drain. ``megabytes``: that of large ones. ``messages``, ``tasks``: to be
     handled. ``samples``: of a latency. ``inserts``: transactions of one event. ``unpublished``: backlogs for which
     a claim is timed, beside ``published`` other rows. ``minutes``: how long a snapshot is held. ``growth``: events
-    that a worker publishes while its memory is watched. ``idle``: seconds for which an idle fleet is watched.
+    that a worker publishes while its memory is watched. ``idle``: seconds for which an idle fleet is watched,
+    ``settle``: after so many of a crowd. ``crowds``: contexts, worker processes, subscriptions of each context.
     """
 
     events: int
@@ -27,6 +28,8 @@ class Sizes:
     minutes: float
     growth: int
     idle: float
+    settle: float
+    crowds: tuple[tuple[int, int, int], ...]
 
 
 QUICK: Final = Sizes(
@@ -41,6 +44,8 @@ QUICK: Final = Sizes(
     minutes=0.1,
     growth=5_000,
     idle=2,
+    settle=2,
+    crowds=((2, 1, 1),),
 )
 DEFAULT: Final = Sizes(
     events=100_000,
@@ -54,6 +59,8 @@ DEFAULT: Final = Sizes(
     minutes=1,
     growth=300_000,
     idle=20,
+    settle=20,
+    crowds=((1, 1, 1), (5, 8, 1), (20, 1, 1), (50, 1, 1), (50, 4, 1), (1, 1, 50), (5, 1, 10)),
 )
 FULL: Final = Sizes(
     events=100_000,
@@ -67,4 +74,6 @@ FULL: Final = Sizes(
     minutes=10,
     growth=1_000_000,
     idle=60,
+    settle=60,
+    crowds=((1, 1, 1), (5, 8, 1), (20, 1, 1), (50, 1, 1), (50, 4, 1), (1, 1, 50), (5, 1, 10), (50, 1, 10)),
 )

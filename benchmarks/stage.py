@@ -11,7 +11,7 @@ from benchmarks.fleet import Fleet, Layout
 from benchmarks.reference.bare import BareDramatiq
 from benchmarks.sizes import Sizes
 from relay.adapters.postgres.migrations import upgrade
-from relay.devstack import DevStack, NatsServer
+from relay.devstack import DevStack, NatsServer, PostgresServer
 
 Sync = Literal["default", "always"]
 #: When stored messages reach the disk. nats-server's own default is an interval.
@@ -29,6 +29,8 @@ class Stage:
     ) -> None:
         self.directory, self.sizes, self.rounds, self.say = directory, sizes, rounds, say
         self.stack = DevStack(directory)
+        # A fleet of fifty contexts once kept more connections than PostgreSQL has by default.
+        self.stack.postgres = PostgresServer(directory / "postgres", settings={"max_connections": "1000"})
         self.stack.nats = NatsServer(directory / "nats", sync=INTERVALS[sync])
         self._databases: dict[str, str] = {}
         self._fleet: Fleet | None = None

@@ -29,6 +29,10 @@ TTL: Final = timedelta(seconds=6)
 #: The longest back-off of a job that waits for a server. Nothing renews its gate meanwhile: its worker may die, or
 #: Redis may lose the job. So the job is back before the gate expires.
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
+#: A step takes well under a millisecond, so the ticks of many contexts can share a few connections.
+_MAX_CONNECTIONS: Final = 4
+#: How long a step may wait for a connection, in seconds. Only an outage takes so long.
+CONNECTION_WAIT_S: Final = 5.0
 #: The suffix of the token of a job in back-off.
 _WAITS: Final = ":waits"
 #: Each script is one atomic step and one round trip, as an idle fleet does little else. The gate of a duty
@@ -104,14 +108,17 @@ class Gates:
 
     def __init__(self, url: str, namespace: str, **access: Any) -> None:
         self._namespace = namespace
-        self._client: Any = redis.asyncio.Redis.from_url(
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             **access,
+            max_connections=_MAX_CONNECTIONS,
+            timeout=CONNECTION_WAIT_S,
             socket_timeout=2,
             socket_connect_timeout=2,
             decode_responses=True,
             retry=Retry(NoBackoff(), 1),
         )
+        self._client: Any = redis.asyncio.Redis.from_pool(pool)
         scripts = map(self._client.register_script, (_OPEN, _RENEW, _CLOSE, _WAKE))
         self._open, self._extend, self._close, self._wake = scripts
 

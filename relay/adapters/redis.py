@@ -25,10 +25,12 @@ from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from relay.adapters.gate import Entry, queue_error
+from relay.adapters.gate import CONNECTION_WAIT_S, Entry, queue_error
 from relay.adapters.redis_clock import RedisClock
 from relay.adapters.shares import FETCH, MARK, MAX_FETCH_MESSAGES, Capacity, arguments, share_of
 
+#: Each queue and each delay queue waits on a connection of its own. All threads share the others.
+_MAX_CONNECTIONS: Final = 64
 #: A blocking wait ends after this time, in seconds, so that a worker can stop soon.
 _WAIT_S: Final = 2.0
 #: The same while a share has no capacity, and while messages of a delay queue are held: the wait then bounds how
@@ -56,15 +58,17 @@ _ENQUEUED: Final = "relay_enqueued"
 
 def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware], **access: Any) -> RelayBroker:
     """A broker on ``url``; all its keys start with ``namespace``. ``access`` goes to the client of Redis."""
-    client = redis.Redis.from_url(
+    pool = redis.BlockingConnectionPool.from_url(
         url,
         **access,
+        max_connections=_MAX_CONNECTIONS,
+        timeout=CONNECTION_WAIT_S,
         socket_timeout=5,
         socket_connect_timeout=2,
         socket_keepalive=True,
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
     )
-    return RelayBroker(client=client, namespace=namespace, middleware=list(middleware))
+    return RelayBroker(client=redis.Redis.from_pool(pool), namespace=namespace, middleware=list(middleware))
 
 
 class RelayBroker(RedisBroker):

@@ -14,7 +14,9 @@ from relay.cli.operating import ContextOption, JsonOption, print_json, visiting,
 from relay.domain.errors import of_context
 from relay.settings import ContextSettings, load_settings
 
-SchemaOption = Annotated[str | None, typer.Option("--context", help="Into the schema of this context.")]
+SchemaOption = Annotated[
+    str | None, typer.Option("--context", help="Into the schema of this context; its MicroDAO view, too.")
+]
 app = typer.Typer(help="Create, compare and print the tables of each context's database.", no_args_is_help=True)
 
 
@@ -43,7 +45,11 @@ def status(context: ContextOption = None, as_json: JsonOption = False) -> None:
 @app.command("sql")
 def print_sql(context: SchemaOption = None) -> None:
     """Print all migrations as SQL for an empty database: `relay db sql | psql …`."""
-    print(migrations.sql(_schema(context)), end="")
+    found = None if context is None else of_context(load_settings().contexts, context)
+    own = None if found is None else found.own_schema
+    print(migrations.sql(own), end="")
+    if found is not None and found.microdao_schema is not None:
+        print(microdao.script(own, found.microdao_schema), end="")
 
 
 @app.command()
@@ -64,17 +70,13 @@ def grant(
         raise typer.BadParameter("name a role: --relay ROLE, --application ROLE")
     roles = relay or [], application or []
     if as_sql:
-        schema = _schema(context)
+        schema = None if context is None else of_context(load_settings().contexts, context).own_schema
         path = [] if schema is None else [f'SET LOCAL search_path = "{schema}"']
         print("BEGIN;", *(f"{it};" for it in (*path, *grants.statements(*roles))), "COMMIT;", sep="\n")
         return
     with visiting(context, lambda url: grants.grant(url, *roles)) as answers:
         for name in answers:
             print(f"{name}: granted")
-
-
-def _schema(context: str | None) -> str | None:
-    return None if context is None else of_context(load_settings().contexts, context).own_schema
 
 
 def _upgrade(context: ContextSettings) -> tuple[tuple[str, ...], str | None]:

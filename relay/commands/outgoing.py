@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from relay.domain.actor import actor_of
+from relay.domain.actor import check_actor
 from relay.domain.envelopes import Envelope, Outgoing, encode
 from relay.domain.errors import InvalidEvent, InvalidHeader, InvalidKey, PayloadTooLarge
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, check_id
@@ -106,5 +106,5 @@ def _headers(text: str) -> Mapping[str, str]:
     if not isinstance(headers, dict):
         raise InvalidHeader("must be a JSON object", field="headers")
     check_headers(headers)
-    actor_of(headers)
+    check_actor(headers)
     return headers

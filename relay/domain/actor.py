@@ -16,6 +16,8 @@ from relay.domain.quoting import quoted
 ACTOR_ID: Final = "Relay-Actor-Id"
 ACTOR_KIND: Final = "Relay-Actor-Kind"
 
+_SPELLED: Final = {name.lower(): name for name in (ACTOR_ID, ACTOR_KIND)}
+
 
 class ActorKind(StrEnum):
     """What an actor is."""
@@ -55,6 +57,17 @@ def actor_of(headers: Mapping[str, str]) -> Actor | None:
     if ACTOR_ID not in headers and ACTOR_KIND not in headers:
         return None
     return Actor(unquote(headers.get(ACTOR_ID, "")), headers.get(ACTOR_KIND, ""))
+
+
+def check_actor(headers: Mapping[str, str]) -> None:
+    """Refuse the headers of an event that name no actor who can be, or name one in another spelling.
+
+    Names of headers are case-sensitive on NATS: the actor would be lost without a word. Raises InvalidActor.
+    """
+    for name in headers:
+        if (meant := _SPELLED.get(name.lower(), name)) != name:
+            raise InvalidActor(f"is spelled {meant}", field=f"headers.{name}")
+    actor_of(headers)
 
 
 def read_actor(id: Any, kind: Any) -> Actor:

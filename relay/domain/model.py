@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from relay.domain.actor import actor_of
+from relay.domain.actor import check_actor
 from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp
 from relay.domain.identity import Originals
 from relay.domain.limits import check_headers, check_key
@@ -68,7 +68,7 @@ class OutboxEvent:
         if self.stream is not None:
             check_stream(self.stream)
         check_headers(self.headers)
-        actor_of(self.headers)
+        check_actor(self.headers)
         for name, moment in (("occurred_at", self.occurred_at), ("available_at", self.available_at)):
             if moment is not None:
                 _check_moment(moment, name)

@@ -267,20 +267,28 @@ async def test_what_one_that_hangs_has_locked_is_free_for_the_others(calls: Hand
 async def test_messages_that_lose_a_deadlock_are_handled_alone_and_spend_no_attempt(
     calls: Handling, kind: Any
 ) -> None:
-    """Two chunks lock two rows crosswise; nobody's verdict is that PostgreSQL had to choose."""
+    """Two chunks lock two rows crosswise; nobody's verdict is that PostgreSQL had to choose.
+
+    The loser comes again when the winner is done. Otherwise it could take the row that was just freed before the
+    winner wakes up, which would be a second deadlock.
+    """
     await calls.sub.query("CREATE TABLE counters (id int PRIMARY KEY, n int)")
     await calls.sub.query("INSERT INTO counters VALUES (1, 0), (2, 0)")
-    both = Meeting(2)
+    both, over = Meeting(2), threading.Event()
 
     def deed(run: Run, wish: Wish) -> Any:
         first, then = wish.do.split()
         update = "UPDATE counters SET n = n + 1 WHERE id = "
         if not is_async(kind):
+            if both.over:
+                over.wait(10)
             run(f"{update}{first}")
             both.wait()
             return run(f"{update}{then}")
 
         async def work() -> None:
+            if both.over:
+                await asyncio.to_thread(over.wait, 10)
             await run(f"{update}{first}")
             await asyncio.to_thread(both.wait)
             await run(f"{update}{then}")
@@ -289,8 +297,14 @@ async def test_messages_that_lose_a_deadlock_are_handled_alone_and_spend_no_atte
 
     handler = calls.handler(kind(deed))
     ids = [await calls.received({"do": wish}) for wish in ("1 2", "2 1")]
-    later = await asyncio.gather(*(calls.sub.chunk(handler).run([id]) for id in ids))
-    assert later == [{}, {}]
+
+    async def handle(id: UUID) -> Any:
+        try:
+            return await calls.sub.chunk(handler).run([id])
+        finally:
+            over.set()
+
+    assert await asyncio.gather(*map(handle, ids)) == [{}, {}]
     assert [await calls.state(id) for id in ids] == ["processed", "processed"]
     assert await calls.sub.query("SELECT n FROM counters") == [{"n": 2}, {"n": 2}]
 
@@ -302,6 +316,11 @@ class Meeting:
         self._barrier = threading.Barrier(count)
         self._left = count
         self._lock = threading.Lock()
+
+    @property
+    def over(self) -> bool:
+        """Whether all have come."""
+        return self._left <= 0
 
     def wait(self) -> None:
         with self._lock:

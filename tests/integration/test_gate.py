@@ -68,6 +68,17 @@ async def test_a_renewal_that_is_under_way_does_not_shut_the_gate_again(
     assert asyncio.all_tasks() == before
 
 
+async def test_the_ticks_of_a_thousand_duties_at_once_share_four_connections(
+    gates: Gates, valkey: ValkeyServer
+) -> None:
+    """redis-py's own pool raises "Too many connections" for the 101st, which looks like an outage."""
+    server = redis.Redis.from_url(valkey.url)
+    before = server.info("clients")["connected_clients"]
+    tokens = await asyncio.gather(*(gates.open(f"publish:{number}") for number in range(1_000)))
+    assert None not in tokens
+    assert server.info("clients")["connected_clients"] - before <= 4
+
+
 async def test_no_renewal_outlives_its_job(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they meet: the client loses a cancellation that comes just as its command is sent."""
     monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=1))

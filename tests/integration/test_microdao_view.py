@@ -14,10 +14,12 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import errors
+from typer.testing import CliRunner
 
 from relay.adapters.postgres import microdao
 from relay.adapters.postgres.migrations import upgrade
-from relay.cli import main
+from relay.cli import create_app, main
+from relay.devstack import PostgresServer
 from relay.domain.errors import ConfigurationError
 from relay.domain.identity import Identity
 from relay.settings.urls import with_search_path
@@ -342,6 +344,26 @@ microdao_schema = "city"
         assert capsys.readouterr().out == "dao: up to date; view city.outbox_events\n"
     with connect(database_url) as connection:
         connection.execute(INSERT.replace("microdao", "city").encode(), ("evt_1", *PAYOUT))
+
+
+@pytest.mark.parametrize("schema", [None, "dao"])
+def test_the_plain_sql_of_a_context_makes_its_view_too(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str | None
+) -> None:
+    url = postgres.create_database(f"plain_{schema}")
+    monkeypatch.chdir(tmp_path)
+    where = f'schema = "{schema}"' if schema else ""
+    settings = f'[contexts.dao]\ndatabase_url = "{url}"\nmicrodao_schema = "city"\n{where}\n'
+    (tmp_path / "relay.toml").write_text(settings)
+    printed = CliRunner().invoke(create_app(["db"]), ["db", "sql", "--context", "dao"])
+    with connect(url) as connection:
+        connection.execute(printed.output.encode())
+        connection.execute("RESET search_path")
+        connection.execute(INSERT.replace("microdao", "city").encode(), ("evt_1", *PAYOUT))
+        [row] = connection.execute("SELECT id, processed FROM city.outbox_events").fetchall()
+    assert row == {"id": "evt_1", "processed": False}
+    again = CliRunner().invoke(create_app(["db"]), ["db", "upgrade"])
+    assert again.output == "dao: up to date; view city.outbox_events\n"
 
 
 def test_a_view_over_the_events_of_another_context_is_left_alone(database_url: str) -> None:

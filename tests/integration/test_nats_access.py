@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import ssl
+import struct
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -178,6 +181,27 @@ async def test_tls_with_a_certificate_on_both_sides(start: Start, authority: Aut
     said = await refused(settings(url, **distrustful, **begin))
     assert said.count("no TLS connection") == 2
     assert said.count("CERTIFICATE_VERIFY_FAILED") == 2
+
+
+async def test_a_server_that_closes_after_the_handshake_is_not_away(authority: Authority) -> None:
+    """As nats-server does without the client's certificate, when the reset overtakes its alert."""
+    greeting = json.dumps({"server_id": "x", "max_payload": 1, "tls_required": True, "tls_verify": True})
+    context = authority.demanding()
+    context.verify_mode = ssl.CERT_NONE
+
+    async def close_early(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raw = writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.write(f"INFO {greeting}\r\n".encode())
+        await writer.drain()
+        await writer.start_tls(context)
+        writer.transport.abort()
+
+    async with await asyncio.start_server(close_early, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        said = await refused(settings(f"tls://localhost:{port}", NATS_CA=str(authority.ca)))
+    assert said.count("no TLS connection: the server closed it after the handshake") == 2
+    assert said.count("demands a certificate that it trusts (see ca, certificate and key of [nats])") == 2
 
 
 async def test_nothing_is_proved_to_a_server_without_tls_where_tls_is_configured(

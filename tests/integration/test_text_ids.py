@@ -113,11 +113,14 @@ async def test_an_actor_of_no_kind_is_refused_where_the_event_is_written(flow: R
     assert (raised.value.code, raised.value.field) == ("INVALID_ACTOR", "actor_kind")
     with pytest.raises(InvalidActor):
         flow.add(event(headers={"Relay-Actor-Id": "usr_1", "Relay-Actor-Kind": "human"}))
+    with pytest.raises(InvalidActor, match="is spelled Relay-Actor-Id"):
+        flow.add(event(headers={"relay-actor-id": "usr_1", "relay-actor-kind": "HUMAN"}))
     assert outbox_rows(flow.url) == []
 
 
 BAD_ROWS: dict[str, dict[str, Any]] = {
     "INVALID_ACTOR": {"headers": '{"Relay-Actor-Id": "usr_1"}'},
+    "INVALID_ACTOR [headers.relay-actor-id]: is": {"headers": '{"relay-actor-id": "usr_1"}'},
     "INVALID_KEY": {"originals": '{"id": "a\\nb"}'},
     "INVALID_OUTBOX": {"originals": '{"name": "evt_1"}'},
 }

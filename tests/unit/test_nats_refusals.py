@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ssl
+
 import nats.errors
 import pytest
 
-from relay.adapters.jetstream.refusals import telling
+from relay.adapters.jetstream.refusals import ClosedAfterHandshakeError, telling
 
 REFUSED = nats.errors.Error("'Authorization Violation'")
 RESET = ConnectionResetError(104, "Connection reset by peer")
+CLOSED = ClosedAfterHandshakeError("the server closed it after the handshake")
+ALERT = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
 AWAY = ConnectionRefusedError(111, "Connect call failed")
 
 
@@ -19,9 +23,13 @@ AWAY = ConnectionRefusedError(111, "Connect call failed")
         (REFUSED, AWAY, AWAY),  # the server has gone since
         (RESET, REFUSED, REFUSED),
         (AWAY, RESET, RESET),
+        (ALERT, RESET, ALERT),
+        (ALERT, CLOSED, ALERT),
+        (CLOSED, RESET, CLOSED),
+        (ALERT, AWAY, AWAY),
     ],
 )
-def test_credentials_that_are_refused_are_told_though_a_reset_follows(
+def test_what_is_refused_is_told_though_a_reset_follows(
     before: Exception, error: Exception, told: Exception
 ) -> None:
     assert telling(before, error) is told

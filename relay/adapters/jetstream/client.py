@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, ERR_RE, PERMISSIONS_ERR, Parser
 
-from relay.adapters.jetstream.refusals import Refusal, Refusals
+from relay.adapters.jetstream.refusals import ClosedAfterHandshakeError, Refusal, Refusals
 
 #: Takes subject, reply subject, body and raw headers of a message, on the event loop; must not raise.
 Listener: TypeAlias = Callable[[bytes, bytes, bytes, bytes | None], None]
@@ -92,6 +92,8 @@ class RelayClient(Client):
         self._ps = _Parser(self)
         self._flushing = False
         self.refusals = Refusals()
+        #: Whether the server has spoken, or the handshake comes before that.
+        self._greeted = False
         #: Called for every permission that is found missing.
         self.on_refused: Callable[[Refusal], None] | None = None
 
@@ -100,13 +102,33 @@ class RelayClient(Client):
 
         nats-py alone would believe what the server, or somebody in its place, says about TLS.
         """
-        uri = self._current_server.uri if self._current_server else None
-        wanted = "tls" in self.options or (uri is not None and uri.scheme == "tls")
-        if initial_connection and wanted and uri is not None and uri.scheme not in ("ws", "wss"):
+        self._greeted = True
+        if initial_connection and self._wants_tls():
             if not info.get("tls_required") and not info.get("tls_available"):
                 raise nats.errors.Error("the server offers no TLS, which is configured for it")
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
+
+    def _wants_tls(self) -> bool:
+        """Whether TLS is configured. WebSockets bring their own."""
+        uri = self._current_server.uri if self._current_server else None
+        if uri is None or uri.scheme in ("ws", "wss"):
+            return False
+        return "tls" in self.options or uri.scheme == "tls"
+
+    async def _process_connect_init(self) -> None:
+        """Tell a server that closes the connection after the handshake from a server that is away.
+
+        With TLS 1.3 the server judges the client's certificate when the client thinks that the handshake is over.
+        """
+        self._greeted = bool(self.options["tls_handshake_first"])
+        try:
+            await super()._process_connect_init()
+        except ConnectionError as error:
+            if not (self._greeted and self._wants_tls()):
+                raise
+            demands = ", and demands a certificate that it trusts" if self._server_info.get("tls_verify") else ""
+            raise ClosedAfterHandshakeError(f"the server closed it after the handshake{demands}") from error
 
     async def _process_err(self, err_msg: str) -> None:
         """Note a missing permission. The server reports each once, and does not close the connection."""

@@ -39,6 +39,10 @@ class Refusal:
         return f"NATS lets this user not {self.verb} to {self.subject}; grant it: {self.verb} {self.grant}{more}"
 
 
+class ClosedAfterHandshakeError(ConnectionResetError):
+    """The server closed a connection right after the TLS handshake, and its reason did not arrive."""
+
+
 class Refusals:
     """The refusals of one connection."""
 
@@ -76,17 +80,20 @@ class Refusals:
 def telling(before: Exception, error: Exception) -> Exception:
     """Which of two errors of connection attempts says more.
 
-    A server that does not accept the credentials closes at once. If it had more to read, the reset arrives before
-    its reason.
+    A server that does not accept the credentials or the certificate closes at once. If it had more to read, the
+    reset arrives before its reason.
     """
     text = str(before).lower()
-    return before if isinstance(error, ConnectionResetError) and any(it in text for it in _CREDENTIALS) else error
+    says_more = isinstance(before, ssl.SSLError | ClosedAfterHandshakeError) or any(
+        it in text for it in _CREDENTIALS
+    )
+    return before if says_more and isinstance(error, ConnectionResetError) else error
 
 
 def unreachable(error: Exception) -> BrokerUnreachable:
     """Why there is no connection: no answer, certificates not accepted, or credentials not accepted."""
     text = str(error) or type(error).__name__
-    if isinstance(error, ssl.SSLError):
+    if isinstance(error, ssl.SSLError | ClosedAfterHandshakeError):
         return BrokerUnreachable(f"NATS: no TLS connection: {text}", hint="see ca, certificate and key of [nats]")
     if any(sign in text.lower() for sign in _CREDENTIALS):
         return BrokerRefused(

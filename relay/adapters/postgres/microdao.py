@@ -129,16 +129,22 @@ def _refuse_that_of_another(connection: psycopg.Connection, own: str, schema: st
         )
 
 
-def statements(own: str, schema: str, made: LiteralString) -> sql.Composed:
+def script(own: str | None, schema: str) -> str:
+    """All of it as plain SQL, to apply behind that of the tables (`migrations.sql`)."""
+    return f"\nBEGIN;\n{INDEX};\n{statements(own, schema, 'gen_random_uuid()').as_string(None)}\nCOMMIT;\n"
+
+
+def statements(own: str | None, schema: str, made: LiteralString) -> sql.Composed:
     """The SQL that makes the view in ``schema`` over the table in the schema ``own``. Repeatable.
 
+    ``own`` None: the table is where the search_path finds it.
     ``made``: makes the id of a row whose event has no UUID. UUIDs in the order of their times are near each other.
     """
     return sql.SQL(_LAY).format(
         schema=sql.Identifier(schema),
         view=sql.Identifier(schema, VIEW),
         refuse=sql.Identifier(schema, REFUSAL),
-        table=sql.Identifier(own, VIEW),
+        table=sql.Identifier(VIEW) if own is None else sql.Identifier(own, VIEW),
         columns=sql.SQL(_COLUMNS),
         uuid=sql.SQL(_UUID),
         trace=sql.Literal(_TRACE),
