@@ -128,6 +128,7 @@ HOOKS = [
     Hook(
         "nats-py", Client, "self._process_info(srv_info, initial_connection=True)", "no credentials in the clear"
     ),
+    Hook("nats-py", Client, "self._process_connect_init()", "a server that closes after the handshake is told"),
     Hook("nats-py", parser, "self.nc._process_err(emsg)", "notes a missing permission"),
     Hook("nats-py", parser, "self.nc._process_msg(sid, subject, reply, payload, hdr)", "messages reach listeners"),
     Hook(
