@@ -225,12 +225,10 @@ ALL = {"ids": IDS, **CLAIM}
 BY_ID = {
     "inbox/claim": ONE,
     "inbox/claim_ordered": ONE,
-    "inbox/renew": ONE,
-    "inbox/mark_processed": ONE,
     "inbox/claim_chunk": ALL,
     "inbox/claim_chunk_ordered": ALL,
-    "inbox/renew_chunk": ALL,
-    "inbox/mark_chunk_processed": ALL,
+    "inbox/renew": ALL,
+    "inbox/mark_processed": ALL,
     "inbox/settle_chunk": {**ALL, "errors": [None, None], "kinds": [None, None], "delays": [None, None]},
 }
 

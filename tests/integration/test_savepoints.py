@@ -148,7 +148,7 @@ async def test_the_server_has_nothing_to_warn_of(database_url: str) -> None:
     """Each warning is a line in its log, for every message that a coroutine handles."""
     said: list[str | None] = []
     transactions = HandlerTransactions(database_url, limit=timedelta(seconds=5), size=1, application_name="test")
-    nothing = Settlement("session/begin_handling", {"limit": "0"})
+    nothing = Settlement("session/limit", {"limit": "0", "local": True})
     connect = LazyAsyncConnection.connect
 
     async def listening(*arguments: Any, **options: Any) -> Any:

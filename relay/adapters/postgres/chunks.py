@@ -47,7 +47,7 @@ class PostgresChunks:
         """Extend the claims that are left. Returns False when none is left."""
         parameters = {"ids": array.of_plain(_ids(claims)), "token": claims[0].token, "lease": lease}
         async with connection(self._pool) as conn:
-            cursor = await conn.execute(statement("inbox/renew_chunk"), parameters)
+            cursor = await conn.execute(statement("inbox/renew"), parameters)
             return cursor.rowcount > 0
 
     async def settle(self, verdicts: Mapping[UUID, Disposition], token: UUID) -> set[UUID]:

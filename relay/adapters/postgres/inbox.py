@@ -174,7 +174,8 @@ class PostgresInboxAdapter:
         return await self._settle("inbox/release", claim, delay=delay)
 
     async def _settle(self, name: str, claim: ClaimedMessage, **values: Any) -> bool:
-        parameters = {"message_id": claim.row.message_id, "token": claim.token, **values}
+        id = claim.row.message_id
+        parameters = {"message_id": id, "ids": [id], "token": claim.token, **values}
         async with connection(self._pool) as conn:
             cursor = await conn.execute(statement(name), parameters)
             return cursor.rowcount == 1

@@ -26,6 +26,11 @@ from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
 
 
+def limiting(limit: timedelta, *, local: bool) -> Command:
+    """Return the statement that limits a transaction (``local``), or all that follow on a connection."""
+    return "session/limit", {"limit": str(max(1, limit // timedelta(milliseconds=1))), "local": local}
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """The statement that ends the claimed row of a transaction, fenced by the claim's token.
@@ -227,7 +232,7 @@ class Lendable:
     def _keep_to(self, limit: timedelta) -> None:
         """Set the limits of transactions, in a round trip of its own, so that no rollback undoes them."""
         if limit != self._limit:
-            self._pipeline.run(("session/limit", {"limit": str(max(1, limit // timedelta(milliseconds=1)))}))
+            self._pipeline.run(limiting(limit, local=False))
             self._limit = limit
 
 

@@ -92,7 +92,7 @@ class SharedTransaction(_Shared):
         if self._open:
             self._execute(_KEEP)
         insert_sqlalchemy(self._outer, self._rows)
-        self._cursor.execute(statement("inbox/mark_chunk_processed"), {"ids": list(ids), "token": token})
+        self._cursor.execute(statement("inbox/mark_processed"), {"ids": list(ids), "token": token})
         self._check(self._cursor.rowcount, ids)
 
     def _execute(self, sql: bytes) -> None:
@@ -133,7 +133,7 @@ class AsyncSharedTransaction(_Shared):
         if self._open:
             await self._execute(_KEEP)
         await insert_sqlalchemy_async(self._outer, self._rows)
-        await self._cursor.execute(statement("inbox/mark_chunk_processed"), {"ids": list(ids), "token": token})
+        await self._cursor.execute(statement("inbox/mark_processed"), {"ids": list(ids), "token": token})
         self._check(self._cursor.rowcount, ids)
 
     async def _execute(self, sql: bytes) -> None:

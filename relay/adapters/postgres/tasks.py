@@ -23,6 +23,8 @@ from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, slot
 
 #: When a task is this long overdue to begin, the sweep treats it as lost.
 GRACE: Final = timedelta(seconds=5)
+#: When too many tasks of a key run, another one looks again after this time. A task that ends wakes it earlier.
+_FULL_WAIT: Final = timedelta(seconds=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +42,12 @@ class Limits:
 class PostgresTasks:
     """The tasks of one context.
 
-    ``grace``: when a task is this long overdue to begin, the sweep treats it as lost. ``full_wait``: when too many
-    tasks of a key run, another one looks again after this time. Usually a task that ends wakes it earlier.
+    ``grace``: when a task is this long overdue to begin, the sweep treats it as lost.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        *,
-        grace: timedelta = GRACE,
-        full_wait: timedelta = timedelta(seconds=8),
-    ) -> None:
+    def __init__(self, pool: Pool, *, grace: timedelta = GRACE) -> None:
         self._pool = pool
         self._grace = grace
-        self._full_wait = full_wait
 
     # --- on the way to a queue ---
 
@@ -120,7 +114,7 @@ class PostgresTasks:
             return None
         await conn.execute(statement("tasks/lock_concurrency"), {"key": key})
         [(count,)] = await query(conn, "tasks/running", key=key)
-        return PutOff(self._full_wait, "room") if count >= limits.concurrency else None
+        return PutOff(_FULL_WAIT, "room") if count >= limits.concurrency else None
 
     async def put_off(self, id: UUID, reason: PutOff) -> None:
         """Delay a task without counting an attempt, unless it is claimed."""

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from relay.adapters.postgres.lazy import LazyAsyncConnection
-from relay.adapters.postgres.lending import AsyncTransaction, Lendable, Lender, Settlement, Transaction
+from relay.adapters.postgres.lending import AsyncTransaction, Lendable, Lender, Settlement, Transaction, limiting
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import CONNECTION, reached
 from relay.adapters.postgres.savepoints import DIALECT
@@ -167,12 +167,9 @@ class HandlerTransactions:
             cursor = await stack.enter_async_context(psycopg.AsyncCursor(driver))
             async with driver.pipeline():
                 await stack.enter_async_context(psycopg.AsyncTransaction(driver))
-                await cursor.execute(statement("session/begin_handling"), self._limits(limit))
+                name, parameters = limiting(limit or self._limit, local=True)
+                await cursor.execute(statement(name), parameters)
             yield outer, driver, cursor
-
-    def _limits(self, limit: timedelta | None = None) -> dict[str, str]:
-        limit = limit or self._limit
-        return {"limit": str(max(1, int(limit / timedelta(milliseconds=1))))}
 
     @contextmanager
     def share(self) -> Iterator[SharedTransaction]:

@@ -97,10 +97,9 @@ def _run(
     console.print("Starting PostgreSQL, NATS, Valkey, scheduler, worker and handler …")
     fleet.start()
     console.print(f"Ready after {time.monotonic() - begin:.1f} s; logs are in {fleet.stack.directory / 'logs'}\n")
-    if profile is None:
-        balanced = play.play(fleet, console, events, seconds)
-    else:
-        balanced = profile_play.play(fleet, profile, console, events, seconds)
+    settings = fleet.configuration.settings
+    played = play.Vibes(settings) if profile is None else profile_play.ProfileEvents(settings, profile)
+    balanced = play.play(fleet, played, console, events, seconds)
     if stay:
         _stay(fleet, console)
     return 0 if balanced else 1

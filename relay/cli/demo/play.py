@@ -8,6 +8,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
 
+import psycopg
 from nats.errors import Error as NatsError
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
@@ -18,42 +19,19 @@ from relay.cli.demo.scenario import Base, Production, plan, produce
 from relay.cli.demo.screen import Screen, summarise, verdict
 from relay.devstack.fleet import Fleet
 from relay.domain.errors import RelayError
+from relay.settings import Settings
 
 _LOOK_EVERY: Final = 0.25
 
 
-def play(fleet: Fleet, console: Console, events: int, seconds: float) -> bool:
-    """Run the scenario and print its outcome; returns whether the accounts balance."""
-    evidence = Evidence(fleet.configuration.settings)
-    production = Production()
-    try:
-        Base.metadata.create_all(evidence.producer)
-        failure = _perform(fleet, evidence, production, Screen(console, events), events, seconds)
-        if failure:
-            console.print(failure, markup=False)
-        return _check(evidence, production, console) and failure is None
-    except (SQLAlchemyError, NatsError, RelayError) as error:
-        console.print(f"the accounts cannot be read: {error}", markup=False)
-        return False
-    finally:
-        evidence.close()
+class Played(Protocol):
+    """What is played, and the accounts of it."""
 
+    def begin(self) -> None:
+        """Make the tables of the business."""
 
-def _perform(
-    fleet: Fleet, evidence: Evidence, production: Production, screen: Screen, events: int, seconds: float
-) -> str | None:
-    """Produce and watch to the end; returns what went wrong, if anything."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="producer") as producer, screen.open():
-        try:
-            producing = producer.submit(produce, evidence.producer, plan(events), production, stop)
-            return watch(fleet, evidence, producing, screen, time.monotonic() + seconds)
-        finally:
-            stop.set()
-
-
-class Watched(Protocol):
-    """What is looked at until everything has arrived."""
+    def produce(self, events: int, stop: threading.Event) -> None:
+        """Commit so many events at an even pace, or fewer if ``stop`` is set."""
 
     def counts(self) -> Counts:
         """Count the events at each stage."""
@@ -61,12 +39,68 @@ class Watched(Protocol):
     async def unacknowledged(self) -> int:
         """Count the messages that JetStream has not seen acknowledged."""
 
+    def check(self, console: Console) -> bool:
+        """Print the accounts; returns whether they balance."""
 
-def watch(fleet: Fleet, evidence: Watched, producing: Future[None], screen: Screen, deadline: float) -> str | None:
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class Vibes(Evidence):
+    """The demo's own events."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._production = Production()
+
+    def begin(self) -> None:
+        """See Played."""
+        Base.metadata.create_all(self.producer)
+
+    def produce(self, events: int, stop: threading.Event) -> None:
+        """See Played."""
+        produce(self.producer, plan(events), self._production, stop)
+
+    def check(self, console: Console) -> bool:
+        """See Played."""
+        books = asyncio.run(self.books(self._production))
+        faults = audit(books)
+        summarise(console, books, self.answers(), self.latencies())
+        verdict(console, books, faults)
+        return not faults
+
+
+def play(fleet: Fleet, played: Played, console: Console, events: int, seconds: float) -> bool:
+    """Produce, watch and print the outcome; returns whether the accounts balance."""
+    try:
+        played.begin()
+        failure = _perform(fleet, played, Screen(console, events), events, seconds)
+        if failure:
+            console.print(failure, markup=False)
+        return played.check(console) and failure is None
+    except (SQLAlchemyError, psycopg.Error, NatsError, RelayError) as error:
+        console.print(f"the accounts cannot be read: {error}", markup=False)
+        return False
+    finally:
+        played.close()
+
+
+def _perform(fleet: Fleet, played: Played, screen: Screen, events: int, seconds: float) -> str | None:
+    """Produce and watch to the end; returns what went wrong, if anything."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="producer") as producer, screen.open():
+        try:
+            producing = producer.submit(played.produce, events, stop)
+            return _watch(fleet, played, producing, screen, time.monotonic() + seconds)
+        finally:
+            stop.set()
+
+
+def _watch(fleet: Fleet, played: Played, producing: Future[None], screen: Screen, deadline: float) -> str | None:
     """Show counts until all has arrived, a process ends or it is late; returns what went wrong, if anything."""
     while True:
-        counts = evidence.counts()
-        finished = producing.done() and _all_arrived(counts) and asyncio.run(evidence.unacknowledged()) == 0
+        counts = played.counts()
+        finished = producing.done() and _all_arrived(counts) and asyncio.run(played.unacknowledged()) == 0
         late = time.monotonic() > deadline
         failure = fleet.ended()
         screen.show(counts, last=finished or late or failure is not None)
@@ -81,11 +115,3 @@ def watch(fleet: Fleet, evidence: Watched, producing: Future[None], screen: Scre
 
 def _all_arrived(counts: Counts) -> bool:
     return counts.committed == counts.published == counts.handled + counts.dead_lettered
-
-
-def _check(evidence: Evidence, production: Production, console: Console) -> bool:
-    books = asyncio.run(evidence.books(production))
-    faults = audit(books)
-    summarise(console, books, evidence.answers(), evidence.latencies())
-    verdict(console, books, faults)
-    return not faults

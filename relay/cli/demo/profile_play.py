@@ -1,29 +1,21 @@
-"""One run of a profile on a running fleet: produce, watch until everything has arrived, check the accounts."""
+"""A profile as `relay.cli.demo.play` plays it: its producer and handlers, and the accounts."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-import psycopg
-from nats.errors import Error as NatsError
 from rich.console import Console
 from sqlalchemy import Engine, Executable, Text, column, func, select, table
-from sqlalchemy.exc import SQLAlchemyError
 
 from relay.access import jetstream
 from relay.cli.demo.evidence import INBOX_COUNTS, Counts, connect_to, outbox_events
-from relay.cli.demo.play import watch
 from relay.cli.demo.profile import Production, Profile, produce
-from relay.cli.demo.screen import Screen, balance
-from relay.devstack.fleet import Fleet
-from relay.domain.errors import RelayError
+from relay.cli.demo.screen import balance
 from relay.settings import Settings, SubscriptionSettings
 
 _SHOWN: Final = 5
@@ -40,22 +32,6 @@ class Books:
     stored: int
     effects: Sequence[str]
     unacknowledged: int
-
-
-def play(fleet: Fleet, profile: Profile, console: Console, events: int, seconds: float) -> bool:
-    """Run the profile and print its outcome; returns whether the accounts balance."""
-    evidence = Evidence(fleet.configuration.settings, profile)
-    try:
-        evidence.make_tables()
-        failure = _perform(fleet, profile, evidence, Screen(console, events), events, seconds)
-        if failure:
-            console.print(failure, markup=False)
-        return _check(evidence, console) and failure is None
-    except (SQLAlchemyError, psycopg.Error, NatsError, RelayError) as error:
-        console.print(f"the accounts cannot be read: {error}", markup=False)
-        return False
-    finally:
-        evidence.close()
 
 
 def audit(books: Books) -> Iterator[str]:
@@ -84,8 +60,8 @@ def audit(books: Books) -> Iterator[str]:
         yield f"{books.unacknowledged} messages that JetStream still waits to see acknowledged"
 
 
-class Evidence:
-    """The producer's database, those of all consumers, and the broker. Read only, but for the tables' making."""
+class ProfileEvents:
+    """A profile: the database of its producer, those of all consumers, and the broker."""
 
     def __init__(self, settings: Settings, profile: Profile) -> None:
         self._settings = settings
@@ -95,7 +71,7 @@ class Evidence:
         self._producer = connect_to(settings, profile.producer.CONTEXT)
         self._consumers = [connect_to(settings, name) for name in consuming]
 
-    def make_tables(self) -> None:
+    def begin(self) -> None:
         """Make the tables of the profile's own."""
         for engine, module in [
             (self._producer, self._profile.producer),
@@ -103,6 +79,18 @@ class Evidence:
         ]:
             with engine.begin() as connection:
                 connection.exec_driver_sql(module.TABLES)
+
+    def produce(self, events: int, stop: threading.Event) -> None:
+        """See Played."""
+        url = self._settings.contexts[self._profile.producer.CONTEXT].database
+        produce(self._profile, url, events, self.production, stop)
+
+    def check(self, console: Console) -> bool:
+        """See Played."""
+        books = self.books()
+        faults = list(audit(books))
+        balance(console, faults, _sums(books))
+        return not faults
 
     def close(self) -> None:
         """Close the connections."""
@@ -153,28 +141,6 @@ class Evidence:
     def _subscriptions(self) -> list[SubscriptionSettings]:
         contexts = self._settings.contexts.values()
         return [subscription for context in contexts for subscription in context.subscriptions.values()]
-
-
-def _perform(
-    fleet: Fleet, profile: Profile, evidence: Evidence, screen: Screen, events: int, seconds: float
-) -> str | None:
-    """Produce and watch to the end; returns what went wrong, if anything."""
-    stop = threading.Event()
-    context = fleet.configuration.settings.contexts[profile.producer.CONTEXT]
-    url = context.database
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="producer") as producer, screen.open():
-        try:
-            producing = producer.submit(produce, profile, url, events, evidence.production, stop)
-            return watch(fleet, evidence, producing, screen, time.monotonic() + seconds)
-        finally:
-            stop.set()
-
-
-def _check(evidence: Evidence, console: Console) -> bool:
-    books = evidence.books()
-    faults = list(audit(books))
-    balance(console, faults, _sums(books))
-    return not faults
 
 
 def _sums(books: Books) -> list[str]:

@@ -1,6 +1,0 @@
--- As inbox/mark_processed, for all messages of one transaction.
-UPDATE inbox_messages
-SET processed_at = greatest(clock_timestamp(), received_at), claim_token = NULL, claimed_until = NULL,
-    next_attempt_at = NULL
-WHERE message_id = ANY (%(ids)s::uuid[]) AND claim_token = %(token)s AND num_nonnulls(processed_at) = 0
-  AND dead_letter_reason IS NULL
