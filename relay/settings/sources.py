@@ -1,10 +1,9 @@
 """The sources of values: relay.toml and the environment, merged, with the origin of each value.
 
-From weak to strong: default, ``DATABASE_URL`` and the ``NATS_*`` variables of sr-message-contracts §8,
-relay.toml, ``NATS_URL`` and similar variables, ``RELAY_*``. An empty variable counts as not set. In a text of
-relay.toml ``${NAME:-default}`` stands for a variable: so the file itself says where a variable is stronger. For a
-secret, ``<key>_file`` and ``<VARIABLE>_FILE`` name a file that holds it. They are as strong as the key or variable
-itself.
+From weak to strong: default, ``DATABASE_URL`` and the prefixes of sr-message-contracts §8 (they make up what has
+no name), relay.toml, ``NATS_URL`` and the other variables without ``RELAY_``, ``RELAY_*``. An empty variable counts
+as not set. In a text of relay.toml ``${NAME:-default}`` stands for a variable. For a secret, ``<key>_file`` and
+``<VARIABLE>_FILE`` name a file that holds it. They are as strong as the key or variable itself.
 """
 
 from __future__ import annotations
@@ -258,8 +257,10 @@ def _put_common_defaults(here: KeyPath, environ: Mapping[str, str], layers: Laye
         layers.put((*here, "database_url"), FromFile(file, here[1]), "env DATABASE_URL_FILE", weak=True)
     for variable, (key, dead_letters_too) in _STREAM_DEFAULTS.items():
         for stream in (*_event_streams(here, layers), *([("dlq",)] if dead_letters_too else [])):
-            if variable in environ:
-                layers.put((*here, *stream, key), environ[variable], f"env {variable}", weak=True)
+            path = (*here, *stream, key)
+            # A variable that names the context is stronger.
+            if variable in environ and not layers.origins.get(path, "").startswith("env "):
+                layers.put(path, environ[variable], f"env {variable}")
 
 
 def _event_streams(here: KeyPath, layers: Layers) -> list[KeyPath]:

@@ -150,7 +150,7 @@ def test_the_common_database_serves_contexts_without_their_own(load: Load) -> No
     assert source(settings, "contexts.vibespro.database_url")[1] == "env DATABASE_URL"
 
 
-def test_variables_of_the_message_contracts_are_defaults(load: Load) -> None:
+def test_of_the_variables_of_the_message_contracts_values_win_and_prefixes_name_the_rest(load: Load) -> None:
     text = (
         f'{BASE}[contexts.sr]\ndatabase_url = "postgresql://db/sr"\n[contexts.vibespro.stream]\nmax_age = "1d"\n'
     )
@@ -161,13 +161,15 @@ def test_variables_of_the_message_contracts_are_defaults(load: Load) -> None:
         NATS_MESSAGE_TTL_SECS="3600",
         NATS_MAX_MSGS_PER_SUBJECT="9",
         NATS_DUPLICATE_WINDOW_SECS="60",
+        RELAY_CONTEXTS__SEA__STREAM__MAX_MSGS_PER_SUBJECT="8",
     )
     sea, sr, vibespro = (settings.contexts[name] for name in ("sea", "sr", "vibespro"))
     assert (sr.stream.name, sr.dlq.name, sea.stream.name) == ("sr-events", "sr-dlq", "sr-sea-events")
     assert vibespro.stream.name == "VIBESPRO_EVENTS"
     assert sea.subscriptions["from_vibespro"].durable == "sr-consumer-sea__from_vibespro"
-    assert (sea.stream.max_age, vibespro.stream.max_age) == (timedelta(hours=1), timedelta(days=1))
-    assert (sea.stream.max_msgs_per_subject, sea.stream.duplicate_window) == (9, 60 * SECOND)
+    assert (sea.stream.max_age, vibespro.stream.max_age) == (timedelta(hours=1), timedelta(hours=1))
+    assert (sr.stream.max_msgs_per_subject, sr.stream.duplicate_window) == (9, 60 * SECOND)
+    assert sea.stream.max_msgs_per_subject == 8  # a variable that names the context is stronger
     # Dead letters are neither dropped earlier nor limited by subject.
     assert (sea.dlq.max_age, sea.dlq.max_msgs_per_subject) == (timedelta(days=30), -1)
     assert source(settings, "contexts.sea.stream.max_age") == ("1h", "env NATS_MESSAGE_TTL_SECS")
