@@ -188,11 +188,27 @@ def test_what_we_reach_into_is_listed() -> None:
     assert set(reached_into()) - NOT_PRIVATE <= KNOWN
 
 
+def defined_by(ours: type) -> Iterator[str]:
+    """The names in the text of a class. At run time a library may set more of them on it."""
+    [found] = ast.parse(inspect.getsource(ours)).body
+    assert isinstance(found, ast.ClassDef)
+    for node in found.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Assign(targets=targets):
+                yield from (it.id for it in targets if isinstance(it, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
 @pytest.mark.parametrize("ours", OURS)
 def test_a_private_name_of_ours_hides_none_of_the_library_that_is_not_listed(ours: type) -> None:
     theirs = {name for base in ours.__mro__[:-1] if not base.__module__.startswith("relay") for name in vars(base)}
-    hidden = {name for name in theirs & set(vars(ours)) if name.startswith("_") and not name.startswith("__")}
-    assert hidden <= KNOWN | {"_abc_impl"}
+    hidden = {
+        name for name in theirs & set(defined_by(ours)) if name.startswith("_") and not name.startswith("__")
+    }
+    assert hidden <= KNOWN
 
 
 def test_each_library_has_an_upper_bound() -> None:
