@@ -11,6 +11,7 @@ from typing import Any
 
 import dramatiq
 import pytest
+from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
 from dramatiq.middleware import Retries
 
 from relay.adapters import workers
@@ -59,6 +60,8 @@ class Fleet:
             brokers = [self.broker, *(self.make(self.broker.namespace) for _ in range(processes - 1))]
             for broker in brokers:
                 self.workers.append(stack.enter_context(working(broker, threads)))
+                # dramatiq knows one event loop a process. Each worker stops its own.
+                stack.callback(set_event_loop_thread, get_event_loop_thread())
             stack.callback(self.release.set)
             yield
 
