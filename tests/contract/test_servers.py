@@ -219,7 +219,7 @@ class Broker:
         self.nats = NatsConnection(url)
         self.subject = f"{next(_names)}.event.a"
         self.name = self.subject.partition(".")[0].upper()
-        self.publisher = NatsJetStreamPublisher(self.nats)
+        self.publisher = NatsJetStreamPublisher(self.nats, ack_timeout=timedelta(seconds=30))
         self.consumer = NatsJetStreamConsumer(self.nats, stream=self.name, durable="down")
 
     async def create(self) -> None:
