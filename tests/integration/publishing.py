@@ -193,12 +193,14 @@ class Relay:
     nats_url: str
     context: str = field(default_factory=lambda: f"context{next(_numbers)}")
     facts: list[Fact] = field(default_factory=list)
+    #: However slow the machine is. Tests of a broker that is silent shorten it.
+    ack_timeout: timedelta = timedelta(seconds=30)
 
     async def __aenter__(self) -> Relay:
         self.pool = create_pool(self.url, max_size=4, application_name="publisher")
         await self.pool.open()
         self.nats = NatsConnection(self.nats_url)
-        self.publisher = NatsJetStreamPublisher(self.nats, ack_timeout=timedelta(seconds=1))
+        self.publisher = NatsJetStreamPublisher(self.nats, ack_timeout=self.ack_timeout)
         self.outbox = Outbox(self.context)
         return self
 

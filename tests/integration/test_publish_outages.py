@@ -27,12 +27,14 @@ from tests.integration.publishing import ALL, Relay, event, eventually, outbox_r
 pytestmark = pytest.mark.anyio
 
 COUNT, KEYS = 400, 4
+#: How soon a broker that is silent counts as away.
+SHORT = timedelta(seconds=1)
 
 
 @pytest.fixture
 async def fragile(database_url: str, own_nats: NatsServer) -> AsyncIterator[Relay]:
     """A publisher whose NATS server may be paused and killed, with events to publish."""
-    async with Relay(database_url, own_nats.url) as relay:
+    async with Relay(database_url, own_nats.url, ack_timeout=SHORT) as relay:
         await relay.create_stream()
         relay.add(*[event(f"v{number % KEYS}", payload={"n": number}) for number in range(COUNT)])
         yield relay
@@ -146,7 +148,7 @@ async def test_a_broker_that_restarts_again_and_again_costs_no_attempt(
 async def test_what_a_batch_gave_up_on_does_not_leave_after_a_reconnect(
     database_url: str, own_nats: NatsServer
 ) -> None:
-    async with Relay(database_url, own_nats.url) as relay:
+    async with Relay(database_url, own_nats.url, ack_timeout=SHORT) as relay:
         await relay.create_stream()
         client = await relay.nats.client()
         relay.publisher._window = 20_000_000  # of a link that was quick
@@ -168,7 +170,7 @@ async def test_what_a_batch_gave_up_on_does_not_leave_after_a_reconnect(
 
 
 async def test_a_frozen_broker_does_not_hold_up_the_end(database_url: str, own_nats: NatsServer) -> None:
-    async with Relay(database_url, own_nats.url) as relay:
+    async with Relay(database_url, own_nats.url, ack_timeout=SHORT) as relay:
         await relay.create_stream()
         await relay.nats.client()
         relay.publisher._window = 20_000_000
@@ -218,6 +220,7 @@ async def test_waiting_for_the_connection_spends_the_time_of_the_claim_too(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await relay.create_stream()
+    relay.publisher = NatsJetStreamPublisher(relay.nats, ack_timeout=SHORT)
     relay.add(event())
     connect = relay.nats.client
 
