@@ -537,8 +537,11 @@ def test_what_is_committed_for_a_fault_is_the_workloads(
     assert not flag.exists()
 
 
-def test_a_handler_hangs_once_the_fleet_has_caught_up(rig: Rig, history: History) -> None:
-    """What waits for other reasons would wait beside it as well."""
+def test_a_handler_hangs_once_the_fleet_has_caught_up(
+    rig: Rig, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for other reasons would wait beside it as well. How soon a fleet recovers, test_chaos judges."""
+    monkeypatch.setattr(operators, "_CATCH_UP_SECONDS", 600.0)
     stage = Stage(rig, Random(1), history, 1)
     workers = rig.of_role("worker")
     with ThreadPoolExecutor() as pool:
@@ -552,7 +555,7 @@ def test_a_handler_hangs_once_the_fleet_has_caught_up(rig: Rig, history: History
         finally:
             for worker in workers:
                 worker.thaw()
-        caught_up.result(timeout=90)
+        caught_up.result(timeout=660)
     assert stage.notes == []
 
 
