@@ -193,8 +193,8 @@ class Relay:
     nats_url: str
     context: str = field(default_factory=lambda: f"context{next(_numbers)}")
     facts: list[Fact] = field(default_factory=list)
-    #: However slow the machine is. Tests of a broker that is silent shorten it.
-    ack_timeout: timedelta = timedelta(seconds=30)
+    #: The default of the settings. Tests of a broker that is slow or silent shorten it.
+    ack_timeout: timedelta = timedelta(seconds=2)
 
     async def __aenter__(self) -> Relay:
         self.pool = create_pool(self.url, max_size=4, application_name="publisher")
