@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,20 @@ def test_jobs_that_hang_take_no_thread_of_other_queues(
         release.set()
         soon("the rest had its turn", lambda: len(hanging) == 4)
     assert quiesced.is_set()
+
+
+def test_threads_wait_for_a_connection_and_none_is_refused(valkey: ValkeyServer) -> None:
+    """redis-py's own pool raises "Too many connections" for the 101st thread, which looks like an outage."""
+    client, count = fresh_broker(valkey.url).client, 120
+    together = threading.Barrier(count)
+
+    def wait(_: int) -> None:
+        together.wait(30)
+        client.blpop("nothing", timeout=0.5)
+
+    with ThreadPoolExecutor(count) as threads:
+        assert [*threads.map(wait, range(count))] == [None] * count
+    assert len(client.connection_pool._connections) <= 64
 
 
 def test_the_age_of_the_head_is_by_the_clock_of_redis_alone(

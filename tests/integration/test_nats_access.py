@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import nkeys
@@ -202,6 +203,38 @@ async def test_a_server_that_closes_after_the_handshake_is_not_away(authority: A
         said = await refused(settings(f"tls://localhost:{port}", NATS_CA=str(authority.ca)))
     assert said.count("no TLS connection: the server closed it after the handshake") == 2
     assert said.count("demands a certificate that it trusts (see ca, certificate and key of [nats])") == 2
+
+
+async def test_what_was_refused_before_a_connection_does_not_explain_its_loss() -> None:
+    lost, numbers = asyncio.Event(), count(1)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = next(numbers)
+        if number <= 2:
+            writer.write(b'INFO {"server_id": "x", "max_payload": 1000}\r\n')
+            await reader.readuntil(b"PING\r\n")
+            writer.write(b"-ERR 'Authorization Violation'\r\n" if number == 1 else b"PONG\r\n")
+            await writer.drain()
+            if number == 2:
+                await lost.wait()
+        raw = writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", number > 1, 0))
+        writer.transport.abort()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        connection = NatsConnection(f"nats://127.0.0.1:{port}")
+        up, down = asyncio.Event(), asyncio.Event()
+        connection.on_up.append(up.set)
+        connection.on_down.append(down.set)
+        connection.start()
+        await asyncio.wait_for(up.wait(), 20)
+        lost.set()
+        await asyncio.wait_for(down.wait(), 20)
+        with pytest.raises(BrokerUnreachable) as told:
+            await connection.client()
+        await connection.close()
+    assert "credentials" not in str(told.value)
 
 
 async def test_nothing_is_proved_to_a_server_without_tls_where_tls_is_configured(

@@ -158,6 +158,8 @@ class NatsConnection:
             listener(refusal)
 
     def _note_up(self) -> None:
+        # Why earlier attempts failed explains no later loss.
+        self._last_error = nats.errors.Error("the connection was lost")
         self._up.set()
         for listener in self.on_up:
             listener()
