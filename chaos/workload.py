@@ -9,7 +9,8 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Self
 from uuid import UUID
 
@@ -73,6 +74,12 @@ class Workload:
         """Begin to produce. Returns at once."""
         for thread in self._threads:
             thread.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Begin no more transactions meanwhile."""
+        with self._pace.held:
+            yield
 
     def stop(self) -> None:
         """End after the transactions that are open. Raises what a producer did not expect."""
@@ -194,11 +201,11 @@ class _Pace:
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._next = time.monotonic()
-        self._lock = threading.Lock()
+        self.held = threading.Lock()
 
     def wait(self, count: int, stopping: threading.Event) -> bool:
         """Wait for the turn of ``count`` events; False when the end came first."""
-        with self._lock:
+        with self.held:
             turn = max(self._next, time.monotonic())
             self._next = turn + count / self._rate
         return not stopping.wait(turn - time.monotonic())
