@@ -443,6 +443,9 @@ class ColdStore(Protocol):
     async def names(self, prefix: str) -> Sequence[str]:
         """The names that start with ``prefix``, in order, including files that were never finished."""
 
+    async def delete(self, name: str) -> None:
+        """Delete a file for good. It may be repeated, and the file may be absent."""
+
 
 class OpenBatch(Protocol):
     """Rows of one kind, locked in one transaction. Leaving it commits; an exception rolls it back."""
