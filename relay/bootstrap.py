@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dramatiq.middleware import Middleware
 from pydantic import SecretStr
@@ -31,6 +32,7 @@ from relay.adapters.postgres.wakeup import Wakeup
 from relay.adapters.redis import RelayBroker, create_broker
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.lag import ReadLag
 from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import ReconcileStream
@@ -167,6 +169,14 @@ class Application:
             pool = self.context(context).pool
             self._ordered[context, name] = OrderedInboxAdapter(pool, failed_head=settings.failed_head)
         return self._ordered[context, name]
+
+    def lag(self, context: str) -> ReadLag:
+        """Reads how much work is due in a context. Raises UnknownContext."""
+        parts = self.context(context)
+        names = list(parts.settings.subscriptions)
+        blocks = parts.settings.publish.dead_head == "block"
+        tables = partial(parts.backlogs.lag, names, dead_head_blocks=blocks)
+        return ReadLag(context, tables, {name: self.consumer(context, name) for name in names})
 
     def find_missing(self, context: str, name: str) -> FindMissing:
         """The comparison of a subscription's stream with its inbox."""
