@@ -18,10 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.enqueue import Row
-from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, LentConnection, Pipeline
+from relay.adapters.postgres.lazy import DIALECT, LentConnection
+from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, Pipeline
 from relay.adapters.postgres.pool import CONNECTION
-from relay.adapters.postgres.savepoints import DIALECT
-from relay.adapters.postgres.sqlalchemy_targets import write_later
+from relay.adapters.postgres.targets import write_later
 from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
 

@@ -24,7 +24,6 @@ from psycopg.errors import InvalidSqlStatementName, error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from relay.adapters.postgres.lazy import LazyConnection
 from relay.adapters.postgres.pool import Connection
 from relay.adapters.postgres.sql import statement
 
@@ -117,28 +116,10 @@ def _checked(results: list[PGresult], kept: list[bytes | None], prepared: set[by
 # --- in a thread ---
 
 
-class LentConnection(LazyConnection):
-    """A connection that can be lent: the borrower may write, but neither commit nor roll back.
+class PreparedConnection(psycopg.Connection[Any]):
+    """A connection that notes when the driver has ``forgotten`` every prepared statement, including ours."""
 
-    ``forgotten``: the driver has deallocated every prepared statement, including ours.
-    """
-
-    lent = False
     forgotten = False
-
-    def commit(self) -> None:
-        """Commit. Raises ProgrammingError while it is lent."""
-        self._refuse("commit")
-        super().commit()
-
-    def rollback(self) -> None:
-        """Roll back. Raises ProgrammingError while it is lent."""
-        self._refuse("rollback")
-        super().rollback()
-
-    def _refuse(self, what: str) -> None:
-        if self.lent:
-            raise psycopg.ProgrammingError(f"{what}() is not yours: the transaction ends when the function has")
 
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
         self.forgotten = self.forgotten or name is None
@@ -148,7 +129,7 @@ class LentConnection(LazyConnection):
 class Pipeline:
     """One connection and its prepared statements. Only one thread may use it at a time."""
 
-    def __init__(self, connection: LentConnection) -> None:
+    def __init__(self, connection: PreparedConnection) -> None:
         self.connection = connection
         self._libpq: PGconn = connection.pgconn
         self._prepared: set[bytes] = set()

@@ -19,11 +19,10 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from relay.adapters.postgres.lazy import LazyAsyncConnection
+from relay.adapters.postgres.lazy import DIALECT, LazyAsyncConnection
 from relay.adapters.postgres.lending import AsyncTransaction, Lendable, Lender, Settlement, Transaction, limiting
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import CONNECTION, reached
-from relay.adapters.postgres.savepoints import DIALECT
 from relay.adapters.postgres.shared import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost
