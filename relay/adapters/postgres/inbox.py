@@ -143,9 +143,6 @@ class PostgresInboxAdapter:
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("inbox/renew", claim, lease=lease)
 
-    async def mark_processed(self, claim: ClaimedMessage) -> bool:
-        return bool(await self.mark_all_processed([claim]))
-
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
         async with connection(self._pool) as conn:
             rows = await fetch(conn, ("inbox/mark_many_processed", ids_and_tokens(claims)))

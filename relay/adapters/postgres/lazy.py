@@ -18,8 +18,6 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGDialectAsync_psycopg
 
-from relay.adapters.postgres.pipeline import PreparedConnection
-
 Result = TypeVar("Result")
 
 _AND: Final = b"; "
@@ -57,10 +55,14 @@ class Lazy:
         return command
 
 
-class LentConnection(Lazy, PreparedConnection):
-    """A connection for plain functions. While it is ``lent`` they may write, but neither commit nor roll back."""
+class LentConnection(Lazy, psycopg.Connection[Any]):
+    """A connection for plain functions. While it is ``lent`` they may write, but neither commit nor roll back.
+
+    ``forgotten``: the driver has deallocated every prepared statement, including ours.
+    """
 
     lent = False
+    forgotten = False
 
     def commit(self) -> None:
         """Commit. Raises ProgrammingError while it is lent."""
@@ -75,6 +77,10 @@ class LentConnection(Lazy, PreparedConnection):
     def _refuse(self, what: str) -> None:
         if self.lent:
             raise psycopg.ProgrammingError(f"{what}() is not yours: the transaction ends when the function has")
+
+    def _deallocate(self, name: bytes | None) -> PQGen[None]:
+        self.forgotten = self.forgotten or name is None
+        return super()._deallocate(name)
 
     def wait(self, gen: Generator[Any, Any, Result], *args: Any, **options: Any) -> Result:
         """Send what waits, then as the driver does."""
