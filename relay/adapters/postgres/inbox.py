@@ -85,7 +85,6 @@ class PostgresInboxAdapter:
     _claim = "inbox/claim"
     _claim_many: str | None = "inbox/claim_many"
     _overdue = "inbox/overdue"
-    _due = "inbox/due"
 
     def __init__(self, pool: Pool, *, grace: timedelta = timedelta(seconds=5)) -> None:
         self._pool = pool
@@ -165,7 +164,7 @@ class PostgresInboxAdapter:
         )
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
-        return await self._settle("inbox/mark_dead_lettered", claim)
+        return await self._settle("inbox/mark_dead_lettered", claim, skip=False)
 
     async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
         return await self._settle("inbox/release", claim, delay=delay)
@@ -218,7 +217,7 @@ class PostgresInboxAdapter:
 
     async def due(self, subscription: str, limit: int) -> int:
         async with connection(self._pool) as conn:
-            [(count,)] = await query(conn, self._due, subscription=subscription, limit=limit)
+            [(count,)] = await query(conn, "inbox/due", subscription=subscription, limit=limit)
         return int(count)
 
     async def ping(self) -> None:
