@@ -61,6 +61,19 @@ GUARDS = {
         after="outbox/begin_claim",
     ),
     "due": Guard("outbox/due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
+    # The lag is read again and again, however much waits; it is counted up to a limit.
+    "lag of the outbox": Guard(
+        "outbox/lag",
+        {"idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed"},
+        2 * 20_000,
+        {"limit": 20_000, "dead_head_blocks": False},
+    ),
+    "lag of the inbox": Guard(
+        "inbox/lag", {"idx_inbox_sweep"}, 20_000 + 10, {"limit": 20_000, "subscriptions": ["busy", "quiet"]}
+    ),
+    "lag of the tasks": Guard(
+        "tasks/lag", {"idx_task_ready", "idx_task_due", "idx_task_sweep"}, 2 * 20_000, {"limit": 20_000}
+    ),
     # An exact number of what waits has to be counted; what is finished is not looked at.
     "outbox backlog": Guard("outbox/backlog", {"idx_outbox_unpublished"}, BACKLOG + 14_000),
     "inbox backlog": Guard("inbox/backlog", {"idx_inbox_unprocessed"}, BACKLOG + 1_010),
