@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dramatiq.middleware import Middleware
+from pydantic import SecretStr
 
 from relay.access import nats_options, redis_options
+from relay.adapters.bucket import BucketStore
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.gate import Gates
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
@@ -17,18 +20,19 @@ from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.postgres.archive import PostgresArchive
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, create_pool, pooled
-from relay.adapters.postgres.reads import PostgresBacklogReader
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.adapters.redis import RelayBroker, create_broker
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.lag import ReadLag
 from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import ReconcileStream
@@ -36,8 +40,8 @@ from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
-from relay.ports import JetStreamConsumer
-from relay.settings import ContextSettings, Settings, SubscriptionSettings
+from relay.ports import ColdStore, JetStreamConsumer
+from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
 from relay.wire import writer
 
 _log = logging.getLogger("relay")
@@ -166,6 +170,14 @@ class Application:
             self._ordered[context, name] = OrderedInboxAdapter(pool, failed_head=settings.failed_head)
         return self._ordered[context, name]
 
+    def lag(self, context: str) -> ReadLag:
+        """Reads how much work is due in a context. Raises UnknownContext."""
+        parts = self.context(context)
+        names = list(parts.settings.subscriptions)
+        blocks = parts.settings.publish.dead_head == "block"
+        tables = partial(parts.backlogs.lag, names, dead_head_blocks=blocks)
+        return ReadLag(context, tables, {name: self.consumer(context, name) for name in names})
+
     def find_missing(self, context: str, name: str) -> FindMissing:
         """The comparison of a subscription's stream with its inbox."""
         spec = self.subscription(context, name).consumer_spec()
@@ -182,11 +194,11 @@ class Application:
     def archive(self, context: str) -> ArchiveRows | None:
         """The archive of a context; None if it is off. Raises UnknownContext."""
         parts = self.context(context)
-        after, directory = parts.settings.archive.after, parts.settings.archive.directory
-        if after is None or directory is None:
+        after, store = parts.settings.archive.after, cold_store(parts.settings.archive)
+        if after is None or store is None:
             return None
         tables, auditor = PostgresArchive(pooled(parts.pool), context), NatsStreamAuditor(self.nats)
-        return ArchiveRows(context, after, tables, FolderStore(directory), auditor, self.facts)
+        return ArchiveRows(context, after, tables, store, auditor, self.facts)
 
     def _build(self, name: str, settings: ContextSettings) -> Context:
         pool = create_pool(settings.database, max_size=16, application_name=f"jetrelay-{self._role}-{name}")
@@ -215,6 +227,16 @@ class Application:
             schedule=PostgresSchedule(pooled(pool)),
             backlogs=PostgresBacklogReader(pooled(pool)),
         )
+
+
+def cold_store(archive: ArchiveSettings) -> ColdStore | None:
+    """Where a context archives; None if nowhere. Raises MissingExtraError and ConfigurationError."""
+    if archive.bucket is None:
+        return None if archive.directory is None else FolderStore(archive.directory)
+    names = ("endpoint", "region", "access_key_id", "secret_access_key")
+    values = {name: getattr(archive, name) for name in names} | archive.options
+    plain = {name: it.get_secret_value() if isinstance(it, SecretStr) else it for name, it in values.items()}
+    return BucketStore(archive.bucket, {name: it for name, it in plain.items() if it is not None})
 
 
 def job_broker(settings: Settings, middleware: Sequence[Middleware] = ()) -> RelayBroker:

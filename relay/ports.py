@@ -168,12 +168,14 @@ class ConsumerState:
 
     Everything up to ``ack_floor`` is acknowledged. Everything up to ``delivered`` was delivered at least once.
     ``pending`` messages between the two wait for their acknowledgement. ``consumer_seq`` counts deliveries.
+    ``undelivered`` messages behind ``delivered`` are still to come.
     """
 
     ack_floor: int
     delivered: int
     pending: int
     consumer_seq: int = 0
+    undelivered: int = 0
 
 
 class JetStreamConsumer(Protocol):
@@ -183,7 +185,7 @@ class JetStreamConsumer(Protocol):
     losses: int
 
     async def state(self) -> ConsumerState:
-        """Ask the server for the position. Raises BrokerUnreachable."""
+        """Ask the server for the position. Raises BrokerUnreachable; ConsumerMissing if there is no consumer."""
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
         """Wait up to ``wait`` for messages and return at most ``batch``. Raises BrokerUnreachable."""
@@ -304,11 +306,8 @@ class InboxSettlement(Protocol):
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         """Extend the claim to ``lease`` from now. False when it was lost."""
 
-    async def mark_processed(self, claim: ClaimedMessage) -> bool:
-        """Set processed_at. False when the claim was lost: another worker owns the row now."""
-
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        """Do the same for many; returns those whose claim was not lost."""
+        """Set processed_at. Returns those whose claim was not lost: another worker owns the others now."""
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         """Record the error, set next_attempt_at and release the claim. False when the claim was lost."""
@@ -442,6 +441,9 @@ class ColdStore(Protocol):
 
     async def names(self, prefix: str) -> Sequence[str]:
         """The names that start with ``prefix``, in order, including files that were never finished."""
+
+    async def delete(self, name: str) -> None:
+        """Delete a file for good. It may be repeated, and the file may be absent."""
 
 
 class OpenBatch(Protocol):

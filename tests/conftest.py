@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
+from tests.s3 import Buckets, serving
 from tests.servers import initialised, memory
 
 # The product's settings come from the tests, never from the shell that runs them. At import, so that no module
@@ -103,6 +104,12 @@ def nats_server(server_root: Path) -> Iterator[NatsServer]:
 def valkey(server_root: Path) -> Iterator[ValkeyServer]:
     with ValkeyServer(server_root / "valkey") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def buckets() -> Iterator[Buckets]:
+    with serving() as buckets:
+        yield buckets
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,9 @@ class FolderStore:
     async def get(self, name: str, into: IO[bytes]) -> bool:
         return await self._do(lambda: _get(self._root / name, into))
 
+    async def delete(self, name: str) -> None:
+        await self._do(lambda: self._delete(self._root / name))
+
     async def names(self, prefix: str) -> Sequence[str]:
         return await self._do(lambda: sorted(self._names(prefix)))
 
@@ -69,6 +72,11 @@ class FolderStore:
             self._make(folder.parent)
             folder.mkdir(mode=0o700, exist_ok=True)
             _sync(folder.parent)
+
+    def _delete(self, target: Path) -> None:
+        if target.exists():
+            target.unlink()
+            _sync(target.parent)
 
     def _names(self, prefix: str) -> Iterator[str]:
         folder, _, beginning = prefix.rpartition("/")

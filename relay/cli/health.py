@@ -20,8 +20,11 @@ from relay.adapters.gate import queue_error
 from relay.adapters.jetstream.durability import answered_by_streams
 from relay.adapters.jetstream.durability import risks as jetstream_risks
 from relay.adapters.postgres import durability, migrations
+from relay.bootstrap import cold_store
 from relay.domain.errors import RelayError
-from relay.settings import Settings, load_settings
+from relay.settings import ArchiveSettings, Settings, load_settings
+from relay.settings.archive import USUAL
+from relay.settings.values import format_duration
 
 _TIMEOUT_S: Final = 3.0
 
@@ -30,7 +33,7 @@ _TIMEOUT_S: Final = 3.0
 class Finding:
     """The answer of one server, and how long it took, in milliseconds.
 
-    ``warnings``: the server is well, but may lose what it has confirmed.
+    ``warnings``: the server is well, but may lose what it has confirmed, or is set in an unusual way.
     """
 
     server: str
@@ -48,7 +51,9 @@ def health(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Status 1 for warnings, too.")] = False,
 ) -> None:
-    """Ask each context's PostgreSQL (are its tables up to date?), NATS and Redis. Status 1 if one is not well.
+    """Ask each context's PostgreSQL (are its tables up to date?) and archive, NATS and Redis.
+
+    Status 1 if one is not well.
 
     Warns of versions and settings under which a server may lose what it has confirmed.
     """
@@ -70,6 +75,11 @@ def examine(settings: Settings) -> list[Finding]:
     """Ask all servers at the same time. Never raises for a server that does not answer."""
     questions: dict[str, Callable[[], Answer]] = {
         f"postgresql {name}": partial(_database, context.database) for name, context in settings.contexts.items()
+    }
+    questions |= {
+        f"archive {name}": partial(_archive, context.archive)
+        for name, context in settings.contexts.items()
+        if context.archive.place is not None
     }
     questions["nats"] = partial(_nats, settings)
     questions["redis"] = partial(_redis, settings)
@@ -100,6 +110,19 @@ def _database(url: str) -> Answer:
     if found.pending:
         return False, f"its tables lack {', '.join(found.pending)}; run: relay db upgrade", warnings
     return True, f"tables at {found.current}", warnings
+
+
+def _archive(archive: ArchiveSettings) -> Answer:
+    """Look whether the place of the archive answers, by asking for a name that is never there."""
+    store, after = cold_store(archive), archive.after
+    assert store is not None
+    assert after is not None
+    asyncio.run(store.names("none/"))
+    warnings = []
+    if not USUAL[0] <= after <= USUAL[1]:
+        least, most = map(format_duration, USUAL)
+        warnings.append(f"after is {format_duration(after)}; usual are {least} to {most}")
+    return True, f"{archive.place} answers", warnings
 
 
 def _nats(settings: Settings) -> Answer:

@@ -52,7 +52,8 @@
     │                                                 SERVER_NOT_UP, STACK_BUSY below it)
     └── Outage
         ├── BrokerUnreachable   BROKER_UNREACHABLE
-        │   └── BrokerRefused   BROKER_REFUSED
+        │   ├── BrokerRefused   BROKER_REFUSED
+        │   └── ConsumerMissing CONSUMER_MISSING
         ├── DatabaseUnreachable DATABASE_UNREACHABLE
         │   └── LeaseOver       LEASE_OVER
         ├── QueueUnreachable    QUEUE_UNREACHABLE
@@ -227,6 +228,12 @@ class InvalidRequest(RelayError, ValueError):
     code = "INVALID_REQUEST"
 
 
+class LagUnknown(RelayError):
+    """How much work is due could not be read in time."""
+
+    code = "LAG_UNKNOWN"
+
+
 class TooMany(RelayError):
     """A selection matches more than its limit; nothing was done."""
 
@@ -344,6 +351,12 @@ class BrokerRefused(BrokerUnreachable):
     """
 
     code = "BROKER_REFUSED"
+
+
+class ConsumerMissing(BrokerUnreachable):
+    """A stream or a durable consumer that is configured does not exist. It is retried like an outage."""
+
+    code = "CONSUMER_MISSING"
 
 
 class DatabaseUnreachable(Outage):

@@ -16,9 +16,9 @@ from pydantic import SecretStr, ValidationError
 
 from relay.domain.errors import ConfigurationError
 from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
+from relay.settings.archive import ArchiveSettings
 from relay.settings.model import (
     AlertSettings,
-    ArchiveSettings,
     ContextSettings,
     MetricsSettings,
     PublishSettings,
@@ -153,8 +153,9 @@ def _values(path: KeyPath, section: Section) -> Iterator[tuple[KeyPath, object]]
         if isinstance(value, Section):
             yield from _values((*path, key), value)
         elif isinstance(value, dict):
-            for inner, table in value.items():
-                yield from _values((*path, key, inner), table)
+            for inner, it in value.items():
+                here = (*path, key, inner)
+                yield from _values(here, it) if isinstance(it, Section) else [(here, it)]
         elif isinstance(value, tuple) and any(isinstance(row, Section) for row in value):
             for place, row in enumerate(value):
                 yield from _values((*path, key, str(place)), row)

@@ -29,6 +29,7 @@ from relay.domain.topology import (
     dead_letter_consumer,
 )
 from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
+from relay.settings.archive import ArchiveSettings
 from relay.settings.section import Section
 from relay.settings.urls import (
     DatabaseUrl,
@@ -40,7 +41,6 @@ from relay.settings.urls import (
     with_search_path,
 )
 from relay.settings.values import (
-    AbsolutePath,
     ActorId,
     Age,
     AttributeTemplate,
@@ -150,16 +150,6 @@ class AlertSettings(HttpSettings):
 
     webhook: WebhookUrl | None = None
     per_minute: int = Field(default=6, ge=1, le=60)
-
-
-class ArchiveSettings(Section):
-    """When and where rows are archived: ``after`` counts from published, processed, closed or finished.
-
-    ``after`` must be longer than any stream keeps messages. ``directory`` must exist on every worker.
-    """
-
-    after: Duration | None = None
-    directory: AbsolutePath | None = None
 
 
 class SubscriptionSettings(HttpSettings):

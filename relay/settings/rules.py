@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 
 from relay.domain.routing import dead_letter_subject
 from relay.domain.topology import covers, subjects_overlap
 from relay.settings.access import HttpSettings
 from relay.settings.access_rules import check_access
+from relay.settings.archive import OF_BUCKET
 from relay.settings.model import ContextSettings, PublishSettings, Settings, SubscriptionSettings
 from relay.settings.problems import KeyPath, Problem
 from relay.settings.stream_rules import all_streams, check_exchange, check_streams
@@ -155,10 +157,16 @@ def _dead_letters(context: ContextSettings) -> Problems:
 
 def _archive(context: ContextSettings) -> Problems:
     archive = context.archive
-    if archive.after is not None and archive.directory is None:
-        yield Problem(_at(context, "archive", "directory"), "is required", "where rows go that leave their table")
-    elif archive.directory is not None and archive.after is None:
-        yield Problem(_at(context, "archive", "after"), "is required", 'for example after = "90d"')
+    at = partial(_at, context, "archive")
+    if archive.after is not None and archive.place is None:
+        yield Problem(at("directory"), "is required", "or bucket: where rows go that leave their table")
+    elif archive.place is not None and archive.after is None:
+        yield Problem(at("after"), "is required", 'for example after = "90d"')
+    if archive.directory is not None:
+        for key in sorted(archive.model_fields_set & OF_BUCKET):
+            yield Problem(at(key), "is not for a directory", "give bucket or directory, not both")
+    if (archive.access_key_id is None) != (archive.secret_access_key is None):
+        yield Problem(at("access_key_id"), "goes together with secret_access_key")
 
 
 # --- all contexts together ---

@@ -24,14 +24,15 @@ from relay.domain.subject import STREAM
 from relay.domain.topology import is_pattern
 
 _UNITS: Final = {
+    "y": timedelta(days=365),
     "d": timedelta(days=1),
     "h": timedelta(hours=1),
     "m": timedelta(minutes=1),
     "s": timedelta(seconds=1),
     "ms": timedelta(milliseconds=1),
 }
-_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|d|h|m|s))+")
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|d|h|m|s)")
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|y|d|h|m|s))+")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|y|d|h|m|s)")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _LONGEST: Final = timedelta(days=36500)
 
@@ -49,7 +50,10 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 def parse_duration(value: object) -> timedelta:
-    """Read ``"100ms"``, ``"1.5s"``, ``"1h30m"``, ``"7d"`` or a number of seconds. Raises ValueError."""
+    """Read ``"100ms"``, ``"1.5s"``, ``"1h30m"``, ``"7d"``, ``"3y"`` (of 365 days) or a number of seconds.
+
+    Raises ValueError.
+    """
     if isinstance(value, timedelta):
         return value
     text = str(value).strip() if isinstance(value, str | int | float) else ""

@@ -42,6 +42,9 @@ class MemoryColdStore:
             shutil.copyfileobj(BytesIO(found), into)
         return found is not None
 
+    async def delete(self, name: str) -> None:
+        self._files.pop(name, None)
+
     async def names(self, prefix: str) -> Sequence[str]:
         return sorted(name for name in self._files if name.startswith(prefix))
 

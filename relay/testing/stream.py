@@ -118,7 +118,8 @@ class MemoryConsumer:
     async def state(self) -> ConsumerState:
         due = self._due
         ack_floor = min(due) - 1 if due else self._delivered
-        return ConsumerState(ack_floor, self._delivered, len(due), self._consumer_seq)
+        undelivered = [it for it in self._stream.messages if it.seq > self._delivered and self._fits(it)]
+        return ConsumerState(ack_floor, self._delivered, len(due), self._consumer_seq, len(undelivered))
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
         end = time.monotonic() + wait.total_seconds()
@@ -151,7 +152,10 @@ class MemoryConsumer:
     def _next(self, batch: int) -> list[StreamMessage]:
         again = [seq for seq, due in self._due.items() if due <= self._stream.clock.now]
         found = [it for it in self._stream.messages if it.seq > self._delivered or it.seq in again]
-        return [it for it in found if self._filter.fullmatch(it.subject)][:batch]
+        return [it for it in found if self._fits(it)][:batch]
+
+    def _fits(self, message: StreamMessage) -> bool:
+        return bool(self._filter.fullmatch(message.subject))
 
     def _deliver(self, message: StreamMessage) -> Delivery:
         self._delivered, self._consumer_seq = max(self._delivered, message.seq), self._consumer_seq + 1

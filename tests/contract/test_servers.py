@@ -1,4 +1,4 @@
-"""The adapters of PostgreSQL, JetStream and folders keep the contracts of their ports.
+"""The adapters of PostgreSQL, JetStream, folders and buckets keep the contracts of their ports.
 
 Time cannot be moved on a server. So the times in its rows are moved back instead.
 """
@@ -44,6 +44,7 @@ from relay.testing.contracts import (
     PublisherContract,
     RunsContract,
 )
+from tests.s3 import Buckets
 
 pytestmark = pytest.mark.anyio
 
@@ -208,6 +209,15 @@ class TestColdStore(ColdStoreContract):
     def bench(self, tmp_path: Path) -> Any:
         class Bench:
             store = FolderStore(tmp_path)
+
+        return Bench
+
+
+class TestBucket(ColdStoreContract):
+    @pytest.fixture
+    def bench(self, buckets: Buckets) -> Any:
+        class Bench:
+            store = buckets.store(buckets.create())
 
         return Bench
 

@@ -284,8 +284,7 @@ class Subscription:
 
     async def unacked(self) -> int:
         """How many messages JetStream has delivered and not seen acknowledged."""
-        await (await self.nats.client()).flush()
-        return int((await self.js.consumer_info(self.stream, "down")).num_ack_pending)
+        return await unacknowledged(self.nats, self.stream, "down")
 
     async def acked(self) -> None:
         """Wait until JetStream has seen every delivered message acknowledged."""
@@ -300,6 +299,17 @@ class Subscription:
         last = (await self.js.stream_info(self.dlq)).state.last_seq
         letters = [await self.js.get_msg(self.dlq, seq) for seq in range(1, last + 1)]
         return [{**json.loads(it.data), "_headers": it.headers, "_subject": it.subject} for it in letters]
+
+
+async def unacknowledged(connection: NatsConnection, stream: str, durable: str) -> int:
+    """How many messages a consumer has delivered and not seen acknowledged.
+
+    The server takes acknowledgements from a queue of the consumer. What it answers to the last of them, about a
+    message that there is not, comes after all those before.
+    """
+    client = await connection.client()
+    await client.request(f"$JS.ACK.{stream}.{durable}.1.{10**9}.{10**9}.0.0", b"+WPI", timeout=30)
+    return int((await client.jetstream().consumer_info(stream, durable)).num_ack_pending)
 
 
 @asynccontextmanager

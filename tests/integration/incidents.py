@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ from relay.adapters.postgres.pool import pooled
 from relay.domain.operators import Operator
 from relay.domain.topology import dead_letter_consumer
 from relay.ports import Delivery
-from tests.integration.consuming import Handler, Subscription, subscribed
+from tests.integration.consuming import Handler, Subscription, subscribed, unacknowledged
 from tests.integration.publishing import query
 
 ANN = Operator("ann", "because")
@@ -72,16 +71,9 @@ class Desk:
         return [*await self.letters.fetch(100, timedelta(seconds=1)), *await self.letters.finish()]
 
     async def unacked(self) -> int:
-        """How many letters JetStream has delivered and does not see acknowledged, once that has settled."""
+        """How many letters JetStream has delivered and not seen acknowledged."""
         spec = dead_letter_consumer(self.sub.context, f"{self.sub.context.upper()}_DLQ")
-        await (await self.sub.nats.client()).flush()
-        pending = -1
-        for _ in range(20):
-            pending = int((await self.sub.js.consumer_info(spec.stream, spec.durable)).num_ack_pending)
-            if pending == 0:
-                break
-            await asyncio.sleep(0.02)
-        return pending
+        return await unacknowledged(self.sub.nats, spec.stream, spec.durable)
 
 
 @asynccontextmanager

@@ -58,6 +58,19 @@ def test_all_is_well(health: Callable[..., Result]) -> None:
     ]
 
 
+def test_the_place_of_an_archive_is_asked_and_a_short_time_is_warned_of(
+    health: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "relay.toml").write_text(
+        f'[contexts.sea]\n[contexts.sea.archive]\nafter = "10d"\ndirectory = "{tmp_path}/cold"\n'
+    )
+    assert down(health("--json")) == ["archive sea"]
+    (tmp_path / "cold").mkdir()
+    output = health().stdout
+    assert f"{tmp_path}/cold answers" in output
+    assert "after is 10d; usual are 90d to 1y" in output
+
+
 @pytest.mark.parametrize(
     ("variable", "scheme", "server"),
     [

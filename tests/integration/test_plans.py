@@ -61,6 +61,19 @@ GUARDS = {
         after="outbox/begin_claim",
     ),
     "due": Guard("outbox/due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
+    # The lag is read again and again, however much waits; it is counted up to a limit.
+    "lag of the outbox": Guard(
+        "outbox/lag",
+        {"idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed"},
+        2 * 20_000,
+        {"limit": 20_000, "dead_head_blocks": False},
+    ),
+    "lag of the inbox": Guard(
+        "inbox/lag", {"idx_inbox_sweep"}, 20_000 + 10, {"limit": 20_000, "subscriptions": ["busy", "quiet"]}
+    ),
+    "lag of the tasks": Guard(
+        "tasks/lag", {"idx_task_ready", "idx_task_due", "idx_task_sweep"}, 2 * 20_000, {"limit": 20_000}
+    ),
     # An exact number of what waits has to be counted; what is finished is not looked at.
     "outbox backlog": Guard("outbox/backlog", {"idx_outbox_unpublished"}, BACKLOG + 14_000),
     "inbox backlog": Guard("inbox/backlog", {"idx_inbox_unprocessed"}, BACKLOG + 1_010),
@@ -84,9 +97,6 @@ GUARDS = {
     ),
     "due messages": Guard("inbox/due", {"idx_inbox_sweep"}, 2_000, {**BUSY, "limit": 2_000}),
     "due messages beside a backlog": Guard("inbox/due", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}),
-    "due messages of an ordered subscription": Guard(
-        "inbox/due_ordered", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}
-    ),
     # A page in the order of arrival ends within a batch, which is put in order by the ids.
     "waiting": Guard(
         "inbox/waiting",
@@ -225,8 +235,7 @@ ALL = {"ids": IDS, **CLAIM}
 BY_ID = {
     "inbox/claim": ONE,
     "inbox/claim_ordered": ONE,
-    "inbox/claim_chunk": ALL,
-    "inbox/claim_chunk_ordered": ALL,
+    "inbox/claim_chunk": {**ALL, "ordered": True},
     "inbox/renew": ALL,
     "inbox/mark_processed": ALL,
     "inbox/settle_chunk": {**ALL, "errors": [None, None], "kinds": [None, None], "delays": [None, None]},

@@ -23,6 +23,33 @@ def test_it_is_off_by_default(load: Load) -> None:
     assert (archive.after, archive.directory) == (None, None)
 
 
+BUCKET = """[contexts.sea.archive]
+after = "90d"
+bucket = "s3://company/relay"
+endpoint = "https://s3.example:9000"
+access_key_id = "ann"
+secret_access_key = "s3cret"
+options = { aws_server_side_encryption = "aws:kms" }
+"""
+
+
+def test_a_bucket_with_its_access_and_options_and_no_secret_is_shown(load: Load) -> None:
+    settings = load(BASE + BUCKET, RELAY_CONTEXTS__SEA__ARCHIVE__REGION="eu-west-1")
+    archive = settings.contexts["sea"].archive
+    assert (archive.place, archive.region) == ("s3://company/relay", "eu-west-1")
+    assert archive.options["aws_server_side_encryption"].get_secret_value() == "aws:kms"
+    for key in ("access_key_id", "secret_access_key", "options.aws_server_side_encryption"):
+        assert source(settings, f"contexts.sea.archive.{key}")[0] == "***"
+
+
+def test_the_key_may_be_in_a_file(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("from a file\n")
+    text = BUCKET.replace('secret_access_key = "s3cret"', f'secret_access_key_file = "{tmp_path / "key"}"')
+    key = load(BASE + text).contexts["sea"].archive.secret_access_key
+    assert key is not None
+    assert key.get_secret_value() == "from a file"
+
+
 def test_it_is_on_with_both_values(load: Load) -> None:
     settings = load(BASE + ARCHIVE)
     archive = settings.contexts["sea"].archive
@@ -37,6 +64,17 @@ def test_it_is_on_with_both_values(load: Load) -> None:
         ('directory = "/a"', r'contexts.sea.archive.after: is required \(for example after = "90d"'),
         ('after = "90d"\ndirectory = "a"', r"relay.toml:11: contexts.sea.archive.directory: must begin with /"),
         ('after = "7d"\ndirectory = "/a"', r"archive.after: must be longer than the max_age of SEA_EVENTS"),
+        ('after = "59m"\ndirectory = "/a"', "archive.after: must be 1h to 10y; 90d to 365d is usual"),
+        ('after = "11y"\ndirectory = "/a"', "archive.after: must be 1h to 10y"),
+        ('after = "90d"\nbucket = "company"', r"archive.bucket: 'company' is not a bucket; write \"s3://name\""),
+        ('after = "90d"\nbucket = "s3://a@b"', "is not a bucket"),
+        ('bucket = "s3://a"', r"archive.after: is required"),
+        (
+            'after = "90d"\nbucket = "s3://a"\nendpoint = "s3.example"',
+            "archive.endpoint: 's3.example' is not an add",
+        ),
+        ('after = "90d"\ndirectory = "/a"\nregion = "eu"', "archive.region: is not for a directory"),
+        ('after = "90d"\nbucket = "s3://a"\naccess_key_id = "ann"', "goes together with secret_access_key"),
         ('after = "soon"', "'soon' is not a duration"),
         ('age = "90d"', "unknown key"),
     ],

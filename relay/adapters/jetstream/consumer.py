@@ -15,12 +15,13 @@ from datetime import timedelta
 from typing import Final
 
 import nats.errors
+from nats.js.errors import NotFoundError
 
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
-from relay.domain.errors import BrokerRefused, BrokerUnreachable
+from relay.domain.errors import BrokerRefused, BrokerUnreachable, ConsumerMissing
 from relay.ports import ConsumerState, Delivery
 
 #: A pull request is sent again if it has no answer for this time after its expiry, in seconds.
@@ -101,11 +102,15 @@ class NatsJetStreamConsumer:
     async def state(self) -> ConsumerState:
         """See the port."""
         async with self._connection.asking(f"cannot ask for {self._durable}") as client:
-            info = await client.jetstream().consumer_info(self._stream, self._durable)
+            try:
+                info = await client.jetstream().consumer_info(self._stream, self._durable)
+            except NotFoundError as error:
+                missing = f"the stream {self._stream} has no consumer {self._durable}"
+                raise ConsumerMissing(missing, hint="run: relay streams ensure") from error
         ack_floor = info.ack_floor.stream_seq if info.ack_floor else 0
         delivered = info.delivered.stream_seq if info.delivered else 0
         number = info.delivered.consumer_seq if info.delivered else 0
-        return ConsumerState(ack_floor, delivered, info.num_ack_pending or 0, number)
+        return ConsumerState(ack_floor, delivered, info.num_ack_pending or 0, number, info.num_pending or 0)
 
     async def finish(self) -> Sequence[Delivery]:
         """Wait for the open pull request to end, and return the messages that it still delivers.

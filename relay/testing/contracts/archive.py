@@ -55,6 +55,15 @@ class ColdStoreContract:
         assert await bench.store.names("sea/outbox/1.g") == ["sea/outbox/1.gz"]
         assert await bench.store.names("sky/") == []
 
+    async def test_a_deleted_file_is_gone_and_deleting_may_be_repeated(self, bench: ColdStoreBench) -> None:
+        for name in ("sea/outbox/1.gz", "sea/outbox/2.gz"):
+            await bench.store.put(name, BytesIO(b"one"))
+        for _ in range(2):
+            await bench.store.delete("sea/outbox/1.gz")
+            assert await bench.store.names("sea/outbox/") == ["sea/outbox/2.gz"]
+            assert not await bench.store.get("sea/outbox/1.gz", BytesIO())
+        await bench.store.put("sea/outbox/1.gz", BytesIO(b"another"))
+
 
 class ArchiveBench(Protocol):
     """Tables without rows."""

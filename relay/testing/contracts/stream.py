@@ -141,6 +141,7 @@ class ConsumerContract:
         await bench.send(b"1", b"2", b"3", b"4")
         one, two, three = await _fetch(bench, 3, batch=3)
         assert await _state(bench) == (0, 3, 3, 3)
+        assert (await bench.consumer.state()).undelivered == 1
         await bench.consumer.ack([three.reply])
         await _settled(bench, 2)
         assert await _state(bench) == (0, 3, 2, 3)

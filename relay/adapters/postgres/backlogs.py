@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from psycopg.rows import class_row
 
-from relay.adapters.postgres.pool import Connection, Source
+from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.backlogs import (
     Backlogs,
@@ -19,6 +19,7 @@ from relay.domain.backlogs import (
     TaskBacklog,
     Waiting,
 )
+from relay.domain.lag import MAX_COUNTED_ROWS, Due, TablesLag
 
 Row = TypeVar("Row")
 
@@ -41,6 +42,17 @@ class PostgresBacklogReader:
         """QRY-051: what is not processed."""
         async with self._source() as conn:
             return await _one(conn, "inbox/backlog", InboxBacklog)
+
+    async def lag(self, subscriptions: Sequence[str], *, dead_head_blocks: bool) -> TablesLag:
+        """Return what is due, counted up to `MAX_COUNTED_ROWS`. ``dead_head_blocks``: as the publisher's."""
+        limit = {"limit": MAX_COUNTED_ROWS}
+        async with self._source() as conn:
+            inbox = await query(conn, "inbox/lag", subscriptions=list(subscriptions), **limit)
+            return TablesLag(
+                outbox=Due(*(await query(conn, "outbox/lag", dead_head_blocks=dead_head_blocks, **limit))[0]),
+                tasks=Due(*(await query(conn, "tasks/lag", **limit))[0]),
+                inbox={name: Due(count, age) for name, count, age in inbox},
+            )
 
     async def backlogs(self) -> Backlogs:
         """Return the backlogs for the metrics."""

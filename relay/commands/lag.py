@@ -1,0 +1,56 @@
+"""Reads the lag of a context: its tables and the consumers of its subscriptions, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeVar
+
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, RelayError
+from relay.domain.lag import ContextLag, StreamLag, TablesLag
+from relay.ports import JetStreamConsumer
+
+Answer = TypeVar("Answer")
+
+#: A server that takes longer to answer counts as away, in seconds.
+_TIMEOUT_S: Final = 3.0
+
+
+class ReadLag:
+    """The lag of one context. Reading takes no locks and changes nothing.
+
+    ``tables`` raises DatabaseUnreachable and SchemaMissing. ``consumers``: one for each subscription.
+    """
+
+    def __init__(
+        self,
+        context: str,
+        tables: Callable[[], Awaitable[TablesLag]],
+        consumers: Mapping[str, JetStreamConsumer],
+    ) -> None:
+        self._context, self._tables, self._consumers = context, tables, consumers
+
+    async def read(self) -> ContextLag:
+        """Read everything within some seconds. Never raises a RelayError: each part that lacks is its error."""
+        away = DatabaseUnreachable(f"context {self._context}: no answer within {_TIMEOUT_S:g} s")
+        streams = asyncio.gather(*(self._stream(name) for name in self._consumers))
+        tables, found = await asyncio.gather(_answered(self._tables(), away), streams)
+        streams_by_name = dict(zip(self._consumers, found, strict=True))
+        return ContextLag(context=self._context, tables=tables, streams=streams_by_name)
+
+    async def _stream(self, name: str) -> StreamLag | RelayError:
+        away = BrokerUnreachable(f"subscription {name}: no answer within {_TIMEOUT_S:g} s")
+        state = await _answered(self._consumers[name].state(), away)
+        if isinstance(state, RelayError):
+            return state
+        return StreamLag(pending=state.undelivered, unacknowledged=state.pending)
+
+
+async def _answered(asked: Awaitable[Answer], away: RelayError) -> Answer | RelayError:
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            return await asked
+    except RelayError as error:
+        return error
+    except TimeoutError:
+        return away
