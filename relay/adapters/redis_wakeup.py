@@ -2,9 +2,10 @@
 
 A wait on a queue's list would need a connection for each queue and each delay queue. With client tracking, Redis
 notes which keys the connection has asked for, and says once when one of them changes. So an idle process asks
-nothing at all, and learns of a job within milliseconds.
+nothing at all, and learns of a job within milliseconds. The same goes for what other workers put aside
+(`relay.adapters.shares`).
 
-A lost word costs time only: a consumer looks at its queue now and then in any case.
+A lost word costs time only: a consumer looks at its queue every 30 s in any case.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
 from relay.adapters.gate import CONNECTION_WAIT_S
+from relay.adapters.shares import ASIDE
 
 #: How often the connection is tried while nothing happens, and how long its server may be silent, in seconds.
 _PING_INTERVAL_S: Final = 2.0
@@ -63,12 +65,13 @@ class Wakeups:
         self._pool: Any = redis.asyncio.ConnectionPool.from_url(
             url,
             **access,
-            protocol=3,
             socket_timeout=_SILENCE_S,
             socket_connect_timeout=2,
             socket_keepalive=True,
             retry=AsyncRetry(NoBackoff(), 0),
         )
+        # Whatever the URL says: in the older protocol Redis would keep to itself what has changed.
+        self._pool.connection_kwargs["protocol"] = 3
         self._waiting: Any = bounded_client(url, _MAX_WAITING_CONNECTIONS, **access)
         self._lock = threading.Lock()
         self._line: _Line | None = None
@@ -84,9 +87,11 @@ class Wakeups:
             happened = woken.wait(seconds)
             if line.error is None:
                 return happened
-            if not _is_refusal(line.error):
+            if not line.refused:
                 raise line.error
             self._do_without(line.error)
+        if self._waiting.exists(f"{key}{ASIDE}"):
+            return True
         return self._waiting.blmove(key, key, seconds, "LEFT", "LEFT") is not None or woken.is_set()
 
     def leave(self, key: str) -> None:
@@ -119,10 +124,12 @@ class _Line(threading.Thread):
         self._loop = asyncio.new_event_loop()
         self._questions: asyncio.Queue[str] = asyncio.Queue()
         self._asked: deque[str] = deque()
-        #: The lists that were empty when Redis was asked, and have not changed since.
+        #: The queues of which there was nothing when Redis was asked, and that have not changed since.
         self._quiet: set[str] = set()
         self._watched: dict[str, threading.Event] = {}
         self.error: redis.exceptions.RedisError | None = None
+        #: Whether the server does not know client tracking, or does not let this user have it.
+        self.refused = False
 
     def watch(self, key: str, woken: threading.Event) -> None:
         """Set the event as soon as a list holds something, or when the connection is lost."""
@@ -159,11 +166,7 @@ class _Line(threading.Thread):
 
     async def _talk(self) -> None:
         try:
-            await self._connection.connect()
-            # Only the parser takes a handler; redis-py's own cache of answers sets it in this way.
-            self._connection._parser.set_invalidation_push_handler(self._changed)  # noqa: SLF001
-            await self._connection.send_command("CLIENT", "TRACKING", "ON")
-            await self._connection.read_response()
+            await self._begin()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
                 group.create_task(self._send())
@@ -172,6 +175,18 @@ class _Line(threading.Thread):
             self.error = self.error or _first(errors)
         finally:
             await self._connection.disconnect(nowait=True)
+
+    async def _begin(self) -> None:
+        try:
+            await self._connection.connect()
+            # Only the parser takes a handler; redis-py's own cache of answers sets it in this way.
+            self._connection._parser.set_invalidation_push_handler(self._changed)  # noqa: SLF001
+            await self._connection.send_command("CLIENT", "TRACKING", "ON")
+            await self._connection.read_response()
+        except redis.exceptions.ResponseError:
+            # It answers, and the credentials are good. Those that are not raise an error of another kind.
+            self.refused = True
+            raise
 
     async def _listen(self) -> None:
         silent = 0
@@ -195,7 +210,7 @@ class _Line(threading.Thread):
         while True:
             key = await self._questions.get()
             self._asked.append(key)
-            await self._connection.send_command("EXISTS" if key else "PING", *filter(None, [key]))
+            await self._connection.send_command(*(["EXISTS", key, f"{key}{ASIDE}"] if key else ["PING"]))
 
     async def _ping(self) -> None:
         while True:
@@ -204,9 +219,13 @@ class _Line(threading.Thread):
 
     async def _changed(self, push: Sequence[Any]) -> None:
         """Take note of an invalidation: its keys, or all keys (None) when Redis was flushed."""
-        keys = [*self._watched] if push[1] is None else [key.decode() for key in push[1]]
-        self._quiet.difference_update(keys)
-        self._wake(keys)
+        if push[1] is None:
+            self._quiet.clear()
+            self._wake([*self._watched])
+        else:
+            keys = [key.decode().removesuffix(ASIDE) for key in push[1]]
+            self._quiet.difference_update(keys)
+            self._wake(keys)
 
     def _wake(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -220,8 +239,3 @@ def _first(errors: BaseExceptionGroup[redis.exceptions.RedisError]) -> redis.exc
         first = first.exceptions[0]
     assert isinstance(first, redis.exceptions.RedisError)
     return first
-
-
-def _is_refusal(error: redis.exceptions.RedisError) -> bool:
-    """Whether the server knows no client tracking, or does not let this user have it."""
-    return isinstance(error, redis.exceptions.ResponseError) and "tracking" in str(error).lower()

@@ -11,6 +11,7 @@ import redis
 
 from relay.adapters import redis as redis_module
 from relay.adapters import redis_wakeup
+from relay.adapters.shares import ASIDE, SHARE
 from relay.devstack import ValkeyServer
 from tests.integration.queueing import calls, fresh_broker, soon, working
 from tests.jobs import job
@@ -59,6 +60,35 @@ def test_all_queues_of_a_process_wait_on_one_connection(own_valkey: ValkeyServer
         soon("all have run", lambda: len(ran) == 40)
         with redis.Redis.from_url(own_valkey.url) as client:
             assert len(client.client_list()) - 1 <= 5, "four for commands, one that waits"
+
+
+def test_a_worker_starts_what_others_have_put_aside_though_the_queue_is_empty(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_module, "_UPKEEP_WAITS", 1_000_000)
+    broker, ran = fresh_broker(valkey.url), []
+    dramatiq.actor(ran.append, broker=broker, actor_name="n", queue_name="q")
+
+    def put_aside(number: int) -> None:
+        key, identity, data = broker.entry(job("q", "n", number).copy(options={SHARE: "slow"}))
+        broker.client.hset(f"{key}.msgs", identity, data)
+        broker.client.rpush(f"{key}{ASIDE}:slow", identity)
+        broker.client.sadd(f"{key}{ASIDE}", "slow")
+
+    put_aside(1)
+    with working(broker):
+        soon("one that begins to work does it", lambda: ran == [1])
+        put_aside(2)
+        soon("and so does one that waits", lambda: ran == [1, 2])
+
+
+def test_an_address_that_asks_for_the_older_protocol_changes_nothing(own_valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(f"{own_valkey.url}?protocol=2"), []
+    actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    with working(broker):
+        soon("it waits", lambda: calls(broker.client).get("exists", 0) >= 2)
+        actor.send()
+        soon("it has run", lambda: ran)
 
 
 def test_a_user_without_client_tracking_waits_on_more_connections(own_valkey: ValkeyServer) -> None:
