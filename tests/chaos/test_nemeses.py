@@ -408,7 +408,7 @@ def test_a_slow_link_takes_two_seconds_each_way(inject: Any, through: Any) -> No
     heal()
     began = time.monotonic()
     through.execute("SELECT 1")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4
 
 
 def test_replies_are_cut_in_the_middle(rig: Rig, inject: Any, through: Any) -> None:

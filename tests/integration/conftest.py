@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.adapters.postgres import low_water
+from relay.adapters.postgres import low_water, wakeup
 from relay.devstack import NatsServer, PostgresServer, Server
 from tests.integration import devstack_support
 from tests.integration.publishing import KINDS, Producer, Relay, producing
@@ -25,6 +25,12 @@ async def producer(request: pytest.FixtureRequest, database_url: str) -> AsyncIt
 async def relay(database_url: str, nats_server: NatsServer) -> AsyncIterator[Relay]:
     async with Relay(database_url, nats_server.url) as relay:
         yield relay
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a question may take long. It is asked again all the same."""
+    monkeypatch.setattr(wakeup, "_SLOW_S", 60.0)
 
 
 @pytest.fixture(params=devstack_support.KINDS, ids=lambda kind: kind.name)

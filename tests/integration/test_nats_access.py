@@ -284,7 +284,7 @@ async def test_a_subject_that_may_not_be_published_is_named_and_others_go_on(sta
 async def test_a_pull_that_may_not_be_asked_for_is_named(start: Start) -> None:
     async with limited(start, '["sea.event.>"]', '["_INBOX.>"]') as connection:
         consumer = NatsJetStreamConsumer(connection, stream="SEA_EVENTS", durable="sea__own")
-        async with asyncio.timeout(5):  # and not when the request is over
+        async with asyncio.timeout(25):  # and not when the request is over
             with pytest.raises(
                 BrokerRefused, match=r"grant it: publish \$JS.API.CONSUMER.MSG.NEXT.SEA_EVENTS.sea__own$"
             ):

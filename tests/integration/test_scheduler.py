@@ -14,7 +14,6 @@ import pytest
 import redis
 
 from relay.adapters import gate as gate_module
-from relay.adapters.postgres import wakeup as wakeup_module
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import OutageSeen
@@ -137,8 +136,6 @@ async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next hint would come in an hour, and the tick waits for the poll that is under way."""
-    # On a busy machine the question would be left out for a while.
-    monkeypatch.setattr(wakeup_module, "_SLOW_S", 60.0)
     await scheduler.tick()
     await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
     monkeypatch.setattr(ticks_module, "TICK_TIMEOUT_S", 0.3)

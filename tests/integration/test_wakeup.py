@@ -36,7 +36,6 @@ async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypa
 async def test_one_that_was_given_up_is_asked_again_at_once(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may be frozen: when it is back, what waits in a back-off has to be sent anew, and not before."""
     monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '60s'")  # who asks gives up, however slow it is
-    monkeypatch.setattr(wakeup, "_SLOW_S", 60.0)  # nor does it rest after a slow answer
     waker = Wakeup(relay.pool, relay.url)
     await waker.due(10)
     with psycopg.connect(relay.url) as conn:
@@ -50,6 +49,7 @@ async def test_one_that_was_given_up_is_asked_again_at_once(relay: Relay, monkey
 
 async def test_one_without_an_answer_in_time_is_no_outage(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '200ms'")
+    monkeypatch.setattr(wakeup, "_SLOW_S", 0.1)
     waker = Wakeup(relay.pool, relay.url)
     await waker.due(10)
     with psycopg.connect(relay.url) as conn:
