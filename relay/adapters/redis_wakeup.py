@@ -5,7 +5,7 @@ notes which keys the connection has asked for, and says once when one of them ch
 nothing at all, and learns of a job within milliseconds. The same goes for what other workers put aside
 (`relay.adapters.shares`).
 
-A lost word costs time only: a consumer looks at its queue every 30 s in any case.
+A lost word costs time only: a consumer looks at its queue every 10 s in any case.
 """
 
 from __future__ import annotations
