@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ from relay.adapters.shares import ASIDE
 #: How often the connection is tried while nothing happens, and how long its server may be silent, in seconds.
 _PING_INTERVAL_S: Final = 2.0
 _SILENCE_S: Final = 5.0
+#: How soon after a loss a new connection is made, in seconds.
+_PAUSE_S: Final = 1.0
 #: In the list of questions: a sign of life, in place of a key.
 _PING: Final = ""
 
@@ -76,20 +79,24 @@ class Wakeups:
         self._lock = threading.Lock()
         self._line: _Line | None = None
         self._refused = False
+        self._rest_until = 0.0
 
     def wait(self, key: str, woken: threading.Event, seconds: float) -> bool:
-        """Wait until a list may hold something or the event is set; False when the time is over before.
+        """Wait until a queue may hold something or the event is set; False when the time is over before.
 
-        Raises redis-py's errors when the connection is lost, to all who wait on it.
+        All look for themselves when the connection is lost, and every second until there is another.
         """
+        if (rest := self._rest_until - time.monotonic()) > 0:
+            woken.wait(min(seconds, rest))
+            return True
         if not self._refused:
             line = self._watch(key, woken)
             happened = woken.wait(seconds)
             if line.error is None:
                 return happened
+            self._note(line)
             if not line.refused:
-                raise line.error
-            self._do_without(line.error)
+                return True
         if self._waiting.exists(f"{key}{ASIDE}"):
             return True
         return self._waiting.blmove(key, key, seconds, "LEFT", "LEFT") is not None or woken.is_set()
@@ -100,15 +107,23 @@ class Wakeups:
             if self._line is not None and not self._line.leave(key):
                 self._line = None
 
-    def _do_without(self, error: redis.exceptions.RedisError) -> None:
+    def _note(self, line: _Line) -> None:
+        """Say once why a connection has ended."""
         with self._lock:
-            told, self._refused = self._refused, True
-        if not told:
-            _log.warning("each queue waits on a connection of its own, as Redis refuses: %s", error)
+            if self._line is not line:
+                return
+            self._line = None
+            self._refused = line.refused
+            if not line.refused:
+                self._rest_until = time.monotonic() + _PAUSE_S
+        if line.refused:
+            _log.warning("each queue waits on a connection of its own, as Redis refuses: %s", line.error)
+        else:
+            _log.warning("the connection that waits for jobs is lost: %s", line.error)
 
     def _watch(self, key: str, woken: threading.Event) -> _Line:
         with self._lock:
-            if self._line is None or self._line.error is not None:
+            if self._line is None:
                 self._line = _Line(self._pool.make_connection())
                 self._line.start()
             self._line.watch(key, woken)
