@@ -15,6 +15,7 @@ from dramatiq.worker import WorkerThread
 
 from relay.adapters.onloop import OnLoop
 from relay.adapters.shares import share_of
+from relay.domain.members import Usage
 
 #: The budget of queues that have none of their own.
 DEFAULT: Final = ""
@@ -79,6 +80,18 @@ class BudgetedQueue(PriorityQueue[Any]):
         with self.mutex:
             nearest = self._heaps.get((self._budget(queue), share), [])[: 2 * limit]
         return [item.message for item in nearest if fits(item.message)][:limit]
+
+    def usage(self) -> Usage:
+        """What runs and what waits, in the threads of ``--threads`` and on the loop."""
+        with self.mutex:
+            running, waiting = Counter(self._running), sum(map(len, self._heaps.values()))
+            threads, busy = self._budgets[DEFAULT], self._spent[DEFAULT]
+        on_loop, waits = self.loop.usage() if self.loop is not None else (Counter[_Share](), 0)
+        doing = Counter[str]()
+        for (queue, share), count in [*running.items(), *on_loop.items()]:
+            doing[share or queue or "other"] += count
+        busy = max(busy, *on_loop.values(), 0)
+        return Usage(threads=threads, busy=min(busy, threads), waiting=waiting + waits, doing=dict(+doing))
 
     def _end(self) -> NoReturn:
         """End this thread. Needed because a thread that starts just now overwrites the order to stop."""

@@ -152,6 +152,11 @@ class OnLoop(WorkerThread):
                 return self._pop(share)
         raise Empty
 
+    def usage(self) -> tuple[Counter[_Share], int]:
+        """How many messages of each share run, and how many wait."""
+        with self._lock:
+            return Counter(self._running), sum(map(len, self._waiting.values()))
+
     def _pop(self, share: _Share) -> Any:
         heap = self._waiting[share]
         item = heapq.heappop(heap)

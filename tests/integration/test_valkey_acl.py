@@ -19,6 +19,7 @@ import yaml
 from dramatiq.brokers.redis import MAINTENANCE_SCALE
 
 from relay.adapters.gate import Gates
+from relay.adapters.members import Members, this_process
 from relay.adapters.redis import RelayBroker, create_broker, delayed
 from relay.devstack import wheels
 from relay.devstack.ports import free_port
@@ -103,6 +104,24 @@ def test_gates_open_hold_and_close(valkey: LockedValkey) -> None:
 
     asyncio.run(run())
     broker.flush("q")
+    assert refused(valkey) == []
+
+
+def test_members_beat_are_listed_and_leave(valkey: LockedValkey) -> None:
+    member = this_process("worker", "one")
+
+    async def run() -> None:
+        gates = Gates(valkey.url, "relay")
+        members = Members(gates.client, "relay")
+        await members.beat(member)
+        assert [it.member.id for it in await members.all()] == ["one"]
+        with redis.Redis.from_url(valkey.root_url) as root:
+            root.zadd("relay:members:beats", {"one": 1})
+        assert await members.all() == []
+        await members.leave(member)
+        await gates.aclose()
+
+    asyncio.run(run())
     assert refused(valkey) == []
 
 
