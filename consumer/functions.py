@@ -145,7 +145,7 @@ class PythonEventHandler:
                 route.handler.argument(event),
                 {Inject.EVENT: event, Inject.CONTEXT: context},
                 around,
-                Settlement.of_message(request.message_id, request.token),
+                Settlement("inbox/settle", {"message_id": request.message_id, "token": request.token}),
                 self.transactions,
             )
 

@@ -22,6 +22,7 @@ from relay.settings import Settings, load_settings, share_counts
 
 if TYPE_CHECKING:
     from relay.telemetry.metrics import Known, MetricFacts
+    from relay.telemetry.scale import Ask
 
 #: How often to check whether the command still runs, in seconds.
 _LOOK_INTERVAL_S: Final = 1.0
@@ -43,14 +44,17 @@ def known_labels(settings: Settings, *, jobs: Names | None = None, types: Sequen
     }
 
 
-def scheduler_metrics(settings: Settings, jobs: Names) -> Sequence[FactSink]:
-    """The listeners of a scheduler: counters, and gauges of the sampled backlogs. Raises MissingExtraError."""
+def scheduler_metrics(settings: Settings, jobs: Names, ask: Ask) -> Sequence[FactSink]:
+    """The listeners of a scheduler: counters, gauges of what is sampled, and GET /scale.
+
+    ``ask``: starts to read the lag of a context. Raises MissingExtraError.
+    """
     if settings.metrics.scheduler is None:
         return []
     with _client():
-        from relay.telemetry.exposition import listen  # noqa: PLC0415 - optional
+        from relay.telemetry.exposition import listen_to_samples  # noqa: PLC0415 - optional
     interval = settings.metrics.interval.total_seconds()
-    return listen(known_labels(settings, jobs=jobs), settings.metrics.scheduler, interval)
+    return listen_to_samples(known_labels(settings, jobs=jobs), settings.metrics.scheduler, interval, ask)
 
 
 def tasks_metrics(settings: Settings, types: Sequence[str]) -> Sequence[FactSink]:

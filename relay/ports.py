@@ -306,11 +306,8 @@ class InboxSettlement(Protocol):
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         """Extend the claim to ``lease`` from now. False when it was lost."""
 
-    async def mark_processed(self, claim: ClaimedMessage) -> bool:
-        """Set processed_at. False when the claim was lost: another worker owns the row now."""
-
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        """Do the same for many; returns those whose claim was not lost."""
+        """Set processed_at. Returns those whose claim was not lost: another worker owns the others now."""
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         """Record the error, set next_attempt_at and release the claim. False when the claim was lost."""

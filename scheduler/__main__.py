@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC
 from functools import partial
 from typing import Final
@@ -24,12 +24,12 @@ from relay.adapters.workers import use_uvloop
 from relay.bootstrap import Application, job_broker
 from relay.cron import Cron, load_crons
 from relay.domain.errors import RelayError
-from relay.domain.facts import FactSink
 from relay.metering import scheduler_metrics
 from relay.settings import Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from scheduler.crons import EVERY, CronTick
 from scheduler.leader import Leader, Lease
+from scheduler.samples import Samples
 from scheduler.ticks import Sender, Tick, ticks
 
 _log = logging.getLogger("relay.scheduler")
@@ -55,8 +55,7 @@ def main() -> int:
             asyncio.run(_list(settings, crons))
         else:
             use_uvloop()
-            jobs = {name: [job.name for job in found] for name, found in crons.items()}
-            asyncio.run(run(settings, crons, [LogFacts(), *scheduler_metrics(settings, jobs)]))
+            asyncio.run(run(settings, crons))
     except RelayError as error:
         sys.stderr.write(f"error {error}\n")
         return 1
@@ -72,13 +71,17 @@ async def _list(settings: Settings, crons: dict[str, list[Cron]]) -> None:
             sys.stdout.write(f"{job.name:<50} {job.expression}\n")
 
 
-async def run(settings: Settings, crons: dict[str, list[Cron]], listeners: Sequence[FactSink]) -> None:
-    """Start the application, and lead every context whose lease is free; stop cleanly on a signal."""
+async def run(settings: Settings, crons: dict[str, list[Cron]]) -> None:
+    """Start the application, and lead every context whose lease is free; stop cleanly on a signal.
+
+    Raises MissingExtraError.
+    """
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     application, broker = _parts(settings)
-    for listener in listeners:
+    jobs = {name: [job.name for job in found] for name, found in crons.items()}
+    for listener in (LogFacts(), *scheduler_metrics(settings, jobs, Samples(application).ask)):
         application.facts.listen(listener)
     await application.start()
     clock = AsyncIOScheduler(timezone=UTC)

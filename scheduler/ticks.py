@@ -21,10 +21,11 @@ from relay.adapters.redis import RelayBroker
 from relay.bootstrap import Application
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.domain.errors import DatabaseUnreachable, Outage
-from relay.domain.facts import BacklogsSampled, FactSink, OutageSeen
+from relay.domain.facts import FactSink, OutageSeen
 from relay.domain.ordering import Shard
 from relay.domain.schedule import WaitingRun
 from relay.jobs import Duty
+from scheduler.samples import sample_backlogs, sample_lag
 
 #: The time limit of a tick, in seconds.
 TICK_TIMEOUT_S: Final = 5.0
@@ -84,8 +85,9 @@ def _frequent(application: Application, send: Sender, context: str) -> Iterator[
     if _TASKS in application.settings.actor_modules:
         yield from _tasks(application, send, context)
     if application.settings.metrics.scheduler is not None:
-        sample = partial(_sample, application, context)
-        yield Tick(f"metrics:{context}", application.settings.metrics.interval, sample)
+        interval = application.settings.metrics.interval
+        yield Tick(f"metrics:{context}", interval, partial(sample_backlogs, application, context))
+        yield Tick(f"lag:{context}", interval, partial(sample_lag, application, context))
     if settings.subscriptions:
         record = jobs.RECORD_DEAD_LETTERS.of(context)
         yield Tick(record.key, _RECORD, partial(send.job, record))
@@ -130,12 +132,6 @@ async def _resend(gates: Gates, duties: Mapping[str, Callable[[], Awaitable[obje
     """Send jobs again that were lost because a worker died or Redis lost its data."""
     for duty in await gates.lost(list(duties)):
         await duties[duty]()
-
-
-async def _sample(application: Application, context: str) -> None:
-    """Count what waits, for the metrics. Raises DatabaseUnreachable and SchemaMissing."""
-    backlogs = await application.context(context).backlogs.backlogs()
-    application.facts(BacklogsSampled(context=context, backlogs=backlogs))
 
 
 class Sender:

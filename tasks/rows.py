@@ -152,7 +152,7 @@ class TaskRows:
                 causation_id=claim.id,
                 traceparent=next_span(claim.metadata.get(TRACEPARENT)),
             ),
-            Settlement.of_task(claim.id, claim.token, handler.time_limit),
+            Settlement("tasks/settle", {"id": claim.id, "token": claim.token}, handler.time_limit),
             self._transactions,
         )
 

@@ -8,8 +8,8 @@ from datetime import timedelta
 from rich.console import Console
 from rich.table import Table
 
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import Source
-from relay.adapters.postgres.reads import PostgresBacklogReader
 from relay.cli.operating import ContextOption, JsonOption, ask, plain, print_json, visiting
 from relay.domain.backlogs import InboxBacklog, OutboxBacklog
 

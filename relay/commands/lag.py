@@ -13,7 +13,7 @@ from relay.ports import JetStreamConsumer
 Answer = TypeVar("Answer")
 
 #: A server that takes longer to answer counts as away, in seconds.
-_TIMEOUT_S: Final = 5.0
+_TIMEOUT_S: Final = 3.0
 
 
 class ReadLag:

@@ -228,6 +228,12 @@ class InvalidRequest(RelayError, ValueError):
     code = "INVALID_REQUEST"
 
 
+class LagUnknown(RelayError):
+    """How much work is due could not be read in time."""
+
+    code = "LAG_UNKNOWN"
+
+
 class TooMany(RelayError):
     """A selection matches more than its limit; nothing was done."""
 

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from relay.domain.backlogs import Backlogs
 from relay.domain.identity import Id
+from relay.domain.lag import ContextLag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +359,13 @@ class BacklogsSampled(Fact):
     """The backlogs of a context. The leading scheduler counts them at intervals for the metrics."""
 
     backlogs: Backlogs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagSampled(Fact):
+    """The lag of a context. The leading scheduler reads it at intervals for the metrics, others when asked."""
+
+    lag: ContextLag
 
 
 class FactSink(Protocol):

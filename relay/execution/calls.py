@@ -72,11 +72,12 @@ class PreparedCall:
         await self.function.call(self.argument, {**self.injected, **own})
 
     def run_in_thread(self, claimed: Claimed | None = None) -> HandlerResult:
-        """Call a plain function. ``claimed``, if given, has a transaction open for it."""
+        """Call a plain function. ``claimed``: its row and its transaction, if this thread has claimed it."""
         if not self.function.signature.in_transaction:
             self._call({})
             return _PROCESSED
-        with (claimed or self.transactions).settle(self.settlement) as transaction:
+        claimed = claimed or self.transactions.claimed(self.settlement.limit)
+        with claimed.settle(self.settlement) as transaction:
             self.write(transaction)
         return SETTLED if transaction.settled else _PROCESSED
 

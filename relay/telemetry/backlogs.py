@@ -1,19 +1,23 @@
-"""Gauges of the backlogs, from the samples of the leading scheduler."""
+"""Gauges of the backlogs and of the lag, from the samples of the leading scheduler."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from relay.domain.backlogs import Backlogs
-from relay.domain.facts import BacklogsSampled, Fact, LeadLost, LeadTaken
+from relay.domain.facts import BacklogsSampled, Fact, LagSampled, LeadLost, LeadTaken
+from relay.domain.lag import ContextLag
 from relay.domain.policies import DeadLetterClass
+from relay.telemetry.lag import lag_families
 from relay.telemetry.metrics import OTHER
+
+Sampled = TypeVar("Sampled")
 
 #: After this many intervals without a sample, the last sample is too old to show.
 _FRESH_INTERVALS: Final = 4
@@ -69,8 +73,8 @@ _LABELS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
-    backlogs: Backlogs
+class _Sample(Generic[Sampled]):
+    content: Sampled
     taken: float
     at: float
 
@@ -92,16 +96,20 @@ class BacklogGauges(Collector):
         self._patience = interval * _FRESH_INTERVALS
         self._clock = clock
         self._leading: set[str] = set()
-        self._samples: dict[str, _Sample] = {}
+        self._samples: dict[str, _Sample[Backlogs]] = {}
+        self._lags: dict[str, _Sample[ContextLag]] = {}
 
     def __call__(self, fact: Fact, /) -> None:
         """Record a sample or a change of the lead."""
         match fact:
             case BacklogsSampled(backlogs=backlogs):
                 self._samples[fact.context] = _Sample(backlogs, self._clock(), time.time())
+            case LagSampled(lag=lag):
+                self._lags[fact.context] = _Sample(lag, self._clock(), time.time())
             case LeadTaken():
                 # A sample from an earlier lead is too old.
                 self._samples.pop(fact.context, None)
+                self._lags.pop(fact.context, None)
                 self._leading.add(fact.context)
             case LeadLost():
                 self._leading.discard(fact.context)
@@ -109,17 +117,24 @@ class BacklogGauges(Collector):
     def collect(self) -> Iterable[Metric]:
         """Answer Prometheus. Runs in another thread."""
         leading = self._leading.copy()
-        samples = {name: sample for name, sample in self._samples.copy().items() if name in leading}
         yield _family(*LEADING, {(name,): float(name in leading) for name in self._subscriptions})
-        yield _family(*SAMPLED, {(name,): sample.at for name, sample in samples.items()})
-        now = self._clock()
-        fresh = {name: it.backlogs for name, it in samples.items() if now - it.taken <= self._patience}
+        samples = self._samples.copy().items()
+        yield _family(*SAMPLED, {(name,): sample.at for name, sample in samples if name in leading})
+        yield from lag_families(self._fresh(self._lags, leading))
+        fresh = self._fresh(self._samples, leading)
         for gauge in GAUGES:
             values = {(name, *labels): 0.0 for name in fresh for labels in self._expected(name, gauge.part)}
             for name, backlogs in fresh.items():
                 for labels, value in self._values(name, backlogs, gauge):
                     values[name, *labels] = _merged(gauge, values.get((name, *labels), 0.0), value)
             yield _family(gauge.name, gauge.text, values, _LABELS[gauge.part])
+
+    def _fresh(self, samples: Mapping[str, _Sample[Sampled]], leading: Collection[str]) -> dict[str, Sampled]:
+        """The samples to show, by context."""
+        oldest = self._clock() - self._patience
+        # Copied first: the event loop goes on adding to it.
+        found = dict(samples).items()
+        return {name: it.content for name, it in found if name in leading and it.taken >= oldest}
 
     def _expected(self, context: str, part: str) -> Iterator[tuple[str, ...]]:
         subscriptions = self._subscriptions.get(context, ())

@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server, values
+from prometheus_client import CollectorRegistry, make_wsgi_app, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from relay.domain.facts import FactSink
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.metrics import Known, MetricFacts
+from relay.telemetry.scale import Ask, Scale
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 #: The initial size of a file, in bytes. If a file had to grow on a full disk, the process writing it would die.
 _INITIAL_BYTES: Final = 1 << 20
 _KINDS: Final = ("counter", "histogram")
+#: A client that sends nothing for so long is cut off, in seconds.
+_CLIENT_TIMEOUT_S: Final = 10
 
 _log = logging.getLogger("relay.metrics")
 
 
-def listen(known: Known, address: str, interval: float | None = None) -> Sequence[FactSink]:
-    """Count in this process, and answer at ``address``. ``interval``: the seconds between samples of backlogs."""
+def listen(known: Known, address: str) -> Sequence[FactSink]:
+    """Count in this process, and answer at ``address``."""
     registry = CollectorRegistry()
-    listeners: list[FactSink] = [MetricFacts(known, registry)]
-    if interval is not None:
-        gauges = BacklogGauges({context: labels["subscription"] for context, labels in known.items()}, interval)
-        registry.register(gauges)
-        listeners.append(gauges)
-    _answer(registry, address)
+    listeners = [MetricFacts(known, registry)]
+    _answer(make_wsgi_app(registry), address)
+    return listeners
+
+
+def listen_to_samples(known: Known, address: str, interval: float, ask: Ask) -> Sequence[FactSink]:
+    """As `listen`, and show backlogs and lag, which are sampled every ``interval`` seconds; answer GET /scale.
+
+    ``ask``: starts to read the lag of a context.
+    """
+    registry = CollectorRegistry()
+    subscriptions = {context: labels["subscription"] for context, labels in known.items()}
+    gauges, scale = BacklogGauges(subscriptions, interval), Scale(subscriptions, interval, ask)
+    registry.register(gauges)
+    listeners: list[FactSink] = [MetricFacts(known, registry), gauges, scale]
+    _answer(_with_scale(make_wsgi_app(registry), scale), address)
     return listeners
 
 
@@ -54,7 +74,7 @@ def answer_for(directory: Path, address: str) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(directory))
-    _answer(registry, address)
+    _answer(make_wsgi_app(registry), address)
 
 
 def forget_ended(directory: Path) -> None:
@@ -65,17 +85,49 @@ def forget_ended(directory: Path) -> None:
             shutil.rmtree(found, ignore_errors=True)
 
 
-def _answer(registry: CollectorRegistry, address: str) -> None:
-    Thread(target=_bind, args=(registry, address), name="metrics", daemon=True).start()
+def _with_scale(metrics: WSGIApplication, scale: Scale) -> WSGIApplication:
+    """Answer GET /scale beside the metrics."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/scale" or environ["REQUEST_METHOD"] != "GET":
+            return metrics(environ, start_response)
+        status, body = scale.answer(environ.get("QUERY_STRING", ""))
+        headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [json.dumps(body).encode()]
+
+    return answer
 
 
-def _bind(registry: CollectorRegistry, address: str) -> None:
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each request, which does not keep the process alive."""
+
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = _CLIENT_TIMEOUT_S
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing: a scraper comes every few seconds."""
+
+
+def _answer(application: WSGIApplication, address: str) -> None:
+    Thread(target=_bind, args=(application, address), name="metrics", daemon=True).start()
+
+
+def _bind(application: WSGIApplication, address: str) -> None:
     """Begin to answer. If the address is in use, try again until it is free; work continues meanwhile."""
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")
     told = False
     while True:
         try:
-            start_http_server(int(port), addr=host.strip("[]"), registry=registry)
+            server = make_server(host, int(port), application, _Server6 if ":" in host else _Server, _Quiet)
         except OSError as error:
             if not told:
                 _log.warning("metrics cannot be read at %s yet: %s", address, error)
@@ -83,7 +135,7 @@ def _bind(registry: CollectorRegistry, address: str) -> None:
             time.sleep(1)
         else:
             _log.info("metrics can be read at http://%s/metrics", address)
-            return
+            server.serve_forever()
 
 
 def _runs(process: int) -> bool:

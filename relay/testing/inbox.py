@@ -120,16 +120,16 @@ class MemoryInbox:
             found.claimed_until = self.clock.now + lease
         return found is not None
 
-    async def mark_processed(self, claim: ClaimedMessage) -> bool:
+    async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+        return [claim for claim in claims if self._mark_processed(claim)]
+
+    def _mark_processed(self, claim: ClaimedMessage) -> bool:
         found = self._held(claim)
         if found is None or found.row.rejected is not None:
             return False
         found.processed_at = self.clock.now
         found.release()
         return True
-
-    async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        return [claim for claim in claims if await self.mark_processed(claim)]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         if found := self._held(claim):

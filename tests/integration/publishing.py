@@ -26,9 +26,9 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from relay import Event, Outbox
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import connected, create_pool
-from relay.adapters.postgres.reads import PostgresBacklogReader
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.domain.errors import Outage
 from relay.domain.facts import Fact

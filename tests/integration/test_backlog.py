@@ -16,8 +16,8 @@ import psycopg
 import pytest
 
 from relay.adapters.postgres import migrations
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import create_pool, pooled
-from relay.adapters.postgres.reads import PostgresBacklogReader
 from relay.devstack import PostgresServer
 from relay.domain.backlogs import InboxBacklog
 from relay.domain.errors import DatabaseUnreachable, SchemaMissing, UnknownContext, of_context

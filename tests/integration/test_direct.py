@@ -108,7 +108,7 @@ async def test_a_transaction_limited_for_one_row_does_not_limit_the_next(calls: 
 
     def look(limit: timedelta | None) -> None:
         nobodys = lending.Settlement("inbox/settle", {"message_id": uuid4(), "token": uuid4()}, limit)
-        with transactions.settle(nobodys) as transaction:
+        with transactions.claimed(limit).settle(nobodys) as transaction:
             seen.extend(transaction.connection.execute("SELECT current_setting('statement_timeout')"))
 
     for limit in (timedelta(seconds=3), None, timedelta(seconds=2)):

@@ -34,7 +34,6 @@ async def _mark_all(inbox: PostgresInboxAdapter, claim: ClaimedMessage) -> bool:
 
 WRITES: dict[str, Write] = {
     "renew": lambda inbox, claim: inbox.renew(claim, LEASE),
-    "mark_processed": lambda inbox, claim: inbox.mark_processed(claim),
     "mark_all_processed": _mark_all,
     "record_error": lambda inbox, claim: inbox.record_error(claim, Retry(timedelta(seconds=5), "boom")),
     "reject": lambda inbox, claim: inbox.reject(claim, VERDICT),
@@ -85,7 +84,7 @@ async def test_a_message_is_stored_with_all_that_was_read_of_it(
 async def test_an_insert_tells_what_is_new_what_is_known_and_what_is_done(inbox: PostgresInboxAdapter) -> None:
     processed, dead, waiting, new = (inbox_row(seq) for seq in range(1, 5))
     await inbox.insert([processed, dead, waiting])
-    await inbox.mark_processed(await claimed(inbox, processed))
+    await inbox.mark_all_processed([await claimed(inbox, processed)])
     await inbox.mark_dead_lettered(await claimed(inbox, dead))
     known = await inbox.insert([new, processed, waiting, dead])
     assert [(it.message_id, it.new, it.done) for it in known] == [
@@ -180,7 +179,7 @@ async def test_a_lease_that_ran_out_can_be_taken_over_and_a_renewed_one_cannot(
     assert (second.attempts, second.token != first.token) == (2, True)
 
 
-@pytest.mark.parametrize("ending", ["mark_processed", "mark_dead_lettered"])
+@pytest.mark.parametrize("ending", ["mark_all_processed", "mark_dead_lettered"])
 async def test_a_finished_row_is_never_claimed(inbox: PostgresInboxAdapter, ending: str) -> None:
     row = inbox_row()
     await inbox.insert([row])
@@ -214,7 +213,7 @@ async def test_a_lost_claim_writes_nothing(inbox: PostgresInboxAdapter, database
 
 
 @pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("ending", ["mark_processed", "mark_dead_lettered", "record_error", "release"])
+@pytest.mark.parametrize("ending", ["mark_all_processed", "mark_dead_lettered", "record_error", "release"])
 async def test_a_claim_that_was_given_up_writes_nothing(
     inbox: PostgresInboxAdapter, database_url: str, ending: str, write: str
 ) -> None:
@@ -232,7 +231,7 @@ async def test_a_processed_row_says_when_and_waits_for_nothing(
 ) -> None:
     row = inbox_row()
     await inbox.insert([row])
-    await inbox.mark_processed(await claimed(inbox, row))
+    await inbox.mark_all_processed([await claimed(inbox, row)])
     after = stored(database_url, row)
     assert after["processed_at"] >= after["received_at"]
     assert (after["claim_token"], after["claimed_until"], after["next_attempt_at"]) == (None, None, None)
@@ -245,7 +244,7 @@ async def test_a_row_received_by_a_clock_ahead_of_the_databases_can_still_be_pro
     row = inbox_row()
     await inbox.insert([row])
     change(database_url, row, "received_at = now() + interval '1 minute'")
-    assert await inbox.mark_processed(await claimed(inbox, row))
+    assert await inbox.mark_all_processed([await claimed(inbox, row)])
     assert stored(database_url, row)["processed_at"] == stored(database_url, row)["received_at"]
 
 

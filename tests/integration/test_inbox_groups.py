@@ -207,7 +207,7 @@ async def test_a_locked_row_keeps_only_its_own_settlement_waiting(inbox: Inbox) 
     first, *rest = held(await inbox.claim(ids))
     async with asyncio.timeout(30):
         async with inbox.locked(ids[0]):
-            waiting = asyncio.create_task(inbox.adapter.mark_processed(first))
+            waiting = asyncio.create_task(inbox.adapter.mark_all_processed([first]))
             assert await inbox.mark(rest) == [True] * 4
             await inbox.somebody_waits()
         assert await waiting
@@ -230,6 +230,6 @@ async def test_without_a_database_everybody_hears_of_it() -> None:
     results = await asyncio.gather(*(adapter.claim(uuid4(), LEASE) for _ in range(20)), return_exceptions=True)
     assert [type(result) for result in results] == [DatabaseUnreachable] * 20
     claim = ClaimedMessage(uuid4(), inbox_row(), 1)
-    marks = await asyncio.gather(*(adapter.mark_processed(claim) for _ in range(20)), return_exceptions=True)
+    marks = await asyncio.gather(*(adapter.mark_all_processed([claim]) for _ in range(20)), return_exceptions=True)
     assert [type(result) for result in marks] == [DatabaseUnreachable] * 20
     await pool.close(timeout=2)

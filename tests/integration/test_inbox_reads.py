@@ -38,7 +38,7 @@ async def settled(inbox: PostgresInboxAdapter) -> dict[str, InboxRow]:
     await inbox.insert(list(rows.values()))
     claims = {name: await claimed(inbox, row) for name, row in rows.items() if name != "fresh"}
     await inbox.record_error(claims["later"], Retry(timedelta(hours=1), "boom"))
-    await inbox.mark_processed(claims["processed"])
+    await inbox.mark_all_processed([claims["processed"]])
     await inbox.mark_dead_lettered(claims["dead"])
     await inbox.reject(claims["rejected"], DeadLetter("why", DeadLetterClass.DETERMINISTIC))
     await inbox.release(claims["rejected"], timedelta(0))

@@ -75,7 +75,7 @@ async def test_a_failed_event_without_a_key_holds_back_nobody(database_url: str)
 
 
 async def test_it_is_counted_up_to_a_limit(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.adapters.postgres.reads.MAX_COUNTED_ROWS", 10)
+    monkeypatch.setattr("relay.adapters.postgres.backlogs.MAX_COUNTED_ROWS", 10)
     with psycopg.connect(database_url, autocommit=True) as conn:
         events(conn, 20, "'key' || n")
         events(conn, 20, "'key' || n", available_at=AGO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,10 @@ metrics(AlertFailed(context="sea", error="x"))
 Counter("mine", "A counter of the application.").inc(7)
 os.kill(os.getpid(), 9)
 """
+
+
+def ask(context: str) -> Future[None]:
+    raise AssertionError(f"nobody asks for {context}")
 
 
 def run(directory: Path) -> int:
@@ -74,7 +79,7 @@ def test_the_commands_of_a_fleet_count_in_one_directory(tmp_path: Path, monkeypa
 
 def test_without_an_address_there_is_no_listener() -> None:
     assert worker_metrics(Settings()) is None
-    assert [*scheduler_metrics(Settings(), {}), *tasks_metrics(Settings(), [])] == []
+    assert [*scheduler_metrics(Settings(), {}, ask), *tasks_metrics(Settings(), [])] == []
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +91,11 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("exposition", "metrics", "backlogs"):
+    for module in ("exposition", "metrics", "backlogs", "lag"):
         monkeypatch.delitem(sys.modules, f"relay.telemetry.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     settings = Settings(metrics=MetricsSettings(scheduler="9464", tasks="9466"))
     with pytest.raises(MissingExtraError, match=r"pip install 'jetrelay\[metrics\]'"):
-        scheduler_metrics(settings, {})
+        scheduler_metrics(settings, {}, ask)
     with pytest.raises(MissingExtraError):
         tasks_metrics(settings, [])

@@ -97,9 +97,6 @@ GUARDS = {
     ),
     "due messages": Guard("inbox/due", {"idx_inbox_sweep"}, 2_000, {**BUSY, "limit": 2_000}),
     "due messages beside a backlog": Guard("inbox/due", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}),
-    "due messages of an ordered subscription": Guard(
-        "inbox/due_ordered", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}
-    ),
     # A page in the order of arrival ends within a batch, which is put in order by the ids.
     "waiting": Guard(
         "inbox/waiting",
@@ -238,8 +235,7 @@ ALL = {"ids": IDS, **CLAIM}
 BY_ID = {
     "inbox/claim": ONE,
     "inbox/claim_ordered": ONE,
-    "inbox/claim_chunk": ALL,
-    "inbox/claim_chunk_ordered": ALL,
+    "inbox/claim_chunk": {**ALL, "ordered": True},
     "inbox/renew": ALL,
     "inbox/mark_processed": ALL,
     "inbox/settle_chunk": {**ALL, "errors": [None, None], "kinds": [None, None], "delays": [None, None]},

@@ -95,7 +95,7 @@ async def test_a_redelivered_message_is_acked_when_finished_and_never_enqueued_a
     done, waiting = await sub.send(), await sub.send()
     deliveries = await sub.fetch()
     await sub.pull().accept(deliveries)
-    await sub.inbox.mark_processed(await claimed(sub.inbox, inbox_row(message_id=done)))
+    await sub.inbox.mark_all_processed([await claimed(sub.inbox, inbox_row(message_id=done))])
     assert await sub.pull().accept(deliveries) == 0
     assert sub.enqueued == [done, waiting]
     assert await sub.unacked() == 1
@@ -106,7 +106,7 @@ async def test_a_redelivered_message_is_acked_when_finished_and_never_enqueued_a
 
 async def test_copies_of_a_finished_message_in_one_batch_are_all_acked(sub: Subscription) -> None:
     done = await sub.received()
-    await sub.inbox.mark_processed(await claimed(sub.inbox, inbox_row(message_id=done)))
+    await sub.inbox.mark_all_processed([await claimed(sub.inbox, inbox_row(message_id=done))])
     await sub.consumer.ack([(await sub.row(done))["ack_subject"]])
     for generation in (1, 2, 3):  # replays carry an id of their own for the stream, and the event's
         await sub.send((await sub.row(done))["body"], Nats_Msg_Id=f"{done}.{generation}")

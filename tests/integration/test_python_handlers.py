@@ -411,7 +411,7 @@ async def test_a_late_function_cannot_settle_what_was_given_up_for_dead(calls: H
     claim = await calls.sub.inbox.claim(message_id, _LONG)
     assert claim is not None
     assert await calls.sub.inbox.reject(claim, DeadLetter("exhausted", DeadLetterClass.EXHAUSTED))
-    assert not await calls.sub.inbox.mark_processed(claim)
+    assert not await calls.sub.inbox.mark_all_processed([claim])
     assert await calls.state(message_id) == "open"
 
 

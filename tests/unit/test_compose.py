@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -15,14 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from dramatiq.cli import make_argument_parser
-from typer.testing import CliRunner
 
 from relay.adapters.jetstream.durability import SAFE
 from relay.adapters.postgres.durability import TESTED
-from relay.cli import create_app
 from relay.devstack import sample, wheels
 from relay.settings import Settings, effective, load_settings
+from tests.unit.deploy_support import parse
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -66,28 +62,6 @@ def nats_conf() -> str:
 def nats_port(key: str) -> str:
     """The port of ``listen`` or ``http`` in nats.conf."""
     return re.search(rf'^{key}: "0\.0\.0\.0:(\d+)"$', nats_conf(), re.MULTILINE)[1]
-
-
-def parse(command: list[str]) -> None:
-    """Parse a command of ours with its own parser; raises when it is none."""
-    match command:
-        case ["relay", *arguments]:
-            result = CliRunner().invoke(create_app(), [*arguments, "--help"])
-            assert result.exit_code == 0, result.output
-        case ["dramatiq", *arguments]:
-            parsed = make_argument_parser().parse_args(arguments)
-            assert parsed.broker == "relay.actors"
-        case ["python", "-m", "relay.devstack.sample", *arguments]:
-            sample.parser().parse_args(arguments)
-        case ["python", "-m", module, *arguments]:
-            done = subprocess.run(
-                [sys.executable, "-m", module, *arguments, "--help"], check=True, capture_output=True
-            )
-            assert done.stdout
-        case ["python", "-c", code]:
-            ast.parse(code)
-        case _:
-            raise AssertionError(f"unknown command {command}")
 
 
 def test_the_processes_of_a_deployment_are_there() -> None:

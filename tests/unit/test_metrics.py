@@ -20,12 +20,14 @@ from relay.domain.facts import (
     BacklogsSampled,
     Fact,
     IncidentRecorded,
+    LagSampled,
     LeadLost,
     LeadTaken,
     MessageProcessed,
     OutboxEventsPublished,
     PublishedEvent,
 )
+from relay.domain.lag import NONE_DUE, ContextLag, StreamLag, TablesLag
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.metrics import COUNTS, OTHER, TIMINGS, MetricFacts
 
@@ -76,7 +78,7 @@ def counters() -> tuple[MetricFacts, CollectorRegistry]:
 
 
 def test_every_fact_is_counted() -> None:
-    assert {*COUNTS, *TIMINGS, BacklogsSampled} == {*told()}
+    assert {*COUNTS, *TIMINGS, BacklogsSampled, LagSampled} == {*told()}
 
 
 @pytest.mark.parametrize("kind", [it for it in told() if it in COUNTS])
@@ -268,8 +270,10 @@ def shown(gauges: Gauges) -> dict[str, set[str]]:
     """The labels of everything that can be read, by name."""
     listener, registry = gauges
     registry.register(counters()[1])  # type: ignore[arg-type]
-    listener(TAKEN)
-    listener(sample())
+    tables = TablesLag(outbox=NONE_DUE, tasks=NONE_DUE, inbox={})
+    lag = ContextLag(context="sea", tables=tables, streams={"inward": StreamLag(pending=0, unacknowledged=0)})
+    for fact in (TAKEN, sample(), LagSampled(context="sea", lag=lag)):
+        listener(fact)
     found: dict[str, set[str]] = {}
     for name, every in samples(registry).items():
         if not name.endswith("_created"):

@@ -32,8 +32,7 @@ from nats.protocol import parser
 
 from relay.adapters.jetstream.client import RelayClient, _Parser
 from relay.adapters.onloop import OnLoop
-from relay.adapters.postgres.lazy import LazyAsyncConnection, LazyConnection
-from relay.adapters.postgres.pipeline import LentConnection
+from relay.adapters.postgres.lazy import LazyAsyncConnection, LentConnection
 from relay.adapters.redis import RelayBroker, _BlockingConsumer
 from relay.adapters.workers import WorkerRuntime
 
@@ -144,7 +143,7 @@ HOOKS = [
 ]
 
 OURS = [_Parser, RelayClient, RelayBroker, _BlockingConsumer, OnLoop, WorkerRuntime]
-OURS += [LazyConnection, LazyAsyncConnection, LentConnection]
+OURS += [LazyAsyncConnection, LentConnection]
 #: Private by their names only: our settings' own, and SQLAlchemy's, which is documented.
 NOT_PRIVATE = {"_origins", "_mapping"}
 

@@ -28,7 +28,7 @@ class PostgresChunks:
 
     def __init__(self, pool: Pool, *, ordered: bool = False) -> None:
         self._pool = pool
-        self._claim = "inbox/claim_chunk_ordered" if ordered else "inbox/claim_chunk"
+        self._ordered = ordered
 
     async def claim(
         self, ids: Sequence[UUID], lease: timedelta
@@ -37,8 +37,8 @@ class PostgresChunks:
         token, since = uuid4(), time.monotonic()
         async with connection(self._pool) as conn:
             cursor = conn.cursor(binary=True)
-            parameters = {"ids": array.of_plain(ids), "token": token, "lease": lease}
-            await cursor.execute(statement(self._claim), parameters)
+            parameters = {"ids": array.of_plain(ids), "token": token, "lease": lease, "ordered": self._ordered}
+            await cursor.execute(statement("inbox/claim_chunk"), parameters)
             rows = await cursor.fetchall()
         taken = [_claimed(token, row, since) for row in rows if row[1] is not None]
         return taken, [id for id, subject, *_ in rows if subject is None]

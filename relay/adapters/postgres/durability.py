@@ -6,7 +6,7 @@ from typing import Final
 
 import psycopg
 
-from relay.adapters.postgres.unreachable import reaching
+from relay.adapters.postgres.pool import reaching
 
 #: The oldest major version that this release is tested with.
 TESTED: Final = 18

@@ -85,7 +85,6 @@ class PostgresInboxAdapter:
     _claim = "inbox/claim"
     _claim_many: str | None = "inbox/claim_many"
     _overdue = "inbox/overdue"
-    _due = "inbox/due"
 
     def __init__(self, pool: Pool, *, grace: timedelta = timedelta(seconds=5)) -> None:
         self._pool = pool
@@ -143,9 +142,6 @@ class PostgresInboxAdapter:
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("inbox/renew", claim, lease=lease)
 
-    async def mark_processed(self, claim: ClaimedMessage) -> bool:
-        return bool(await self.mark_all_processed([claim]))
-
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
         async with connection(self._pool) as conn:
             rows = await fetch(conn, ("inbox/mark_many_processed", ids_and_tokens(claims)))
@@ -168,7 +164,7 @@ class PostgresInboxAdapter:
         )
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
-        return await self._settle("inbox/mark_dead_lettered", claim)
+        return await self._settle("inbox/mark_dead_lettered", claim, skip=False)
 
     async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
         return await self._settle("inbox/release", claim, delay=delay)
@@ -221,7 +217,7 @@ class PostgresInboxAdapter:
 
     async def due(self, subscription: str, limit: int) -> int:
         async with connection(self._pool) as conn:
-            [(count,)] = await query(conn, self._due, subscription=subscription, limit=limit)
+            [(count,)] = await query(conn, "inbox/due", subscription=subscription, limit=limit)
         return int(count)
 
     async def ping(self) -> None:

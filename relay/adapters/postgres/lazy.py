@@ -1,8 +1,8 @@
-"""Connections that hold a command back until something else is sent after it.
+"""The connections that functions are lent. They hold a command back until something else is sent after it.
 
 If a function asks the server nothing, its savepoint would double the cost of its message. And a savepoint need not
 be released if the transaction ends next. Everything that the driver, SQLAlchemy or a function sends goes through
-`wait`, including the first command.
+`wait`, including the first command. Engines on top of these connections are made with `DIALECT`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import psycopg
 from psycopg import errors, pq
 from psycopg.abc import PQGen
 from psycopg.generators import execute
+from sqlalchemy import Connection
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGDialectAsync_psycopg
 
 Result = TypeVar("Result")
 
@@ -52,8 +55,32 @@ class Lazy:
         return command
 
 
-class LazyConnection(Lazy, psycopg.Connection[Any]):
-    """A connection for plain functions."""
+class LentConnection(Lazy, psycopg.Connection[Any]):
+    """A connection for plain functions. While it is ``lent`` they may write, but neither commit nor roll back.
+
+    ``forgotten``: the driver has deallocated every prepared statement, including ours.
+    """
+
+    lent = False
+    forgotten = False
+
+    def commit(self) -> None:
+        """Commit. Raises ProgrammingError while it is lent."""
+        self._refuse("commit")
+        super().commit()
+
+    def rollback(self) -> None:
+        """Roll back. Raises ProgrammingError while it is lent."""
+        self._refuse("rollback")
+        super().rollback()
+
+    def _refuse(self, what: str) -> None:
+        if self.lent:
+            raise psycopg.ProgrammingError(f"{what}() is not yours: the transaction ends when the function has")
+
+    def _deallocate(self, name: bytes | None) -> PQGen[None]:
+        self.forgotten = self.forgotten or name is None
+        return super()._deallocate(name)
 
     def wait(self, gen: Generator[Any, Any, Result], *args: Any, **options: Any) -> Result:
         """Send what waits, then as the driver does."""
@@ -63,7 +90,7 @@ class LazyConnection(Lazy, psycopg.Connection[Any]):
 
 
 class LazyAsyncConnection(Lazy, psycopg.AsyncConnection[Any]):
-    """The same for coroutines."""
+    """A connection for coroutines."""
 
     def _start_query(self) -> PQGen[None]:
         # Within a `transaction` block BEGIN is already on its way. In a pipeline the driver does not see that and
@@ -88,3 +115,53 @@ def _send(connection: pq.abc.PGconn, command: bytes) -> Generator[Any, Any, None
     for result in (yield from execute(connection)):
         if result.status == pq.ExecStatus.FATAL_ERROR:
             raise errors.error_from_result(result)
+
+
+# --- SQLAlchemy ---
+
+
+class _LazySavepoints:
+    """SQLAlchemy's savepoints, on a lazy connection."""
+
+    def do_savepoint(self, connection: Connection, name: str) -> None:
+        _driver(connection).begin_step(_begin(name))
+
+    def do_rollback_to_savepoint(self, connection: Connection, name: str) -> None:
+        if not _driver(connection).drop_step(_begin(name)):
+            connection.exec_driver_sql(f"ROLLBACK TO SAVEPOINT {name}")
+
+    def do_release_savepoint(self, connection: Connection, name: str) -> None:
+        driver = _driver(connection)
+        if not driver.drop_step(_begin(name)):
+            driver.keep_step(b"RELEASE SAVEPOINT " + name.encode())
+
+
+class LazyDialect(_LazySavepoints, PGDialect_psycopg):
+    """Psycopg's dialect over a `LentConnection` or a `LazyAsyncConnection`."""
+
+    supports_statement_cache = True
+
+    @classmethod
+    def get_async_dialect_cls(cls, _url: Any) -> type[LazyAsyncDialect]:
+        """Return the dialect for coroutines."""
+        return LazyAsyncDialect
+
+
+class LazyAsyncDialect(_LazySavepoints, PGDialectAsync_psycopg):
+    """The same for coroutines."""
+
+    supports_statement_cache = True
+
+
+registry.register("postgresql.jetrelay", __name__, LazyDialect.__name__)
+DIALECT: Final = "postgresql+jetrelay://"
+
+
+def _begin(name: str) -> bytes:
+    return b"SAVEPOINT " + name.encode()
+
+
+def _driver(connection: Connection) -> Lazy:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, Lazy)
+    return driver

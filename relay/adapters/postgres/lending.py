@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
-from uuid import UUID
 
 import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.enqueue import Row
-from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, LentConnection, Pipeline
+from relay.adapters.postgres.lazy import DIALECT, LentConnection
+from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, as_sent, exchange, rows
 from relay.adapters.postgres.pool import CONNECTION
-from relay.adapters.postgres.savepoints import DIALECT
-from relay.adapters.postgres.sqlalchemy_targets import write_later
+from relay.adapters.postgres.targets import write_later
 from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
 
@@ -42,16 +44,6 @@ class Settlement:
     statement: str
     parameters: dict[str, Any]
     limit: timedelta | None = None
-
-    @classmethod
-    def of_message(cls, message_id: UUID, token: UUID) -> Settlement:
-        """Mark an inbox row as processed."""
-        return cls("inbox/settle", {"message_id": message_id, "token": token})
-
-    @classmethod
-    def of_task(cls, task_id: UUID, token: UUID, limit: timedelta) -> Settlement:
-        """Mark a task as completed."""
-        return cls("tasks/settle", {"id": task_id, "token": token}, limit)
 
 
 class Transaction:
@@ -125,7 +117,7 @@ class AsyncTransaction:
 
 
 class Lendable:
-    """A connection to lend, with an engine on top of it for functions that use a session."""
+    """A connection to lend to one thread at a time, with an engine on top for functions that use a session."""
 
     def __init__(self, driver: LentConnection) -> None:
         self.driver = driver
@@ -141,7 +133,10 @@ class Lendable:
         self._engine.connect().close()
         driver.rollback()
         self._outer: Connection | None = None
-        self._pipeline = Pipeline(driver)
+        self._prepared: set[bytes] = set()
+        self._input, self._room = select.poll(), select.poll()
+        self._input.register(driver.pgconn.socket, select.POLLIN)
+        self._room.register(driver.pgconn.socket, select.POLLOUT)
         self._limit: timedelta | None = None
 
     def outer(self) -> Connection:
@@ -153,8 +148,11 @@ class Lendable:
 
     @property
     def usable(self) -> bool:
-        """Whether the connection may be lent again: it works and the server has not closed it."""
-        return self._pipeline.usable
+        """Whether the connection is open and has no input. Input while idle usually means the server closed it.
+
+        To ask the server would cost a round trip for every message.
+        """
+        return not self.driver.closed and not self._input.poll(0)
 
     def claim(self, claim: Command, limit: timedelta, *, begin: bool) -> dict[str, Any] | None:
         """Claim a row and, in the same round trip, begin the transaction of a function; None when it is not free.
@@ -162,19 +160,19 @@ class Lendable:
         The claim commits on its own, so the attempt counts even if the function fails.
         """
         self._keep_to(limit)
-        results = self._pipeline.run(claim, SYNC, BEGIN) if begin else self._pipeline.run(claim)
-        rows = self._pipeline.rows(results[0])
+        results = self._exchange(claim, SYNC, BEGIN) if begin else self._exchange(claim)
+        found = rows(results[0], self.driver)
         self.driver.lent = begin
-        return rows[0] if rows else None
+        return found[0] if found else None
 
     def run(self, command: Command) -> list[dict[str, Any]]:
         """Run a statement by itself and return its rows."""
-        return self._pipeline.rows(self._pipeline.run(command)[0])
+        return rows(self._exchange(command)[0], self.driver)
 
     def begin(self, limit: timedelta) -> None:
         """Begin the transaction of functions."""
         self._keep_to(limit)
-        self._pipeline.run(BEGIN)
+        self._exchange(BEGIN)
         self.driver.lent = True
 
     def begin_late(self, limit: timedelta) -> None:
@@ -194,25 +192,25 @@ class Lendable:
         end = settlement.statement, settlement.parameters
         try:
             if enabled():
-                self._pipeline.run(end)
+                self._exchange(end)
                 reach("after_mark_before_handler_commit")
-                self._pipeline.run(COMMIT)
+                self._exchange(COMMIT)
             else:
-                self._pipeline.run(end, COMMIT)
+                self._exchange(end, COMMIT)
         except psycopg.errors.DivisionByZero:
             raise ClaimLost("another worker holds the row by now; what was written is rolled back") from None
 
     def commit(self) -> None:
         """Commit a transaction whose rows the borrowers have settled."""
-        self._pipeline.run(COMMIT)
+        self._exchange(COMMIT)
 
     def end(self) -> None:
         """Roll back what is still open."""
         self.driver.lent = False
         self.driver.before = self.driver.kept = None
         with suppress(psycopg.Error, SQLAlchemyError):
-            if not self._pipeline.idle:
-                self._pipeline.run(ROLLBACK)
+            if not self.idle:
+                self._exchange(ROLLBACK)
         outer, self._outer = self._outer, None
         with suppress(psycopg.Error, SQLAlchemyError):
             if outer is not None:
@@ -227,12 +225,24 @@ class Lendable:
     @property
     def idle(self) -> bool:
         """Whether the connection is open without an open transaction."""
-        return self._pipeline.idle
+        return self.driver.pgconn.transaction_status == TransactionStatus.IDLE
+
+    def _exchange(self, *commands: Command) -> list[PGresult]:
+        """Run statements in one round trip, and wait in this thread."""
+        if self.driver.forgotten:
+            self._prepared.clear()
+            self.driver.forgotten = False
+        waits = exchange(self.driver.pgconn, self._prepared, [as_sent(command) for command in commands])
+        try:
+            while True:
+                (self._room if next(waits) else self._input).poll()
+        except StopIteration as end:
+            return [*end.value]
 
     def _keep_to(self, limit: timedelta) -> None:
         """Set the limits of transactions, in a round trip of its own, so that no rollback undoes them."""
         if limit != self._limit:
-            self._pipeline.run(limiting(limit, local=False))
+            self._exchange(limiting(limit, local=False))
             self._limit = limit
 
 

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from relay.adapters.postgres import migrations
-from relay.adapters.postgres.unreachable import reaching
+from relay.adapters.postgres.pool import reaching
 from relay.domain.errors import ConfigurationError
 
 #: The view, as producers name it in its schema, and the trigger by which it is known.

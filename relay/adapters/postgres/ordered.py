@@ -33,7 +33,6 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
     _claim = "inbox/claim_ordered"
     _claim_many = None
     _overdue = "inbox/overdue_ordered"
-    _due = "inbox/due_ordered"
 
     def __init__(self, pool: Pool, *, failed_head: FailedHead = "block", **options: Any) -> None:
         super().__init__(pool, **options)
@@ -62,7 +61,7 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
             if parks:
                 # The lock keeps batches out: their messages are either parked here or see that the key is parked.
                 await _locked(conn, row.subscription, row.stream)
-            cursor = await conn.execute(statement("inbox/mark_dead_lettered_ordered"), parameters)
+            cursor = await conn.execute(statement("inbox/mark_dead_lettered"), parameters)
             if cursor.rowcount == 1 and parks:
                 await conn.execute(statement("inbox/park_key"), {"message_id": row.message_id})
             return cursor.rowcount == 1

@@ -2,14 +2,13 @@
 
 Every message passes through here, so this calls libpq directly. psycopg's own pipeline, with a cursor for each
 statement, takes three times as long in Python. `exchange` is the whole protocol. It waits nowhere itself: a thread
-drives it by `Pipeline`, the event loop by `fetch`.
+drives it by `Lendable` (`relay.adapters.postgres.lending`), the event loop by `fetch`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import select
 from collections.abc import Generator, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
@@ -18,13 +17,11 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg.abc import PQGen
 from psycopg.adapt import Transformer
 from psycopg.errors import InvalidSqlStatementName, error_from_result
-from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from relay.adapters.postgres.lazy import LazyConnection
 from relay.adapters.postgres.pool import Connection
 from relay.adapters.postgres.sql import statement
 
@@ -112,79 +109,6 @@ def _checked(results: list[PGresult], kept: list[bytes | None], prepared: set[by
         if name is not None:
             prepared.add(name)
     return [result for result, name in zip(results, kept, strict=True) if name is None]
-
-
-# --- in a thread ---
-
-
-class LentConnection(LazyConnection):
-    """A connection that can be lent: the borrower may write, but neither commit nor roll back.
-
-    ``forgotten``: the driver has deallocated every prepared statement, including ours.
-    """
-
-    lent = False
-    forgotten = False
-
-    def commit(self) -> None:
-        """Commit. Raises ProgrammingError while it is lent."""
-        self._refuse("commit")
-        super().commit()
-
-    def rollback(self) -> None:
-        """Roll back. Raises ProgrammingError while it is lent."""
-        self._refuse("rollback")
-        super().rollback()
-
-    def _refuse(self, what: str) -> None:
-        if self.lent:
-            raise psycopg.ProgrammingError(f"{what}() is not yours: the transaction ends when the function has")
-
-    def _deallocate(self, name: bytes | None) -> PQGen[None]:
-        self.forgotten = self.forgotten or name is None
-        return super()._deallocate(name)
-
-
-class Pipeline:
-    """One connection and its prepared statements. Only one thread may use it at a time."""
-
-    def __init__(self, connection: LentConnection) -> None:
-        self.connection = connection
-        self._libpq: PGconn = connection.pgconn
-        self._prepared: set[bytes] = set()
-        self._input, self._room = select.poll(), select.poll()
-        self._input.register(self._libpq.socket, select.POLLIN)
-        self._room.register(self._libpq.socket, select.POLLOUT)
-
-    @property
-    def usable(self) -> bool:
-        """Whether the connection is open and has no input. Input while idle usually means the server closed it.
-
-        This only looks at the socket. To ask the server would cost a round trip for every message.
-        """
-        return not self.connection.closed and not self._input.poll(0)
-
-    @property
-    def idle(self) -> bool:
-        """Whether the connection is open without an open transaction."""
-        return self._libpq.transaction_status == TransactionStatus.IDLE
-
-    def run(self, *commands: Command) -> list[PGresult]:
-        """Run statements, as `exchange` does."""
-        if self.connection.forgotten:
-            self._prepared.clear()
-            self.connection.forgotten = False
-        waits = exchange(self._libpq, self._prepared, [as_sent(command) for command in commands])
-        try:
-            while True:
-                (self._room if next(waits) else self._input).poll()
-        except StopIteration as end:
-            results: list[PGresult] = end.value
-            return results
-
-    def rows(self, result: PGresult) -> list[dict[str, Any]]:
-        """Return the rows of a statement's result."""
-        return rows(result, self.connection)
 
 
 # --- on the event loop ---

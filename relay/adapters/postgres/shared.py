@@ -18,10 +18,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from relay.adapters.postgres.enqueue import Row
-from relay.adapters.postgres.lazy import LazyAsyncConnection, LazyConnection
+from relay.adapters.postgres.lazy import LazyAsyncConnection, LentConnection
 from relay.adapters.postgres.lending import AsyncTransaction, Transaction
 from relay.adapters.postgres.sql import statement
-from relay.adapters.postgres.sqlalchemy_targets import insert_sqlalchemy, insert_sqlalchemy_async
+from relay.adapters.postgres.targets import insert_sqlalchemy, insert_sqlalchemy_async
 from relay.domain.errors import ClaimLost, TransactionBroken, WriteConflict
 from relay.failpoints import reach
 
@@ -44,11 +44,11 @@ class _Shared:
         self._rows: list[Row] = []
         self._open = False
 
-    def _arm(self, driver: LazyConnection | LazyAsyncConnection) -> None:
+    def _arm(self, driver: LentConnection | LazyAsyncConnection) -> None:
         """Begin a step when something is sent in it. The same round trip releases the savepoint before it."""
         driver.before = _KEEP + b"; " + _BEGIN if self._open else _BEGIN
 
-    def _disarm(self, driver: LazyConnection | LazyAsyncConnection) -> bool:
+    def _disarm(self, driver: LentConnection | LazyAsyncConnection) -> bool:
         """End the step; returns whether anything was sent in it."""
         used, driver.before = driver.before is None, None
         self._open = self._open or used
@@ -66,7 +66,7 @@ class _Shared:
 class SharedTransaction(_Shared):
     """A shared transaction for plain functions, in a thread. ``pid``: the server process of its connection."""
 
-    def __init__(self, outer: Connection, driver: LazyConnection, cursor: psycopg.Cursor[Any]) -> None:
+    def __init__(self, outer: Connection, driver: LentConnection, cursor: psycopg.Cursor[Any]) -> None:
         super().__init__()
         self._outer, self._driver, self._cursor = outer, driver, cursor
         self.pid = driver.info.backend_pid

@@ -1,20 +1,26 @@
 """The sessions and connections of applications, through which rows are written in an open transaction.
 
-Rows that are added to a psycopg connection are written at once; for those of SQLAlchemy see `sqlalchemy_targets`.
+Rows added to a connection, of psycopg or of SQLAlchemy, are written at once. Those of a session wait for its
+commit: they are written at the last moment and all at once. So they hold the locks of their keys only briefly, and
+the locks are taken in one sorted order, so that two transactions cannot deadlock over them. A row belongs to the
+innermost transaction or savepoint in which it was added. A released savepoint hands its rows to the transaction
+around it. Rows that a transaction still has when it ends are dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Dialect
+from sqlalchemy import event as listen
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-from relay.adapters.postgres import sqlalchemy_targets
 from relay.adapters.postgres.enqueue import Ready, Row, Write, refusals, statements
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 
@@ -23,8 +29,13 @@ AsyncTarget: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnect
 Value = TypeVar("Value")
 Other = TypeVar("Other")
 
+_KEY: Final = "jetrelay_outbox"
+_LATER: Final = "jetrelay_outbox_later"
 
-def _insert(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
+# --- connections ---
+
+
+def _insert_psycopg(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
     """Write ``rows``. Raises NoTransaction and what `refusals` raises."""
     if not rows:
         return
@@ -35,7 +46,7 @@ def _insert(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
             cursor.execute(sql, parameters)
 
 
-async def _insert_async(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> None:
+async def _insert_psycopg_async(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> None:
     """Write ``rows``. Raises NoTransaction and what `refusals` raises."""
     if not rows:
         return
@@ -57,10 +68,183 @@ def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -
         )
 
 
+def insert_sqlalchemy(connection: Connection, rows: Sequence[Row]) -> None:
+    """Write ``rows``. Raises NoTransaction, UnsupportedTarget and what `refusals` raises."""
+    if not rows:
+        return
+    _check_driver(connection.dialect)
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise NoTransaction(
+            "the connection is in autocommit mode", field="target", hint="use an engine without AUTOCOMMIT"
+        )
+    with refusals():
+        for sql, parameters in statements(rows):
+            connection.exec_driver_sql(sql, parameters)
+
+
+async def insert_sqlalchemy_async(connection: AsyncConnection, rows: Sequence[Row]) -> None:
+    """Write ``rows``. Raises what `insert_sqlalchemy` raises."""
+    if rows:
+        await connection.run_sync(insert_sqlalchemy, rows)
+
+
+def _check_driver(dialect: Dialect) -> None:
+    """Refuse an engine that does not use PostgreSQL through psycopg."""
+    if dialect.name != "postgresql" or dialect.driver not in ("psycopg", "psycopg_async"):
+        raise UnsupportedTarget(
+            f"the driver {dialect.name}+{dialect.driver} is not supported",
+            field="target",
+            hint="create the engine with postgresql+psycopg://",
+        )
+
+
+# --- sessions ---
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The rows of ``session`` that are not written yet, each batch with its transaction.
+
+    ``announced``: a savepoint is about to be released. ``written``: the commit has begun and has written its
+    rows. Rows that are added after that, for example by listeners of the flush, are written at once.
+    """
+
+    session: Session
+    batches: list[tuple[SessionTransaction, Sequence[Row]]] = field(default_factory=list)
+    announced: bool = False
+    written: bool = False
+
+
+def collect(session: Session, rows: Sequence[Row]) -> None:
+    """Keep ``rows`` in the session until it commits. Raises NoTransaction, UnsupportedTarget."""
+    if not rows:
+        return
+    _check_bind(session)
+    transaction = _innermost(session)
+    waiting = _watch(session)
+    if waiting.written:
+        _insert(session, rows)
+    else:
+        waiting.batches.append((transaction, tuple(rows)))
+
+
+def write_later(session: Session, rows: list[Row]) -> None:
+    """Make the session add its rows to ``rows`` when it commits, instead of writing them.
+
+    For sessions that share a transaction: the code that commits it writes the rows of all sessions at once.
+    """
+    session.info[_LATER] = session, rows
+
+
+def _insert(session: Session, rows: Sequence[Row]) -> None:
+    owner, later = session.info.get(_LATER, (None, None))
+    if owner is session:
+        later.extend(rows)
+    else:
+        insert_sqlalchemy(session.connection(), rows)
+
+
+def _check_bind(session: Session) -> None:
+    try:
+        bind = session.get_bind()
+    except UnboundExecutionError as error:
+        raise UnsupportedTarget(
+            "the session has no default engine", field="target", hint="create it with Session(engine)"
+        ) from error
+    _check_driver(bind.dialect)
+
+
+def _innermost(session: Session) -> SessionTransaction:
+    """Return the session's current transaction or savepoint. Begins a transaction if none is open."""
+    if not session.in_transaction():
+        if not session.autobegin:
+            raise NoTransaction("the session has not begun a transaction", field="target")
+        session.begin()
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    if transaction is None or not transaction.is_active:
+        raise NoTransaction(
+            "the session's transaction is over",
+            field="target",
+            hint="add events before the commit; after an error roll the session back first",
+        )
+    return transaction
+
+
+def _watch(session: Session) -> _Waiting:
+    """Return what waits in the session. The first call adds a listener for its commits.
+
+    The listener is on this session, so it runs after listeners that the application has on all sessions. Those
+    may still complete rows that the flush would refuse.
+    """
+    waiting: _Waiting | None = session.info.get(_KEY)
+    if waiting is None or waiting.session is not session:
+        # The second condition is needed because applications copy ``info`` between sessions.
+        waiting = session.info[_KEY] = _Waiting(session)
+        listen.listen(session, "before_commit", _write)
+    return waiting
+
+
+def _write(session: Session) -> None:
+    waiting = _watch(session)
+    if session.in_nested_transaction() and not waiting.announced:
+        # Usually the release of a savepoint, which writes nothing. If it is the commit of the outer transaction,
+        # this is called again before anything else happens.
+        waiting.announced = True
+        return
+    # Listeners of the flush may add events, so flush first. The commit would flush anyway.
+    session.flush()
+    rows = [row for _, batch in waiting.batches for row in batch]
+    if rows:
+        _insert(session, rows)
+    waiting.batches.clear()
+    waiting.written = True
+
+
+@listen.listens_for(Session, "after_transaction_create")
+def _on_create(session: Session, _: SessionTransaction) -> None:
+    # Always, because a listener may add the first event in the middle of a commit.
+    _watch(session)
+
+
+@listen.listens_for(Session, "after_commit")
+def _on_commit(session: Session) -> None:
+    released = session.get_nested_transaction()
+    if released is None or released.parent is None:
+        return
+    waiting = _watch(session)
+    waiting.announced = False
+    waiting.batches = [
+        (released.parent if owner is released else owner, batch) for owner, batch in waiting.batches
+    ]
+
+
+@listen.listens_for(Session, "after_transaction_end")
+def _on_end(session: Session, ended: SessionTransaction) -> None:
+    waiting = _watch(session)
+    if ended.parent is None:
+        waiting.batches.clear()
+        waiting.announced = waiting.written = False
+    elif ended.nested:
+        waiting.announced = False
+        waiting.batches = [(owner, batch) for owner, batch in waiting.batches if owner is not ended]
+
+
+def _collect_async(session: AsyncSession, rows: Sequence[Row]) -> Ready[None]:
+    collect(session.sync_session, rows)
+    return Ready(None)
+
+
+# --- all of them ---
+
 _WRITERS: Final[Mapping[type, Write]] = {
-    **sqlalchemy_targets.WRITERS,
-    psycopg.Connection: _insert,
-    psycopg.AsyncConnection: _insert_async,
+    Session: collect,
+    scoped_session: lambda scope, rows: collect(scope(), rows),
+    Connection: insert_sqlalchemy,
+    AsyncSession: _collect_async,
+    async_scoped_session: lambda scope, rows: _collect_async(scope(), rows),
+    AsyncConnection: insert_sqlalchemy_async,
+    psycopg.Connection: _insert_psycopg,
+    psycopg.AsyncConnection: _insert_psycopg_async,
 }
 
 

@@ -19,11 +19,10 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from relay.adapters.postgres.lazy import LazyAsyncConnection
+from relay.adapters.postgres.lazy import DIALECT, LazyAsyncConnection
 from relay.adapters.postgres.lending import AsyncTransaction, Lendable, Lender, Settlement, Transaction, limiting
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import CONNECTION, reached
-from relay.adapters.postgres.savepoints import DIALECT
 from relay.adapters.postgres.shared import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost
@@ -49,9 +48,11 @@ class Claimed:
 
     @contextmanager
     def settle(self, settlement: Settlement) -> Iterator[Transaction]:
-        """Run the block in the transaction, as `HandlerTransactions.settle` does.
+        """Run the block in the transaction, which ends the row when it commits.
 
-        If the transaction never begins, it does not end the row: the block's transaction has ``settled`` false.
+        A transaction that never begins does not end the row: the block's transaction has ``settled`` false.
+        Raises ClaimLost, and rolls back, when the claim is not ours at the end. To stop waiting for a thread, it
+        is enough to settle the row in another way.
         """
         try:
             borrowed = self._held.pop()
@@ -104,19 +105,6 @@ class HandlerTransactions:
         listen.listen(engine.sync_engine, "checkout", _check_alive)
         return engine
 
-    @contextmanager
-    def settle(self, settlement: Settlement) -> Iterator[Transaction]:
-        """Run the block in a transaction that ends the claimed row when it commits.
-
-        Raises ClaimLost, and rolls back, when the claim is not ours at the end. To stop waiting for a thread, it
-        is enough to settle the row in another way: that ends the claim.
-        """
-        with self._lender.lending() as borrowed:
-            borrowed.begin(settlement.limit or self._limit)
-            with Transaction(borrowed.outer, borrowed.driver).used() as transaction:
-                yield transaction
-            borrowed.settle(settlement)
-
     def claim(
         self, claim: Command, *, begin: bool = True, limit: timedelta | None = None
     ) -> tuple[dict[str, Any], Claimed] | None:
@@ -138,7 +126,10 @@ class HandlerTransactions:
         return None if row is None else (row, taken)
 
     def claimed(self, limit: timedelta | None = None) -> Claimed:
-        """Return what `claim` returns with the row, for a row that is claimed already."""
+        """Return what `claim` returns with the row, for a row that is claimed already.
+
+        ``limit``: how long this transaction may idle, if it differs from the usual limit.
+        """
         return Claimed(self._lender, limit or self._limit)
 
     def run(self, command: Command) -> list[dict[str, Any]]:
@@ -148,7 +139,7 @@ class HandlerTransactions:
 
     @asynccontextmanager
     async def settle_async(self, settlement: Settlement) -> AsyncIterator[AsyncTransaction]:
-        """Do the same for a coroutine. To give up, cancel it."""
+        """Run a coroutine's block in a transaction that ends the row. Raises ClaimLost. To give up, cancel it."""
         async with self._begun_async(settlement.limit) as (outer, driver, cursor):
             async with AsyncTransaction(outer, driver).used() as transaction:
                 yield transaction

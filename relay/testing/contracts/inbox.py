@@ -27,7 +27,6 @@ async def _mark_all(inbox: InboxRepository, claim: ClaimedMessage) -> bool:
 _WRITES: Final[dict[str, Callable[[InboxRepository, ClaimedMessage], Awaitable[bool]]]] = {
     "renew": lambda inbox, claim: inbox.renew(claim, _LEASE),
     "reject": lambda inbox, claim: inbox.reject(claim, _VERDICT),
-    "mark_processed": lambda inbox, claim: inbox.mark_processed(claim),
     "mark_all_processed": _mark_all,
     "record_error": lambda inbox, claim: inbox.record_error(claim, Retry(_DELAY, "boom")),
     "mark_dead_lettered": lambda inbox, claim: inbox.mark_dead_lettered(claim),
@@ -69,7 +68,7 @@ class InboxContract:
     async def test_an_insert_tells_what_is_new_known_and_done(self, bench: InboxBench) -> None:
         processed, dead, waiting, _ = rows = [_row(seq) for seq in range(1, 5)]
         await bench.inbox.insert([processed, dead, waiting])
-        await bench.inbox.mark_processed(await _claimed(bench, processed))
+        await bench.inbox.mark_all_processed([await _claimed(bench, processed)])
         await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
         told = {it.message_id: (it.new, it.done) for it in await bench.inbox.insert(rows)}
         assert [told[row.message_id] for row in rows] == [
@@ -106,7 +105,7 @@ class InboxContract:
         await bench.inbox.insert([*rows, _row(5, subscription="another")])
         await _claimed(bench, running)
         await bench.inbox.record_error(await _claimed(bench, failed), Retry(_DELAY, "boom"))
-        await bench.inbox.mark_processed(await _claimed(bench, done))
+        await bench.inbox.mark_all_processed([await _claimed(bench, done)])
         assert [await bench.inbox.due(waiting.subscription, limit) for limit in (1, 10)] == [1, 2]
         await bench.elapse(_DELAY + _LITTLE)
         assert await bench.inbox.due(waiting.subscription, 10) == 3
@@ -138,7 +137,7 @@ class InboxContract:
 
     async def test_unknown_processed_and_dead_messages_are_not_claimed(self, bench: InboxBench) -> None:
         processed, dead = await _inserted(bench), await _inserted(bench)
-        assert await bench.inbox.mark_processed(await _claimed(bench, processed))
+        assert await bench.inbox.mark_all_processed([await _claimed(bench, processed)])
         assert await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
         await bench.elapse(_LONG)
         for id in (uuid4(), processed.message_id, dead.message_id):
@@ -153,10 +152,10 @@ class InboxContract:
             assert not await write(bench.inbox, lost), name
             assert await bench.inbox.claim(row.message_id, _LEASE) is None, name
             assert await bench.error_of(row.message_id) is None, name
-            assert await bench.inbox.mark_processed(held), name
+            assert await bench.inbox.mark_all_processed([held]), name
 
     async def test_a_settled_claim_settles_nothing_more(self, bench: InboxBench) -> None:
-        for name in ("mark_processed", "record_error", "mark_dead_lettered", "release"):
+        for name in ("mark_all_processed", "record_error", "mark_dead_lettered", "release"):
             claim = await _claimed(bench, await _inserted(bench))
             assert await _WRITES[name](bench.inbox, claim), name
             for again, write in _WRITES.items():
@@ -170,7 +169,7 @@ class InboxContract:
         marked = await bench.inbox.mark_all_processed([held[0], lost, *held[1:]])
         assert {claim.row.message_id for claim in marked} == {claim.row.message_id for claim in held}
         assert again is not None
-        assert await bench.inbox.mark_processed(again)
+        assert await bench.inbox.mark_all_processed([again])
 
     async def test_an_error_is_recorded_and_the_message_waits_for_its_delay(self, bench: InboxBench) -> None:
         row = await _inserted(bench)
@@ -186,7 +185,7 @@ class InboxContract:
         claim = await _claimed(bench, row)
         assert await bench.inbox.reject(claim, _VERDICT)
         assert await bench.error_of(row.message_id) == _VERDICT.reason
-        assert not await bench.inbox.mark_processed(claim)
+        assert not await bench.inbox.mark_all_processed([claim])
         assert await bench.inbox.release(claim, _DELAY)
         await bench.elapse(_DELAY - _LITTLE)
         assert await bench.inbox.claim(row.message_id, _LEASE) is None
@@ -222,7 +221,7 @@ class InboxContract:
         await bench.inbox.insert([*rows, _row(6, subscription="another")])
         await bench.inbox.claim(running.message_id, 2 * _LONG)
         await bench.inbox.record_error(await _claimed(bench, failed), Retry(2 * _LONG, "boom"))
-        await bench.inbox.mark_processed(await _claimed(bench, processed))
+        await bench.inbox.mark_all_processed([await _claimed(bench, processed)])
         await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
         assert await bench.inbox.overdue(waiting.subscription, 10) == []
         await bench.elapse(_LONG)
@@ -240,7 +239,7 @@ class InboxContract:
     async def test_waiting_pages_through_the_unfinished_messages(self, bench: InboxBench) -> None:
         rows = [_row(seq) for seq in range(1, 8)]
         await bench.inbox.insert([*rows, _row(9, subscription="another")])
-        await bench.inbox.mark_processed(await _claimed(bench, rows.pop()))
+        await bench.inbox.mark_all_processed([await _claimed(bench, rows.pop())])
         pages = [page async for page in bench.inbox.waiting(rows[0].subscription, 2)]
         assert all(len(page) <= 2 for page in pages)
         replies = [reply for page in pages for reply in page]
@@ -259,7 +258,7 @@ class InboxContract:
     async def test_finished_tells_the_messages_whose_acknowledgement_may_be_lost(self, bench: InboxBench) -> None:
         dead, waiting, processed = rows = [_row(seq) for seq in (2, 3, 4)]
         await bench.inbox.insert(rows[::-1])
-        await bench.inbox.mark_processed(await _claimed(bench, processed))
+        await bench.inbox.mark_all_processed([await _claimed(bench, processed)])
         await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
         place = waiting.subscription, waiting.stream
         await bench.elapse(_LITTLE)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, StaticPool, create_engine
 from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 
 from relay.adapters.postgres.migrations.running import ALEMBIC, STEP_TIMEOUT_S, Runner, beforehand
-from relay.adapters.postgres.unreachable import reaching, reason
+from relay.adapters.postgres.pool import reaching, reason
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
 

@@ -1,6 +1,0 @@
--- As inbox/mark_dead_lettered, for an ordered subscription. Also records whether the key goes on without the
--- message.
-UPDATE inbox_messages
-SET dead_lettered_at = clock_timestamp(), claim_token = NULL, claimed_until = NULL, next_attempt_at = NULL,
-    stepped_over = %(skip)s
-WHERE message_id = %(message_id)s AND claim_token = %(token)s

@@ -1,0 +1,41 @@
+"""What a scheduler reads for the metrics, and for autoscalers that ask at /scale."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Final
+
+from relay.bootstrap import Application
+from relay.domain.facts import BacklogsSampled, LagSampled
+
+#: How many contexts are read at the same time when all are asked for. Each takes a connection.
+_AT_ONCE: Final = 8
+
+
+async def sample_backlogs(application: Application, context: str) -> None:
+    """Count what waits, for the metrics. Raises DatabaseUnreachable and SchemaMissing."""
+    backlogs = await application.context(context).backlogs.backlogs()
+    application.facts(BacklogsSampled(context=context, backlogs=backlogs))
+
+
+async def sample_lag(application: Application, context: str) -> None:
+    """Read how much is due. What could not be read is an error in the fact."""
+    application.facts(LagSampled(context=context, lag=await application.lag(context).read()))
+
+
+class Samples:
+    """Reads lag when it is asked for, in any thread. Make it in the event loop of the application."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Semaphore(_AT_ONCE)
+
+    def ask(self, context: str) -> Future[None]:
+        """Start to read the lag of a context. The result is told as a fact."""
+        return asyncio.run_coroutine_threadsafe(self._read(context), self._loop)
+
+    async def _read(self, context: str) -> None:
+        async with self._room:
+            await sample_lag(self._application, context)
