@@ -159,7 +159,8 @@ def _describe() -> Member:
         state = State.ENDING
     elif not runtime.booted:
         state = State.STARTING
-    return replace(_this, state=state, up_seconds=up_seconds(), usage=runtime.usage())
+    publishes, usage = runtime.takes(jobs.PUBLISH_QUEUE), runtime.usage()
+    return replace(_this, state=state, up_seconds=up_seconds(), publishes=publishes, usage=usage)
 
 
 _this = this_process("worker", uuid4().hex, settings.fleet)

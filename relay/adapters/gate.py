@@ -118,8 +118,8 @@ class Gates:
             decode_responses=True,
             retry=Retry(NoBackoff(), 1),
         )
-        self.client: Any = redis.asyncio.Redis.from_pool(pool)
-        scripts = map(self.client.register_script, (_OPEN, _RENEW, _CLOSE, _WAKE))
+        self._client: Any = redis.asyncio.Redis.from_pool(pool)
+        scripts = map(self._client.register_script, (_OPEN, _RENEW, _CLOSE, _WAKE))
         self._open, self._extend, self._close, self._wake = scripts
 
     async def open(
@@ -178,7 +178,7 @@ class Gates:
 
     async def lost(self, duties: Sequence[str]) -> list[str]:
         """Return the duties that are not done and have no job outstanding; none if Redis does not answer."""
-        pipeline = self.client.pipeline(transaction=False)
+        pipeline = self._client.pipeline(transaction=False)
         for duty in duties:
             pipeline.exists(self._key(duty))
         known = await self._quietly(pipeline.execute())
@@ -193,9 +193,14 @@ class Gates:
         if duties:
             await self._quietly(self._wake(keys=[self._key(duty) for duty in duties], args=[_WAITS]))
 
+    @property
+    def client(self) -> Any:
+        """The client, for others that use the same connections."""
+        return self._client
+
     async def aclose(self) -> None:
         """Close the connections to Redis."""
-        await self._quietly(self.client.aclose())
+        await self._quietly(self._client.aclose())
 
     async def _keep(self, duty: str, token: str, hold: Hold) -> None:
         while hold and not is_cancelled():

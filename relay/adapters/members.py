@@ -1,7 +1,7 @@
 """Heartbeats: every member of a fleet says in Redis that it is there, and what it does.
 
-Two keys: when each was last heard, by the clock of Redis, and what it said. A beat is one command. Redis may lose
-all of it at any moment: the next beats bring it back.
+Three keys: when each was last heard, by the clock of Redis; what it said; when those that publish were last heard.
+A beat is one command. Redis may lose all of it at any moment: the next beats bring it back.
 """
 
 from __future__ import annotations
@@ -23,25 +23,35 @@ import redis.exceptions
 from relay.adapters.gate import queue_error
 from relay.concurrency import is_cancelled
 from relay.domain.errors import QueueUnreachable
-from relay.domain.members import BEAT_INTERVAL_S, FORGOTTEN_AFTER_S, Member, Seen, State, read_member
+from relay.domain.members import BEAT_INTERVAL_S, FORGOTTEN_AFTER_S, LOST_AFTER_S, Member, Seen, State, read_member
 
 #: The interval of a process that starts, in seconds: whoever started it waits for it.
 _STARTING_INTERVAL_S: Final = 0.25
 _BEGAN: Final = time.monotonic()
-#: Forgets those that were silent for too long, a few at a time. KEYS: the times, the texts. ARGV: the limit in ms.
+#: Forgets those that were silent for too long, a few at a time. KEYS: the times, the texts, the times of those
+#: that publish. ARGV: the limits of silence in ms, forgotten and lost.
 _FORGET: Final = """
 local time = redis.call("time")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for _, id in ipairs(redis.call("zrangebyscore", KEYS[1], "-inf", now - ARGV[1], "LIMIT", 0, 100)) do
     redis.call("zrem", KEYS[1], id)
     redis.call("hdel", KEYS[2], id)
+    redis.call("zrem", KEYS[3], id)
 end
 """
-#: ARGV: the limit, the id, the text.
-_BEAT: Final = f"""{_FORGET}
-redis.call("zadd", KEYS[1], now, ARGV[2])
-redis.call("hset", KEYS[2], ARGV[2], ARGV[3])
+_COUNT: Final = """
+return #redis.call("zrangebyscore", KEYS[3], now - ARGV[2], "+inf")
 """
+#: ARGV: the limits, the id, the text, whether it publishes. Returns how many do.
+_BEAT: Final = f"""{_FORGET}
+redis.call("zadd", KEYS[1], now, ARGV[3])
+redis.call("hset", KEYS[2], ARGV[3], ARGV[4])
+if ARGV[5] == "yes" then
+    redis.call("zadd", KEYS[3], now, ARGV[3])
+else
+    redis.call("zrem", KEYS[3], ARGV[3])
+end
+{_COUNT}"""
 #: Returns a text and the milliseconds since its beat, in turn.
 _LIST: Final = f"""{_FORGET}
 local found = {{}}
@@ -62,24 +72,41 @@ class Members:
 
     def __init__(self, client: Any, namespace: str) -> None:
         self._client = client
-        self._keys = [f"{namespace}:members:beats", f"{namespace}:members"]
-        self._beat, self._list = client.register_script(_BEAT), client.register_script(_LIST)
-        self._forget_ms = int(FORGOTTEN_AFTER_S * 1000)
+        self._keys = [f"{namespace}:members:beats", f"{namespace}:members", f"{namespace}:members:publishing"]
+        self._beat, self._list, self._count = map(client.register_script, (_BEAT, _LIST, _FORGET + _COUNT))
+        self._limits = [int(FORGOTTEN_AFTER_S * 1000), int(LOST_AFTER_S * 1000)]
+        self._publishing = 1
+        self._counted_at: float | None = None
 
     async def beat(self, member: Member) -> None:
         """Say that a member is there. Raises QueueUnreachable."""
         text = json.dumps({**asdict(member), "state": member.state.value})
-        await _reached(self._beat(keys=self._keys, args=[self._forget_ms, member.id, text]))
+        args = [*self._limits, member.id, text, "yes" if member.publishes else ""]
+        self._note(await _reached(self._beat(keys=self._keys, args=args)))
 
     async def leave(self, member: Member) -> None:
         """Say that a member has ended. Raises QueueUnreachable."""
-        beats, texts = self._keys
+        beats, texts, publishing = self._keys
         pipeline = self._client.pipeline(transaction=False)
-        await _reached(pipeline.zrem(beats, member.id).hdel(texts, member.id).execute())
+        pipeline.zrem(beats, member.id).hdel(texts, member.id).zrem(publishing, member.id)
+        await _reached(pipeline.execute())
+
+    async def publishing(self) -> int:
+        """How many workers that publish are alive, at least 1; while Redis is away, as many as there were.
+
+        It may be some seconds old. A process that beats asks nothing: each beat tells it.
+        """
+        if self._counted_at is None or time.monotonic() - self._counted_at > 2 * BEAT_INTERVAL_S:
+            with suppress(QueueUnreachable):
+                self._note(await _reached(self._count(keys=self._keys, args=self._limits)))
+        return self._publishing
+
+    def _note(self, publishing: int) -> None:
+        self._publishing, self._counted_at = max(1, publishing), time.monotonic()
 
     async def all(self) -> Sequence[Seen]:
         """Every member that is not forgotten yet, lost ones too. Raises QueueUnreachable."""
-        found = await _reached(self._list(keys=self._keys, args=[self._forget_ms]))
+        found = await _reached(self._list(keys=self._keys, args=self._limits))
         seen = []
         for text, silent_ms in zip(found[::2], found[1::2], strict=True):
             # A member of a release that says it in another way is left out.

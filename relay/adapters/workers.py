@@ -70,7 +70,7 @@ class WorkerRuntime(AsyncIO):
         budgets = {
             name: worker.worker_threads if threads is None else threads
             for name, threads in self._budgets.items()
-            if not worker.consumer_whitelist or name in worker.consumer_whitelist
+            if self._serves(worker, name)
         }
         self._worker = worker
         worker.work_queue = self._queue = queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
@@ -85,6 +85,15 @@ class WorkerRuntime(AsyncIO):
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         self.booted = True
+
+    def takes(self, queue: str) -> bool:
+        """Whether this worker takes jobs of a queue now: it has started, and its shutdown has not begun."""
+        worker = self._worker
+        return self.booted and worker is not None and self._serves(worker, queue)
+
+    @staticmethod
+    def _serves(worker: Any, queue: str) -> bool:
+        return not worker.consumer_whitelist or queue in worker.consumer_whitelist
 
     def usage(self) -> Usage | None:
         """What this worker does now; None before it has started."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Annotated, Any, Final
 
 import typer
 
 from relay.cli.operating import JsonOption, Options, print_json, print_table, with_options
-from relay.domain.members import Seen, Usage
+from relay.domain.members import Member, Seen, State, Usage
 
 app = typer.Typer(help="Worker processes that follow the load: run, status.", invoke_without_command=True)
 
@@ -32,6 +31,8 @@ _RULES: Final[Options] = {
     ),
     "pause_s": (Annotated[float, typer.Option("--pause", help="Seconds between two changes, at least.")], 15.0),
 }
+#: So much of a host's name is shown.
+_HOST_COLUMNS: Final = 20
 _DRAIN = "Seconds that a worker has to finish; then it is killed."
 
 
@@ -98,24 +99,43 @@ def _plain(seen: Seen) -> Mapping[str, Any]:
 
 def _print(seen: Sequence[Seen]) -> None:
     print_table(("host", "pid", "kind", "state", "up", "busy", "does"), [_row(it) for it in seen])
+    for crew, member in ((it.member.crew, it.member) for it in seen):
+        if crew is not None and crew.why:
+            print(f"{_short(member.host)} {member.pid}: {' '.join(crew.why.split())}")
     releases = sorted({it.member.version for it in seen if it.member.version})
     print(f"release {', '.join(releases)}" if releases else "")
 
 
 def _row(seen: Seen) -> tuple[object, ...]:
-    member, up = seen.member, timedelta(seconds=int(seen.member.up_seconds))
-    state = f"{seen.state.value} {int(seen.silent_seconds)} s" if seen.silent_seconds > 10 else seen.state.value
+    member = seen.member
+    silent = f" {_time(seen.silent_seconds)}" if seen.state is State.LOST else ""
     busy = f"{member.usage.busy}/{member.usage.threads}" if member.usage else ""
     if member.crew is not None:
         busy = f"{member.crew.running}/{member.crew.wanted}"
-    return member.host, member.pid, member.kind, state, up, busy, _does(seen)
+    state, up = f"{seen.state.value}{silent}", _time(member.up_seconds)
+    return _short(member.host), member.pid, member.kind, state, up, busy, _does(member)
 
 
-def _does(seen: Seen) -> str:
-    crew, usage = seen.member.crew, seen.member.usage
+def _short(host: str) -> str:
+    """A name of a host that leaves room for the rest on 80 columns. Those of pods differ at their end."""
+    return host if len(host) <= _HOST_COLUMNS else f"{host[:6]}…{host[7 - _HOST_COLUMNS :]}"
+
+
+def _time(seconds: float) -> str:
+    """Seconds in the two largest units that they have."""
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts or unit == "s":
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2])
+
+
+def _does(member: Member) -> str:
+    crew, usage = member.crew, member.usage
     if crew is not None:
-        crashes = f"; crashes: {crew.crashes}" if crew.crashes else ""
-        return f"{crew.least} to {crew.most} workers{crashes}{f'; {crew.why}' if crew.why else ''}"
+        return f"{crew.least} to {crew.most} workers{f', {crew.crashes} crashed' if crew.crashes else ''}"
     return _doing(usage) if usage is not None else ""
 
 

@@ -62,6 +62,7 @@ class Member:
 
     ``command``: the process of the `dramatiq` command that a worker belongs to. ``fleet``: the id of the
     supervisor that started it; None if it was started in another way. ``up_seconds``: for how long it has run.
+    ``publishes``: whether it takes jobs that publish.
     """
 
     id: str
@@ -73,6 +74,7 @@ class Member:
     version: str = ""
     state: State = State.STARTING
     up_seconds: float = 0.0
+    publishes: bool = False
     usage: Usage | None = None
     crew: Crew | None = None
 
@@ -100,8 +102,6 @@ def read_member(found: Any) -> Member:
 
     Raises TypeError, ValueError and KeyError for anything else.
     """
-    if not isinstance(found, dict):
-        raise TypeError("a member is an object")
     values = _known(Member, found)
     values["state"] = State(found["state"])
     for name, kind in (("usage", Usage), ("crew", Crew)):
@@ -109,7 +109,9 @@ def read_member(found: Any) -> Member:
     return Member(**values)
 
 
-def _known(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Any], found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise TypeError(f"a {kind.__name__.lower()} is an object")
     names = {it.name for it in fields(kind)}
     return {name: value for name, value in found.items() if name in names}
 

@@ -23,6 +23,8 @@ Said = Mapping[int, State] | None
 
 #: The wait before another worker starts in the place of one that crashed doubles up to this, in seconds.
 _MAX_BACKOFF_S: Final = 30.0
+#: After so many doublings it has reached that. Without an end the number would be too large to be one.
+_DOUBLINGS: Final = 5
 #: A worker that ran for this long, in seconds, was well: its end begins no crash loop.
 _WELL_AFTER_S: Final = 60.0
 #: So many crashes in a row are a loop.
@@ -142,7 +144,7 @@ class Crew:
     def _note_crash(self, worker: Worker, how: str, why: str, now: float) -> None:
         self.crashes += 1
         self._in_a_row = 1 if now - worker.started >= _WELL_AFTER_S else self._in_a_row + 1
-        pause = min(_MAX_BACKOFF_S, 2.0 ** (self._in_a_row - 1))
+        pause = min(_MAX_BACKOFF_S, 2.0 ** min(self._in_a_row - 1, _DOUBLINGS))
         self._not_before = max(self._not_before, now + pause)
         text = "worker %d ended by itself with %s%s; the next start is in %g s"
         _log.error(text, worker.pid, how, f" ({why})" if why else "", pause)
@@ -190,10 +192,12 @@ class Crew:
             self._give_up(f"worker {new.pid}, the first of its kind, has ended")
         elif said is not None and said.get(new.pid) is State.WORKING:
             self._new = None
-            if self._old:
-                self._leaving = self._old.pop(0)
-                _log.info("worker %d takes over from %d", new.pid, self._leaving.pid)
-                self._ask_to_end(self._leaving, now)
+            # A second restart may be about to replace the new one, too.
+            if leaving := next((it for it in self._old if it is not new), None):
+                self._old.remove(leaving)
+                self._leaving = leaving
+                _log.info("worker %d takes over from %d", new.pid, leaving.pid)
+                self._ask_to_end(leaving, now)
             if not self._old:
                 _log.info("rolling restart done")
         elif now - new.started >= self._ready_s:

@@ -19,6 +19,7 @@ from relay import children
 from relay.adapters.members import Heart, this_process, up_seconds
 from relay.adapters.workers import SIGTERM_DEDUP_WINDOW_S
 from relay.bootstrap import Application
+from relay.commands.lag import read_all
 from relay.domain import lag, members
 from relay.domain.errors import InvalidRequest, QueueUnreachable, RelayError
 from relay.domain.lag import Load
@@ -164,6 +165,10 @@ class Supervisor:
                 self._seen = await self._application.members.all()
             except QueueUnreachable:
                 self._seen = None
+            except Exception:
+                # Survive any error: without a look nobody is judged.
+                _log.exception("the members cannot be read")
+                self._seen = None
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def _scale(self) -> None:
@@ -188,7 +193,7 @@ class Supervisor:
         self._history, self._why, self._crew.wanted = decision.history, decision.why, decision.size
 
     async def _sample(self) -> Sample:
-        lags = await asyncio.gather(*(self._application.lag(name).read() for name in self._settings.contexts))
+        lags = await read_all(map(self._application.lag, self._settings.contexts))
         load: Load | RelayError = lag.total(lags, tasks=_TASKS in self._settings.actor_modules)
         if self._seen is None and isinstance(load, Load):
             load = QueueUnreachable("Redis does not say how busy the workers are")

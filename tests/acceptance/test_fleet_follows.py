@@ -44,6 +44,9 @@ class Supervised(Fleet):
 
         return asyncio.run(ask())
 
+    def publishing(self) -> int:
+        return sum(it.member.publishes for it in self.members() if it.state is State.WORKING)
+
     def crew(self) -> Crew:
         [found] = [it.member.crew for it in self.members() if it.member.kind == "fleet"]
         assert found is not None
@@ -82,7 +85,7 @@ def test_a_fleet_follows_the_load_up_and_down_and_restarts_what_crashes(
     with psycopg.connect(fleet.urls["vibespro"]) as connection:
         OUTBOX.add_many(connection, [vibe(f"key-{number}") for number in range(300)])
     fleet.until_working(3)
-    assert (fleet.crew().wanted, fleet.crew().most) == (3, 3)
+    assert (fleet.crew().wanted, fleet.crew().most, fleet.publishing()) == (3, 3, 3)
     free.set()
     wait_for("all are handled", lambda: fleet.handled() == 300)
     [(command, worker)] = fleet.until_working(1).items()
@@ -90,7 +93,7 @@ def test_a_fleet_follows_the_load_up_and_down_and_restarts_what_crashes(
     wait_for("another works in its place", lambda: set(fleet.working()) - {command})
     assert fleet.crew().crashes == 1
     assert "ended by itself with status 1 (a worker process was killed)" in fleet.log("fleet")
-    assert "1 to 3 workers; crashes: 1" in fleet.relay("fleet", "status")
+    assert "1 to 3 workers, 1 crashed" in fleet.relay("fleet", "status")
     assert fleet.query("sea", "SELECT max(attempts) FROM inbox_messages") == [(1,)]
     # A supervisor that is killed can tell nobody. Its workers end all the same.
     [left] = set(fleet.working().values()) - {worker}

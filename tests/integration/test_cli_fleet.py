@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import redis
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from relay.adapters.gate import Gates
@@ -18,7 +20,7 @@ from relay.adapters.members import Members
 from relay.cli import create_app
 from relay.devstack import ValkeyServer
 from relay.domain.errors import InvalidRequest, QueueUnreachable
-from relay.domain.members import LOST_AFTER_S, State
+from relay.domain.members import LOST_AFTER_S, Member, State
 from tests.integration.test_members import SUPERVISOR, WORKER
 
 CONFIG = '[contexts.sea]\ndatabase_url = "postgresql://nobody@127.0.0.1:9/sea"\n'
@@ -41,17 +43,24 @@ def namespace(tmp_path: Path, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def three(namespace: str, valkey: ValkeyServer) -> str:
     """A supervisor, its worker, and a worker that is lost."""
+    beat(valkey, namespace, SUPERVISOR, WORKER, replace(WORKER, id="three", pid=8))
+    silence(valkey, namespace, "three", LOST_AFTER_S + 30)
+    return namespace
 
-    async def beat() -> None:
+
+def beat(valkey: ValkeyServer, namespace: str, *members: Member) -> None:
+    async def run() -> None:
         gates = Gates(valkey.url, namespace)
-        for member in (SUPERVISOR, WORKER, replace(WORKER, id="three", pid=8)):
+        for member in members:
             await Members(gates.client, namespace).beat(member)
         await gates.aclose()
 
-    asyncio.run(beat())
+    asyncio.run(run())
+
+
+def silence(valkey: ValkeyServer, namespace: str, id: str, seconds: float) -> None:
     with redis.Redis.from_url(valkey.url) as client:
-        client.zincrby(f"{namespace}:members:beats", -1000 * (LOST_AFTER_S + 30), "three")
-    return namespace
+        client.zincrby(f"{namespace}:members:beats", -1000 * seconds, id)
 
 
 def test_every_member_has_a_line(three: str) -> None:
@@ -62,9 +71,25 @@ def test_every_member_has_a_line(three: str) -> None:
         ["b", "7", "worker", "working"],
         ["b", "8", "worker", "lost"],
     ]
-    assert "2/3   2 to 10 workers; crashes: 1; little is due" in lines[1]
+    assert lines[1].rstrip().endswith("2/3   2 to 10 workers, 1 crashed")
     assert lines[2].split()[-5:] == ["3/8", "sea/from_vibespro", "3,", "2", "wait"]
-    assert lines[4] == "release 1.2.3"
+    assert lines[4:] == ["a 5: little is due", "release 1.2.3"]
+
+
+def test_a_terminal_of_80_columns_shows_all_but_the_middle_of_a_long_name(
+    namespace: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of pods differ at their end, and an error of a driver may have several lines."""
+    crew = replace(SUPERVISOR.crew, why="the load is not known:\nthe connection was refused")  # type: ignore[type-var]
+    pod = replace(WORKER, host="jetrelay-worker-all-7d9c6b5f4d-x2v8p", pid=4194304, up_seconds=190_000)
+    beat(valkey, namespace, replace(SUPERVISOR, crew=crew), pod)
+    silence(valkey, namespace, pod.id, 411)
+    monkeypatch.setattr("relay.cli.operating.Console", partial(Console, width=80))
+    shown = relay("status").stdout
+    assert "a 5: the load is not known: the connection was refused\n" in shown
+    words = shown.split()
+    for word in ("jetrel…c6b5f4d-x2v8p", "4194304", "worker", "lost", "6m51s", "2d4h", "3/8", "sea/from_vibespro"):
+        assert word in words
 
 
 def test_scripts_get_all_that_is_known(three: str) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from relay import children
+from relay.fleet.crew import Crew
 from tests.integration.crewing import CRASHES, DEAF, DRAIN, GENTLE, READY, Host, a_host
 
 
@@ -57,6 +58,17 @@ def test_one_that_crashes_is_replaced_after_a_while_that_grows(host: Host, caplo
         assert host.crew.workers == []
         host.now += 0.2
     assert "crash loop: 7 workers in a row ended within 60 s of their start, the last with status 3" in caplog.text
+
+
+def test_a_crash_loop_may_last_for_days(tmp_path: Path, caplog: Any) -> None:
+    host = Host(tmp_path, CRASHES)
+    ended = host.start()
+    ended.wait(60)
+    host.crew = Crew(lambda: ended, drain_s=DRAIN, ready_s=READY)
+    host.crew.wanted = 1
+    while host.crew.crashes < 1_100:
+        host.tick(31)
+    assert "1100 workers in a row" in caplog.messages[-1]
 
 
 def test_one_that_ran_for_long_begins_no_loop(host: Host, caplog: Any) -> None:

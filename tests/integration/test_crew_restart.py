@@ -88,6 +88,29 @@ def test_a_second_restart_replaces_what_the_first_one_has_started(host: Host) ->
     assert not host.crew.rolling
 
 
+def test_a_new_one_never_takes_over_from_itself(host: Host) -> None:
+    """The only old one has crashed meanwhile, and then a second restart is asked for."""
+    [first] = host.hire(1)
+    host.crew.restart()
+    host.tick()
+    second = host.crew.active[-1]
+    first.process.kill()
+    host.gone(first)
+    host.tick(2)
+    third = host.crew.active[-1]
+    host.crew.restart()
+    host.works(second)
+    host.tick()
+    assert second in host.crew.active
+    host.gone(third)
+    host.tick()
+    fourth = host.crew.active[-1]
+    host.works(fourth)
+    host.tick()
+    host.gone(second)
+    assert host.crew.active == [fourth]
+
+
 def test_one_that_crashes_meanwhile_is_replaced_once(host: Host) -> None:
     first, second = host.hire(2)
     host.crew.restart()

@@ -13,10 +13,12 @@ import pytest
 from relay.adapters import members as members_module
 from relay.adapters.gate import Gates
 from relay.adapters.members import Heart, Members, this_process
+from relay.adapters.workers import WorkerRuntime
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import FORGOTTEN_AFTER_S, LOST_AFTER_S, Crew, Member, State, Usage, busy_part
 from tests.integration.publishing import eventually
+from tests.integration.queueing import fresh_broker, working
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +55,13 @@ class Found:
 
     async def age(self, id: str, seconds: float) -> None:
         """Have a member be silent for so long."""
-        await self.client.zincrby(f"{self.namespace}:members:beats", -1000 * seconds, id)
+        for key in ("beats", "publishing"):
+            if await self.client.zscore(f"{self.namespace}:members:{key}", id) is not None:
+                await self.client.zincrby(f"{self.namespace}:members:{key}", -1000 * seconds, id)
+
+    def another(self) -> Members:
+        """As another process sees them."""
+        return Members(self.client, self.namespace)
 
     async def ids(self) -> list[str]:
         return [it.member.id for it in await self.members.all()]
@@ -96,14 +104,15 @@ async def test_who_is_silent_is_lost_until_it_beats_again(found: Found) -> None:
 
 @pytest.mark.parametrize("by", ["a look", "a beat"])
 async def test_who_is_silent_for_long_is_forgotten(found: Found, by: str) -> None:
-    await found.members.beat(WORKER)
+    await found.members.beat(replace(WORKER, publishes=True))
     await found.age("one", FORGOTTEN_AFTER_S + 1)
     if by == "a beat":
         await found.members.beat(SUPERVISOR)
     else:
         await found.ids()
     assert not await found.client.hexists(f"{found.namespace}:members", "one")
-    assert "one" not in await found.client.zrange(f"{found.namespace}:members:beats", 0, -1)
+    for key in ("beats", "publishing"):
+        assert "one" not in await found.client.zrange(f"{found.namespace}:members:{key}", 0, -1)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +142,54 @@ async def test_a_redis_that_is_away_is_an_error() -> None:
         with pytest.raises(QueueUnreachable):
             await asked
     await found.gates.aclose()
+
+
+# --- who publishes ---
+
+
+async def test_the_workers_that_publish_are_counted_while_they_are_alive(found: Found) -> None:
+    """By one that beats with each beat, and by one that only asks."""
+    publisher = replace(WORKER, publishes=True)
+    for number in range(3):
+        await found.members.beat(replace(publisher, id=f"p{number}"))
+    await found.members.beat(SUPERVISOR)
+    await found.members.beat(WORKER)
+    assert await found.members.publishing() == await found.another().publishing() == 3
+    await found.age("p0", LOST_AFTER_S + 1)
+    assert await found.another().publishing() == 2
+    await found.members.leave(replace(publisher, id="p1"))
+    assert await found.another().publishing() == 1
+    await found.members.beat(replace(publisher, id="p0"))
+    await found.members.beat(replace(publisher, id="p2", publishes=False, state=State.ENDING))
+    assert await found.members.publishing() == 1
+
+
+async def test_a_count_holds_while_redis_is_away_and_is_never_none(own_valkey: ValkeyServer) -> None:
+    found = Found(own_valkey.url)
+    assert await found.members.publishing() == 1
+    for number in range(2):
+        await found.members.beat(replace(WORKER, publishes=True, id=f"p{number}"))
+    own_valkey.kill()
+    found.members._counted_at = None
+    assert await found.members.publishing() == 2
+    await found.gates.aclose()
+    own_valkey.start()
+
+
+@pytest.mark.parametrize(("queues", "takes"), [(None, True), ({"publish", "other"}, True), ({"other"}, False)])
+def test_a_worker_takes_jobs_of_its_queues_from_its_start_to_its_end(
+    valkey: ValkeyServer, queues: set[str] | None, takes: bool
+) -> None:
+    runtime = WorkerRuntime(start=nothing, quiesce=lambda: None, stop=nothing, budgets={})
+    broker = fresh_broker(valkey.url, [runtime])
+    assert not runtime.takes("publish")
+    with working(broker, queues=queues):
+        assert runtime.takes("publish") is takes
+    assert not runtime.takes("publish")
+
+
+async def nothing() -> None:
+    return
 
 
 # --- a heart ---
