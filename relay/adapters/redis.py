@@ -50,8 +50,8 @@ for _, id in ipairs(ARGV) do
     if redis.call("srem", KEYS[1], id) > 0 then redis.call("hdel", KEYS[2], id) end
 end
 """
-#: After this many idle waits the broker's own fetch runs once. It maintains the broker's keys.
-_UPKEEP_WAITS: Final = 15
+#: After this many idle waits a worker fetches all the same. So it finds what a worker put aside that died since.
+_UPKEEP_WAITS: Final = 5
 #: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
 _ENQUEUED: Final = "relay_enqueued"
 
@@ -105,17 +105,14 @@ class RelayBroker(RedisBroker):
         copy = message.copy(options={"redis_message_id": identity, **options})
         return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
-    def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool | None, list[bytes]]:
-        """Fetch what there is capacity for.
-
-        Returns whether there may be more, whether anything is put aside (None if not known), and the messages.
-        """
+    def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool, list[bytes]]:
+        """Fetch what there is capacity for: whether there may be more, and aside, and the messages."""
         free = capacity.free()
         most = max(free.values(), default=0) or min(capacity.least, MAX_FETCH_MESSAGES)
         if self._should_do_maintenance("fetch"):
-            # The broker's own fetch maintains its keys.
+            # The broker's own fetch maintains its keys. It sees nothing of what is put aside.
             found = self.do_fetch(queue_name, most)
-            return len(found) >= most, None, found
+            return len(found) >= most, True, found
         space = self.namespace
         acks = f"{space}:__acks__.{self.broker_id}.{queue_name}"
         keys = [f"{space}:{queue_name}", acks, f"{space}:__heartbeats__"]
@@ -185,7 +182,9 @@ class _BlockingConsumer(_RedisConsumer):
         self.capacity = Capacity(prefetch, max(prefetch, _MAX_PREFETCH))
         self._fetched_at = 0.0
         self._idle = 0
-        self._more = self._aside = self._waiting = False
+        self._more = self._waiting = False
+        # Not known yet: other workers may have put something aside.
+        self._aside = not self._delays
         #: The shares of the messages fetched last.
         self._came: set[str] = set()
         # Kept by the broker: after a lost connection another consumer takes over.
@@ -233,8 +232,7 @@ class _BlockingConsumer(_RedisConsumer):
             # Fewer than the limit means that the queue is empty: there is no need to ask again at once.
             self._more = len(self.message_cache) >= limit
         else:
-            self._more, aside, self.message_cache = self.broker.fetch(self.queue_name, self.capacity)
-            self._aside = self._aside if aside is None else aside
+            self._more, self._aside, self.message_cache = self.broker.fetch(self.queue_name, self.capacity)
         return bool(self.message_cache)
 
     def _wait(self, full: set[str]) -> bool:
@@ -281,9 +279,10 @@ class _BlockingConsumer(_RedisConsumer):
             self._freed.set()
 
     def close(self) -> None:
-        """Acknowledge the finished messages."""
+        """Acknowledge the finished messages. Give back what is fetched and not taken yet: dramatiq forgets it."""
         with suppress(redis.exceptions.RedisError):
             self._flush()
+            self.requeue([dramatiq.Message.decode(data) for data in self.message_cache])
         super().close()
 
     def _flush(self) -> None:

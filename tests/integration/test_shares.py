@@ -119,6 +119,33 @@ def test_what_was_put_aside_is_for_every_worker_and_in_order(fleet: Fleet) -> No
     assert left == []
 
 
+def test_what_a_worker_has_fetched_and_not_begun_is_for_others_as_soon_as_it_stops(fleet: Fleet) -> None:
+    fleet.send("quick", 6)
+    consumer = fleet.broker.consume("q", prefetch=8, timeout=100)
+    begun = next(consumer)
+    assert begun.args == ("quick", 0)
+    assert fleet.broker.backlog("q") == 0, "it has fetched all"
+    consumer.close()
+    assert fleet.broker.backlog("q") == 5
+    with fleet.at_work():
+        soon("the others are done", lambda: sorted(fleet.numbers("quick")) == [1, 2, 3, 4, 5])
+
+
+def test_what_was_put_aside_is_seen_when_the_first_fetch_is_the_broker_s_own(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fetch in a thousand is, by chance, and knows the queue alone."""
+    fleet.send("hang", 2)
+    hung = Capacity(least=1, most=1)
+    hung.take("id", "hang", 1.0)
+    own = iter([False, True])
+    monkeypatch.setattr(fleet.broker, "_should_do_maintenance", lambda _: next(own, False))
+    assert fleet.broker.fetch("q", hung) == (False, True, [])
+    fleet.release.set()
+    with fleet.at_work(threads=1):
+        soon("they are done", lambda: fleet.numbers("hang") == [0, 1], seconds=15)
+
+
 def test_a_share_that_is_alone_is_worked_off_in_order(fleet: Fleet) -> None:
     fleet.send("quick", 2_000)
     with fleet.at_work(threads=1):
@@ -130,6 +157,7 @@ def test_a_share_that_is_alone_is_worked_off_in_order(fleet: Fleet) -> None:
 def test_no_more_is_fetched_of_a_share_that_is_alone_than_there_is_room_for(fleet: Fleet) -> None:
     """So nothing of it is put aside while it is quick."""
     fleet.send("quick", 300)
+    fleet.broker.maintenance_chance = 0
     capacity, fetched = Capacity(least=8, most=128), 0
     while fetched < 300:
         _, aside, found = fleet.broker.fetch("q", capacity)

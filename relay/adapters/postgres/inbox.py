@@ -239,7 +239,12 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
     except psycopg.DataError as error:
         # The server's own message may quote the value.
         raise MalformedMessage(f"the inbox cannot store it: {told(error)}") from None
-    return [Inserted(*row) for row in inserted]
+    found = [Inserted(*row) for row in inserted]
+    if len(found) < len(rows):
+        known = {it.message_id for it in found}
+        # The row is in the archive, and only rows that were done go there.
+        found += [Inserted(it.message_id, new=False, done=True) for it in rows if it.message_id not in known]
+    return found
 
 
 def _command(name: str, terms: _Terms, which: Mapping[str, Any]) -> Command:
