@@ -56,13 +56,10 @@ _background: set[asyncio.Task[None]] = set()
 
 
 def _budgets() -> dict[str, int | None]:
-    """The number of threads for each queue whose duties wait long: shards, subscriptions, sweeps, the archive."""
+    """The number of threads for each queue whose duties take long: shards, the archive."""
     contexts = settings.contexts.values()
     return {
         jobs.PUBLISH_QUEUE: max(1, sum(context.publish.shards for context in contexts)),
-        jobs.PULL_QUEUE: max(1, sum(len(context.subscriptions) for context in contexts)),
-        # recover_deliveries waits two seconds when it suspects a loss.
-        jobs.UPKEEP_QUEUE: 4,
         # The archive job runs for minutes when many rows are old enough.
         jobs.ARCHIVE_QUEUE: 1,
     }
@@ -172,8 +169,17 @@ application.nats.on_up.append(_heart.tell)
 
 
 def actor(kind: Kind, **options: Any) -> Callable[[Function], Any]:
-    """Register a function as the actor for the jobs of a kind. ``options``: Dramatiq's."""
-    return dramatiq.actor(actor_name=kind.actor, queue_name=kind.queue, **options)
+    """Register a coroutine as the actor for the jobs of a kind. ``options``: Dramatiq's.
+
+    The event loop runs those that mostly wait, without a thread (`relay.adapters.onloop`).
+    """
+
+    def register(function: Function) -> Any:
+        if kind.waits:
+            runtime.on_loop[kind.actor] = LoopActor(function, waits=True)
+        return dramatiq.actor(actor_name=kind.actor, queue_name=kind.queue, **options)(function)
+
+    return register
 
 
 def row_actor(name: str, queue: str, **options: Any) -> Callable[[Function], Any]:

@@ -100,9 +100,9 @@ class RelayBroker(RedisBroker):
             raise queue_error(error) from error
 
     def entry(self, message: dramatiq.Message[Any], **options: Any) -> Entry:
-        """A message as it goes into its queue, under a new id that begins with its share."""
+        """A message for its queue, under a new id that begins with its share. A gate stamps it with the time."""
         identity = f"{share_of(message)}{MARK}{uuid4()}"
-        copy = message.copy(options={"redis_message_id": identity, **options})
+        copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: 0, **options})
         return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
     def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool, list[bytes]]:
@@ -149,7 +149,7 @@ class RelayBroker(RedisBroker):
             now = self._clock.now()
         except redis.exceptions.RedisError as error:
             raise queue_error(error) from error
-        since = [dramatiq.Message.decode(text).options.get(_ENQUEUED, now) for text in texts if text is not None]
+        since = [dramatiq.Message.decode(text).options.get(_ENQUEUED) or now for text in texts if text is not None]
         return timedelta(milliseconds=max(0, now - min(since, default=now)))
 
     def backlog(self, queue_name: str, share: str = "") -> int:

@@ -66,6 +66,7 @@ LogLevel = Annotated[
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
 ]
 _ACTOR_MODULES: Final = ("tasks.actors", "consumer.actors")
+_LOOK_AFTER: Final = timedelta(seconds=3)
 
 
 def _seconds(number: float) -> timedelta:
@@ -303,6 +304,11 @@ class ContextSettings(Section):
             routes=tuple(row.route() for row in self.routes),
             unconfirmed=[subject for stream in self.event_streams if stream.no_ack for subject in stream.subjects],
         )
+
+    @property
+    def look_after_every(self) -> timedelta:
+        """How often the subscriptions are looked after: a quarter of the shortest ack wait at most."""
+        return min([_LOOK_AFTER, *(it.ack_wait / 4 for it in self.subscriptions.values())])
 
     def dead_letter_spec(self) -> ConsumerSpec:
         """Return the consumer that reads dead letters, to record them."""
