@@ -14,8 +14,8 @@ from relay.adapters.redis import RelayBroker, create_broker
 
 
 @contextmanager
-def working(broker: RelayBroker, threads: int = 2) -> Iterator[dramatiq.Worker]:
-    worker = dramatiq.Worker(broker, worker_threads=threads, worker_timeout=100)
+def working(broker: RelayBroker, threads: int = 2, queues: set[str] | None = None) -> Iterator[dramatiq.Worker]:
+    worker = dramatiq.Worker(broker, queues=queues, worker_threads=threads, worker_timeout=100)
     worker.start()
     try:
         yield worker
