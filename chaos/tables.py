@@ -46,7 +46,7 @@ INSERT_EFFECT: Final = """
 INSERT INTO chaos_effects (message_id, source, key) VALUES (%(message_id)s, %(source)s, %(key)s)
 """
 #: Say which functions the statements of this release call, and which columns they read.
-_NEEDED: Final = ("0015_rules", "0016_originals", "0017_streams")
+_NEEDED: Final = ("0015_rules", "0016_originals", "0017_streams", "0019_archived_ids")
 _VERSIONS: Final = "relay.adapters.postgres.migrations.versions"
 READ_SETTINGS: Final = "SELECT seed, hang, history FROM chaos_settings"
 

@@ -19,6 +19,7 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
+from relay.adapters.members import Members
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
@@ -30,7 +31,9 @@ from relay.adapters.postgres.pool import Pool, create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.adapters.redis import RelayBroker, create_broker
+from relay.archive_ports import ColdStore
 from relay.commands.archive import ArchiveRows
+from relay.commands.coldrows import ColdRows, archived_subject
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.lag import ReadLag
 from relay.commands.missing import FindMissing
@@ -40,7 +43,7 @@ from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
-from relay.ports import ColdStore, JetStreamConsumer
+from relay.ports import JetStreamConsumer
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
 from relay.wire import writer
 
@@ -99,6 +102,8 @@ class Application:
         self.nats.on_refused.append(_log_refusal)
         redis_url, access = settings.redis_url.get_secret_value(), redis_options(settings)
         self.gates = Gates(redis_url, settings.redis_namespace, **access)
+        #: The heartbeats share the connections of the gates.
+        self.members = Members(self.gates.client, settings.redis_namespace)
         self._role = role
         self._contexts: dict[str, Context] = {}
         self.on_start: list[Callable[[], Awaitable[None]]] = []
@@ -198,7 +203,16 @@ class Application:
         if after is None or store is None:
             return None
         tables, auditor = PostgresArchive(pooled(parts.pool), context), NatsStreamAuditor(self.nats)
-        return ArchiveRows(context, after, tables, store, auditor, self.facts)
+        keep = parts.settings.archive.keep
+        return ArchiveRows(context, after, tables, store, auditor, self.facts, keep=keep)
+
+    def cold_rows(self, context: str) -> ColdRows | None:
+        """The rows of a context's archive; None if it is off. Raises UnknownContext."""
+        parts = self.context(context)
+        if (store := cold_store(parts.settings.archive)) is None:
+            return None
+        subject = partial(archived_subject, parts.settings.routing)
+        return ColdRows(PostgresArchive(pooled(parts.pool), context), store, subject)
 
     def _build(self, name: str, settings: ContextSettings) -> Context:
         pool = create_pool(settings.database, max_size=16, application_name=f"jetrelay-{self._role}-{name}")

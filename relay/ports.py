@@ -7,19 +7,17 @@ The names and meanings are the spec's.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import IO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from relay.domain.actor import Actor
-from relay.domain.archive import ArchivedRow, ArchiveKind, Manifest
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Originals, shown
 from relay.domain.incidents import Letter, RecordedIncident
 from relay.domain.model import Finished, HandlerResult
-from relay.domain.operators import Operator
 from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, Published, PublishOutcome, Retry
 from relay.domain.schedule import ClaimedRun, RunState, WaitingRun
 
@@ -422,64 +420,3 @@ class Runs(Protocol):
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
     ) -> None:
         """Record how an attempt ended. It may be repeated. It does nothing if another worker has the claim."""
-
-
-# --- the archive ----------------------------------------------------------------------------------
-
-
-class ColdStore(Protocol):
-    """Files that are written once and never changed. All methods raise StoreUnreachable."""
-
-    async def put(self, name: str, content: IO[bytes]) -> None:
-        """Store a file completely or not at all. It is durable on return.
-
-        It may be repeated with the same content. Raises ArchiveConflict if the name has other content.
-        """
-
-    async def get(self, name: str, into: IO[bytes]) -> bool:
-        """Copy a file to ``into``. False if there is no such file."""
-
-    async def names(self, prefix: str) -> Sequence[str]:
-        """The names that start with ``prefix``, in order, including files that were never finished."""
-
-    async def delete(self, name: str) -> None:
-        """Delete a file for good. It may be repeated, and the file may be absent."""
-
-
-class OpenBatch(Protocol):
-    """Rows of one kind, locked in one transaction. Leaving it commits; an exception rolls it back."""
-
-    #: One more than the last batch that was committed.
-    number: int
-
-    def rows(self) -> AsyncGenerator[Sequence[ArchivedRow], None]:
-        """The rows, oldest first, a few at a time. A row that was returned is locked."""
-
-    async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
-        """Delete rows, and record their batch and the operator; return how many rows were deleted."""
-
-
-class ArchiveTables(Protocol):
-    """The tables of one context. All methods raise DatabaseUnreachable.
-
-    They use only rows that ended longer than ``after`` ago and, in outbox and inbox, only rows of ``streams``.
-    """
-
-    async def streams(self, kind: ArchiveKind) -> Sequence[str]:
-        """The streams that the rows belong to. Tasks belong to no stream."""
-
-    def open(
-        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta, limit: int
-    ) -> AbstractAsyncContextManager[OpenBatch | None]:
-        """Begin a batch. None while another process has an open batch in this context."""
-
-    async def waiting(
-        self, kind: ArchiveKind, streams: Sequence[str], after: timedelta
-    ) -> tuple[int, datetime | None, datetime | None]:
-        """The number of rows that can be archived, and their first and last time. Takes no lock."""
-
-    async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
-        """The committed batches, in order. ``unannounced``: only those whose manifest may be missing."""
-
-    async def announced(self, manifest: Manifest) -> None:
-        """Record that the manifest is stored."""

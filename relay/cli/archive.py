@@ -12,36 +12,47 @@ import typer
 
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.bootstrap import Application
+from relay.cli.archived import replay, restore
 from relay.cli.operating import ContextOption, JsonOption, operator, print_failure, print_json, print_table
+from relay.cli.progress import bar
 from relay.commands.archive import ArchiveReport, ArchiveRows, Finding
 from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
+from relay.domain.operators import Operator
 from relay.settings import load_settings
 
 Answer = TypeVar("Answer")
 
-app = typer.Typer(help="Cold storage: move rows there, list, verify.")
+app = typer.Typer(help="Cold storage: move rows there, list, verify, restore, replay, delete.")
 
 _COLUMNS: Final = ("number", "rows", "size", "first_at", "last_at", "file")
 
 
 @app.callback(invoke_without_command=True)
-def archive(
-    call: typer.Context,
+def archive(call: typer.Context) -> None:
+    """Archive everything that has had its time, and delete old batches, as `relay archive run`."""
+    if call.invoked_subcommand is None:
+        run()
+
+
+@app.command()
+def run(
     *,
     context: ContextOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
     actor: Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Archive everything that has had its time. The scheduler does so by itself, every hour.
+    """Archive everything that has had its time, and delete what was kept long enough. So does the scheduler.
 
     Status 1 if a context fails, or rows must stay because of their stream.
     """
-    if call.invoked_subcommand is not None:
-        return
     by = operator(actor, None)
-    reports, complete = _each(context, lambda rows: rows.look() if dry_run else rows.run(by))
+
+    async def work(rows: ArchiveRows) -> ArchiveReport:
+        return await rows.look() if dry_run else await _with_bar(rows, by)
+
+    reports, complete = _each(context, work)
     found = list(reports.values())
     if as_json:
         print_json([asdict(report) for report in found])
@@ -54,10 +65,26 @@ def archive(
         raise typer.Exit(1)
 
 
+async def _with_bar(rows: ArchiveRows, by: Operator) -> ArchiveReport:
+    """Run, and show how many of the rows that can leave have left. Counts them only where someone looks."""
+    total = sum(found.rows for found in (await rows.look()).waiting) if sys.stderr.isatty() else None
+    done = 0
+    with bar("archived", "rows") as progress:
+
+        def count(manifest: Manifest) -> None:
+            nonlocal done
+            done += manifest.rows
+            progress(done, total)
+
+        return await rows.run(by, on_batch=count)
+
+
 def _print_done(reports: list[ArchiveReport]) -> None:
     for report in reports:
         for manifest in report.batches:
             print(f"{report.context}: {manifest.rows} rows to {manifest.file}")
+        for manifest in report.deleted:
+            print(f"{report.context}: deleted {manifest.file}, {manifest.rows} rows")
         if not report.batches:
             print(f"{report.context}: nothing has had its time")
 
@@ -65,6 +92,13 @@ def _print_done(reports: list[ArchiveReport]) -> None:
 def _print_counts(reports: list[ArchiveReport]) -> None:
     rows = [asdict(found).values() for report in reports for found in report.waiting]
     print_table(("context", "kind", "rows", "oldest", "youngest"), [list(row) for row in rows])
+    for report in reports:
+        for manifest in report.deleted:
+            print(f"{report.context}: {manifest.file}, {manifest.rows} rows, would be deleted")
+
+
+app.command()(restore)
+app.command()(replay)
 
 
 @app.command("list")
@@ -108,7 +142,12 @@ def verify(context: ContextOption = None, as_json: JsonOption = False) -> None:
 
 
 async def _findings(rows: ArchiveRows) -> list[Finding]:
-    return [found async for found in rows.verify()]
+    found = []
+    with bar("verified", "files") as progress:
+        async for one in rows.verify():
+            found.append(one)
+            progress(len(found), None)
+    return found
 
 
 def _print_findings(answers: dict[str, list[Finding]]) -> None:

@@ -18,8 +18,10 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
+from relay.archive_ports import ArchiveTables, ColdStore, OpenBatch
 from relay.commands import batchfile
 from relay.commands.batchfile import BatchFile
+from relay.commands.expiry import expire
 from relay.commands.reconcile import StreamAuditor, StreamState
 from relay.domain.archive import (
     ArchiveBusy,
@@ -30,16 +32,20 @@ from relay.domain.archive import (
     Manifest,
     folder,
 )
-from relay.domain.facts import ArchiveFailed, ArchiveHeld, FactSink, RowsArchived
+from relay.domain.facts import ArchiveFailed, ArchiveHeld, BatchDeleted, FactSink, RowsArchived
 from relay.domain.operators import Operator
-from relay.ports import ArchiveTables, ColdStore, OpenBatch
 
-#: A batch keeps its rows locked until it is stored, so it ends at this many rows or uncompressed bytes.
-MAX_BATCH_ROWS: Final = 5_000
-MAX_BATCH_BYTES: Final = 64 * 1024**2
 #: How long one scheduled run lasts, in seconds. The next run continues.
 RUN_S: Final = 300.0
 SCHEDULER: Final = Operator("scheduler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """A batch keeps its rows locked until it is stored, so it ends at so many rows or uncompressed bytes."""
+
+    rows: int = 5_000
+    size: int = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +70,11 @@ class Held:
 
 @dataclass(slots=True)
 class ArchiveReport:
-    """The result of a run, or of a look at what a run would do."""
+    """The result of a run, or of a look at what a run would do. ``deleted``: what was kept long enough."""
 
     context: str
     batches: list[Manifest] = field(default_factory=list)
+    deleted: list[Manifest] = field(default_factory=list)
     waiting: list[Waiting] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
 
@@ -93,13 +100,13 @@ class ArchiveRows:
         auditor: StreamAuditor,
         facts: FactSink,
         *,
-        rows: int = MAX_BATCH_ROWS,
-        size: int = MAX_BATCH_BYTES,
+        keep: timedelta | None = None,
+        limits: Limits | None = None,
     ) -> None:
-        self._context, self._after = context, after
+        self._context, self._after, self._keep = context, after, keep
         self._tables, self._store, self._auditor = tables, store, auditor
         self._facts = facts
-        self._rows, self._size = rows, size
+        self._limits = limits or Limits()
 
     async def tick(self, go_on: Callable[[], bool]) -> None:
         """The scheduled run, with a time limit. Raises outages and ArchiveBusy; other errors become facts."""
@@ -112,8 +119,13 @@ class ArchiveRows:
         except ArchiveError as error:
             self._facts(ArchiveFailed(context=self._context, error=str(error)))
 
-    async def run(self, by: Operator, go_on: Callable[[], bool] = lambda: True) -> ArchiveReport:
-        """Archive old rows, a batch of each kind in turn, while ``go_on`` returns True.
+    async def run(
+        self,
+        by: Operator,
+        go_on: Callable[[], bool] = lambda: True,
+        on_batch: Callable[[Manifest], None] = lambda _: None,
+    ) -> ArchiveReport:
+        """Archive old rows, a batch of each kind in turn, while ``go_on`` returns True. Then delete old batches.
 
         Raises ArchiveBusy, ArchiveConflict, ArchiveDamaged, BrokerUnreachable, DatabaseUnreachable and
         StoreUnreachable. Batches that are already committed stay committed.
@@ -121,6 +133,7 @@ class ArchiveRows:
         report = ArchiveReport(self._context)
         for manifest in await self._tables.batches(unannounced=True):
             await self._announce(manifest)
+        await self._remember()
         left = [(kind, await self._past(kind, report)) for kind in ArchiveKind]
         while left:
             for each in [*left]:
@@ -129,6 +142,13 @@ class ArchiveRows:
                     left.remove(each)
                 else:
                     report.batches.append(done)
+                    on_batch(done)
+        if self._keep is not None and go_on():
+            expired = expire(self._tables, self._store, self._keep, self._read_back, by)
+            async with aclosing(expired) as gone:
+                async for manifest in gone:
+                    report.deleted.append(manifest)
+                    self._facts(BatchDeleted(context=self._context, kind=manifest.kind, file=manifest.file))
         return report
 
     async def look(self) -> ArchiveReport:
@@ -138,6 +158,8 @@ class ArchiveRows:
             rows, first, last = await self._tables.waiting(kind, await self._past(kind, report), self._after)
             found = Waiting(context=self._context, kind=kind, rows=rows, first_at=first, last_at=last)
             report.waiting.append(found)
+        if self._keep is not None:
+            report.deleted += await self._tables.expired(self._keep)
         return report
 
     async def verify(self) -> AsyncIterator[Finding]:
@@ -151,6 +173,14 @@ class ArchiveRows:
         for name in names:
             if name not in known:
                 yield Finding(name, left_over=True)
+
+    async def _remember(self) -> None:
+        """Keep the ids of messages that left before there was a place for them."""
+        for manifest in await self._tables.unremembered():
+            try:
+                await self._tables.remember(manifest, await self._read_back(manifest))
+            except ArchiveDamaged as error:
+                self._facts(ArchiveFailed(context=self._context, error=str(error)))
 
     async def _past(self, kind: ArchiveKind, report: ArchiveReport) -> list[str]:
         """The streams that no longer hold messages of rows that are old enough. Report the other streams."""
@@ -166,7 +196,7 @@ class ArchiveRows:
 
     async def _batch(self, kind: ArchiveKind, streams: Sequence[str], by: Operator) -> Manifest | None:
         """Archive one batch; None if no row is old enough."""
-        async with self._tables.open(kind, streams, self._after, self._rows) as batch:
+        async with self._tables.open(kind, streams, self._after, self._limits.rows) as batch:
             if batch is None:
                 raise ArchiveBusy(
                     f"another process archives {self._context} now", hint="try again when it has ended"
@@ -189,7 +219,7 @@ class ArchiveRows:
         async with aclosing(batch.rows()) as pages:
             async for rows in pages:
                 await asyncio.to_thread(draft.write, rows)
-                if draft.size >= self._size:
+                if draft.size >= self._limits.size:
                     break
         return draft
 

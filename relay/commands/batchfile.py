@@ -83,6 +83,15 @@ def read(file: IO[bytes], kind: ArchiveKind) -> Contents:
     return Contents(size, sha256, ids)
 
 
+def lines(file: IO[bytes], manifest: Manifest) -> Sequence[bytes]:
+    """The rows of a batch, without line ends. Raises ArchiveDamaged if they are not what it says. Blocks."""
+    size, sha256 = _measure(file)
+    if (size, sha256) != (manifest.size, manifest.sha256):
+        raise ArchiveDamaged(f"{manifest.file} is not what its manifest says", hint="relay archive verify")
+    with gzip.open(file, "rb") as found:
+        return found.read().split(b"\n")[:-1]
+
+
 def check(contents: Contents, manifest: Manifest) -> None:
     """Compare a file with its manifest. Raises ArchiveDamaged."""
     ids = contents.ids

@@ -7,15 +7,19 @@ manifest names belong to the archive.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from relay.domain.errors import Outage, RelayError
+from relay.domain.topology import covers
 
 FORMAT: Final = "jetrelay-archive/1"
+#: The subject of an archived row; None if it has none.
+SubjectOf: TypeAlias = Callable[[Mapping[str, Any]], str | None]
 
 
 class ArchiveKind(StrEnum):
@@ -30,6 +34,22 @@ class ArchiveKind(StrEnum):
         """The column that identifies a row."""
         return "message_id" if self is ArchiveKind.INBOX else "id"
 
+    @property
+    def type(self) -> str:
+        """The column that says what a row is about."""
+        return "type" if self is ArchiveKind.TASKS else "event_type"
+
+    @property
+    def group(self) -> str:
+        """The column of a row's key."""
+        return "concurrency_key" if self is ArchiveKind.TASKS else "partition_key"
+
+    def ended(self, row: Mapping[str, Any]) -> datetime:
+        """When a row, as it stands in the archive, ended."""
+        names = {"outbox": ("published_at",), "inbox": ("processed_at", "dead_lettered_at")}
+        found = [row[name] for name in names.get(self.value, ("finished_at",)) if row[name] is not None]
+        return datetime.fromisoformat(found[0])
+
 
 class ArchivedRow(NamedTuple):
     """A row to archive: its id, the time when it ended, and all its columns as a JSON object."""
@@ -37,6 +57,43 @@ class ArchivedRow(NamedTuple):
     id: UUID
     at: datetime
     line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFilter:
+    """Selects archived rows. A field that is None excludes nothing, and no ids exclude nothing.
+
+    ``key``: the partition key of an event or message, the concurrency key of a task. ``subject``: a pattern, as a
+    subscription has it. ``correlation``: a correlation id. ``since`` (included) and ``until`` (excluded) bound the
+    time when a row ended, as the manifests tell it.
+    """
+
+    ids: frozenset[UUID] = frozenset()
+    subject: str | None = None
+    type: str | None = None
+    key: str | None = None
+    correlation: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def may_be_in(self, batch: Manifest) -> bool:
+        """Whether a batch can have such rows, by its times."""
+        early = self.until is not None and batch.first_at >= self.until
+        return not early and (self.since is None or batch.last_at >= self.since)
+
+    def fits(self, kind: ArchiveKind, row: Mapping[str, Any], subject: SubjectOf) -> bool:
+        """Whether a row, as it stands in the archive, is selected."""
+        return (
+            (not self.ids or UUID(row[kind.key]) in self.ids)
+            and self.type in (None, row[kind.type])
+            and self.key in (None, row[kind.group])
+            and (self.correlation is None or row["correlation_id"] == str(self.correlation))
+            and ((self.since is None and self.until is None) or self._in_time(kind.ended(row)))
+            and (self.subject is None or covers(self.subject, subject(row) or ""))
+        )
+
+    def _in_time(self, at: datetime) -> bool:
+        return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -310,6 +310,14 @@ class RowsArchived(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDeleted(Fact):
+    """A batch of the archive is deleted, because it was kept as long as the settings say."""
+
+    kind: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveHeld(Fact):
     """Rows of a stream are not archived, because the stream may still hold or deliver their messages."""
 

@@ -46,7 +46,8 @@ class ArchiveSettings(Section):
     """When rows are archived, and where: ``after`` counts from published, processed, closed or finished.
 
     ``after`` must be longer than any stream keeps messages. One of two places: ``directory``, which must exist on
-    every worker, or ``bucket``, of S3 or of a store that speaks like it.
+    every worker, or ``bucket``, of S3 or of a store that speaks like it. ``keep``: a batch is deleted when
+    its newest row ended so long ago; without it never.
 
     ``endpoint`` and ``region`` are for the bucket. Without ``access_key_id`` and ``secret_access_key`` the usual
     AWS_… variables and the role of the machine hold. ``options`` go to the store as
@@ -54,6 +55,7 @@ class ArchiveSettings(Section):
     """
 
     after: After | None = None
+    keep: Duration | None = None
     directory: AbsolutePath | None = None
     bucket: BucketUrl | None = None
     endpoint: Endpoint | None = None

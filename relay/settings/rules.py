@@ -167,6 +167,9 @@ def _archive(context: ContextSettings) -> Problems:
             yield Problem(at(key), "is not for a directory", "give bucket or directory, not both")
     if (archive.access_key_id is None) != (archive.secret_access_key is None):
         yield Problem(at("access_key_id"), "goes together with secret_access_key")
+    if archive.keep is not None and archive.after is not None and archive.keep <= archive.after:
+        least = format_duration(archive.after)
+        yield Problem(at("keep"), f"must be longer than after ({least})", "both count from when a row ended")
 
 
 # --- all contexts together ---

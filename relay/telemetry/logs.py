@@ -44,6 +44,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.DeliveriesRecovered: logging.WARNING,
     facts.LeadTaken: logging.INFO,
     facts.RowsArchived: logging.INFO,
+    facts.BatchDeleted: logging.INFO,
     facts.ScheduledRunFinished: logging.INFO,
     facts.MessagesReEnqueued: logging.INFO,
 }

@@ -102,6 +102,7 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     facts.LeadLost: (Count("leads_lost", "Times this scheduler could not renew its lead."),),
     facts.RowsArchived: (Count("rows_archived", "Rows moved to the archive.", ("kind",), lambda fact: fact.rows),),
     facts.ArchiveHeld: (Count("archive_holds", "Times rows of a stream had to stay in their table.", ("kind",)),),
+    facts.BatchDeleted: (Count("archive_batches_deleted", "Batches deleted from the archive.", ("kind",)),),
     facts.ArchiveFailed: (Count("archive_failures", "Times the archive could not be trusted or continued."),),
     facts.ScheduledRunFinished: (Count("cron_runs_finished", "Runs of cron jobs carried out.", ("job",)),),
     facts.ScheduledRunRetried: (Count("cron_runs_retried", "Attempts that failed and are repeated.", ("job",)),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -74,7 +75,13 @@ class MemoryArchive:
         self.tables: dict[ArchiveKind, list[tuple[str | None, ArchivedRow]]] = defaultdict(list)
         self.down = False
         self._batches: dict[tuple[ArchiveKind, int], Manifest] = {}
+        self._numbers: dict[ArchiveKind, int] = defaultdict(int)
         self._announced: set[tuple[ArchiveKind, int]] = set()
+        self._deleted: dict[tuple[ArchiveKind, int], Manifest] = {}
+        #: Messages that the inbox knows though their rows have left, and the batch of each.
+        self.remembered: dict[UUID, int] = {}
+        #: Events that are published once more.
+        self.replayed: list[UUID] = []
         self._is_open = False
 
     @property
@@ -101,12 +108,14 @@ class MemoryArchive:
             return
         self._is_open = True
         try:
-            last = max((number for of, number in self._batches if of == kind), default=0)
-            batch = _Batch(last + 1, found)
+            batch = _Batch(self._numbers[kind] + 1, found)
             yield batch
             if batch.manifest is not None:
                 self._tables[kind] = [it for it in self._tables[kind] if it[1].id not in batch.removed]
                 self._batches[kind, batch.number] = batch.manifest
+                self._numbers[kind] = batch.number
+                if kind is ArchiveKind.INBOX:
+                    await self.remember(batch.manifest, batch.removed)
         finally:
             self._is_open = False
 
@@ -124,3 +133,46 @@ class MemoryArchive:
     async def announced(self, manifest: Manifest) -> None:
         _ = self._tables
         self._announced.add((manifest.kind, manifest.number))
+
+    async def unremembered(self) -> Sequence[Manifest]:
+        inbox = [it for it in await self.batches() if it.kind is ArchiveKind.INBOX]
+        return [it for it in inbox if it.first_id not in self.remembered]
+
+    async def remember(self, manifest: Manifest, ids: Sequence[UUID]) -> None:
+        _ = self._tables
+        self.remembered |= {id: max(manifest.number, self.remembered.get(id, 0)) for id in ids}
+
+    async def expired(self, keep: timedelta) -> Sequence[Manifest]:
+        _ = self._tables
+        old = {key: it for key, it in self._batches.items() if it.last_at < self.clock.now - keep}
+        found = {key: it for key, it in old.items() if key in self._announced} | self._deleted
+        return [found[key] for key in sorted(found)]
+
+    async def delete(self, manifest: Manifest, ids: Sequence[UUID], by: Operator) -> None:
+        _ = self._tables
+        key = manifest.kind, manifest.number
+        self._deleted[key] = self._batches.pop(key, manifest)
+        if manifest.kind is ArchiveKind.INBOX:
+            for id in ids:
+                if self.remembered.get(id, manifest.number) <= manifest.number:
+                    self.remembered.pop(id, None)
+
+    async def gone(self, manifest: Manifest) -> None:
+        _ = self._tables
+        self._deleted.pop((manifest.kind, manifest.number), None)
+
+    async def restore(self, kind: ArchiveKind, lines: Sequence[str], source: str, by: Operator) -> int:
+        there = {row.id for _, row in self._tables[kind]}
+        rows = [json.loads(line) for line in lines]
+        new = [
+            ArchivedRow(UUID(row[kind.key]), kind.ended(row), line) for row, line in zip(rows, lines, strict=True)
+        ]
+        added = [row for row in new if row.id not in there]
+        self._tables[kind] += [(None, row) for row in added]
+        return len(added)
+
+    async def replay(self, lines: Sequence[str], by: Operator) -> int:
+        ids = [UUID(json.loads(line)["id"]) for line in lines]
+        new = [id for id in ids if id not in self.replayed]
+        self.replayed += new
+        return len(new)

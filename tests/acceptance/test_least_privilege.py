@@ -182,7 +182,7 @@ async def _delete(url: str, stream: str, seq: int) -> None:
 def _the_archive(fleet: Deployed) -> None:
     wait_for("all is published", lambda: not fleet.answer("backlog")[0]["outbox"]["count"])
     fleet.query("vibespro", "UPDATE outbox_events SET published_at = published_at - interval '40 days'")
-    fleet.relay("archive", *VIBESPRO)
+    fleet.relay("archive", "run", *VIBESPRO)
     assert fleet.query("vibespro", "SELECT count(*) FROM outbox_events") == [(0,)]
     assert fleet.answer("archive", "list", *VIBESPRO)
     fleet.relay("archive", "verify", *VIBESPRO)

@@ -17,7 +17,7 @@ from relay.adapters.coldstore import FolderStore
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.pool import pooled
-from relay.commands.archive import ArchiveRows, Finding
+from relay.commands.archive import ArchiveRows, Finding, Limits
 from relay.domain.facts import Fact
 from relay.domain.operators import Operator
 from tests.integration.publishing import Relay, event, query
@@ -62,7 +62,12 @@ class Archive:
         return PostgresArchive(pooled(self.relay.pool), self.relay.context)
 
     def command(
-        self, store: Any = None, tables: Any = None, after: timedelta = AFTER, **limits: int
+        self,
+        store: Any = None,
+        tables: Any = None,
+        after: timedelta = AFTER,
+        keep: timedelta | None = None,
+        **limits: int,
     ) -> ArchiveRows:
         return ArchiveRows(
             self.relay.context,
@@ -71,7 +76,8 @@ class Archive:
             store or FolderStore(self.root),
             NatsStreamAuditor(self.relay.nats),
             self.facts.append,
-            **limits,
+            keep=keep,
+            limits=Limits(**limits),
         )
 
     # --- rows that have had their time ---

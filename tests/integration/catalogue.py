@@ -182,7 +182,10 @@ ARCHIVE_BATCHES: dict[str, Column] = {
     "last_at": (TIME, NOT_NULL, None),
     "archived_at": (TIME, NOT_NULL, "now()"),
     "announced_at": (TIME, NULL, None),
+    "deleted_at": (TIME, NULL, None),
+    "gone_at": (TIME, NULL, None),
 }
+ARCHIVED_MESSAGES: dict[str, Column] = {"message_id": (UUID, NOT_NULL, None), "batch": (BIGINT, NOT_NULL, None)}
 ARCHIVE_BATCHES_CONSTRAINTS = {
     "archive_batches_pkey": "PRIMARY KEY (kind, number)",
     "chk_archive_kind": "CHECK ((kind = ANY (ARRAY['outbox'::text, 'inbox'::text, 'tasks'::text])))",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tracemalloc
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -147,29 +146,6 @@ async def test_failed_and_cancelled_tasks_leave_as_completed_ones(archive: Archi
     ids = [archive.tasks(1, status)[0] for status in ("failed", "cancelled", "completed")]
     await archive.command().run(ANN)
     assert sorted(archive.in_archive("tasks")) == sorted(ids)
-
-
-@pytest.mark.parametrize("kind", TABLES)
-async def test_a_row_comes_back_from_its_line_as_it_was(archive: Archive, kind: str) -> None:
-    """As the page says."""
-    await archive.events(2)
-    archive.messages(2)
-    archive.tasks(2)
-    table, key = TABLES[kind]
-    odd = {"outbox": "payload", "inbox": "headers", "tasks": "metadata"}[kind]
-    value = json.dumps({"big": 12345678901234567890, "ten": 1.10, "text": 'é"\\\n\u2028', "none": None})
-    query(archive.url, f"UPDATE {table} SET {odd} = %s::jsonb", value)
-    before = query(archive.url, f"SELECT * FROM {table} ORDER BY {key}")
-    await archive.command().run(ANN)
-    assert archive.in_table(kind) == []
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "archive.md").read_text()
-    create, copy, insert = [*re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0].splitlines()]
-    with psycopg.connect(archive.url) as conn:
-        conn.execute(create.encode())
-        with conn.cursor().copy(copy.removeprefix("\\").replace("'batch.jsonl'", "STDIN").encode()) as copying:
-            copying.write("".join(f"{line}\n" for line in archive.lines(kind)))
-        conn.execute(insert.replace("outbox_events", table).encode())
-    assert query(archive.url, f"SELECT * FROM {table} ORDER BY {key}") == before
 
 
 async def test_times_are_written_in_utc_whatever_the_database_prefers(archive: Archive) -> None:

@@ -72,7 +72,7 @@ def cli(
 
 
 def test_a_dry_run_counts_and_changes_nothing(cli: Cli, context: str, database_url: str, tmp_path: Path) -> None:
-    status, output, _ = cli("archive", "--dry-run", "--json")
+    status, output, _ = cli("archive", "run", "--dry-run", "--json")
     [report] = json.loads(output)
     assert (status, report["context"], report["batches"]) == (0, context, [])
     assert [(found["kind"], found["rows"]) for found in report["waiting"]] == [
@@ -80,14 +80,14 @@ def test_a_dry_run_counts_and_changes_nothing(cli: Cli, context: str, database_u
         ("inbox", 0),
         ("tasks", 0),
     ]
-    assert "outbox" in cli("archive", "--dry-run")[1]
+    assert "outbox" in cli("archive", "run", "--dry-run")[1]
     assert [*(tmp_path / "cold").iterdir()] == []
     assert query(database_url, "SELECT count(*) AS n FROM outbox_events") == [{"n": 3}]
 
 
 def test_archive_list_and_verify(cli: Cli, context: str, database_url: str, tmp_path: Path) -> None:
     assert cli("archive", "list", "--context", context) == (0, "Nothing is archived.\n", "")
-    status, output, _ = cli("archive", "--actor", "ann", "--context", context)
+    status, output, _ = cli("archive", "run", "--actor", "ann", "--context", context)
     assert (status, f"{context}: 3 rows to {context}/outbox/00000001-" in output) == (0, True)
     assert query(database_url, "SELECT count(*) AS n FROM outbox_events") == [{"n": 0}]
     assert query(database_url, "SELECT actor FROM audit_log") == [{"actor": "ann"}]
@@ -107,6 +107,41 @@ def test_archive_list_and_verify(cli: Cli, context: str, database_url: str, tmp_
     assert (status, "error ARCHIVE_DAMAGED" in output, "0 of 1" in output) == (1, True, True)
     status, output, _ = cli("archive", "verify", "--json")
     assert (status, "size 0" in json.loads(output)[0]["error"] or "read" in output) == (1, True)
+
+
+def test_restore_and_replay(cli: Cli, context: str, database_url: str) -> None:
+    cli("archive")
+    first = "SELECT id::text, partition_key AS key FROM outbox_events ORDER BY seq LIMIT 1"
+    status, output, _ = cli("archive", "restore", "--all", "--dry-run", "--context", context)
+    assert (status, output) == (0, f"{context}: 3 outbox rows would be restored\n")
+    assert query(database_url, first) == []
+    assert cli("archive", "restore", "--all", "--yes", "--limit", "2")[2].startswith("error TOO_MANY")
+    status, output, _ = cli("archive", "restore", "--all", "--yes", "--json")
+    assert (status, json.loads(output)["count"]) == (0, 3)
+    [row] = query(database_url, first)
+    status, output, _ = cli("archive", "replay", row["id"], "--actor", "ann", "--note", "a new reader")
+    assert (status, output) == (0, f"{context}: 1 outbox rows published once more\n")
+    assert cli("archive", "replay", row["id"])[1] == f"{context}: 0 outbox rows published once more\n"
+    [done] = query(database_url, "SELECT ids, actor, note FROM audit_log WHERE action = 'outbox.replay'")
+    assert done == {"ids": [row["id"]], "actor": "ann", "note": "a new reader"}
+    generations = query(database_url, "SELECT generation FROM outbox_events ORDER BY seq")
+    assert [row["generation"] for row in generations] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("replay",), "say which: ids, a filter, or --all"),
+        (("replay", "--all", "--key", "k"), "give --all or a filter"),
+        (("replay", "--subject", "a..b"), "is no pattern of subjects"),
+        (("restore", "--kind", "tasks", "--subject", "a.b"), "tasks have none"),
+        (("restore", "--kind", "inbox", "--since", "soon"), "'soon' is no time"),
+        (("restore", "--all", "--context", "quiet"), "error ARCHIVE_OFF"),
+    ],
+)
+def test_what_is_wanted_must_be_said(cli: Cli, arguments: tuple[str, ...], expected: str) -> None:
+    status, _, error = cli("archive", *arguments)
+    assert (status, expected in error) == (1, True), error
 
 
 def test_reconciliation_after_an_archive_is_quiet(cli: Cli, context: str) -> None:
@@ -131,8 +166,8 @@ def test_what_is_held_back_is_said_and_status_one(cli: Cli, context: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("archive", "--context", "quiet"), "error ARCHIVE_OFF: context quiet: quiet has no archive"),
-        (("archive", "--context", "nowhere"), "error UNKNOWN_CONTEXT"),
+        (("archive", "run", "--context", "quiet"), "error ARCHIVE_OFF: context quiet: quiet has no archive"),
+        (("archive", "run", "--context", "nowhere"), "error UNKNOWN_CONTEXT"),
         (("archive", "list", "--context", "quiet"), "error DATABASE_UNREACHABLE: context quiet"),
     ],
 )

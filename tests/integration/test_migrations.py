@@ -38,6 +38,7 @@ ALL = (
     "0016_originals",
     "0017_streams",
     "0018_schemas",
+    "0019_archived_ids",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

@@ -76,6 +76,10 @@ def test_archived_batches_are_as_designed(conn: Connection) -> None:
     assert catalogue.constraints(conn, "archive_batches") == catalogue.ARCHIVE_BATCHES_CONSTRAINTS
     unannounced = {"idx_archive_unannounced": "(archived_at) WHERE (announced_at IS NULL)"}
     assert catalogue.indexes(conn, "archive_batches") == unannounced
+    assert list(catalogue.columns(conn, "archived_messages").items()) == list(catalogue.ARCHIVED_MESSAGES.items())
+    assert catalogue.constraints(conn, "archived_messages") == {
+        "archived_messages_pkey": "PRIMARY KEY (message_id)"
+    }
 
 
 def test_processed_events_are_one_row_for_each_handler_and_message(conn: Connection) -> None:
@@ -132,6 +136,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
     ours = [
         "archive_batches",
+        "archived_messages",
         "audit_log",
         "dead_letters",
         "inbox_messages",

@@ -68,6 +68,7 @@ def test_it_is_on_with_both_values(load: Load) -> None:
         ('after = "11y"\ndirectory = "/a"', "archive.after: must be 1h to 10y"),
         ('after = "90d"\nbucket = "company"', r"archive.bucket: 'company' is not a bucket; write \"s3://name\""),
         ('after = "90d"\nbucket = "s3://a@b"', "is not a bucket"),
+        ('after = "90d"\ndirectory = "/a"\nkeep = "90d"', r"archive.keep: must be longer than after \(90d\)"),
         ('bucket = "s3://a"', r"archive.after: is required"),
         (
             'after = "90d"\nbucket = "s3://a"\nendpoint = "s3.example"',

@@ -37,6 +37,8 @@ class _Batch:
 
     async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
         deleted = await self._conn.execute(statement(f"archive/delete_{self._kind}"), {"ids": list(ids)})
+        if self._kind is ArchiveKind.INBOX:
+            await self._conn.execute(statement("archive/remember"), {"ids": list(ids), "number": manifest.number})
         await self._conn.execute(statement("archive/record"), asdict(manifest))
         await audit(self._conn, "archive", [manifest.file], by)
         return deleted.rowcount
@@ -74,15 +76,57 @@ class PostgresArchive:
         return tuple(found)
 
     async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
-        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("archive/batches"), {"unannounced": unannounced})
-            rows = await cursor.fetchall()
-        return [Manifest(**row | {"context": self._context, "kind": ArchiveKind(row["kind"])}) for row in rows]
+        return await self._manifests("archive/batches", unannounced=unannounced)
 
     async def announced(self, manifest: Manifest) -> None:
         async with self._source() as conn:
             key = {"kind": manifest.kind, "number": manifest.number}
             await conn.execute(statement("archive/mark_announced"), key)
+
+    async def unremembered(self) -> Sequence[Manifest]:
+        return await self._manifests("archive/unremembered")
+
+    async def remember(self, manifest: Manifest, ids: Sequence[UUID]) -> None:
+        async with self._source() as conn:
+            await conn.execute(statement("archive/remember"), {"ids": list(ids), "number": manifest.number})
+
+    async def expired(self, keep: timedelta) -> Sequence[Manifest]:
+        return await self._manifests("archive/expired", keep=keep)
+
+    async def delete(self, manifest: Manifest, ids: Sequence[UUID], by: Operator) -> None:
+        key = {"kind": manifest.kind, "number": manifest.number}
+        async with self._source() as conn, conn.transaction():
+            marked = await conn.execute(statement("archive/mark_deleted"), key)
+            if manifest.kind is ArchiveKind.INBOX:
+                await conn.execute(statement("archive/forget"), {"ids": list(ids), "number": manifest.number})
+            if marked.rowcount:
+                await audit(conn, "archive.delete", [manifest.file], by)
+
+    async def gone(self, manifest: Manifest) -> None:
+        async with self._source() as conn:
+            key = {"kind": manifest.kind, "number": manifest.number}
+            await conn.execute(statement("archive/mark_gone"), key)
+
+    async def restore(self, kind: ArchiveKind, lines: Sequence[str], source: str, by: Operator) -> int:
+        async with self._source() as conn, conn.transaction():
+            restored = await conn.execute(statement(f"archive/restore_{kind}"), {"lines": list(lines)})
+            await audit(conn, "archive.restore", [source], by)
+        return restored.rowcount
+
+    async def replay(self, lines: Sequence[str], by: Operator) -> int:
+        async with self._source() as conn, conn.transaction():
+            await conn.execute(statement("archive/restore_outbox"), {"lines": list(lines)})
+            ids = [id for (id,) in await query(conn, "archive/replayable", lines=list(lines))]
+            if ids:
+                await conn.execute(statement("outbox/replay"), {"ids": ids})
+                await audit(conn, "outbox.replay", ids, by)
+        return len(ids)
+
+    async def _manifests(self, name: str, **parameters: Any) -> Sequence[Manifest]:
+        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement(name), parameters)
+            rows = await cursor.fetchall()
+        return [Manifest(**row | {"context": self._context, "kind": ArchiveKind(row["kind"])}) for row in rows]
 
     async def _all(self, name: str, **parameters: Any) -> list[Any]:
         async with self._source() as conn:

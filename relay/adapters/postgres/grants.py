@@ -55,6 +55,7 @@ TABLES: Final[Mapping[str, Rights]] = {
     "scheduled_jobs": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "scheduled_runs": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "archive_batches": Rights("SELECT, INSERT, UPDATE"),
+    "archived_messages": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "relay_alembic_version": Rights("SELECT"),
 }
 #: The sequences that our statements read. An identity column needs no right to use its sequence.

@@ -199,7 +199,10 @@ class PostgresOutboxOperations(Operations):
         Consumers that have processed an event recognise its id and skip it. An event is refused with
         NOT_REPLAYABLE if it is unknown or not published.
         """
-        unknown = NotReplayable("there is no such event", hint="relay outbox list --status published")
+        unknown = NotReplayable(
+            "there is no such event",
+            hint="relay outbox list --status published; if it was archived: relay archive replay",
+        )
         return await self._decide("replay", ids, replay_refusal, unknown, by)
 
 

@@ -8,9 +8,9 @@ from io import BytesIO
 from typing import Final, Protocol
 from uuid import UUID
 
+from relay.archive_ports import ArchiveTables, ColdStore, OpenBatch
 from relay.domain.archive import ArchiveConflict, ArchivedRow, ArchiveKind, Manifest
 from relay.domain.operators import Operator
-from relay.ports import ArchiveTables, ColdStore, OpenBatch
 
 _DAY: Final = timedelta(days=1)
 _AFTER: Final = 30 * _DAY
@@ -124,6 +124,26 @@ class ArchiveContract:
         await bench.tables.announced(first)
         assert await bench.tables.batches(unannounced=True) == [second]
         assert await bench.tables.batches() == [first, second]
+
+    async def test_a_batch_expires_by_its_newest_row_and_until_it_is_gone(self, bench: ArchiveBench) -> None:
+        for days in (30, 10):
+            await bench.publish("SEA", _AFTER + days * _DAY)
+            async with _open(bench) as batch:
+                removed = await _remove(batch)
+            await bench.tables.announced(removed)
+        first, second = await bench.tables.batches()
+        assert await bench.tables.expired(_AFTER + 31 * _DAY) == []
+        assert await bench.tables.expired(_AFTER + 20 * _DAY) == [first]
+        for _ in range(2):
+            await bench.tables.delete(first, [], _ANN)
+            assert await bench.tables.batches() == [second]
+            assert await bench.tables.expired(_AFTER + 50 * _DAY) == [first]
+        await bench.tables.gone(first)
+        assert await bench.tables.expired(_AFTER + 50 * _DAY) == []
+        await bench.publish("SEA", _AFTER + _DAY)
+        async with _open(bench) as batch:
+            assert batch is not None
+            assert batch.number == second.number + 1
 
 
 def _open(bench: ArchiveBench, limit: int = 10) -> AbstractAsyncContextManager[OpenBatch | None]:

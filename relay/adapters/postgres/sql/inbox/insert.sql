@@ -1,6 +1,9 @@
 -- Insert a batch of received messages. A known id is not inserted again: the row takes the reply subject and the
 -- stream place of the latest delivery, and the caller learns whether the message is finished. Both change
 -- together. If a message is in the stream twice, recovery acknowledges the place that the row does not hold.
+--
+-- A message whose row was archived is left out, also of the answer: it was done. OFFSET 0 has it looked up by its
+-- key, whatever a plan of the time when nothing was archived says.
 INSERT INTO inbox_messages AS known (
     message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
     event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals,
@@ -17,6 +20,7 @@ FROM unnest(
     AS received (message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
                  event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals,
                  reason, kind)
+WHERE NOT EXISTS (SELECT FROM archived_messages AS a WHERE a.message_id = received.message_id OFFSET 0)
 ON CONFLICT (message_id) DO UPDATE
     SET ack_subject = coalesce(nullif(excluded.ack_subject, ''), known.ack_subject),
         stream = excluded.stream,

@@ -31,7 +31,8 @@ FROM (
         %(reason)s::text[], %(kind)s::text[], %(order_key)s::text[], %(order_seq)s::bigint[])
         AS batch (message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
                   event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals,
-                  reason, kind, order_key, order_seq)) AS received
+                  reason, kind, order_key, order_seq)
+    WHERE NOT EXISTS (SELECT FROM archived_messages AS a WHERE a.message_id = batch.message_id OFFSET 0)) AS received
 ON CONFLICT (message_id) DO UPDATE
     SET ack_subject = coalesce(nullif(excluded.ack_subject, ''), known.ack_subject),
         stream = excluded.stream,

@@ -1,0 +1,124 @@
+"""`relay archive restore` and `replay`: archived rows that are wanted again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Final
+
+import typer
+
+from relay.bootstrap import Application
+from relay.cli.operating import (
+    ACTING,
+    Options,
+    as_id,
+    as_time,
+    confirm,
+    one_context,
+    operator,
+    print_json,
+    with_options,
+)
+from relay.cli.progress import bar
+from relay.domain.archive import ArchiveKind, ArchiveOff, RowFilter
+from relay.domain.errors import InvalidRequest, TooMany
+from relay.domain.identity import Identity
+from relay.domain.operators import Operator
+from relay.domain.topology import is_pattern
+from relay.settings import load_settings
+
+_SELECTING: Final[Options] = {
+    "ids": (Annotated[list[str] | None, typer.Argument(help="The rows, by their ids.")], None),
+    "subject": (
+        Annotated[str | None, typer.Option("--subject", help="A subject, or a pattern with * and >.")],
+        None,
+    ),
+    "type": (Annotated[str | None, typer.Option("--type", help="The type of the event or task.")], None),
+    "key": (
+        Annotated[str | None, typer.Option("--key", help="The partition key; a task's concurrency key.")],
+        None,
+    ),
+    "correlation": (Annotated[str | None, typer.Option("--correlation", help="The correlation id.")], None),
+    "since": (Annotated[str | None, typer.Option("--since", help="Ended since: 400d, or a time.")], None),
+    "until": (Annotated[str | None, typer.Option("--until", help="Ended before: 90d, or a time.")], None),
+    "everything": (Annotated[bool, typer.Option("--all", help="All that is in the archive.")], False),
+    "dry_run": (Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")], False),
+}
+_FILTERS: Final = ("ids", "subject", "type", "key", "correlation", "since", "until", "everything")
+_LIMIT: Final[Options] = {
+    "limit": (Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Refuse to act on more.")], 100_000)
+}
+KindOption = Annotated[ArchiveKind, typer.Option("--kind", help="Which rows.")]
+
+
+@with_options(_SELECTING | ACTING | _LIMIT)
+def restore(*, kind: KindOption = ArchiveKind.OUTBOX, options: dict[str, Any]) -> None:
+    """Put archived rows back into their table, as they were. Nothing is sent, and the archive keeps them.
+
+    A row that is there stays as it is. May be repeated.
+    """
+    _act("restored", kind, options)
+
+
+@with_options(_SELECTING | ACTING | _LIMIT)
+def replay(*, options: dict[str, Any]) -> None:
+    """Publish archived events once more, to every consumer of the stream. The archive keeps them.
+
+    Consumers know the ids, also of messages that they have archived. May be repeated: what was replayed since is
+    left out.
+    """
+    _act("published once more", ArchiveKind.OUTBOX, options)
+
+
+def _act(done: str, kind: ArchiveKind, options: dict[str, Any]) -> None:
+    wanted, by = _filter(kind, options), operator(options["actor"], options["note"])
+    context = one_context(options["context"], lambda found: found.archive.place is not None)[0]
+    count = asyncio.run(_run(context, "found", kind, wanted, by))
+    if not options["dry_run"]:
+        if count > options["limit"]:
+            raise TooMany(f"{count} match and the limit is {options['limit']}", hint="narrow it or raise --limit")
+        confirm(f"{count} {kind} rows of {context} will be {done}. Go on?", count, yes=options["yes"])
+        count = asyncio.run(_run(context, done, kind, wanted, by)) if count else 0
+    if options["as_json"]:
+        print_json({"context": context, "action": done, "dry_run": options["dry_run"], "count": count})
+    else:
+        print(f"{context}: {count} {kind} rows {'would be ' if options['dry_run'] else ''}{done}")
+
+
+async def _run(context: str, what: str, kind: ArchiveKind, wanted: RowFilter, by: Operator) -> int:
+    application = Application(load_settings(), role="cli")
+    await application.start()
+    try:
+        rows = application.cold_rows(context)
+        if rows is None:
+            raise ArchiveOff(f"{context} has no archive", hint=f"[contexts.{context}.archive] after = …")
+        with bar(what, "batches") as progress:
+            match what:
+                case "found":
+                    return await rows.count(kind, wanted, progress)
+                case "restored":
+                    return await rows.restore(kind, wanted, by, progress)
+                case _:
+                    return await rows.replay(wanted, by, progress)
+    finally:
+        await application.stop()
+
+
+def _filter(kind: ArchiveKind, options: dict[str, Any]) -> RowFilter:
+    """Read the filter. Raises InvalidRequest, also where nothing is selected and --all is not said."""
+    if not any(options[name] for name in _FILTERS):
+        raise InvalidRequest("say which: ids, a filter, or --all", hint="--help lists the filters")
+    if options["everything"] and any(options[name] for name in _FILTERS if name != "everything"):
+        raise InvalidRequest("give --all or a filter, not both", field="--all")
+    if (subject := options["subject"]) is not None and (kind is ArchiveKind.TASKS or not is_pattern(subject)):
+        raise InvalidRequest("is no pattern of subjects, or tasks have none", field="--subject")
+    correlation = as_id(options["correlation"], "--correlation")
+    return RowFilter(
+        ids=frozenset(Identity.of(str(as_id(id, "id"))).uuid for id in options["ids"] or ()),
+        subject=subject,
+        type=options["type"],
+        key=options["key"],
+        correlation=None if correlation is None else Identity.of(str(correlation)).uuid,
+        since=as_time(options["since"], "--since"),
+        until=as_time(options["until"], "--until"),
+    )

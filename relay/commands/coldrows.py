@@ -1,0 +1,77 @@
+"""Rows of the archive that are wanted again: in their tables, or published once more.
+
+Nothing leaves the archive by that. The rows of each batch are one transaction, which may be repeated. So a run
+that was interrupted is started again as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from relay.archive_ports import ArchiveTables, ColdStore
+from relay.commands import batchfile
+from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest, RowFilter, SubjectOf
+from relay.domain.errors import InvalidSubject
+from relay.domain.operators import Operator
+from relay.domain.routing import Routing
+
+#: How far something is: of how many batches how many are done.
+Progress = Callable[[int, int], None]
+
+
+def archived_subject(routing: Routing, row: Mapping[str, Any]) -> str | None:
+    """The subject of an archived message, or the one that an archived event has by the rule of today."""
+    if "topic" not in row:
+        return row.get("subject")
+    try:
+        return routing.subject(row["event_type"], row["event_version"], row["topic"])
+    except InvalidSubject:
+        return None
+
+
+class ColdRows:
+    """Selected rows of one context's archive. ``subject``: the subject of an archived event.
+
+    All methods raise ArchiveDamaged, DatabaseUnreachable and StoreUnreachable.
+    """
+
+    def __init__(self, tables: ArchiveTables, store: ColdStore, subject: SubjectOf) -> None:
+        self._tables, self._store, self._subject = tables, store, subject
+
+    async def count(self, kind: ArchiveKind, wanted: RowFilter, progress: Progress) -> int:
+        """How many rows are selected. One that was restored and archived again is there twice."""
+        return sum([len(lines) async for _, lines in self._found(kind, wanted, progress)])
+
+    async def restore(self, kind: ArchiveKind, wanted: RowFilter, by: Operator, progress: Progress) -> int:
+        """Put rows back into their table, as they were; return how many were not there. Nothing is sent."""
+        return sum(
+            [
+                await self._tables.restore(kind, lines, manifest.file, by)
+                async for manifest, lines in self._found(kind, wanted, progress)
+            ]
+        )
+
+    async def replay(self, wanted: RowFilter, by: Operator, progress: Progress) -> int:
+        """Put events back and have them published once more, in their order; return how many."""
+        found = self._found(ArchiveKind.OUTBOX, wanted, progress)
+        return sum([await self._tables.replay(lines, by) async for _, lines in found])
+
+    async def _found(
+        self, kind: ArchiveKind, wanted: RowFilter, progress: Progress
+    ) -> AsyncIterator[tuple[Manifest, Sequence[str]]]:
+        batches = [it for it in await self._tables.batches() if it.kind is kind and wanted.may_be_in(it)]
+        for done, manifest in enumerate(batches):
+            progress(done, len(batches))
+            with batchfile.spool() as file:
+                if not await self._store.get(manifest.file, file):
+                    raise ArchiveDamaged(f"{manifest.file} is missing")
+                lines = await asyncio.to_thread(self._select, batchfile.lines(file, manifest), kind, wanted)
+            if lines:
+                yield manifest, lines
+        progress(len(batches), len(batches))
+
+    def _select(self, lines: Sequence[bytes], kind: ArchiveKind, wanted: RowFilter) -> list[str]:
+        return [line.decode() for line in lines if wanted.fits(kind, json.loads(line), self._subject)]

@@ -1,0 +1,41 @@
+"""Batches that have been kept long enough are deleted, and only they: no row of a table is touched."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from relay.archive_ports import ArchiveTables, ColdStore
+from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest
+from relay.domain.operators import Operator
+
+#: Reads the ids of a batch. Raises ArchiveDamaged.
+Read = Callable[[Manifest], Awaitable[Sequence[UUID]]]
+
+
+async def expire(
+    tables: ArchiveTables, store: ColdStore, keep: timedelta, read: Read, by: Operator
+) -> AsyncGenerator[Manifest, None]:
+    """Delete batches whose newest row ended longer than ``keep`` ago; yield each when its files are gone.
+
+    The record comes first: nobody uses the batch any more, whatever is still there of it. Then the manifest goes,
+    and last the file, which is part of the archive only by its manifest. A crash in between leaves a batch that is
+    deleted and not gone, and the next run goes on with it.
+    """
+    for manifest in await tables.expired(keep):
+        await tables.delete(manifest, await _ids(manifest, read), by)
+        await store.delete(manifest.name)
+        await store.delete(manifest.file)
+        await tables.gone(manifest)
+        yield manifest
+
+
+async def _ids(manifest: Manifest, read: Read) -> Sequence[UUID]:
+    """The messages that the inbox need not know any more. Those of a damaged file it knows for ever."""
+    if manifest.kind is not ArchiveKind.INBOX:
+        return []
+    try:
+        return await read(manifest)
+    except ArchiveDamaged:
+        return []
