@@ -204,6 +204,20 @@ def test_a_stream_that_may_lose_messages_is_warned_of(
     assert all(word in warning for word, warning in zip(words, found, strict=True))
 
 
+def test_a_stream_that_is_nearly_full_is_warned_of(health: Callable[..., Result], nats_server: NatsServer) -> None:
+    async def fill(count: int) -> None:
+        async with topology.connect_once(nats_server.url) as js:
+            for _ in range(count):
+                await js.publish("sea.event.a.v1")
+
+    with made(nats_server, discard=DiscardPolicy.NEW, max_msgs=10):
+        asyncio.run(fill(8))
+        assert warnings(health("--json"), "nats") == []
+        asyncio.run(fill(1))
+        [warning] = warnings(health("--json"), "nats")
+    assert warning.startswith("stream SEA_EVENTS is 90% full")
+
+
 @pytest.mark.parametrize(("version", "warned"), [("2.13.9", True), ("2.14.0", False), ("3.0.0", False)])
 def test_an_old_nats_server_is_warned_of(
     health: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, version: str, warned: bool
