@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from relay.domain.backpressure import RELEASE
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxBacklog:
@@ -71,6 +73,26 @@ class Brake:
     def __str__(self) -> str:
         what = {"warn": "warned", "delay": "delayed", "refuse": "refused"}.get(self.action or "", self.action)
         return f"producers are {what}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class FullInbox:
+    """An inbox that is so full that the pulls pause, or may: of ``max_inbox`` messages it holds ``unfinished``."""
+
+    subscription: str
+    unfinished: int
+    max_inbox: int
+
+    @property
+    def shown(self) -> bool:
+        """Whether it is full enough to say so: a pause ends below this."""
+        return self.unfinished >= self.max_inbox * RELEASE
+
+    def __str__(self) -> str:
+        return (
+            f"the inbox of {self.subscription} holds {self.unfinished} unfinished messages: "
+            f"pulls pause at {self.max_inbox} and go on below {self.max_inbox * RELEASE:g}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,24 @@ class Pressure:
         return (self.action, self.delay) == (limits.action, limits.delay)
 
 
+@dataclass(slots=True)
+class InboxLimit:
+    """How many messages of a subscription may be unfinished before the pulls pause, and whether they do.
+
+    ``room``: how many messages may still be pulled before somebody has to count again.
+    """
+
+    most: int
+    paused: bool = False
+    room: int = 0
+
+    def counted(self, unfinished: int) -> bool:
+        """Note a count, up to ``most``; returns whether it starts or ends a pause."""
+        before, self.paused = self.paused, unfinished >= self.most * (RELEASE if self.paused else 1.0)
+        self.room = 0 if self.paused else self.most - unfinished
+        return self.paused != before
+
+
 def full(context: str, limits: Limits, pressure: Pressure) -> str | None:
     """Say why the outbox of a context is full; None if it is not."""
     part = 1.0 if pressure.action is None else RELEASE

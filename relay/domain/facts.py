@@ -106,6 +106,21 @@ class MessagesReceived(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PullsPaused(Fact):
+    """The inbox of a subscription holds ``max_inbox`` unfinished messages. The next ones wait in the stream."""
+
+    subscription: str
+    max_inbox: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullsResumed(Fact):
+    """The inbox of a subscription has room again."""
+
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFact(Fact):
     """Base of the facts about one message."""
 

@@ -183,6 +183,7 @@ class SubscriptionSettings(HttpSettings):
     ``unknown``: what to do with an event for which the Python module has no handler. ``order``: with "key", the
     messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
     behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
+    ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
     ``error_detail``: "text" keeps the text of answers and exceptions, which may hold payload, in columns, logs and
     alerts. The default is the context's.
     """
@@ -204,6 +205,7 @@ class SubscriptionSettings(HttpSettings):
     order: Literal["none", "key"] = "none"
     failed_head: FailedHead = "block"
     chunk: int = Field(default=1, ge=1, le=500)
+    max_inbox: int | None = Field(default=None, ge=1, le=10_000_000)
     handler_timeout: Duration = _seconds(30)
     connect_timeout: Duration = _seconds(5)
     max_attempts: int = Field(default=20, ge=1)
@@ -313,6 +315,11 @@ class ContextSettings(Section):
     def event_streams(self) -> tuple[StreamSettings, ...]:
         """The streams of the context's events."""
         return (*([self.stream] if self.stream else []), *self.streams.values())
+
+    @property
+    def inbox_limits(self) -> dict[str, int]:
+        """The ``max_inbox`` of the subscriptions that have one."""
+        return {name: it.max_inbox for name, it in self.subscriptions.items() if it.max_inbox is not None}
 
     @property
     def routing(self) -> Routing:

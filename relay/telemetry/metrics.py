@@ -73,6 +73,8 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
         Count("messages_received", "Messages read from the stream.", _SUB, lambda fact: fact.received),
         Count("messages_duplicate", "Of them, those the inbox had already.", _SUB, lambda fact: fact.duplicates),
     ),
+    facts.PullsPaused: (Count("pulls_paused", "Times a worker found the inbox full and paused.", _SUB),),
+    facts.PullsResumed: (Count("pulls_resumed", "Times it went on.", _SUB),),
     facts.MessageProcessed: (Count("messages_processed", "Messages that a handler has dealt with.", _SUB),),
     facts.MessageRetried: (Count("messages_retried", "Attempts that failed and are repeated.", _SUB),),
     facts.MessageDeadLettered: (Count("messages_dead_lettered", "Messages given up.", (*_SUB, "class")),),

@@ -105,6 +105,7 @@ GUARDS = {
     ),
     "due messages": Guard("inbox/due", {"idx_inbox_sweep"}, 2_000, {**BUSY, "limit": 2_000}),
     "due messages beside a backlog": Guard("inbox/due", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}),
+    "unfinished messages": Guard("inbox/unfinished", {"idx_inbox_sweep"}, 5_000, {**BUSY, "limit": 5_000}),
     # A page in the order of arrival ends within a batch, which is put in order by the ids.
     "waiting": Guard(
         "inbox/waiting",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.domain.backpressure import Limits, Pressure, full
+from relay.domain.backlogs import FullInbox
+from relay.domain.backpressure import InboxLimit, Limits, Pressure, full
 from tests.unit.settings_support import BASE, Load, loader, refusal
 
 MINUTE = timedelta(minutes=1)
@@ -60,8 +61,30 @@ def test_it_says_why() -> None:
     )
 
 
+def test_a_pause_of_the_pulls_begins_at_the_limit_and_ends_below_a_part_of_it() -> None:
+    limit = InboxLimit(10)
+    told = [(limit.counted(count), limit.paused, limit.room) for count in (0, 9, 10, 9, 8, 7, 10)]
+    assert told == [
+        (False, False, 10),
+        (False, False, 1),
+        (True, True, 0),
+        (False, True, 0),
+        (False, True, 0),
+        (True, False, 3),
+        (True, True, 0),
+    ]
+
+
+def test_an_inbox_is_shown_as_full_as_long_as_a_pause_may_last() -> None:
+    assert [FullInbox("from_up", count, 10).shown for count in (7, 8, 10)] == [False, True, True]
+    assert str(FullInbox("from_up", 9, 10)) == (
+        "the inbox of from_up holds 9 unfinished messages: pulls pause at 10 and go on below 8"
+    )
+
+
 def test_it_is_off_by_default(load: Load) -> None:
     assert not load().contexts["sea"].backpressure.limits().any
+    assert load().contexts["sea"].inbox_limits == {}
 
 
 def test_one_limit_is_enough_and_producers_are_warned(load: Load) -> None:

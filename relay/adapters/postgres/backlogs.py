@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from psycopg.rows import class_row
@@ -12,6 +12,7 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.backlogs import (
     Backlogs,
     Brake,
+    FullInbox,
     Held,
     InboxBacklog,
     OutboxBacklog,
@@ -48,6 +49,15 @@ class PostgresBacklogReader:
         """Return what producers are told of a full outbox."""
         async with self._source() as conn:
             return await _one(conn, "schedule/brake", Brake)
+
+    async def full_inboxes(self, limits: Mapping[str, int]) -> Sequence[FullInbox]:
+        """Return the subscriptions whose pulls pause, or may. ``limits``: the ``max_inbox`` of each."""
+        found = []
+        async with self._source() as conn:
+            for name, most in limits.items():
+                [(count,)] = await query(conn, "inbox/unfinished", subscription=name, limit=most)
+                found.append(FullInbox(name, count, most))
+        return [it for it in found if it.shown]
 
     async def lag(self, subscriptions: Sequence[str], *, dead_head_blocks: bool) -> TablesLag:
         """Return what is due, counted up to `MAX_COUNTED_ROWS`. ``dead_head_blocks``: as the publisher's."""
