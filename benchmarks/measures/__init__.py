@@ -7,6 +7,7 @@ from typing import Final
 
 from benchmarks.figures import Curve, Row
 from benchmarks.measures import (
+    brake,
     claim,
     consume,
     drain,
@@ -27,6 +28,7 @@ Measure = Callable[[Stage], Iterator[Row | Curve]]
 
 MEASURES: Final[dict[str, Measure]] = {
     "insert": insert.run,
+    "brake": brake.run,
     "microdao": microdao.run,
     "drain": drain.run,
     "sizes": sizes.run,

@@ -11,35 +11,43 @@ from rich.table import Table
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import Source
 from relay.cli.operating import ContextOption, JsonOption, ask, plain, print_json, visiting
-from relay.domain.backlogs import InboxBacklog, OutboxBacklog
+from relay.domain.backlogs import Brake, InboxBacklog, OutboxBacklog
 
-Backlog = tuple[OutboxBacklog, InboxBacklog]
+Backlog = tuple[OutboxBacklog, InboxBacklog, Brake]
 
 
 def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
-    """Show how many events are not published and messages not processed: since when, and what became of them."""
+    """Show how many events are not published and messages not processed: since when, and what became of them.
+
+    Under the table: which outbox is full, and what its producers are told.
+    """
     with visiting(context, lambda url: ask(url, _read)) as answers:
         if as_json:
             print_json([_plain(name, found) for name, found in answers.items()])
         elif answers:
-            Console().print(_table(answers))
+            console = Console()
+            console.print(_table(answers))
+            for _, _, brake in answers.values():
+                if brake.braking:
+                    console.print(f"{brake} (since {plain(brake.since)})")
 
 
 async def _read(source: Source) -> Backlog:
     reader = PostgresBacklogReader(source)
-    return await reader.outbox_backlog(), await reader.inbox_backlog()
+    return await reader.outbox_backlog(), await reader.inbox_backlog(), await reader.brake()
 
 
 def _plain(name: str, found: Backlog) -> dict[str, object]:
-    outbox, inbox = found
-    return {"context": name, "outbox": asdict(outbox), "inbox": asdict(inbox)}
+    outbox, inbox, brake = found
+    told = asdict(brake) if brake.braking else None
+    return {"context": name, "outbox": asdict(outbox), "inbox": asdict(inbox), "brake": told}
 
 
 def _table(answers: dict[str, Backlog]) -> Table:
     table = Table("context", "table", box=None, pad_edge=False)
     for heading in ("count", "oldest", "waiting", "for", "tried > 3", "dead"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, (outbox, inbox) in answers.items():
+    for name, (outbox, inbox, _) in answers.items():
         table.add_row(name, "outbox", *_shown(outbox), "", str(outbox.dead))
         table.add_row("", "inbox", *_shown(inbox), str(inbox.failed_attempts), str(inbox.dead))
     return table

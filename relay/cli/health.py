@@ -20,7 +20,10 @@ from relay.adapters.gate import queue_error
 from relay.adapters.jetstream.durability import answered_by_streams
 from relay.adapters.jetstream.durability import risks as jetstream_risks
 from relay.adapters.postgres import durability, migrations
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
+from relay.adapters.postgres.pool import connected
 from relay.bootstrap import cold_store
+from relay.domain.backlogs import Brake
 from relay.domain.errors import RelayError
 from relay.settings import ArchiveSettings, Settings, load_settings
 from relay.settings.archive import USUAL
@@ -33,7 +36,7 @@ _TIMEOUT_S: Final = 3.0
 class Finding:
     """The answer of one server, and how long it took, in milliseconds.
 
-    ``warnings``: the server is well, but may lose what it has confirmed, or is set in an unusual way.
+    ``warnings``: the server is well, but may lose what it has confirmed, is set in an unusual way, or is full.
     """
 
     server: str
@@ -55,7 +58,7 @@ def health(
 
     Status 1 if one is not well.
 
-    Warns of versions and settings under which a server may lose what it has confirmed.
+    Warns of versions and settings under which a server may lose what it has confirmed, and of a full outbox.
     """
     findings = examine(load_settings())
     if as_json:
@@ -109,7 +112,13 @@ def _database(url: str) -> Answer:
     found, warnings = migrations.status(url), durability.risks(url)
     if found.pending:
         return False, f"its tables lack {', '.join(found.pending)}; run: relay db upgrade", warnings
-    return True, f"tables at {found.current}", warnings
+    brake = asyncio.run(_brake(url))
+    return True, f"tables at {found.current}", [*warnings, *([str(brake)] if brake.braking else [])]
+
+
+async def _brake(url: str) -> Brake:
+    async with connected(url, "health") as source:
+        return await PostgresBacklogReader(source).brake()
 
 
 def _archive(archive: ArchiveSettings) -> Answer:

@@ -55,6 +55,24 @@ class Overdue:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Brake:
+    """What producers are told of a full outbox: an ``action``, and why, and since when. None: nothing."""
+
+    action: str | None = None
+    reason: str | None = None
+    since: datetime | None = None
+
+    @property
+    def braking(self) -> int:
+        """1 while producers are braked, else 0."""
+        return int(self.action is not None)
+
+    def __str__(self) -> str:
+        what = {"warn": "warned", "delay": "delayed", "refuse": "refused"}.get(self.action or "", self.action)
+        return f"producers are {what}: {self.reason}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskBacklog:
     """The tasks that wait to be run.
@@ -107,3 +125,4 @@ class Backlogs:
     tasks: TaskBacklog
     incidents: Sequence[Waiting]
     parked: Sequence[Waiting]
+    brake: Brake = Brake()

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from relay.domain.backpressure import Action, Limits
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
 from relay.domain.querying import query_subjects
@@ -141,6 +142,24 @@ class PublishSettings(Section):
     ack_timeout: Duration = Field(default=_seconds(2), lt=_seconds(2.4))
     backoff_initial: Duration = _seconds(1)
     backoff_max: Duration = _seconds(60)
+
+
+class BackpressureSettings(Section):
+    """When the outbox is full, and what then happens to its producers. Without a limit it is never full.
+
+    ``above``: more events than so many wait to be published. ``age``: one has waited for longer. ``action``: a
+    warning ("warn"), a wait of ``delay`` once in each transaction ("delay"), or the error OUTBOX_FULL ("refuse").
+    It ends below 80 % of the limits.
+    """
+
+    above: int | None = Field(default=None, ge=1, le=10_000_000)
+    age: Duration | None = None
+    action: Action = "warn"
+    delay: Duration = Field(default=_seconds(0.05), le=_seconds(10))
+
+    def limits(self) -> Limits:
+        """Return the section as a value."""
+        return Limits(**self.model_dump())
 
 
 class AlertSettings(HttpSettings):
@@ -272,6 +291,7 @@ class ContextSettings(Section):
     streams: dict[str, StreamSettings] = Field(default_factory=dict)
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
+    backpressure: BackpressureSettings = BackpressureSettings()
     alerts: AlertSettings = AlertSettings()
     archive: ArchiveSettings = ArchiveSettings()
     queries: QueriesSettings | None = None

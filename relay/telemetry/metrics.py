@@ -65,6 +65,8 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     ),
     facts.PublishFailed: (Count("publish_failures", "Attempts at publishing an event that failed by its fault."),),
     facts.EventDied: (Count("events_dead", "Events that were given up and wait for an operator."),),
+    facts.ProducersBraked: (Count("brakes", "Times the outbox was full and began to brake its producers."),),
+    facts.ProducersReleased: (Count("brakes_released", "Times it was no longer full."),),
     facts.OutageSeen: (Count("outages", "Times a server could not be reached.", ("server",)),),
     facts.QueryRefused: (Count("queries_refused", "Queries of other services that were refused."),),
     facts.MessagesReceived: (

@@ -33,3 +33,8 @@ def soon(what: str, condition: Callable[[], Any], seconds: float = 20) -> Any:
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
         time.sleep(0.01)
     return result
+
+
+def calls(client: Any) -> dict[str, int]:
+    stats = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): int(found["calls"]) for name, found in stats.items()}

@@ -70,6 +70,15 @@ def fill(conn: Connection) -> None:
     message(conn, OLDER, attempts=9, dead_lettered_at=NEW)
 
 
+def full(conn: Connection) -> None:
+    """Have the outbox brake its producers."""
+    conn.execute(
+        "UPDATE relay_wakeup SET brake = 'delay', brake_reason = 'the outbox of sea is full',"
+        " brake_since = %s, brake_until = clock_timestamp() + interval '1 hour'",
+        [NEW],
+    )
+
+
 # --- the queries ---
 
 
@@ -177,19 +186,23 @@ def empty_database(postgres: PostgresServer) -> Iterator[str]:
 
 def test_relay_backlog_prints_each_context(conn: Connection, database_url: str, tmp_path: Path) -> None:
     fill(conn)
+    full(conn)
     ended = relay(tmp_path, {"sea": database_url}, "backlog")
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = [line.split() for line in ended.stdout.splitlines()]
     assert lines[0] == ["context", "table", "count", "oldest", "waiting", "for", "tried", ">", "3", "dead"]
     assert (lines[1][:5], lines[1][-1]) == (["sea", "outbox", "3", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], "1")
     assert (lines[2][:4], lines[2][-2:]) == (["inbox", "4", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], ["1", "2"])
+    since = f"{NEW:%Y-%m-%dT%H:%M:%SZ}"
+    assert " ".join(lines[3]) == f"producers are delayed: the outbox of sea is full (since {since})"
 
 
 def test_relay_backlog_speaks_json(conn: Connection, database_url: str, tmp_path: Path) -> None:
     fill(conn)
     ended = relay(tmp_path, {"sea": database_url}, "backlog", "--json", "--context", "sea")
     [found] = json.loads(ended.stdout)
-    assert found.keys() == {"context", "outbox", "inbox"}
+    assert found.keys() == {"context", "outbox", "inbox", "brake"}
+    assert found["brake"] is None
     assert found["outbox"].pop("waiting_age_seconds") > 0
     assert found["inbox"].pop("waiting_age_seconds") > 0
     oldest = f"{OLDER:%Y-%m-%dT%H:%M:%SZ}"

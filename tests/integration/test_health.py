@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from nats.aio.client import Client, ServerVersion
 from nats.js.api import DiscardPolicy, PersistMode, StorageType
@@ -56,6 +57,17 @@ def test_all_is_well(health: Callable[..., Result]) -> None:
         ["ok", "nats"],
         ["ok", "redis"],
     ]
+
+
+def test_a_full_outbox_is_a_warning(health: Callable[..., Result], database_url: str) -> None:
+    full = "UPDATE relay_wakeup SET brake = 'refuse', brake_reason = 'sea is full', brake_until = 'infinity'"
+    with psycopg.connect(database_url) as conn:
+        conn.execute(full)
+    assert health().exit_code == 0
+    result = health("--strict")
+    assert result.exit_code == 1
+    assert "warn postgresql sea" in result.stdout
+    assert "producers are refused: sea is full" in result.stdout
 
 
 def test_the_place_of_an_archive_is_asked_and_a_short_time_is_warned_of(

@@ -61,6 +61,13 @@ GUARDS = {
         after="outbox/begin_claim",
     ),
     "due": Guard("outbox/due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
+    # The limit, what is passed over on the way to it, and the thousand that wait longest.
+    "pressure": Guard(
+        "outbox/pressure",
+        {"idx_outbox_unpublished", "idx_outbox_failed"},
+        10_000 + 14_000,
+        {"limit": 10_000, "soon": GRACE, "dead_head_blocks": False},
+    ),
     # The lag is read again and again, however much waits; it is counted up to a limit.
     "lag of the outbox": Guard(
         "outbox/lag",

@@ -22,6 +22,7 @@ from dramatiq.brokers.redis import MAINTENANCE_SCALE
 from relay.adapters.gate import Gates
 from relay.adapters.members import Members, this_process
 from relay.adapters.redis import RelayBroker, create_broker, delayed
+from relay.adapters.redis_wakeup import Wakeups
 from relay.devstack import wheels
 from relay.devstack.ports import free_port
 from tests.integration.deployed import DEPLOY, ROOT, LockedValkey
@@ -51,7 +52,13 @@ def message(number: int) -> dramatiq.Message[Any]:
 
 
 def broker_of(valkey: LockedValkey, **options: Any) -> RelayBroker:
-    return RelayBroker(client=redis.Redis.from_url(valkey.url), namespace="relay", middleware=[], **options)
+    return RelayBroker(
+        wakeups=Wakeups(valkey.url),
+        client=redis.Redis.from_url(valkey.url),
+        namespace="relay",
+        middleware=[],
+        **options,
+    )
 
 
 def test_a_queue_works_with_all_that_the_broker_does(valkey: LockedValkey) -> None:

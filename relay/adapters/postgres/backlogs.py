@@ -11,6 +11,7 @@ from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.backlogs import (
     Backlogs,
+    Brake,
     Held,
     InboxBacklog,
     OutboxBacklog,
@@ -43,6 +44,11 @@ class PostgresBacklogReader:
         async with self._source() as conn:
             return await _one(conn, "inbox/backlog", InboxBacklog)
 
+    async def brake(self) -> Brake:
+        """Return what producers are told of a full outbox."""
+        async with self._source() as conn:
+            return await _one(conn, "schedule/brake", Brake)
+
     async def lag(self, subscriptions: Sequence[str], *, dead_head_blocks: bool) -> TablesLag:
         """Return what is due, counted up to `MAX_COUNTED_ROWS`. ``dead_head_blocks``: as the publisher's."""
         limit = {"limit": MAX_COUNTED_ROWS}
@@ -65,6 +71,7 @@ class PostgresBacklogReader:
                 tasks=await _one(conn, "tasks/backlog", TaskBacklog),
                 incidents=await _all(conn, "incidents/open", Waiting),
                 parked=await _all(conn, "inbox/parked_backlog", Waiting),
+                brake=await _one(conn, "schedule/brake", Brake),
             )
 
 
