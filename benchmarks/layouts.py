@@ -49,6 +49,8 @@ def _subscription(context: str, name: str, source: str, handler: str, more: str 
     )
 
 
+#: The context that has little to publish, beside busy ones.
+QUIET: Final = "quiet"
 #: One context that only publishes.
 PUBLISHING: Final = Layout("publishing", _context("bench"))
 #: Tasks go to Redis and nobody runs them.
@@ -88,6 +90,12 @@ def consuming(service: str) -> Layout:
     if CHUNKS:
         parts.append(_subscription("sink", "chunked", "source", python, "chunk = 50"))
     return Layout("consuming", "".join(parts), _MODULES)
+
+
+def busy(many: int) -> Layout:
+    """Contexts that only publish: a quiet one, and others beside it."""
+    names = [QUIET, *(f"busy{number}" for number in range(many))]
+    return Layout(f"busy-{many}", "".join(map(_context, names)))
 
 
 def crowd(contexts: int, subscriptions: int) -> Layout:
