@@ -214,6 +214,11 @@ class Gates:
         except redis.exceptions.RedisError as error:
             raise queue_error(error) from error
 
+    @property
+    def client(self) -> Any:
+        """The client, for others that use the same connections."""
+        return self._client
+
     async def aclose(self) -> None:
         """Close the connections to Redis."""
         await self._quietly(self._client.aclose())
