@@ -75,7 +75,7 @@ async def test_matches_are_counted_up_to_a_limit_and_the_newest_are_shown(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.adapters.postgres.operating.MAX_COUNTED", 5)
-    ids = [str(relay.insert(occurred_at=f"2026-01-0{day}")) for day in range(1, 8)]
+    ids = [relay.insert(occurred_at=f"2026-01-0{day}") for day in range(1, 8)]
     wanted = EventFilter(statuses=["waiting"])
     page = await outbox(relay).find(wanted, 2)
     assert ([row["id"] for row in page.items], page.total) == ([ids[6], ids[5]], 5)
