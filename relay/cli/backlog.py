@@ -22,6 +22,7 @@ Backlog = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
 def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """Show how many events are not published and messages not processed: since when, and what became of them.
 
+    Numbers above 20,000 are estimates of the database's and marked with ~.
     Under the table: which outbox is full, and what its producers are told; which inbox is full.
     """
     with visiting_contexts(context, _ask) as answers:
@@ -59,11 +60,17 @@ def _table(answers: dict[str, Backlog]) -> Table:
     for heading in ("count", "oldest", "waiting", "for", "tried > 3", "dead"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, (outbox, inbox, *_) in answers.items():
-        table.add_row(name, "outbox", *_shown(outbox), "", str(outbox.dead))
-        table.add_row("", "inbox", *_shown(inbox), str(inbox.failed_attempts), str(inbox.dead))
+        table.add_row(name, "outbox", *_shown(outbox), "", _number(outbox, outbox.dead))
+        table.add_row(
+            "", "inbox", *_shown(inbox), _number(inbox, inbox.failed_attempts), _number(inbox, inbox.dead)
+        )
     return table
 
 
 def _shown(found: OutboxBacklog | InboxBacklog) -> tuple[str, str, str, str]:
     age = str(timedelta(seconds=int(found.waiting_age_seconds))) if found.waiting else ""
-    return str(found.count), plain(found.oldest_at), str(found.waiting), age
+    return _number(found, found.count), plain(found.oldest_at), _number(found, found.waiting), age
+
+
+def _number(found: OutboxBacklog | InboxBacklog, number: int) -> str:
+    return f"~{number}" if found.estimated and number else str(number)

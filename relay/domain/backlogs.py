@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
+
+#: How far rows are counted. What is more is an estimate of the server's, and at least so much.
+MAX_COUNTED_ROWS: Final = 20_000
 
 from relay.domain.backpressure import RELEASE
 
@@ -16,6 +20,9 @@ class OutboxBacklog:
     ``count`` events are not published; the oldest of them occurred at ``oldest_at``. ``dead`` of them cannot be
     published and wait for an operator. ``waiting`` of them will be published; the oldest has waited for
     ``waiting_age_seconds`` by the database's clock (0 when there is none).
+
+    ``estimated``: more than `MAX_COUNTED_ROWS` are not published. Then ``count`` and ``waiting`` are about right,
+    and ``dead`` counts at most so many.
     """
 
     count: int
@@ -23,6 +30,7 @@ class OutboxBacklog:
     waiting: int
     waiting_age_seconds: float
     dead: int
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,9 @@ class InboxBacklog:
     dead letters. ``waiting`` of them will be handled; the oldest has waited for ``waiting_age_seconds`` by the
     database's clock (0 when there is none). ``failed_attempts`` of those that wait were tried more than three
     times.
+
+    ``estimated``: more than `MAX_COUNTED_ROWS` are not processed. Then ``count`` and ``waiting`` are about right,
+    ``dead`` counts at most so many, and ``failed_attempts`` only the oldest of them.
     """
 
     count: int
@@ -41,6 +52,7 @@ class InboxBacklog:
     waiting_age_seconds: float
     failed_attempts: int
     dead: int
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,8 @@ class TaskBacklog:
     """The tasks that wait to be run.
 
     ``count`` tasks are due and not finished, the oldest for ``oldest_age_seconds`` (0 when there is none).
-    ``delayed`` tasks are due later. ``failed`` tasks wait for an operator.
+    ``delayed`` tasks are due later. ``failed`` tasks wait for an operator. Of each state at most
+    `MAX_COUNTED_ROWS` are counted.
     """
 
     count: int
@@ -127,7 +140,7 @@ class SubscriptionBacklog:
     """What of a subscription waits to be handled: ``count`` messages, neither processed nor dead-lettered.
 
     The oldest was received ``oldest_age_seconds`` ago. ``failed_attempts`` messages were tried more than three
-    times.
+    times. Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the others are of so many.
     """
 
     subscription: str | None

@@ -105,6 +105,27 @@ async def test_inbox_backlog_counts_what_is_not_processed_and_says_what_became_o
     assert found.waiting_age_seconds == pytest.approx(age, abs=30)
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_what_is_more_than_is_counted_is_estimated(
+    conn: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """From the server's statistics; before there are any, at least what was counted."""
+    monkeypatch.setattr("relay.adapters.postgres.backlogs.MAX_COUNTED_ROWS", 10)
+    conn.execute("ALTER TABLE outbox_events SET (autovacuum_enabled = off)")
+    for _ in range(40):
+        event(conn, NEW)
+    event(conn, OLD)
+    event(conn, OLDER, dead_at=NEW)
+    if known:
+        conn.execute("ANALYZE outbox_events")
+    async with open_backlog_reader(database_url) as reader:
+        found = await reader.outbox_backlog()
+    assert found.estimated
+    assert found.count == 42 if known else found.count >= 10
+    assert (found.oldest_at, found.dead, found.waiting) == (OLDER, 1, found.count - 1)
+    assert found.waiting_age_seconds == pytest.approx((datetime.now(UTC) - OLD).total_seconds(), abs=30)
+
+
 async def test_empty_tables_have_no_oldest_and_no_age(database_url: str) -> None:
     async with open_backlog_reader(database_url) as reader:
         outbox, inbox = await reader.outbox_backlog(), await reader.inbox_backlog()
@@ -206,8 +227,9 @@ def test_relay_backlog_speaks_json(conn: Connection, database_url: str, tmp_path
     assert found["outbox"].pop("waiting_age_seconds") > 0
     assert found["inbox"].pop("waiting_age_seconds") > 0
     oldest = f"{OLDER:%Y-%m-%dT%H:%M:%SZ}"
-    assert found["outbox"] == {"count": 3, "oldest_at": oldest, "waiting": 2, "dead": 1}
-    assert found["inbox"] == {"count": 4, "oldest_at": oldest, "waiting": 2, "failed_attempts": 1, "dead": 2}
+    assert found["outbox"] == {"count": 3, "oldest_at": oldest, "waiting": 2, "dead": 1, "estimated": False}
+    inbox = {"count": 4, "oldest_at": oldest, "waiting": 2, "failed_attempts": 1, "dead": 2, "estimated": False}
+    assert found["inbox"] == inbox
 
 
 @pytest.mark.parametrize("command", [["backlog"], ["db", "status"], ["db", "upgrade"]])
