@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from relay.domain.backpressure import RELEASE
+
 #: How far rows are counted. What is more is an estimate of the server's, and at least so much.
 MAX_COUNTED_ROWS: Final = 20_000
-
-from relay.domain.backpressure import RELEASE
 
 
 @dataclass(frozen=True, slots=True)
