@@ -19,6 +19,7 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
+from relay.adapters.members import Members
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
@@ -101,6 +102,8 @@ class Application:
         self.nats.on_refused.append(_log_refusal)
         redis_url, access = settings.redis_url.get_secret_value(), redis_options(settings)
         self.gates = Gates(redis_url, settings.redis_namespace, **access)
+        #: The heartbeats share the connections of the gates.
+        self.members = Members(self.gates.client, settings.redis_namespace)
         self._role = role
         self._contexts: dict[str, Context] = {}
         self.on_start: list[Callable[[], Awaitable[None]]] = []

@@ -66,6 +66,7 @@ LogLevel = Annotated[
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
 ]
 _ACTOR_MODULES: Final = ("tasks.actors", "consumer.actors")
+_LOOK_AFTER: Final = timedelta(seconds=3)
 
 
 def _seconds(number: float) -> timedelta:
@@ -304,6 +305,11 @@ class ContextSettings(Section):
             unconfirmed=[subject for stream in self.event_streams if stream.no_ack for subject in stream.subjects],
         )
 
+    @property
+    def look_after_every(self) -> timedelta:
+        """How often the subscriptions are looked after: a quarter of the shortest ack wait at most."""
+        return min([_LOOK_AFTER, *(it.ack_wait / 4 for it in self.subscriptions.values())])
+
     def dead_letter_spec(self) -> ConsumerSpec:
         """Return the consumer that reads dead letters, to record them."""
         return dead_letter_consumer(self.name, self.dlq.name)
@@ -361,6 +367,7 @@ class Settings(Section):
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
     ``task_window``: how many tasks of a queue wait in Redis. The others wait in PostgreSQL, by priority.
     ``pull_bytes``: how many bytes from NATS a worker process may hold at a time, for all its subscriptions.
+    ``fleet``: the supervisor that has started this process. `relay fleet` sets it for its workers.
     ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`. No service sets it.
     """
 
@@ -375,6 +382,7 @@ class Settings(Section):
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
     task_window: int = Field(default=200, ge=1, le=100_000)
     pull_bytes: Size = Field(default=32 * 1024**2, ge=1024**2)
+    fleet: str | None = Field(default=None, pattern=r"^[0-9a-f]{1,32}-[0-9]{1,10}$")
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)

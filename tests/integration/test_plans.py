@@ -77,6 +77,7 @@ GUARDS = {
     # An exact number of what waits has to be counted; what is finished is not looked at.
     "outbox backlog": Guard("outbox/backlog", {"idx_outbox_unpublished"}, BACKLOG + 14_000),
     "inbox backlog": Guard("inbox/backlog", {"idx_inbox_unprocessed"}, BACKLOG + 1_010),
+    "unfinished": Guard("inbox/open", {"idx_inbox_sweep"}, 10, {"subscriptions": ["busy", "quiet"]}),
     "sweep": Guard(
         "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
