@@ -120,7 +120,7 @@ def test_streams_and_consumers_that_are_otherwise_are_found(settings: Settings) 
     asyncio.run(remake())
     found = codes(settings, ProcessKind.WORKER)
     assert {"STREAM_MISSING", "CONSUMER_MISSING", "FILTER_OUTSIDE"} <= set(found)
-    assert {"STREAM_IN_MEMORY", "STREAM_DROPS", "DIFFERS"} <= set(found)
+    assert {"STREAM_IN_MEMORY", "STREAM_DROPS", "TOPOLOGY_DIFFERS"} <= set(found)
 
 
 def test_redis_that_evicts_is_found_and_a_worker_is_seen(settings: Settings, valkey: ValkeyServer) -> None:

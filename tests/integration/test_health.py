@@ -16,7 +16,6 @@ from nats.js.errors import NotFoundError
 from typer.testing import CliRunner, Result
 
 from relay.adapters.jetstream import topology
-from relay.adapters.postgres.migrations import upgrade
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from psycopg.conninfo import make_conninfo
-from psycopg.errors import UndefinedTable
+from psycopg.errors import InsufficientPrivilege, UndefinedTable
 
 from relay.adapters.postgres.grants import FUNCTIONS, TABLES
 from relay.adapters.postgres.migrations import MigrationStatus, compared
 from relay.adapters.postgres.pool import AsyncConnection, Connection, query, reached, reaching
+from relay.domain.disclosure import first_line
+from relay.domain.errors import ConfigurationError
 
 _SETTINGS: Final = (
     "fsync",
@@ -100,7 +103,7 @@ class DatabaseDetails:
 async def look(url: str) -> DatabaseState:
     """Ask what `relay health` asks. Raises DatabaseUnreachable."""
     async with await _connect(url) as conn:
-        with reached():
+        with reached(), _allowed():
             return await _state(conn)
 
 
@@ -110,8 +113,17 @@ async def look_closely(url: str, *, idle: timedelta = _IDLE, old: timedelta = _O
     ``idle``, ``old``: how long a session idles in its transaction, and how old a transaction is, to be told.
     """
     async with await _connect(url) as conn:
-        with reached():
+        with reached(), _allowed():
             return await _details(conn, url, idle, old)
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    """Turn a missing right into ConfigurationError."""
+    try:
+        yield
+    except InsufficientPrivilege as error:
+        raise ConfigurationError(first_line(error), hint="run as the owner: relay db grant") from error
 
 
 async def _connect(url: str) -> Connection:
@@ -169,8 +181,15 @@ async def _details(conn: Connection, url: str, idle: timedelta, old: timedelta) 
                 functions=[name for name, rights in FUNCTIONS.items() if rights.relay],
             )
         ],
-        leader=await _first(conn, "schedule/lease_holder"),
+        leader=await _leader(conn),
     )
+
+
+async def _leader(conn: Connection) -> str | None:
+    """The scheduler that leads. That our role may not ask this is told among the rights that it lacks."""
+    with suppress(InsufficientPrivilege):
+        return await _first(conn, "schedule/lease_holder")
+    return None
 
 
 async def _pooler(conn: Connection, url: str) -> str:

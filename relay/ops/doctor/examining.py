@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -19,6 +20,8 @@ from relay.domain.errors import RelayError
 from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, error
 from relay.ops.doctor import databases, handlers, queues, streams
 from relay.settings import ContextSettings, Settings
+
+_log = logging.getLogger("relay")
 
 #: What is said of a thing that is well, and what was found about it.
 Answer: TypeAlias = tuple[str, list[Finding]]
@@ -134,5 +137,9 @@ async def _ask(server: str, question: _Question) -> Examined:
         detail, findings = await question()
     except RelayError as failure:
         detail, findings = "", [error(failure.code, server, failure.message, failure.hint or "")]
+    except Exception as failure:
+        # What one server says, and nobody thought of, must not hide what the others say. Its text may hold values.
+        _log.debug("cannot examine %s", server, exc_info=True)
+        detail, findings = "", [error("CHECK_FAILED", server, f"the check failed: {type(failure).__name__}")]
     milliseconds = round((time.perf_counter() - begin) * 1000, 1)
     return Examined(server=server, milliseconds=milliseconds, detail=detail, findings=findings)

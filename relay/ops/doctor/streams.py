@@ -132,7 +132,7 @@ def _differing(subject: str, found: Iterable[Difference]) -> Iterator[Finding]:
     for it in found:
         if not it.missing:
             text = f"{it.field} is {it.actual}, should be {it.expected}"
-            yield warning("DIFFERS", subject, text, _ENSURE if it.changeable else _ANEW)
+            yield warning("TOPOLOGY_DIFFERS", subject, text, _ENSURE if it.changeable else _ANEW)
 
 
 def duplicate_window(broker: Broker) -> Iterator[Finding]:
