@@ -56,10 +56,8 @@ _background: set[asyncio.Task[None]] = set()
 
 
 def _budgets() -> dict[str, int | None]:
-    """The number of threads for each queue whose duties take long: shards, the archive."""
-    contexts = settings.contexts.values()
+    """The number of threads for each queue whose duties take long: the archive."""
     return {
-        jobs.PUBLISH_QUEUE: max(1, sum(context.publish.shards for context in contexts)),
         # The archive job runs for minutes when many rows are old enough.
         jobs.ARCHIVE_QUEUE: 1,
     }

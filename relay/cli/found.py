@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.operating import Page
+from relay.adapters.postgres.operating import Page, counted
 from relay.adapters.postgres.pool import Source
 from relay.cli.operating import (
     ContextOption,
@@ -73,7 +73,7 @@ class Things:
             elif rows:
                 print_table([*self.shown], [[row[name] for name in self.shown.values()] for row in rows])
                 if (total := sum(page.total for page in pages.values())) > len(rows):
-                    print(f"{len(rows)} of {total}; --limit shows more")
+                    print(f"{len(rows)} of {counted(total)}; --limit shows more")
             else:
                 print(self.nothing)
 

@@ -14,7 +14,7 @@ from relay.adapters.postgres.inspection import (
     IdleSession,
     TableState,
 )
-from relay.adapters.postgres.migrations import compared, newest
+from relay.adapters.postgres.migrations import MigrationStatus, compared, newest
 from relay.domain.findings import Finding, Severity
 from relay.ops.doctor.databases import CHECKS, CLOSE_CHECKS, TESTED
 
@@ -50,9 +50,13 @@ def test_a_database_that_is_well_has_no_finding() -> None:
 
 
 def test_tables_of_an_older_release_are_an_error_and_those_of_a_newer_one_none() -> None:
-    [finding] = found(replace(WELL, tables=compared("0018_schemas")))
+    older = MigrationStatus("0018_schemas", "0020_brake", ("0019_archived_ids", "0020_brake"))
+    [finding] = found(replace(WELL, tables=older))
     assert (finding.code, finding.severity) == ("TABLES_OLD", Severity.ERROR)
-    assert (finding.text, finding.remedy) == ("its tables lack 0019_archived_ids", "run: relay db upgrade")
+    assert (finding.text, finding.remedy) == (
+        "its tables lack 0019_archived_ids, 0020_brake",
+        "run: relay db upgrade",
+    )
     assert found(replace(WELL, tables=compared("9999_of_the_future"))) == []
 
 

@@ -89,7 +89,7 @@ def test_each_fault_of_the_server_has_its_code(changes: dict[str, Any], code: st
         ({"alone": True}, "STREAM_ALONE"),
         ({"duplicate_window": 64.0}, "WINDOW_SHORT"),
         ({"max_msg_size": 1_000}, "PAYLOAD_SMALL"),
-        ({"max_bytes": 100, "size": 81}, "STREAM_FULL"),
+        ({"full": 0.9}, "STREAM_FULL"),
     ],
 )
 def test_each_fault_of_a_stream_has_its_code(changes: dict[str, Any], code: str) -> None:
@@ -100,8 +100,7 @@ def test_each_fault_of_a_stream_has_its_code(changes: dict[str, Any], code: str)
 
 def test_limits_that_are_just_kept_are_no_findings() -> None:
     assert of(OWN, duplicate_window=64.1) == []
-    assert of(OWN, max_bytes=100, size=80) == []
-    assert of(OWN, max_bytes=-1, size=10**12) == []
+    assert of(OWN, full=0.89) == []
     assert of(OWN, max_msg_size=1024**2) == []
 
 

@@ -30,6 +30,7 @@ _USUAL_SYNC_NS: Final = 120_000_000_000
 class StreamState:
     """A stream as it is. Sizes are in bytes and -1 for no limit; times in seconds, ``max_age`` 0 for ever.
 
+    ``full``: how much of a limit is used up, from 0 to 1.
     ``differences``: to what relay.toml says, if it declares the stream.
     """
 
@@ -41,8 +42,7 @@ class StreamState:
     subjects: Sequence[str] = ()
     duplicate_window: float = 120.0
     max_age: float = 0.0
-    max_bytes: int = -1
-    size: int = 0
+    full: float = 0.0
     max_msg_size: int = -1
     differences: Sequence[Difference] = ()
 
@@ -130,11 +130,16 @@ def read_stream(info: StreamInfo, spec: StreamSpec | None) -> StreamState:
         subjects=tuple(config.subjects or ()),
         duplicate_window=config.duplicate_window or 0.0,
         max_age=config.max_age or 0.0,
-        max_bytes=-1 if config.max_bytes is None else config.max_bytes,
-        size=info.state.bytes,
+        full=_filled(info),
         max_msg_size=-1 if config.max_msg_size is None else config.max_msg_size,
         differences=compare_stream(spec, config) if spec else (),
     )
+
+
+def _filled(info: StreamInfo) -> float:
+    """How much of a limit of the stream is used up."""
+    limits = ((info.state.bytes, info.config.max_bytes), (info.state.messages, info.config.max_msgs))
+    return max((used / most for used, most in limits if most is not None and most > 0), default=0.0)
 
 
 async def _consumer(js: JetStreamContext, spec: ConsumerSpec) -> ConsumerState | None:

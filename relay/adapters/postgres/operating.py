@@ -23,6 +23,9 @@ from relay.domain.operators import EventState, Operator, Outcome, judge, replay_
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
+#: How far matching rows are counted at least.
+MAX_COUNTED: Final = 10_001
+
 #: A row by the names of its columns, as its statement selects it.
 Row: TypeAlias = dict[str, Any]
 Item = TypeVar("Item")
@@ -30,7 +33,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """The newest matching items, and the number of all matches."""
+    """The newest matching items, and the number of all matches, counted up to `MAX_COUNTED` or more."""
 
     items: Sequence[Item]
     total: int
@@ -42,9 +45,15 @@ class Page(Generic[Item]):
         """
         if self.total > len(self.items):
             raise TooMany(
-                f"{self.total} match and the limit is {limit}", hint="narrow the selection or raise --limit"
+                f"{counted(self.total)} match and the limit is {limit}",
+                hint="narrow the selection or raise --limit",
             )
         return self.items[::-1]
+
+
+def counted(total: int) -> str:
+    """Return a number of matches as people read it. It may have been counted up to a limit only."""
+    return f"more than {total - 1}" if total >= MAX_COUNTED else str(total)
 
 
 class Operations:
@@ -94,6 +103,11 @@ class Operations:
                 await conn.execute(statement(f"{self.kind}/{change}"), {"ids": wanted})
                 await audit(conn, f"{self.kind}.{change}", wanted, by)
         return Outcome(tuple(map(str, wanted)), tuple(refused))
+
+
+def _bounds(limit: int) -> dict[str, int]:
+    """How many rows a page has, and how far matches are counted, as parameters of a statement."""
+    return {"limit": limit, "counted": max(MAX_COUNTED, limit + 1)}
 
 
 def named(row: Row, column: str) -> Row:
@@ -153,7 +167,7 @@ class PostgresOutboxOperations(Operations):
     async def find(self, wanted: EventFilter, limit: int) -> Page[Row]:
         """Up to ``limit`` events without their payloads, the newest first."""
         key = as_key(wanted.correlation_id)
-        page = await self._page("outbox/events", {**asdict(wanted), "correlation_id": key, "limit": limit})
+        page = await self._page("outbox/events", {**asdict(wanted), **_bounds(limit), "correlation_id": key})
         return Page([named(row, "id") for row in page.items], page.total)
 
     async def get(self, id: Id) -> Row | None:

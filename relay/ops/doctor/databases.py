@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from relay.adapters.postgres.inspection import DatabaseDetails, DatabaseState
+from relay.domain.backlogs import Brake, FullInbox
 from relay.domain.findings import Finding, error, unknown, warning
 
 #: The oldest major version that this release is tested with.
@@ -65,6 +66,15 @@ def skewed(place: str, ahead: float, exact: float) -> Finding | None:
         return None
     text = f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
     return warning("CLOCKS_DIFFER", place, text, "let NTP set both: an event of more than 60 s ahead is refused")
+
+
+def full(place: str, brake: Brake, inboxes: Sequence[FullInbox]) -> Iterator[Finding]:
+    """Outbox and inboxes have room for more."""
+    remedy = "see docs/how-to/backpressure.md: why is it not worked off?"
+    if brake.braking:
+        yield warning("OUTBOX_FULL", place, str(brake), remedy)
+    for inbox in inboxes:
+        yield warning("INBOX_FULL", place, str(inbox), remedy)
 
 
 CHECKS: Final = (tables, commits_last, version, clock)

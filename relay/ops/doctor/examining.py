@@ -15,6 +15,8 @@ from relay.access import jetstream, redis_options
 from relay.adapters import inspection as addresses
 from relay.adapters.jetstream import inspection as broker_inspection
 from relay.adapters.postgres import inspection as database_inspection
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
+from relay.adapters.postgres.pool import connected
 from relay.bootstrap import cold_store
 from relay.domain.errors import RelayError
 from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, error
@@ -85,6 +87,8 @@ class Examination:
         state = details.state if details else await database_inspection.look(context.database)
         self._room[context.name] = state.room
         found = [it for check in databases.CHECKS for it in check(place, state)]
+        if not state.tables.pending:
+            found += await _full(place, context)
         if details is not None:
             found += [it for closer in databases.CLOSE_CHECKS for it in closer(place, details)]
         return f"tables at {state.tables.current}", found
@@ -128,6 +132,13 @@ class Examination:
     async def _handler(self, subject: str, url: str) -> Answer:
         why = await addresses.listens(*handlers.place_of(url))
         return "accepts connections", list(handlers.unreachable(subject, url, why))
+
+
+async def _full(place: str, context: ContextSettings) -> list[Finding]:
+    async with connected(context.database, "health") as source:
+        reader = PostgresBacklogReader(source)
+        brake, inboxes = await reader.brake(), await reader.full_inboxes(context.inbox_limits)
+    return list(databases.full(place, brake, inboxes))
 
 
 async def _ask(server: str, question: _Question) -> Examined:

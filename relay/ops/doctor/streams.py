@@ -21,8 +21,8 @@ _ANEW: Final = "only deleting it and making it anew changes this; its messages, 
 _TOLD: Final = frozenset({"storage", "persist_mode", "discard"})
 #: What nats-server takes by default, in bytes.
 _USUAL_PAYLOAD: Final = 1024**2
-#: How full a stream may be. One that is full refuses events, and they wait in the outbox.
-_FULL: Final = 0.8
+#: From this part of a limit on, a stream is called full. Then it refuses events, and they wait in the outbox.
+_FULL: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,16 @@ def answers(broker: Broker) -> Iterator[Finding]:
         yield warning("STREAM_ANSWERS", f"stream {name}", text, "set no_ack = true")
 
 
-CHECKS: Final = (version, disk, presence, keeping, answers)
+def space(broker: Broker) -> Iterator[Finding]:
+    """A stream has room for more."""
+    for stream in broker.streams:
+        if stream.full >= _FULL:
+            subject = f"stream {stream.name}"
+            text = f"{subject} is {stream.full:.0%} full, then events wait"
+            yield warning("STREAM_FULL", subject, text, "raise its limits or shorten max_age")
+
+
+CHECKS: Final = (version, disk, presence, keeping, answers, space)
 
 # --- a closer look ---
 
@@ -194,15 +203,6 @@ def payload(broker: Broker) -> Iterator[Finding]:
             yield warning("PAYLOAD_SMALL", f"stream {stream.name}", text, "set max_msg_size of the stream to -1")
 
 
-def space(broker: Broker) -> Iterator[Finding]:
-    """A stream has room for more."""
-    for stream in broker.streams:
-        if 0 < stream.max_bytes * _FULL < stream.size:
-            part = f"{stream.size / stream.max_bytes:.0%} of its max_bytes, {stream.max_bytes}, are used"
-            text = f"{part}: a full stream refuses events, and they wait in the outbox"
-            yield warning("STREAM_FULL", f"stream {stream.name}", text, "raise max_bytes, or lower max_age")
-
-
 def retention(broker: Broker) -> Iterator[Finding]:
     """The inbox knows a message for as long as its stream may deliver it."""
     for sub in broker.subscriptions:
@@ -218,7 +218,7 @@ def retention(broker: Broker) -> Iterator[Finding]:
         )
 
 
-CLOSE_CHECKS: Final = (differences, duplicate_window, coverage, acknowledgement, payload, space, retention)
+CLOSE_CHECKS: Final = (differences, duplicate_window, coverage, acknowledgement, payload, retention)
 
 
 def _subscription(sub: SubscriptionSettings) -> str:
