@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from relay.cli.doctor import entry, summary
-from relay.cli.health import diagnose
-from relay.ops.queries import Diagnose
 from relay.settings.urls import hide_url
 
 #: What is found of processes that have not shown themselves, and how long that may take, in seconds.
@@ -72,6 +69,10 @@ def _run(fleet: Fleet, console: LogConsole) -> bool:
 
 def examine(fleet: Fleet) -> str:
     """Say what `relay doctor` finds. Processes that have just begun get a moment to show themselves."""
+    from relay.cli.doctor import entry, summary
+    from relay.cli.health import diagnose
+    from relay.ops.queries import Diagnose
+
     deadline = time.monotonic() + _SHOWN_SECONDS
     while True:
         found = diagnose(fleet.configuration.settings, Diagnose(close=True))
