@@ -50,11 +50,15 @@ class OutboxRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PublishFailure:
-    """What to record when an event cannot be published. ``delay`` None means that the event is dead."""
+    """What to record when an event cannot be published. ``delay`` None means that the event is dead.
+
+    ``counts``: False if only the first such failure counts as an attempt, to mark the event as failed.
+    """
 
     id: str
     error: str
     delay: timedelta | None
+    counts: bool = True
 
 
 class ClaimedBatch(Protocol):

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -27,6 +27,7 @@ from relay.domain.policies import (
     PublishOutcome,
     RowRejected,
     TryAgain,
+    Wait,
     after_publish_failure,
 )
 from relay.domain.retry import RetryPolicy
@@ -218,9 +219,12 @@ class PublishOutboxEvents:
             outcome = outcomes[row.id]
             if isinstance(outcome, Published):
                 continue
-            match after_publish_failure(outcome, row.publish_attempts, self._config.policy, random.random()):  # noqa: S311
+            policy, chance, age = self._config.policy, random.random(), _age(row.occurred_at)  # noqa: S311
+            match after_publish_failure(outcome, row.publish_attempts, policy, chance, age):
                 case Leave():
                     continue
+                case Wait(delay, error):
+                    failures.append(PublishFailure(row.id, error, delay, counts=False))
                 case TryAgain(delay, error):
                     failures.append(PublishFailure(row.id, error, delay))
                 case GiveUp(error):
@@ -265,7 +269,15 @@ class PublishOutboxEvents:
             if failure.delay is None:
                 self._facts(EventDied(**about))
             else:
-                self._facts(PublishFailed(**about, attempts=row.publish_attempts + 1))
+                self._facts(PublishFailed(**about, attempts=max(1, row.publish_attempts + failure.counts)))
+
+
+def _age(occurred_at: str) -> timedelta:
+    """How old an event is. One of a time that Python cannot hold, or that is infinite, is very old."""
+    try:
+        return datetime.now(UTC) - datetime.fromisoformat(occurred_at)
+    except ValueError:
+        return timedelta.max
 
 
 async def _all_of(*coroutines: Coroutine[Any, Any, int]) -> list[int]:

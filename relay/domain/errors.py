@@ -28,6 +28,7 @@
     ├── StreamMissing           STREAM_MISSING       (kept in publish_error, not raised)
     ├── StreamMismatch          STREAM_MISMATCH      (kept in publish_error, not raised)
     ├── InvalidRequest          INVALID_REQUEST
+    ├── UnknownId               UNKNOWN_ID           (relay.domain.life)
     ├── TooMany                 TOO_MANY
     ├── UnknownIncident         UNKNOWN_INCIDENT
     ├── IncidentClosed          INCIDENT_CLOSED
@@ -87,10 +88,14 @@ class RelayError(Exception):
         self.field = field
         self.hint = hint
 
+    @property
+    def told(self) -> str:
+        """The message and what to do next, without the code."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
     def __str__(self) -> str:
         where = f" [{self.field}]" if self.field else ""
-        hint = f" ({self.hint})" if self.hint else ""
-        return f"{self.code}{where}: {self.message}{hint}"
+        return f"{self.code}{where}: {self.told}"
 
 
 class ConfigurationError(RelayError):
