@@ -10,7 +10,8 @@ from rich.table import Table
 
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import Source
-from relay.cli.operating import ContextOption, JsonOption, ask, plain, print_json, visiting
+from relay.cli.operating import ContextOption, JsonOption, ask, visiting
+from relay.cli.tables import plain
 from relay.domain.backlogs import InboxBacklog, OutboxBacklog
 
 Backlog = tuple[OutboxBacklog, InboxBacklog]
@@ -20,9 +21,12 @@ def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """Show how many events are not published and messages not processed: since when, and what became of them."""
     with visiting(context, lambda url: ask(url, _read)) as answers:
         if as_json:
-            print_json([_plain(name, found) for name, found in answers.items()])
-        elif answers:
+            answers.print_json(_plain(name, found) for name, found in answers.items())
+            return
+        if answers:
             Console().print(_table(answers))
+        if answers.failed:
+            print(answers.unread())
 
 
 async def _read(source: Source) -> Backlog:

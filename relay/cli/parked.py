@@ -17,17 +17,18 @@ from relay.cli.operating import (
     confirm,
     one_context,
     operator,
-    print_json,
-    print_table,
     report,
     visiting,
     with_options,
 )
+from relay.cli.tables import View, columns, print_rows
 from relay.domain.errors import TooMany
 
 app = typer.Typer(help="Keys set aside behind a dead letter: list, release.", no_args_is_help=True)
 
-_NAMES: Final = ("context", "subscription", "key", "since", "head", "waiting", "reason")
+_VIEW: Final = View(
+    columns=columns("context", "subscription", "key", "head", "waiting", "since", "reason"), lead=4
+)
 _RELEASE: Final[Options] = {
     "ids": (Annotated[list[str] | None, typer.Argument(help="Keys, by the names of `list`.")], None),
     "everything": (Annotated[bool, typer.Option("--all", help="Every parked key of the context.")], False),
@@ -42,11 +43,14 @@ def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
     with visiting(context, lambda url: ask(url, lambda source: PostgresParkedKeys(source).list())) as found:
         rows = [{"context": name, **key} for name, keys in found.items() for key in keys]
         if as_json:
-            print_json(rows)
-        elif rows:
-            print_table(_NAMES, [[row[name] for name in _NAMES] for row in rows])
-        else:
-            print("No parked keys.")
+            found.print_json(rows)
+            return
+        if rows:
+            print_rows(_VIEW, rows)
+        elif found:
+            print(f"No parked keys in {', '.join(found)}.")
+        if found.failed:
+            print(found.unread())
 
 
 @app.command()

@@ -33,7 +33,8 @@ def shell(tmp_path: Path, database_url: str) -> Shell:
 
 
 async def test_progress_is_listed_and_payloads_are_shown_only_when_asked_for(tasks: Tasks, shell: Shell) -> None:
-    assert shell("tasks", "list", *SEA) == "No such tasks.\n"
+    nothing = "No pending, delivered, running or failed tasks in sea.\n"
+    assert shell("tasks", "list", *SEA) == nothing
     done, waits = tasks.schedule({"n": 1, "to": "DE02"}, {"n": 2, "to": "DE02"})
     await tasks.run(done)
     [found] = shell.json("tasks", "list", *SEA)

@@ -18,6 +18,6 @@ WHERE (('published' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL)
   AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
   AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
   AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
-  AND (%(error)s::text IS NULL OR position(lower(%(error)s) IN lower(publish_error)) > 0)
+  AND (%(error)s::text IS NULL OR publish_error ~ %(error)s)
 ORDER BY seq DESC
 LIMIT %(limit)s
