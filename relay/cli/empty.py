@@ -12,7 +12,7 @@ from relay.adapters.postgres.operating import Page
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import RelayError
-from relay.domain.reasons import counted
+from relay.domain.reasons import frequent
 
 if TYPE_CHECKING:
     from relay.cli.found import Things
@@ -53,7 +53,7 @@ async def instead(things: Things, source: Source, options: Mapping[str, Any], st
     page = await _page(things, source, things.wanted(all_of_it, states), _NEWEST if options[option] else 1)
     if page is None or not options[option]:
         return Absence(others, None if page is None else page.total)
-    return Absence(others, page.total, counted(row[field] for row in page.items))
+    return Absence(others, page.total, frequent(row[field] for row in page.items))
 
 
 async def _count(things: Things, source: Source, wanted: object) -> int | None:

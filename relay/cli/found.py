@@ -13,9 +13,11 @@ from relay.adapters.postgres.operating import Page
 from relay.adapters.postgres.pool import Source
 from relay.cli.empty import Absence, instead, told
 from relay.cli.operating import (
+    ColumnsOption,
     ContextOption,
     JsonOption,
     Options,
+    WideOption,
     ask,
     chosen,
     confirm,
@@ -39,11 +41,8 @@ LISTING: Final[Options] = {
     "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="Show so many, the newest first.")], 50),
     "context": (ContextOption, None),
     "as_json": (JsonOption, False),
-    "columns": (
-        Annotated[str | None, typer.Option("--columns", help="Show these only: NAME,NAME,… in this order.")],
-        None,
-    ),
-    "wide": (Annotated[bool, typer.Option("--wide", help="All columns, one line each, however wide.")], False),
+    "columns": (ColumnsOption, None),
+    "wide": (WideOption, False),
 }
 
 

@@ -31,6 +31,10 @@ Options = dict[str, tuple[Any, Any]]
 ContextOption = Annotated[str | None, typer.Option("--context", help="One context only; all if not given.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 OneContextOption = Annotated[str | None, typer.Option("--context", help="Needed where several are configured.")]
+ColumnsOption = Annotated[
+    str | None, typer.Option("--columns", help="Show these only: NAME,NAME,… in this order.")
+]
+WideOption = Annotated[bool, typer.Option("--wide", help="All columns, one line each, however wide.")]
 #: The options of commands that act; each as (type, default).
 ACTING: Final[Options] = {
     "limit": (Annotated[int, typer.Option(min=1, max=100_000, help="Refuse to act on more.")], 1_000),

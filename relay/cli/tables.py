@@ -193,13 +193,13 @@ def plain(value: object) -> str:
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print one thing, a line for each field that has a value. Times say how long ago they are, too."""
+    """Print one thing, a line for each field that has a value, and for each member of a list.
+
+    Times say how long ago they are, too.
+    """
     now = datetime.now(UTC)
-    shown = {
-        name: cell(value, now) if isinstance(value, datetime) else plain(value)
-        for name, value in fields.items()
-        if value is not None
-    }
-    width = max(map(len, shown))
-    for name, value in shown.items():
-        print(f"{name:<{width}}  {value}")
+    width = max(len(name) for name, value in fields.items() if value is not None)
+    for name, value in fields.items():
+        for number, one in enumerate(value if isinstance(value, list) else [] if value is None else [value]):
+            text = cell(one, now) if isinstance(one, datetime) else plain(one)
+            print(f"{'' if number else name:<{width}}  {text}")

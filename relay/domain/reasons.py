@@ -128,6 +128,6 @@ def pattern_of(asked: str | None) -> str | None:
     return f"(?i){re.escape(asked)}"
 
 
-def counted(reasons: Iterable[str | None]) -> list[tuple[str, int]]:
+def frequent(reasons: Iterable[str | None]) -> list[tuple[str, int]]:
     """Return how often each code is among reasons, the most frequent first."""
     return Counter(map(code_of, filter(None, reasons))).most_common()

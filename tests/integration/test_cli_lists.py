@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,10 @@ import pytest
 
 from relay.cli import main
 from relay.devstack import NatsServer
+from relay.domain.model import HandlerResult
 from relay.domain.ordering import Shard
+from relay.execution.calls import answer
+from tests.integration.consuming import Handler
 from tests.integration.incidents import Desk, at_the_desk
 from tests.integration.publishing import Relay, event, query
 from tests.integration.test_cli_operating import Shell
@@ -150,6 +154,29 @@ async def test_columns_are_chosen_and_wide_shows_them_all_on_one_line(desk: Desk
     )  # fmt: skip
     refused = shell("dlq", "list", "--columns", "id,raeson", *SEA, status=1)
     assert "error INVALID_REQUEST: --columns: no column is called 'raeson' (there are: " in refused
+
+
+# --- where a handler failed ---
+
+
+def close_case(_request: object) -> HandlerResult:
+    try:
+        return HandlerResult.failed({"DE02": "x"}["DE89"])
+    except KeyError as error:
+        return answer(error)
+
+
+async def test_a_dead_letter_shows_where_its_handler_failed(desk: Desk, shell: Shell) -> None:
+    message_id = await desk.sub.send(b'{"event_type": "vibe_created", "event_version": 1, "payload": {}}')
+    await desk.sub.pull().accept(await desk.sub.fetch())
+    await desk.sub.process(Handler(close_case), max_attempts=1).process(message_id)
+    await desk.record().run()
+    [found] = shell.json("dlq", "list", "--reason", "raised_KeyError", *SEA)
+    assert found["reason"].startswith(f"exhausted: 1 attempts, the last one: KeyError at {__name__}.close_case:")
+    assert len(found["stack"]) == 1
+    shown = shell("dlq", "show", str(found["id"]))
+    assert re.search(r"^stack +tests/integration/test_cli_lists.py:[0-9]+ in close_case$", shown, re.MULTILINE)
+    assert "DE89" not in shown
 
 
 # --- codes of reasons ---

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 
 from relay.domain.errors import DomainError, InvalidSubject, MalformedMessage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import NoStream, unanswered
-from relay.domain.reasons import CODES, FAMILIES, OTHER, code_of, counted, pattern_of
+from relay.domain.reasons import CODES, FAMILIES, OTHER, code_of, frequent, pattern_of
 from relay.execution.calls import answer, timed_out
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/dead-letters.md"
@@ -86,10 +88,17 @@ def test_an_operator_may_write_a_code_as_words_or_a_part_of_the_text(asked: str,
 
 def test_no_reason_has_no_code() -> None:
     assert (code_of(None), code_of(""), pattern_of(None)) == ("", "", None)
-    assert counted(["HTTP 503", None, "HTTP 503: x", "HTTP 500"]) == [("status_503", 2), ("status_500", 1)]
+    assert frequent(["HTTP 503", None, "HTTP 503: x", "HTTP 500"]) == [("status_503", 2), ("status_500", 1)]
 
 
 def test_the_page_has_every_code() -> None:
     table = PAGE.read_text().partition("| Code | It means |\n|---|---|\n")[2].partition("\n\n")[0]
     meanings = {**{code.name: code.meaning for code in CODES}, **FAMILIES}
     assert table.splitlines() == [f"| `{name}` | {meaning} |" for name, meaning in meanings.items()]
+
+
+@pytest.mark.parametrize(("command", "name"), [("dlq", "reason"), ("outbox", "error"), ("tasks", "error")])
+def test_a_filter_completes_codes(command: str, name: str) -> None:
+    lists = typer.main.get_command(import_module(f"relay.cli.{command}").app).commands["list"]  # type: ignore[attr-defined]
+    option = next(param for param in lists.params if param.name == name)
+    assert [it.value for it in option.shell_complete(typer.Context(lists), "t")] == ["timeout", "tls", "too_large"]

@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
-from relay.domain.disclosure import clean
+from relay.domain.disclosure import clean, stack_of
 from relay.domain.errors import NotPublishable, NotReplayable, RelayError, TooMany
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Identity
 from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
@@ -109,12 +109,15 @@ def named(row: Row, column: str) -> Row:
 
 
 def coded(row: Row, column: str) -> Row:
-    """Return a row with the code of the reason in a column, before it."""
+    """Return a row with the code of the reason in a column before it, and the stack behind it."""
     found: Row = {}
     for name, value in row.items():
         if name == column:
+            reason, stack = stack_of(value or "")
             found["reason_code" if name == "reason" else "error_code"] = code_of(value) or None
-        found[name] = value
+            found |= {name: reason or None, "stack": stack}
+        else:
+            found[name] = value
     return found
 
 
