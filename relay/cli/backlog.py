@@ -1,4 +1,4 @@
-"""`relay backlog`: events and messages that wait in each context, QRY-050 and QRY-051."""
+"""`relay backlog`: events and messages that wait in each context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`relay dlq`: look at dead letters, and decide about them. Nothing is requeued by itself (DESIGN §7)."""
+"""`relay dlq`: look at dead letters, and decide about them. Nothing is requeued by itself."""
 
 from __future__ import annotations
 
