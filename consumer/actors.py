@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 from uuid import UUID
 
-from consumer import wiring
+from consumer import upkeep, wiring
 from relay import jobs
 from relay.domain.errors import Outage
-from relay.domain.facts import MessagesReEnqueued
+from relay.jobs import Kind
 from relay.worker import (
     OUTAGE_RETRIES,
     actor,
     application,
-    broker,
     long_running,
     on_loop,
     periodic,
@@ -25,8 +25,6 @@ from relay.worker import (
 
 #: How many seconds a pull job runs before it ends, so that another worker can take the next slice.
 _SLICE_S: Final = 60.0
-_SWEEP_MAX_ROWS: Final = 1_000
-_PAGE_ROWS: Final = 1_000
 
 
 @row_actor(jobs.HANDLE_MESSAGE, jobs.HANDLE_QUEUE, priority=10)
@@ -64,66 +62,40 @@ async def pull_messages(context: str, subscription: str, token: str) -> None:
             )
 
 
-@actor(jobs.SWEEP_INBOX, priority=5, max_retries=0)
-async def sweep_inbox(context: str, subscription: str, token: str) -> None:
-    """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died.
-
-    A message that still waits in a long queue is not lost. To enqueue it again would make the queue longer
-    and longer. So the sweep takes only messages that were enqueued before the queue's head.
-    """
-    async with periodic(jobs.SWEEP_INBOX.of(context, subscription), token) as ours:
-        if not ours:
-            return
-        waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, jobs.share(context, subscription))
-        ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_MAX_ROWS, waited)
-        if ids:
-            await wiring.enqueue(context, subscription)(ids)
-            application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
-
-
-@actor(jobs.KEEP_IN_PROGRESS, priority=5, max_retries=0)
-async def keep_in_progress(context: str, subscription: str, token: str) -> None:
-    """Send +WPI for every message that waits or runs, so that JetStream does not deliver it again."""
-    async with periodic(jobs.KEEP_IN_PROGRESS.of(context, subscription), token) as ours:
-        if ours and not wiring.on_receipt(context, subscription):
-            consumer, inbox = application.consumer(context, subscription), application.inbox(context, subscription)
-            # +WPI would undo the delay of a NAK.
-            due = wiring.gives_back(context, subscription)
-            async for replies in inbox.waiting(subscription, _PAGE_ROWS, due=due):
-                await consumer.in_progress(replies)
-
-
-@actor(jobs.RESCUE_EXHAUSTED, priority=5, max_retries=0)
-async def rescue_exhausted(context: str, subscription: str, token: str) -> None:
-    """Take messages into the inbox that JetStream has stopped delivering (max_deliver)."""
-    async with periodic(jobs.RESCUE_EXHAUSTED.of(context, subscription), token) as ours:
+@actor(jobs.LOOK_AFTER, priority=5, max_retries=0)
+async def look_after(context: str, token: str) -> None:
+    """Do what a context's subscriptions need now: sweep, recover, rescue, keep, record, compare."""
+    work = None
+    async with periodic(jobs.LOOK_AFTER.of(context), token) as ours:
         if ours:
-            await wiring.gaps(context, subscription).rescue(wiring.advisories(context, subscription))
-
-
-@actor(jobs.RECOVER_DELIVERIES, priority=5, max_retries=0)
-async def recover_deliveries(context: str, subscription: str, token: str) -> None:
-    """Take messages into the inbox that were delivered to a worker which died before it stored them."""
-    async with periodic(jobs.RECOVER_DELIVERIES.of(context, subscription), token) as ours:
-        if ours:
-            await wiring.gaps(context, subscription).recover()
-
-
-@actor(jobs.RECORD_DEAD_LETTERS, priority=5, max_retries=0)
-async def record_dead_letters(context: str, token: str) -> None:
-    """Record new messages of the context's DLQ stream as incidents, and send an alert if one is due."""
-    async with periodic(jobs.RECORD_DEAD_LETTERS.of(context), token) as ours:
-        if not ours:
-            return
-        await wiring.record(context).run()
-        if (alerts := wiring.alerts(context)) is not None:
-            await alerts.run()
+            work = await upkeep.begin(context)
+            await work.patiently()
+    if work is not None:
+        await work.end()
 
 
 @actor(jobs.RECONCILE_INBOX, priority=5, max_retries=0)
 async def reconcile_inbox(context: str, subscription: str, page: int | None, token: str) -> None:
-    """Fetch what JetStream has finished but the inbox does not hold; ``page`` None compares everything."""
+    """Fetch what JetStream has finished but the inbox does not hold, for an operator (`relay reconcile`)."""
     async with periodic(jobs.RECONCILE_INBOX.of(context, subscription), token) as ours:
         if ours:
-            find = application.find_missing(context, subscription)
-            await wiring.gaps(context, subscription).reconcile(find, page)
+            await upkeep.reconcile_inbox(context, subscription, page)
+
+
+def _of_last_release(kind: Kind, run: Callable[..., Awaitable[None]]) -> None:
+    """Answer what a scheduler of the last release sends: a duty for each part, and for each subscription."""
+
+    async def part(context: str, *about: str) -> None:
+        *names, token = about
+        async with periodic(kind.of(context, *names), token) as ours:
+            if ours:
+                await run(context, *names)
+
+    actor(kind, priority=5, max_retries=0)(part)
+
+
+_of_last_release(jobs.SWEEP_INBOX, upkeep.sweep_inbox)
+_of_last_release(jobs.KEEP_IN_PROGRESS, upkeep.keep_in_progress)
+_of_last_release(jobs.RESCUE_EXHAUSTED, upkeep.rescue_exhausted)
+_of_last_release(jobs.RECOVER_DELIVERIES, upkeep.recover_deliveries)
+_of_last_release(jobs.RECORD_DEAD_LETTERS, upkeep.record_dead_letters)

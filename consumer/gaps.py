@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -37,9 +37,9 @@ from relay.ports import ConsumerState, Delivery, InboxRepository, JetStreamConsu
 PATIENCE: Final = timedelta(seconds=2)
 #: How many sequences of an ordered subscription are compared at a time; the watermark follows.
 _STRETCH_SEQS: Final = 50_000
-#: How many advisories are read at a time, and how long to wait for the first.
+#: How many advisories are read at a time, and how long to wait for the first. They are there, or come next time.
 _BATCH_ADVISORIES: Final = 100
-_WAIT: Final = timedelta(seconds=1)
+_WAIT: Final = timedelta(milliseconds=200)
 #: No stream has so many messages, and no column holds a larger number.
 _NO_LIMIT: Final = 2**63
 
@@ -81,11 +81,11 @@ class Gaps:
                 new += await self.pull.accept([delivery])
         return new
 
-    async def recover(self) -> int:
+    async def recover(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
         """Compare what JetStream holds open with the inbox once; returns how many messages were recovered.
 
-        A message that is missing at first gets two seconds to arrive. Finished messages are acknowledged again.
-        In an ordered subscription the watermark moves forward.
+        A message that is missing at first gets two seconds to arrive, in ``sleep``. Finished messages are
+        acknowledged again. In an ordered subscription the watermark moves forward.
         """
         before, mark = (await self.consumer.state(), None) if self.watch is None else await self.watch.look()
         if before.pending == 0 and _has_arrived(before, mark):
@@ -96,7 +96,7 @@ class Gaps:
             await self._compared(before, upto)
             if before.pending == 0:
                 return 0
-        await asyncio.sleep(PATIENCE.total_seconds())
+        await sleep(PATIENCE.total_seconds())
         now, recovered = await self.consumer.state(), 0
         if suspects:
             after = max(after, now.ack_floor) if mark is None else after

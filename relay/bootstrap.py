@@ -19,6 +19,7 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
+from relay.adapters.members import Members
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
@@ -38,6 +39,7 @@ from relay.commands.lag import ReadLag
 from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import ReconcileStream
+from relay.concurrency import FairSlots
 from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
@@ -101,7 +103,11 @@ class Application:
         self.nats.on_refused.append(_log_refusal)
         redis_url, access = settings.redis_url.get_secret_value(), redis_options(settings)
         self.gates = Gates(redis_url, settings.redis_namespace, **access)
+        #: The heartbeats share the connections of the gates.
+        self.members = Members(self.gates.client, settings.redis_namespace)
         self._role = role
+        # As many batches as one context alone has: two of each shard. All contexts share them.
+        self._batches = FairSlots(2 * max((it.publish.shards for it in settings.contexts.values()), default=1))
         self._contexts: dict[str, Context] = {}
         self.on_start: list[Callable[[], Awaitable[None]]] = []
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
@@ -231,7 +237,7 @@ class Application:
             pool=pool,
             inbox=PostgresInboxAdapter(pool),
             wakeup=Wakeup(pool, settings.database),
-            publish=PublishOutboxEvents(config, outbox, publisher, self.facts),
+            publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches),
             dead_letters=RouteToDeadLetter(name, publisher, self.facts),
             incidents=PostgresIncidents(pooled(pool)),
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),

@@ -27,11 +27,15 @@ CRON_QUEUE: Final = "relay-cron"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the jobs of one actor have in common. ``name``: the name of their duties."""
+    """What the jobs of one actor have in common. ``name``: the name of their duties.
+
+    ``waits``: its jobs wait for servers most of the time, so the event loop runs all of them, without a thread.
+    """
 
     actor: str
     queue: str
     name: str
+    waits: bool = False
 
     def of(self, context: str, *about: str | int) -> Duty:
         """The duty of a context. ``about``: the subscription or shard, if each has its own duty."""
@@ -54,11 +58,15 @@ class Duty:
     def message(self, token: str, *more: int | None) -> Message[Any]:
         """The message of the job that holds ``token`` at the gate."""
         args = (self.context, *self.about, *more, token)
-        return Message(queue_name=self.kind.queue, actor_name=self.kind.actor, args=args, kwargs={}, options={})
+        # A share of its own: a duty that hangs keeps no other from its place on the event loop.
+        options = {SHARE: self.key} if self.kind.waits else {}
+        return Message(
+            queue_name=self.kind.queue, actor_name=self.kind.actor, args=args, kwargs={}, options=options
+        )
 
 
 def _kind(actor: str, queue: str = UPKEEP_QUEUE, name: str | None = None) -> Kind:
-    return Kind(actor, queue, name or actor)
+    return Kind(actor, queue, name or actor, waits=queue in {PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE})
 
 
 PUBLISH: Final = _kind("publish_shard", PUBLISH_QUEUE, "publish")
@@ -66,14 +74,16 @@ RECONCILE_STREAM: Final = _kind("reconcile_stream")
 PRUNE: Final = _kind("prune")
 ARCHIVE: Final = _kind("archive", ARCHIVE_QUEUE)
 PULL: Final = _kind("pull_messages", PULL_QUEUE, "pull")
+LOOK_AFTER: Final = _kind("look_after")
+RECONCILE_INBOX: Final = _kind("reconcile_inbox")
+DELIVER_TASKS: Final = _kind("deliver_tasks")
+SWEEP_TASKS: Final = _kind("sweep_tasks")
+#: What `LOOK_AFTER` replaced. Schedulers of the last release still send these.
 SWEEP_INBOX: Final = _kind("sweep_inbox")
 KEEP_IN_PROGRESS: Final = _kind("keep_in_progress")
 RESCUE_EXHAUSTED: Final = _kind("rescue_exhausted")
 RECOVER_DELIVERIES: Final = _kind("recover_deliveries")
-RECONCILE_INBOX: Final = _kind("reconcile_inbox")
 RECORD_DEAD_LETTERS: Final = _kind("record_dead_letters")
-DELIVER_TASKS: Final = _kind("deliver_tasks")
-SWEEP_TASKS: Final = _kind("sweep_tasks")
 
 
 # --- jobs for one or a few rows: the row says whether there is work -------------------------------

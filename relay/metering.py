@@ -115,9 +115,14 @@ def answer_for_workers() -> int:
 
 
 def _directory(settings: Settings) -> Path | None:
-    """The directory where the workers of this command count. The command is always their parent process."""
+    """The directory where the workers of this command count. The command is always their parent process.
+
+    The commands of a `relay fleet` share a directory: whichever has the address answers for all of them.
+    """
     if settings.metrics.worker is None or settings.metrics.directory is None:
         return None
+    if settings.fleet is not None:
+        return settings.metrics.directory / f"workers-{settings.fleet}"
     command = multiprocessing.parent_process()
     number = os.getpid() if command is None else command.pid
     return settings.metrics.directory / f"workers-{number}"

@@ -282,8 +282,11 @@ class InboxReceiver(Protocol):
         nothing of the batch is stored.
         """
 
-    async def due(self, subscription: str, limit: int) -> int:
-        """Count the rows that are handled or can be handled now, up to ``limit``, without rows in back-off."""
+    async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
+        """Count the rows that are handled or can be handled now, up to ``limit``, without rows in back-off.
+
+        With ``later``, those in back-off count too, and those that wait for their turn.
+        """
 
 
 class InboxSettlement(Protocol):

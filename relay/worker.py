@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 import dramatiq
 from dramatiq.errors import Retry
@@ -18,6 +20,7 @@ from dramatiq.middleware import Retries
 
 from relay import failpoints, jobs
 from relay.adapters.gate import LONGEST_BACKOFF, Hold
+from relay.adapters.members import Heart, this_process, up_seconds
 from relay.adapters.onloop import LoopActor
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import Application, job_broker
@@ -25,6 +28,7 @@ from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.domain.archive import ArchiveBusy
 from relay.domain.errors import Outage
 from relay.domain.facts import OutageSeen
+from relay.domain.members import Member, State
 from relay.jobs import Duty, Kind
 from relay.metering import Exposition, worker_metrics
 from relay.settings import load_settings
@@ -52,13 +56,8 @@ _background: set[asyncio.Task[None]] = set()
 
 
 def _budgets() -> dict[str, int | None]:
-    """The number of threads for each queue whose duties wait long: shards, subscriptions, sweeps, the archive."""
-    contexts = settings.contexts.values()
+    """The number of threads for each queue whose duties take long: the archive."""
     return {
-        jobs.PUBLISH_QUEUE: max(1, sum(context.publish.shards for context in contexts)),
-        jobs.PULL_QUEUE: max(1, sum(len(context.subscriptions) for context in contexts)),
-        # recover_deliveries waits two seconds when it suspects a loss.
-        jobs.UPKEEP_QUEUE: 4,
         # The archive job runs for minutes when many rows are old enough.
         jobs.ARCHIVE_QUEUE: 1,
     }
@@ -149,9 +148,36 @@ broker = job_broker(settings, [Retries(), runtime, Exposition(settings)])
 dramatiq.set_broker(broker)
 
 
+def _describe() -> Member:
+    state = State.WORKING if application.nats.is_up else State.WAITING
+    if application.stopping:
+        state = State.ENDING
+    elif not runtime.booted:
+        state = State.STARTING
+    publishes, usage = runtime.takes(jobs.PUBLISH_QUEUE), runtime.usage()
+    return replace(_this, state=state, up_seconds=up_seconds(), publishes=publishes, usage=usage)
+
+
+_this = this_process("worker", uuid4().hex, settings.fleet)
+_heart = Heart(application.members, _describe)
+application.on_start.append(_heart.start)
+application.on_quiesce.append(_heart.tell)
+application.on_stop.append(_heart.stop)
+application.nats.on_up.append(_heart.tell)
+
+
 def actor(kind: Kind, **options: Any) -> Callable[[Function], Any]:
-    """Register a function as the actor for the jobs of a kind. ``options``: Dramatiq's."""
-    return dramatiq.actor(actor_name=kind.actor, queue_name=kind.queue, **options)
+    """Register a coroutine as the actor for the jobs of a kind. ``options``: Dramatiq's.
+
+    The event loop runs those that mostly wait, without a thread (`relay.adapters.onloop`).
+    """
+
+    def register(function: Function) -> Any:
+        if kind.waits:
+            runtime.on_loop[kind.actor] = LoopActor(function, waits=True)
+        return dramatiq.actor(actor_name=kind.actor, queue_name=kind.queue, **options)(function)
+
+    return register
 
 
 def row_actor(name: str, queue: str, **options: Any) -> Callable[[Function], Any]:

@@ -27,10 +27,12 @@ from relay.domain.errors import RelayError
 from relay.metering import scheduler_metrics
 from relay.settings import Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
+from scheduler.clock import Clock
 from scheduler.crons import EVERY, CronTick
 from scheduler.leader import Leader, Lease
 from scheduler.samples import Samples
-from scheduler.ticks import Sender, Tick, ticks
+from scheduler.sender import Sender
+from scheduler.ticks import Tick, ticks
 
 _log = logging.getLogger("relay.scheduler")
 
@@ -84,9 +86,9 @@ async def run(settings: Settings, crons: dict[str, list[Cron]]) -> None:
     for listener in (LogFacts(), *scheduler_metrics(settings, jobs, Samples(application).ask)):
         application.facts.listen(listener)
     await application.start()
-    clock = AsyncIOScheduler(timezone=UTC)
-    clock.start()
-    leaders = list(_leaders(application, broker, clock, crons))
+    engine = AsyncIOScheduler(timezone=UTC)
+    engine.start()
+    leaders = list(_leaders(application, broker, Clock(engine), crons))
     keepers = [asyncio.create_task(leader.run()) for leader in leaders]
     _log.info("scheduler started: %d contexts, as %s", len(leaders), _WHO)
     await stop.wait()
@@ -95,7 +97,7 @@ async def run(settings: Settings, crons: dict[str, list[Cron]]) -> None:
     await asyncio.gather(*keepers, return_exceptions=True)
     # Let running ticks finish. A plain shutdown would cancel them in the middle of a query.
     await asyncio.gather(*(leader.stop() for leader in leaders))
-    clock.shutdown(wait=False)
+    engine.shutdown(wait=False)
     await application.stop()
 
 
@@ -104,7 +106,7 @@ def _parts(settings: Settings) -> tuple[Application, RelayBroker]:
 
 
 def _leaders(
-    application: Application, broker: RelayBroker, clock: AsyncIOScheduler, crons: dict[str, list[Cron]]
+    application: Application, broker: RelayBroker, clock: Clock, crons: dict[str, list[Cron]]
 ) -> Iterator[Leader]:
     send = Sender(application, broker)
     for name in application.settings.contexts:

@@ -9,19 +9,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Final
-
-from apscheduler.job import Job
-from apscheduler.schedulers.asyncio import AsyncIOScheduler
-from apscheduler.triggers.interval import IntervalTrigger
+from typing import Final
 
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.concurrency import is_cancelled
 from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.facts import FactSink, LeadLost, LeadTaken
 from relay.domain.schedule import JobRecord, Lead
+from scheduler.clock import Clock
 from scheduler.crons import CronTick
-from scheduler.ticks import TICK_TIMEOUT_S, Tick, outage
+from scheduler.polls import TICK_TIMEOUT_S, outage
+from scheduler.ticks import Tick
 
 #: How many renewals fit into a lease. Two attempts may fail, and the lease is still kept.
 _RENEWALS_PER_LEASE: Final = 3.4
@@ -88,7 +86,7 @@ class Leader:
         crons: CronTick,
         lease: Lease,
         table: PostgresSchedule,
-        clock: AsyncIOScheduler,
+        clock: Clock,
         facts: FactSink,
         release: Callable[[], Awaitable[None]],
     ) -> None:
@@ -98,9 +96,10 @@ class Leader:
         self._rounds = 0
         self._reported: str | None = None
         self._last: dict[str, tuple[datetime, str | None]] = {}
-        self._jobs: dict[str, Job] = {}
+        #: Of each tick the function that the clock calls, and how often it does.
+        self._fires: dict[str, tuple[timedelta, Callable[[], None]]] = {}
         self._seen = datetime.now(UTC)
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -112,7 +111,7 @@ class Leader:
         """Wait for running ticks, then give up the lead."""
         self._unschedule()
         while self._running:
-            await asyncio.wait(self._running)
+            await asyncio.wait([*self._running.values()])
         if self._lease.held:
             with suppress(RelayError, TimeoutError):
                 async with asyncio.timeout(TICK_TIMEOUT_S):
@@ -162,44 +161,53 @@ class Leader:
     async def _answer(self, name: str, requested_at: datetime) -> None:
         if name in self._crons.jobs:
             await self._crons.run_now(name, requested_at)
-        elif name in self._ticks:
-            await self._tick(self._ticks[name])
+        elif (tick := self._ticks.get(name)) is not None:
+            if tick.on_request is not None:
+                await tick.on_request()
+            await self._tick(tick)
         await self._table.answer(name, requested_at)
 
     # --- the clock ---
 
     def _schedule(self) -> None:
-        # A late tick runs at once and replaces all missed ones. No second tick starts while one hangs.
-        # The full second is past, so the first ticks come at once. From then on the ticks of all contexts are due
-        # together. So they share APScheduler's wake-ups, which are most of what it costs.
-        start = datetime.now(UTC).replace(microsecond=0)
         for tick in self._ticks.values():
-            self._jobs[tick.name] = self._clock.add_job(
-                partial(self._scheduled, tick),
-                IntervalTrigger(seconds=tick.every.total_seconds(), timezone=UTC),
-                id=tick.name,
-                next_run_time=start,
-                misfire_grace_time=None,
-                coalesce=True,
-                max_instances=1,
-                replace_existing=True,
-            )
+            if tick.pace is not None:
+                tick.pace.changed = partial(self._time, tick)
+            self._time(tick)
+            # The first tick comes with the lead, however seldom the clock calls it.
+            self._fires[tick.name][1]()
+
+    def _time(self, tick: Tick) -> None:
+        """Have the clock call a tick as often as it wants to be called now."""
+        every = tick.every if tick.pace is None else tick.pace.every
+        before, fire = self._fires.get(tick.name, (None, partial(self._fire, tick)))
+        if before != every:
+            if before is not None:
+                self._clock.remove(before, fire)
+            self._clock.add(every, fire)
+            self._fires[tick.name] = every, fire
 
     def _unschedule(self) -> None:
-        for job in self._jobs.values():
-            job.remove()
-        self._jobs.clear()
+        for every, fire in self._fires.values():
+            self._clock.remove(every, fire)
+        self._fires.clear()
+        for tick in self._ticks.values():
+            if tick.pace is not None:
+                tick.pace.changed = None
 
     def _look_at_the_clock(self) -> None:
-        """Schedule anew if the machine's clock was set back. APScheduler would wait until it is as late again."""
+        """Begin anew if the machine's clock was set back."""
         before, self._seen = self._seen, datetime.now(UTC)
         if self._leads and self._seen < before:
-            self._schedule()
+            self._clock.begin_anew()
+
+    def _fire(self, tick: Tick) -> None:
+        """Begin a tick, unless the one before still runs."""
+        if tick.name not in self._running:
+            task = self._running[tick.name] = asyncio.create_task(self._scheduled(tick))
+            task.add_done_callback(lambda _: self._running.pop(tick.name))
 
     async def _scheduled(self, tick: Tick) -> None:
-        if task := asyncio.current_task():
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
         # After a pause of the process, late ticks run before the lease is checked; another may lead by now.
         if self._lease.held:
             await self._tick(tick)
@@ -244,6 +252,9 @@ class Leader:
 
     def _record(self, tick: Tick) -> JobRecord:
         last, error = self._last.get(tick.name, (None, None))
-        job = self._jobs.get(tick.name)
-        following = job.next_run_time if job else None
-        return JobRecord(tick.name, f"every {tick.every.total_seconds():g} s", last, following, error)
+        every, _ = self._fires.get(tick.name, (None, None))
+        following = None if every is None else self._clock.next(every)
+        schedule = f"every {tick.every.total_seconds():g} s"
+        if tick.pace is not None and tick.pace.quiet > tick.every:
+            schedule += f", quiet {tick.pace.quiet.total_seconds():g} s"
+        return JobRecord(tick.name, schedule, last, following, error)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from typing import Final
 
 from relay.bootstrap import Application
+from relay.commands.lag import CONTEXTS_AT_ONCE
 from relay.domain.facts import BacklogsSampled, LagSampled
-
-#: How many contexts are read at the same time when all are asked for. Each takes a connection.
-_AT_ONCE: Final = 8
 
 
 async def sample_backlogs(application: Application, context: str) -> None:
@@ -30,7 +27,7 @@ class Samples:
     def __init__(self, application: Application) -> None:
         self._application = application
         self._loop = asyncio.get_running_loop()
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._room = asyncio.Semaphore(CONTEXTS_AT_ONCE)
 
     def ask(self, context: str) -> Future[None]:
         """Start to read the lag of a context. The result is told as a fact."""

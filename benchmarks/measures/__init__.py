@@ -7,9 +7,11 @@ from typing import Final
 
 from benchmarks.figures import Curve, Row
 from benchmarks.measures import (
+    brake,
     claim,
     consume,
     drain,
+    fairness,
     footprint,
     idle,
     insert,
@@ -27,8 +29,10 @@ Measure = Callable[[Stage], Iterator[Row | Curve]]
 
 MEASURES: Final[dict[str, Measure]] = {
     "insert": insert.run,
+    "brake": brake.run,
     "microdao": microdao.run,
     "drain": drain.run,
+    "fairness": fairness.run,
     "sizes": sizes.run,
     "latency": latency.run,
     "consume": consume.run,

@@ -15,9 +15,12 @@ from dramatiq.worker import WorkerThread
 
 from relay.adapters.onloop import OnLoop
 from relay.adapters.shares import share_of
+from relay.domain.members import Usage
 
 #: The budget of queues that have none of their own.
 DEFAULT: Final = ""
+#: So many queues and shares are named in what a worker does, the busiest.
+_NAMED: Final = 20
 #: A share may have this part of a budget even when the budget is spent: a quarter, but at least one thread.
 _LEAST_PART: Final = 4
 #: A share with this many functions past their time-out begins nothing more. Their fault must be mended first.
@@ -79,6 +82,21 @@ class BudgetedQueue(PriorityQueue[Any]):
         with self.mutex:
             nearest = self._heaps.get((self._budget(queue), share), [])[: 2 * limit]
         return [item.message for item in nearest if fits(item.message)][:limit]
+
+    def usage(self) -> Usage:
+        """What runs and what waits, in the threads of ``--threads`` and on the loop."""
+        with self.mutex:
+            running, waiting = Counter(self._running), sum(map(len, self._heaps.values()))
+            threads, busy = self._budgets[DEFAULT], self._spent[DEFAULT]
+        nothing = Counter[_Share](), Counter[str](), 0
+        calls, doing, waits = self.loop.usage() if self.loop is not None else nothing
+        for (queue, share), count in [*running.items(), *calls.items()]:
+            doing[share or queue or "other"] += count
+        busy = max(busy, *calls.values(), 0)
+        named = dict((+doing).most_common(_NAMED))
+        if rest := doing.total() - sum(named.values()):
+            named["others"] = rest
+        return Usage(threads=threads, busy=min(busy, threads), waiting=waiting + waits, doing=named)
 
     def _end(self) -> NoReturn:
         """End this thread. Needed because a thread that starts just now overwrites the order to stop."""

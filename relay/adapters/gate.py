@@ -5,12 +5,18 @@ doing the same work twice. The gate only avoids the cost of a second job.
 
 A duty with an interval is closed for that long when it is done: its gate says so until the next run is due. So
 when such a duty has no gate, its job is lost.
+
+A job may wait for its turn for longer than its gate lives. Queues are first in, first out: while the head of the
+queue is older than the job, the job still waits, and no other is sent.
+
+A duty may have parts, each with an interval of its own. A hash keeps until when each part rests. The job takes
+those that are due, for a while at a time: parts that were taken and not done are due again when their job died.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -21,7 +27,8 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from relay.concurrency import is_cancelled
+from relay.adapters.gate_scripts import SCRIPTS
+from relay.concurrency import Batcher, is_cancelled
 from relay.domain.errors import QueueUnreachable
 
 #: How long a gate lives. A running job renews it in time; the gate of a dead job expires.
@@ -35,36 +42,9 @@ _MAX_CONNECTIONS: Final = 4
 CONNECTION_WAIT_S: Final = 5.0
 #: The suffix of the token of a job in back-off.
 _WAITS: Final = ":waits"
-#: Each script is one atomic step and one round trip, as an idle fleet does little else. The gate of a duty
-#: that is done holds "done" until its next run, in place of a token.
-_OPEN: Final = """
-if not redis.call("set", KEYS[1], ARGV[1], "NX", "PX", ARGV[2]) then
-    if ARGV[3] ~= "force" and redis.call("get", KEYS[1]) ~= "done" then return 0 end
-    redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
-end
-if KEYS[2] then
-    redis.call("hset", KEYS[2] .. ".msgs", ARGV[4], ARGV[5])
-    redis.call("rpush", KEYS[2], ARGV[4])
-end
-return 1
-"""
-_RENEW: Final = """
-local holder = redis.call("get", KEYS[1])
-if holder and holder ~= ARGV[1] and holder ~= ARGV[1] .. ARGV[3] then return 0 end
-redis.call("set", KEYS[1], ARGV[4], "PX", ARGV[2])
-return 1
-"""
-_CLOSE: Final = """
-if redis.call("get", KEYS[1]) ~= ARGV[1] then return end
-if ARGV[2] == "0" then redis.call("del", KEYS[1])
-else redis.call("set", KEYS[1], "done", "PX", ARGV[2]) end
-"""
-_WAKE: Final = """
-for _, key in ipairs(KEYS) do
-    local holder = redis.call("get", key)
-    if holder and string.sub(holder, -#ARGV[1]) == ARGV[1] then redis.call("del", key) end
-end
-"""
+#: For how long a part is taken; its job says again and again that it goes on. Shorter than `TTL`, so that the next
+#: job of a duty finds the parts of a dead one.
+TAKEN: Final = timedelta(seconds=5)
 
 
 class Entry(NamedTuple):
@@ -108,6 +88,8 @@ class Gates:
 
     def __init__(self, url: str, namespace: str, **access: Any) -> None:
         self._namespace = namespace
+        #: When the job of each duty was sent that is outstanding.
+        self._sent = f"{namespace}:sent"
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             **access,
@@ -119,8 +101,9 @@ class Gates:
             retry=Retry(NoBackoff(), 1),
         )
         self._client: Any = redis.asyncio.Redis.from_pool(pool)
-        scripts = map(self._client.register_script, (_OPEN, _RENEW, _CLOSE, _WAKE))
-        self._open, self._extend, self._close, self._wake = scripts
+        scripts = map(self._client.register_script, SCRIPTS)
+        self._open, self._extend, self._close, self._wake, self._take = scripts
+        self._looks: Batcher[Sequence[str], list[str]] = Batcher(self._lost)
 
     async def open(
         self,
@@ -141,8 +124,8 @@ class Gates:
         args: list[str | int | bytes] = [token, _ms(TTL), "force" if force else ""]
         if send is not None:
             entry = send(token)
-            keys.append(entry.queue)
-            args += [entry.id, entry.data]
+            keys += [entry.queue, self._sent]
+            args += [entry.id, entry.data, duty]
         try:
             opened = await self._open(keys=keys, args=args)
         except redis.exceptions.RedisError as error:
@@ -174,15 +157,26 @@ class Gates:
         interval = int(token.partition(":")[2] or 0)
         if not well:
             interval = min(interval, _ms(LONGEST_BACKOFF))
-        await self._quietly(self._close(keys=[self._key(duty)], args=[token, interval]))
+        keys = [self._key(duty), self._sent]
+        await self._quietly(self._close(keys=keys, args=[token, interval, duty]))
 
     async def lost(self, duties: Sequence[str]) -> list[str]:
-        """Return the duties that are not done and have no job outstanding; none if Redis does not answer."""
+        """Return the duties that are not done and have no job outstanding; none if Redis does not answer.
+
+        Those who ask at the same time share a question. Most often all gates are there, which a count tells.
+        """
+        return await self._looks.ask(duties)
+
+    async def _lost(self, asked: Sequence[Sequence[str]]) -> list[list[str]]:
+        keys = list({self._key(duty): None for duties in asked for duty in duties})
+        count = await self._quietly(self._client.exists(*keys)) if keys else 0
+        if count is None or count == len(keys):
+            return [[] for _ in asked]
         pipeline = self._client.pipeline(transaction=False)
-        for duty in duties:
-            pipeline.exists(self._key(duty))
-        known = await self._quietly(pipeline.execute())
-        return [duty for duty, is_known in zip(duties, known or duties, strict=True) if not is_known]
+        for key in keys:
+            pipeline.exists(key)
+        known = dict(zip(keys, await self._quietly(pipeline.execute()) or keys, strict=True))
+        return [[duty for duty in duties if not known[self._key(duty)]] for duties in asked]
 
     async def back_off(self, duty: str, token: str) -> None:
         """The job waits for a server and comes back within LONGEST_BACKOFF: keep ticks from starting others."""
@@ -192,6 +186,38 @@ class Gates:
         """A server is back: open the gates of jobs in back-off, so that the next tick starts new jobs."""
         if duties:
             await self._quietly(self._wake(keys=[self._key(duty) for duty in duties], args=[_WAITS]))
+
+    # --- the parts of a duty ---
+
+    async def take(self, duty: str, parts: Mapping[str, timedelta]) -> tuple[int, list[str]]:
+        """Take those of the parts that are due, for `TAKEN`; returns the time in milliseconds, and their names.
+
+        ``parts``: the longest time that each may rest. Raises QueueUnreachable.
+        """
+        longest = [(name, max(_ms(rest), _ms(TAKEN))) for name, rest in parts.items()]
+        args: list[str | int] = [_ms(TAKEN), *(it for pair in longest for it in pair)]
+        try:
+            now, taken = await self._take(keys=[self._parts(duty)], args=args)
+        except redis.exceptions.RedisError as error:
+            raise queue_error(error) from error
+        return now, taken
+
+    async def rest(self, duty: str, until: Mapping[str, int]) -> None:
+        """Note until when parts rest, in milliseconds as `take` tells the time."""
+        if until:
+            await self._quietly(self._client.hset(self._parts(duty), mapping=dict(until)))
+
+    async def forget_rest(self, duty: str) -> None:
+        """Have all parts of a duty be due. Raises QueueUnreachable."""
+        try:
+            await self._client.delete(self._parts(duty))
+        except redis.exceptions.RedisError as error:
+            raise queue_error(error) from error
+
+    @property
+    def client(self) -> Any:
+        """The client, for others that use the same connections."""
+        return self._client
 
     async def aclose(self) -> None:
         """Close the connections to Redis."""
@@ -217,6 +243,9 @@ class Gates:
 
     def _key(self, duty: str) -> str:
         return f"{self._namespace}:gate:{duty}"
+
+    def _parts(self, duty: str) -> str:
+        return f"{self._namespace}:parts:{duty}"
 
 
 def _ms(duration: timedelta) -> int:

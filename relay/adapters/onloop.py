@@ -33,10 +33,12 @@ class LoopActor:
     """A coroutine that processes the messages of an actor on the loop.
 
     ``takes`` tells whether a message with these arguments is for the loop. It is called in any thread.
+    ``waits``: its messages mostly wait, so that many at a time are no load.
     """
 
     run: Callable[..., Awaitable[Any]]
     takes: Callable[..., bool] = lambda *_: True
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class OnLoop(WorkerThread):
         )
         self._loop = loop
         self._actors = actors
+        self._duties = {worker.broker.get_actor(name).queue_name for name, it in actors.items() if it.waits}
         self._slots = slots
         self._waiting: dict[_Share, list[Any]] = {}
         self._lock = threading.Lock()
@@ -151,6 +154,17 @@ class OnLoop(WorkerThread):
             for share in self._waiting:
                 return self._pop(share)
         raise Empty
+
+    def usage(self) -> tuple[Counter[_Share], Counter[str], int]:
+        """What runs: calls of each share, messages that mostly wait of each queue; and how many have not begun."""
+        calls, duties = Counter[_Share](), Counter[str]()
+        with self._lock:
+            for share, count in self._running.copy().items():
+                if share[0] in self._duties:
+                    duties[share[0]] += count
+                else:
+                    calls[share] = count
+            return calls, duties, sum(map(len, self._waiting.values()))
 
     def _pop(self, share: _Share) -> Any:
         heap = self._waiting[share]

@@ -22,16 +22,15 @@ from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.common import current_millis, dq_name
 from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
 
-from relay.adapters.gate import CONNECTION_WAIT_S, Entry, queue_error
+from relay.adapters.gate import Entry, queue_error
 from relay.adapters.redis_clock import RedisClock
+from relay.adapters.redis_wakeup import Wakeups, bounded_client
 from relay.adapters.shares import FETCH, MARK, MAX_FETCH_MESSAGES, Capacity, arguments, share_of
 
-#: Each queue and each delay queue waits on a connection of its own. All threads share the others.
-_MAX_CONNECTIONS: Final = 64
-#: A blocking wait ends after this time, in seconds, so that a worker can stop soon.
+#: A command takes well under a millisecond, so all threads of a process share a few connections.
+_MAX_CONNECTIONS: Final = 4
+#: A wait ends after this time, in seconds, so that a worker can stop soon.
 _WAIT_S: Final = 2.0
 #: The same while a share has no capacity, and while messages of a delay queue are held: the wait then bounds how
 #: late they start.
@@ -58,24 +57,16 @@ _ENQUEUED: Final = "relay_enqueued"
 
 def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware], **access: Any) -> RelayBroker:
     """A broker on ``url``; all its keys start with ``namespace``. ``access`` goes to the client of Redis."""
-    pool = redis.BlockingConnectionPool.from_url(
-        url,
-        **access,
-        max_connections=_MAX_CONNECTIONS,
-        timeout=CONNECTION_WAIT_S,
-        socket_timeout=5,
-        socket_connect_timeout=2,
-        socket_keepalive=True,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
-    )
-    return RelayBroker(client=redis.Redis.from_pool(pool), namespace=namespace, middleware=list(middleware))
+    client, wakeups = bounded_client(url, _MAX_CONNECTIONS, **access), Wakeups(url, **access)
+    return RelayBroker(wakeups=wakeups, client=client, namespace=namespace, middleware=list(middleware))
 
 
 class RelayBroker(RedisBroker):
     """RedisBroker with a blocking wait on its queues, bulk enqueueing and bulk acknowledgements."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, wakeups: Wakeups, **options: Any) -> None:
         super().__init__(**options)
+        self.wakeups = wakeups
         self.unacknowledged: dict[str, list[str]] = {}
         self._ack_script = self.client.register_script(_ACK)
         self._fetch_script = self.client.register_script(FETCH)
@@ -100,9 +91,9 @@ class RelayBroker(RedisBroker):
             raise queue_error(error) from error
 
     def entry(self, message: dramatiq.Message[Any], **options: Any) -> Entry:
-        """A message as it goes into its queue, under a new id that begins with its share."""
+        """A message for its queue, under a new id that begins with its share. A gate stamps it with the time."""
         identity = f"{share_of(message)}{MARK}{uuid4()}"
-        copy = message.copy(options={"redis_message_id": identity, **options})
+        copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: 0, **options})
         return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
     def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool, list[bytes]]:
@@ -149,7 +140,7 @@ class RelayBroker(RedisBroker):
             now = self._clock.now()
         except redis.exceptions.RedisError as error:
             raise queue_error(error) from error
-        since = [dramatiq.Message.decode(text).options.get(_ENQUEUED, now) for text in texts if text is not None]
+        since = [dramatiq.Message.decode(text).options.get(_ENQUEUED) or now for text in texts if text is not None]
         return timedelta(milliseconds=max(0, now - min(since, default=now)))
 
     def backlog(self, queue_name: str, share: str = "") -> int:
@@ -168,11 +159,11 @@ def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Messag
 
 
 class _BlockingConsumer(_RedisConsumer):
-    """Waits on the queue's list instead of sleeping: an idle worker starts a job within milliseconds.
+    """Waits for the queue's list instead of sleeping: an idle worker starts a job within milliseconds.
 
-    ``BLMOVE`` of the head onto itself returns as soon as there is a head, and changes nothing. A busy worker
-    fetches when a part of its prefetch is free, not for each message, and acknowledges several at once. A message
-    that a crash leaves unacknowledged is redelivered, and finds its row finished.
+    `relay.adapters.redis_wakeup` tells it when there may be something to fetch. A busy worker fetches when a part
+    of its prefetch is free, not for each message, and acknowledges several at once. A message that a crash leaves
+    unacknowledged is redelivered, and finds its row finished.
     """
 
     def __init__(self, broker: RelayBroker, queue_name: str, prefetch: int, timeout: int) -> None:
@@ -241,18 +232,18 @@ class _BlockingConsumer(_RedisConsumer):
             # The messages known to wait have no capacity. Messages behind them may have some.
             self._freed.wait(max(0.0, self._fetched_at + _LOOK_BEHIND_INTERVAL_S - time.monotonic()))
             return True
-        if self._head(_DELAY_WAIT_S if full else _WAIT_S) or self._freed.is_set():
+        if self._head(_DELAY_WAIT_S if full else _WAIT_S):
             return True
         self._idle += 1
         return self._idle % _UPKEEP_WAITS == 0
 
     def _head(self, wait: float) -> bool:
-        """Wait for a head. Acknowledgements are sent at once meanwhile."""
+        """Wait for a head, or for capacity. Acknowledgements are sent at once meanwhile."""
         self._waiting = True
         try:
             self._flush()
             wait = _DELAY_WAIT_S if self._delays and len(self.capacity) else wait
-            return self.broker.client.blmove(self._key, self._key, wait, "LEFT", "LEFT") is not None
+            return bool(self.broker.wakeups.wait(self._key, self._freed, wait))
         finally:
             self._waiting = False
 
@@ -283,6 +274,7 @@ class _BlockingConsumer(_RedisConsumer):
         with suppress(redis.exceptions.RedisError):
             self._flush()
             self.requeue([dramatiq.Message.decode(data) for data in self.message_cache])
+        self.broker.wakeups.leave(self._key)
         super().close()
 
     def _flush(self) -> None:

@@ -23,6 +23,8 @@ from dramatiq.message import Message
 SHARE: Final = "share"
 #: Ends the name of a share in the id of a message.
 MARK: Final = "|"
+#: Ends the key that holds the shares of which anything is aside.
+ASIDE: Final = ".aside"
 #: Fetches messages: first those put aside, as far as their shares have capacity, then a limited number from the
 #: queue. A message from the queue whose share has no capacity goes aside. Returns three values: whether the queue
 #: may have more, whether anything is aside, and the messages. KEYS: the queue, the worker's unacknowledged

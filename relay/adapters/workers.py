@@ -27,6 +27,7 @@ from dramatiq.worker import Worker, WorkerThread
 
 from relay.adapters.budgets import DEFAULT, BudgetedQueue
 from relay.adapters.onloop import LoopActor, OnLoop
+from relay.domain.members import Usage
 
 #: A second SIGTERM within this time, in seconds, counts as the same one.
 SIGTERM_DEDUP_WINDOW_S: Final = 5.0
@@ -57,6 +58,9 @@ class WorkerRuntime(AsyncIO):
         #: The actors whose messages the event loop takes, by their names.
         self.on_loop: dict[str, LoopActor] = {}
         self._worker: Any = None
+        self._queue: BudgetedQueue | None = None
+        #: Whether the worker has started.
+        self.booted = False
         self._replacing = threading.Lock()
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
@@ -66,10 +70,10 @@ class WorkerRuntime(AsyncIO):
         budgets = {
             name: worker.worker_threads if threads is None else threads
             for name, threads in self._budgets.items()
-            if not worker.consumer_whitelist or name in worker.consumer_whitelist
+            if self._serves(worker, name)
         }
         self._worker = worker
-        worker.work_queue = queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
+        worker.work_queue = self._queue = queue = BudgetedQueue({**budgets, DEFAULT: worker.worker_threads})
         event_loop().run_coroutine(self._start())
         if self.on_loop:
             queue.loop = OnLoop(worker, event_loop().loop, self.on_loop, worker.worker_threads)
@@ -78,6 +82,22 @@ class WorkerRuntime(AsyncIO):
         worker.worker_threads += sum(budgets.values())
         queue.threads, queue.more = worker.worker_threads, self._add_thread
         look_less_for_cycles()
+
+    def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        self.booted = True
+
+    def takes(self, queue: str) -> bool:
+        """Whether this worker takes jobs of a queue now: it has started, and its shutdown has not begun."""
+        worker = self._worker
+        return self.booted and worker is not None and self._serves(worker, queue)
+
+    @staticmethod
+    def _serves(worker: Any, queue: str) -> bool:
+        return not worker.consumer_whitelist or queue in worker.consumer_whitelist
+
+    def usage(self) -> Usage | None:
+        """What this worker does now; None before it has started."""
+        return None if self._queue is None else self._queue.usage()
 
     def replace_thread(self, thread: threading.Thread) -> bool:
         """Replace a thread that hangs by a new one. The old thread ends when its message ends."""

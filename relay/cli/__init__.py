@@ -19,7 +19,9 @@ from relay.domain.errors import MissingExtraError, RelayError
 #: order of the help. The chaos commands are in another package, which only a checkout has.
 _CHAOS: Final = "chaos"
 _COMMANDS: Final = ("demo", "dev", _CHAOS, "health", "config", "backlog", "reconcile")
-_GROUPS: Final = ("db", "streams", "handler", "dlq", "outbox", "parked", "schedule", "tasks", "archive", "schema")
+_GROUPS: Final = (
+    *("db", "streams", "fleet", "handler", "dlq", "outbox", "parked", "schedule", "tasks", "archive", "schema"),
+)
 
 
 def create_app(names: Iterable[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from relay.adapters.postgres.operating import Page
+from relay.adapters.postgres.operating import Page, counted
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import RelayError
@@ -79,7 +79,7 @@ def told(
     more = f" and {len(absences) - len(places)} more" if len(absences) > len(places) else ""
     found = [f"No {which}{things.called}{f' with {said}' if said else ''} in {', '.join(places)}{more}."]
     if unfiltered := sum(it.unfiltered or 0 for it in absences.values()):
-        found.append(f"Without the filter: {unfiltered} {which}{things.called}.")
+        found.append(f"Without the filter: {counted(unfiltered)} {which}{things.called}.")
     codes: Counter[str] = Counter()
     for it in absences.values():
         codes.update(dict(it.codes))
@@ -98,7 +98,7 @@ def told(
 def _hidden(state: str, counts: Sequence[int | None]) -> str:
     if not any(counts) and None not in counts:
         return ""
-    count = "some" if None in counts else str(sum(filter(None, counts)))
+    count = "some" if None in counts else counted(sum(filter(None, counts)))
     return f"{count} {state} (--status {state})"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.operating import Page
+from relay.adapters.postgres.operating import Page, counted
 from relay.adapters.postgres.pool import Source
 from relay.cli.empty import Absence, instead, told
 from relay.cli.operating import (
@@ -95,7 +95,7 @@ class Things:
             if rows:
                 print_rows(view, rows, wide=options["wide"])
                 if (total := sum(page.total for page in pages.values())) > len(rows):
-                    print(f"{len(rows)} of {total}; --limit shows more")
+                    print(f"{len(rows)} of {counted(total)}; --limit shows more")
             elif answers:
                 print(told(self, options, states, {name: it for name, (_, it) in answers.items() if it}))
             if answers.failed:

@@ -20,9 +20,11 @@ from relay.adapters.gate import queue_error
 from relay.adapters.jetstream.durability import answered_by_streams
 from relay.adapters.jetstream.durability import risks as jetstream_risks
 from relay.adapters.postgres import durability, migrations
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
+from relay.adapters.postgres.pool import connected
 from relay.bootstrap import cold_store
 from relay.domain.errors import RelayError
-from relay.settings import ArchiveSettings, Settings, load_settings
+from relay.settings import ArchiveSettings, ContextSettings, Settings, load_settings
 from relay.settings.archive import USUAL
 from relay.settings.values import format_duration
 
@@ -33,7 +35,7 @@ _TIMEOUT_S: Final = 3.0
 class Finding:
     """The answer of one server, and how long it took, in milliseconds.
 
-    ``warnings``: the server is well, but may lose what it has confirmed, or is set in an unusual way.
+    ``warnings``: the server is well, but may lose what it has confirmed, is set in an unusual way, or is full.
     """
 
     server: str
@@ -55,7 +57,7 @@ def health(
 
     Status 1 if one is not well.
 
-    Warns of versions and settings under which a server may lose what it has confirmed.
+    Warns of versions and settings under which a server may lose what it has confirmed, and of what is full.
     """
     findings = examine(load_settings())
     if as_json:
@@ -74,7 +76,7 @@ def health(
 def examine(settings: Settings) -> list[Finding]:
     """Ask all servers at the same time. Never raises for a server that does not answer."""
     questions: dict[str, Callable[[], Answer]] = {
-        f"postgresql {name}": partial(_database, context.database) for name, context in settings.contexts.items()
+        f"postgresql {name}": partial(_database, context) for name, context in settings.contexts.items()
     }
     questions |= {
         f"archive {name}": partial(_archive, context.archive)
@@ -105,11 +107,20 @@ def _ask(server: str, question: Callable[[], Answer]) -> Finding:
     )
 
 
-def _database(url: str) -> Answer:
+def _database(context: ContextSettings) -> Answer:
+    url = context.database
     found, warnings = migrations.status(url), durability.risks(url)
     if found.pending:
         return False, f"its tables lack {', '.join(found.pending)}; run: relay db upgrade", warnings
-    return True, f"tables at {found.current}", warnings
+    return True, f"tables at {found.current}", [*warnings, *asyncio.run(_full(context))]
+
+
+async def _full(context: ContextSettings) -> list[str]:
+    """Say what is full: the outbox, and inboxes."""
+    async with connected(context.database, "health") as source:
+        reader = PostgresBacklogReader(source)
+        brake, inboxes = await reader.brake(), await reader.full_inboxes(context.inbox_limits)
+    return [*([str(brake)] if brake.braking else []), *map(str, inboxes)]
 
 
 def _archive(archive: ArchiveSettings) -> Answer:

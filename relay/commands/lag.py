@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, RelayError
@@ -14,6 +14,8 @@ Answer = TypeVar("Answer")
 
 #: A server that takes longer to answer counts as away, in seconds.
 _TIMEOUT_S: Final = 3.0
+#: How many contexts are read at the same time when all are asked for. Each takes a connection.
+CONTEXTS_AT_ONCE: Final = 8
 
 
 class ReadLag:
@@ -44,6 +46,17 @@ class ReadLag:
         if isinstance(state, RelayError):
             return state
         return StreamLag(pending=state.undelivered, unacknowledged=state.pending)
+
+
+async def read_all(contexts: Iterable[ReadLag]) -> list[ContextLag]:
+    """Read the lag of many contexts, `CONTEXTS_AT_ONCE` at a time."""
+    room = asyncio.Semaphore(CONTEXTS_AT_ONCE)
+
+    async def read(context: ReadLag) -> ContextLag:
+        async with room:
+            return await context.read()
+
+    return await asyncio.gather(*map(read, contexts))
 
 
 async def _answered(asked: Awaitable[Answer], away: RelayError) -> Answer | RelayError:

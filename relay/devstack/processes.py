@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from relay import children
 from relay.devstack import private
 from relay.devstack.account import Account
 from relay.devstack.errors import DevStackError, missing
@@ -24,13 +22,9 @@ except ImportError as error:
 
 #: Marks the processes of a fleet, and all that they start, in their environment.
 _MARK = "JETRELAY_FLEET"
-_LAUNCH = Path(__file__).with_name("launch.py")
 _POLL_SECONDS = 0.01
 # A clock step may change a start time a little between two readings. A reused pid differs by far more.
 _SAME_START_SECONDS = 1.0
-# Linux ties PR_SET_PDEATHSIG to the *thread* that forked. So one thread that lives as long as the interpreter
-# forks every child. Otherwise a server started from a short-lived thread would end with that thread.
-_LAUNCHER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="devstack-launcher")
 
 
 def spawn(
@@ -43,25 +37,17 @@ def spawn(
     account: Account | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start ``command`` in its own session, as ``account`` if one is given. Its output is appended to ``log``.
-
-    The environment is exactly the one given. Secrets belong there, as everybody can read a command line. On Linux
-    the child gets ``stop_signal`` when this process ends, in whatever way. ``command[0]`` must be an absolute
-    path. Raises OSError when nothing can be started.
-    """
-    uid, gid = (account.uid, account.gid) if account else (-1, -1)
-    shim = [sys.executable, "-I", "-S", _LAUNCH, os.getpid(), int(stop_signal), uid, gid]
+    """Start ``command`` as `relay.children.start` does. Its output is appended to ``log``."""
     with open(log, "ab", opener=private.opener) as output:
-        return _LAUNCHER.submit(
-            subprocess.Popen,
-            [str(word) for word in [*shim, *command]],
+        return children.start(
+            command,
+            environment=environment,
+            output=output,
+            directory=directory,
+            stop_signal=stop_signal,
+            account=(account.uid, account.gid) if account else (-1, -1),
             stdin=stdin,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=directory,
-            env=dict(environment),
-            start_new_session=True,
-        ).result()
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@
     │                                                 ARCHIVE_DAMAGED, ARCHIVE_CONFLICT below it)
     ├── DuplicateMessage        DUPLICATE_MESSAGE
     ├── WriteConflict           WRITE_CONFLICT
+    ├── OutboxFull              OUTBOX_FULL
     ├── UpgradeBlocked          UPGRADE_BLOCKED
     ├── MalformedMessage        MALFORMED_MESSAGE
     ├── NoTransaction           NO_TRANSACTION
@@ -162,6 +163,12 @@ class WriteConflict(RelayError):
     """Transactions wrote the same keys in opposite order, or waited too long for a lock: run this one again."""
 
     code = "WRITE_CONFLICT"
+
+
+class OutboxFull(RelayError):
+    """More waits to be published than the context allows, and producers are refused. Try again later."""
+
+    code = "OUTBOX_FULL"
 
 
 class UpgradeBlocked(RelayError):

@@ -71,6 +71,24 @@ class EventDied(EventFact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProducersBraked(Fact):
+    """The outbox is full. From now on its producers are told so: ``action`` is warn, delay or refuse.
+
+    ``waiting`` events are counted, up to the limit. The first of them has waited for ``age_seconds``.
+    """
+
+    action: str
+    reason: str
+    waiting: int
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducersReleased(Fact):
+    """The outbox is no longer full: it takes events as always."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutageSeen(Fact):
     """A server could not be reached. No attempt is counted; work continues when the server returns."""
 
@@ -85,6 +103,21 @@ class MessagesReceived(Fact):
     subscription: str
     received: int
     duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullsPaused(Fact):
+    """The inbox of a subscription holds ``max_inbox`` unfinished messages. The next ones wait in the stream."""
+
+    subscription: str
+    max_inbox: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullsResumed(Fact):
+    """The inbox of a subscription has room again."""
+
+    subscription: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

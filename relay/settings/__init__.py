@@ -53,6 +53,7 @@ __all__ = [
     "StreamSettings",
     "SubscriptionSettings",
     "effective",
+    "environment_for_child",
     "find_file",
     "load_settings",
     "names_server",
@@ -93,6 +94,11 @@ def unusable(settings: Settings, problem: Problem) -> ConfigurationError:
 def share_counts(directory: Path) -> None:
     """Make prometheus-client count in files below ``directory``. It reads this only from the environment."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+
+
+def environment_for_child(**more: str) -> dict[str, str]:
+    """The environment of this process, with more variables, for a process of ours that it starts."""
+    return {**os.environ, **more}
 
 
 def _build(data: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:

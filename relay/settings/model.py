@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from relay.domain.backpressure import Action, Limits
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
 from relay.domain.querying import query_subjects
@@ -66,6 +67,7 @@ LogLevel = Annotated[
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
 ]
 _ACTOR_MODULES: Final = ("tasks.actors", "consumer.actors")
+_LOOK_AFTER: Final = timedelta(seconds=3)
 
 
 def _seconds(number: float) -> timedelta:
@@ -142,6 +144,24 @@ class PublishSettings(Section):
     backoff_max: Duration = _seconds(60)
 
 
+class BackpressureSettings(Section):
+    """When the outbox is full, and what then happens to its producers. Without a limit it is never full.
+
+    ``above``: more events than so many wait to be published. ``age``: one has waited for longer. ``action``: a
+    warning ("warn"), a wait of ``delay`` once in each transaction ("delay"), or the error OUTBOX_FULL ("refuse").
+    It ends below 80 % of the limits.
+    """
+
+    above: int | None = Field(default=None, ge=1, le=10_000_000)
+    age: Duration | None = None
+    action: Action = "warn"
+    delay: Duration = Field(default=_seconds(0.05), le=_seconds(10))
+
+    def limits(self) -> Limits:
+        """Return the section as a value."""
+        return Limits(**self.model_dump())
+
+
 class AlertSettings(HttpSettings):
     """Where alerts about dead letters go.
 
@@ -163,6 +183,7 @@ class SubscriptionSettings(HttpSettings):
     ``unknown``: what to do with an event for which the Python module has no handler. ``order``: with "key", the
     messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
     behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
+    ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
     ``error_detail``: "text" keeps the text of answers and exceptions, which may hold payload, in columns, logs and
     alerts. The default is the context's.
     """
@@ -184,6 +205,7 @@ class SubscriptionSettings(HttpSettings):
     order: Literal["none", "key"] = "none"
     failed_head: FailedHead = "block"
     chunk: int = Field(default=1, ge=1, le=500)
+    max_inbox: int | None = Field(default=None, ge=1, le=10_000_000)
     handler_timeout: Duration = _seconds(30)
     connect_timeout: Duration = _seconds(5)
     max_attempts: int = Field(default=20, ge=1)
@@ -271,6 +293,7 @@ class ContextSettings(Section):
     streams: dict[str, StreamSettings] = Field(default_factory=dict)
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
+    backpressure: BackpressureSettings = BackpressureSettings()
     alerts: AlertSettings = AlertSettings()
     archive: ArchiveSettings = ArchiveSettings()
     queries: QueriesSettings | None = None
@@ -294,6 +317,11 @@ class ContextSettings(Section):
         return (*([self.stream] if self.stream else []), *self.streams.values())
 
     @property
+    def inbox_limits(self) -> dict[str, int]:
+        """The ``max_inbox`` of the subscriptions that have one."""
+        return {name: it.max_inbox for name, it in self.subscriptions.items() if it.max_inbox is not None}
+
+    @property
     def routing(self) -> Routing:
         """Where the context's events go."""
         return Routing(
@@ -303,6 +331,11 @@ class ContextSettings(Section):
             routes=tuple(row.route() for row in self.routes),
             unconfirmed=[subject for stream in self.event_streams if stream.no_ack for subject in stream.subjects],
         )
+
+    @property
+    def look_after_every(self) -> timedelta:
+        """How often the subscriptions are looked after: a quarter of the shortest ack wait at most."""
+        return min([_LOOK_AFTER, *(it.ack_wait / 4 for it in self.subscriptions.values())])
 
     def dead_letter_spec(self) -> ConsumerSpec:
         """Return the consumer that reads dead letters, to record them."""
@@ -361,6 +394,7 @@ class Settings(Section):
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
     ``task_window``: how many tasks of a queue wait in Redis. The others wait in PostgreSQL, by priority.
     ``pull_bytes``: how many bytes from NATS a worker process may hold at a time, for all its subscriptions.
+    ``fleet``: the supervisor that has started this process. `relay fleet` sets it for its workers.
     ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`. No service sets it.
     """
 
@@ -375,6 +409,7 @@ class Settings(Section):
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
     task_window: int = Field(default=200, ge=1, le=100_000)
     pull_bytes: Size = Field(default=32 * 1024**2, ge=1024**2)
+    fleet: str | None = Field(default=None, pattern=r"^[0-9a-f]{1,32}-[0-9]{1,10}$")
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)

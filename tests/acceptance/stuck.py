@@ -1,37 +1,52 @@
 """Duties that hang in the middle of their job, loaded by the processes of a test as a module of actors.
 
 A file of a duty's name in the directory STUCK has its next run hang; every run that begins leaves a file in
-``begun``. A scheduler with this module sends what others send every few seconds once an hour.
+``begun``. So it is with the parts of a duty. A process with this module does once an hour what others do often.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
+from consumer import upkeep
+from consumer.parts import Part
 from relay.adapters.gate import Gates
 from scheduler import ticks
 
 _STUCK: Final = Path(os.environ["STUCK"])
 _SELDOM: Final = timedelta(hours=1)
 _hold = Gates.hold
+_parts = upkeep._parts
 
 
 @asynccontextmanager
 async def hold(gates: Gates, duty: str, token: str) -> AsyncIterator[bool]:
     async with _hold(gates, duty, token) as ours:
         if ours:
-            (_STUCK / "begun" / f"{duty} {token}").touch()
-            await _hang(duty)
+            await _begin(duty)
         yield ours
 
 
-async def _hang(duty: str) -> None:
+def parts(context: str) -> Iterator[Part]:
+    for part in _parts(context):
+        yield replace(part, every=_SELDOM, run=lambda part=part: _run(part))
+
+
+async def _run(part: Part) -> None:
+    await _begin(part.name)
+    await part.run()
+
+
+async def _begin(duty: str) -> None:
+    (_STUCK / "begun" / f"{duty} {uuid4()}").touch()
     try:
         (_STUCK / duty).unlink()
     except FileNotFoundError:
@@ -40,5 +55,5 @@ async def _hang(duty: str) -> None:
 
 
 Gates.hold = hold  # type: ignore[method-assign]
+upkeep._parts = parts
 ticks.RECONCILE_EVERY = _SELDOM  # type: ignore[misc]
-ticks._RECOVER = ticks._RESCUE = _SELDOM  # type: ignore[misc]

@@ -50,9 +50,7 @@ def test_what_a_stream_and_an_inbox_lost_comes_back(fleet: Fleet, handler: Handl
     assert "StreamLossFound" in fleet.log("worker")
 
     forget(fleet, kept)
-    fleet.relay(
-        "schedule", "run", "reconcile_inbox:sea:from_vibespro", "--context", "sea"
-    )  # the scheduler: every 30 s
+    fleet.relay("schedule", "run", "look_after:sea", "--context", "sea")  # by itself it compares every 30 s
     processed(fleet, kept)
     assert "InboxGapFilled" in fleet.log("worker")
     assert [len(handler.calls_for(id)) for id in (kept, lost)] == [2, 2]

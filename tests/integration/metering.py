@@ -28,8 +28,17 @@ SETTINGS = {
     "checkpoint_timeout": "1d",
     "max_wal_size": "10GB",
 }
-#: What a client says when it connects.
-GREETINGS = {"hello", "client|setinfo", "client|setname", "info", "config|resetstat", "script|load"}
+#: What a client says when it connects, and every other second to see whether the server lives.
+GREETINGS = {
+    "hello",
+    "client|setinfo",
+    "client|setname",
+    "client|tracking",
+    "info",
+    "config|resetstat",
+    "script|load",
+    "ping",
+}
 
 TABLES = """
     SELECT sum(n_tup_ins)::int, sum(n_tup_upd)::int, sum(n_tup_hot_upd)::int, sum(n_dead_tup)::int

@@ -14,8 +14,8 @@ from relay.adapters.redis import RelayBroker, create_broker
 
 
 @contextmanager
-def working(broker: RelayBroker, threads: int = 2) -> Iterator[dramatiq.Worker]:
-    worker = dramatiq.Worker(broker, worker_threads=threads, worker_timeout=100)
+def working(broker: RelayBroker, threads: int = 2, queues: set[str] | None = None) -> Iterator[dramatiq.Worker]:
+    worker = dramatiq.Worker(broker, queues=queues, worker_threads=threads, worker_timeout=100)
     worker.start()
     try:
         yield worker
@@ -33,3 +33,8 @@ def soon(what: str, condition: Callable[[], Any], seconds: float = 20) -> Any:
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
         time.sleep(0.01)
     return result
+
+
+def calls(client: Any) -> dict[str, int]:
+    stats = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): int(found["calls"]) for name, found in stats.items()}

@@ -160,7 +160,8 @@ def test_a_server_that_is_away_is_said_in_one_line(
     assert cli("reconcile", "--context", "nowhere")[0] == 1
 
 
-def test_the_scheduler_audits_streams_and_inboxes_every_half_minute(context: str) -> None:
+def test_the_scheduler_audits_streams_every_half_minute(context: str) -> None:
+    """Inboxes are a part of upkeep: tests/acceptance/test_lost_duties.py."""
     sent: list[tuple[Any, ...]] = []
 
     class Broker:
@@ -175,4 +176,4 @@ def test_the_scheduler_audits_streams_and_inboxes_every_half_minute(context: str
             await job.tick()
 
     with_application(context, tick)
-    assert sent == [("reconcile_stream", context), ("reconcile_inbox", context, "own")]
+    assert sent == [("reconcile_stream", context)]

@@ -113,6 +113,51 @@ async def test_a_job_is_in_its_queue_when_its_gate_is_open_and_once_only(
         await eventually("it has run", lambda: ran == [tokens[0], tokens[3]])
 
 
+async def test_a_job_that_waits_for_longer_than_its_gate_lives_is_not_sent_again(
+    gates: Gates, valkey: ValkeyServer
+) -> None:
+    """Otherwise jobs pile up while no worker is there. One that a worker took and lost is sent again."""
+    broker, client = (
+        create_broker(valkey.url, namespace=gates._namespace, middleware=[]),
+        redis.Redis.from_url(valkey.url),
+    )
+
+    async def send(duty: str, *, force: bool = False) -> bool:
+        client.delete(gates._key(duty))  # it has run out
+        opened = await gates.open(duty, force=force, send=lambda token: broker.entry(job("q", duty, token)))
+        return opened is not None
+
+    assert await send("first")
+    first = client.time()[1]
+    await eventually("another millisecond", lambda: client.time()[1] // 1000 != first // 1000)
+    assert await send("second")
+    assert [await send(duty) for duty in ("first", "second")] == [False, False]
+    assert await send("second", force=True)
+    client.lpop(f"{gates._namespace}:q")
+    assert [await send(duty) for duty in ("first", "second")] == [True, False]
+    client.delete(f"{gates._namespace}:q")
+    assert await send("second")
+
+
+async def test_those_who_ask_at_the_same_time_which_gates_are_open_share_a_question(
+    gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    exists = gates._client.exists
+
+    async def noted(*keys: str) -> int:
+        asked.append(keys)
+        return int(await exists(*keys))
+
+    monkeypatch.setattr(gates._client, "exists", noted)
+    await opened(gates, "pull:a")
+    await opened(gates, "pull:b")
+    assert await asyncio.gather(gates.lost(["pull:a"]), gates.lost(["pull:b"]), gates.lost([])) == [[], [], []]
+    assert len(asked) == 1
+    found = await asyncio.gather(gates.lost(["pull:a", "pull:c"]), gates.lost(["pull:d", "pull:b"]))
+    assert found == [["pull:c"], ["pull:d"]]
+
+
 async def test_force_takes_a_gate_over_and_the_former_job_finds_out(gates: Gates) -> None:
     former = await opened(gates)
     latter = await opened(gates, force=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from nats.aio.client import Client, ServerVersion
 from nats.js.api import DiscardPolicy, PersistMode, StorageType
@@ -56,6 +57,17 @@ def test_all_is_well(health: Callable[..., Result]) -> None:
         ["ok", "nats"],
         ["ok", "redis"],
     ]
+
+
+def test_a_full_outbox_is_a_warning(health: Callable[..., Result], database_url: str) -> None:
+    full = "UPDATE relay_wakeup SET brake = 'refuse', brake_reason = 'sea is full', brake_until = 'infinity'"
+    with psycopg.connect(database_url) as conn:
+        conn.execute(full)
+    assert health().exit_code == 0
+    result = health("--strict")
+    assert result.exit_code == 1
+    assert "warn postgresql sea" in result.stdout
+    assert "producers are refused: sea is full" in result.stdout
 
 
 def test_the_place_of_an_archive_is_asked_and_a_short_time_is_warned_of(
@@ -190,6 +202,20 @@ def test_a_stream_that_may_lose_messages_is_warned_of(
         found = warnings(health("--json"), "nats")
     assert len(found) == len(words)
     assert all(word in warning for word, warning in zip(words, found, strict=True))
+
+
+def test_a_stream_that_is_nearly_full_is_warned_of(health: Callable[..., Result], nats_server: NatsServer) -> None:
+    async def fill(count: int) -> None:
+        async with topology.connect_once(nats_server.url) as js:
+            for _ in range(count):
+                await js.publish("sea.event.a.v1")
+
+    with made(nats_server, discard=DiscardPolicy.NEW, max_msgs=10):
+        asyncio.run(fill(8))
+        assert warnings(health("--json"), "nats") == []
+        asyncio.run(fill(1))
+        [warning] = warnings(health("--json"), "nats")
+    assert warning.startswith("stream SEA_EVENTS is 90% full")
 
 
 @pytest.mark.parametrize(("version", "warned"), [("2.13.9", True), ("2.14.0", False), ("3.0.0", False)])

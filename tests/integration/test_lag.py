@@ -182,5 +182,5 @@ async def test_what_was_handled_is_no_lag(sub: Subscription) -> None:
     claim = await sub.inbox.claim(row.message_id, timedelta(seconds=30))
     assert (await tables(sub.url, SUBSCRIPTION)).inbox[SUBSCRIPTION].count == 1
     assert claim is not None
-    await sub.inbox.mark_processed(claim)
+    await sub.inbox.mark_all_processed([claim])
     assert (await tables(sub.url, SUBSCRIPTION)).inbox[SUBSCRIPTION] == NONE_DUE

@@ -68,6 +68,15 @@ def test_the_files_have_their_room_before_a_disk_is_full(tmp_path: Path) -> None
         assert file.stat().st_blocks * 512 >= file.stat().st_size == 1 << 20
 
 
+def test_the_commands_of_a_fleet_count_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one of them can have the address, and it answers for all."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "set by the test, so that it is unset after it")
+    metrics = MetricsSettings(worker="9465", directory=tmp_path / "file")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="file/workers-abc-4711 cannot be written"):
+        worker_metrics(Settings(metrics=metrics, fleet="abc-4711"))
+
+
 def test_without_an_address_there_is_no_listener() -> None:
     assert worker_metrics(Settings()) is None
     assert [*scheduler_metrics(Settings(), {}, ask), *tasks_metrics(Settings(), [])] == []

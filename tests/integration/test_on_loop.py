@@ -20,6 +20,7 @@ from relay.adapters.redis import RelayBroker
 from relay.adapters.shares import SHARE
 from relay.adapters.workers import WorkerRuntime
 from relay.devstack import ValkeyServer
+from relay.domain.members import Usage
 from tests.integration.queueing import fresh_broker, soon
 from tests.jobs import job
 
@@ -59,10 +60,12 @@ class Rig:
 
         self.runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=self.stopped.set, budgets={})
         self.runtime.on_loop["ask"] = LoopActor(self.service.run, self.service.takes)
+        self.runtime.on_loop["wait"] = LoopActor(self.service.run, waits=True)
         self.around: list[tuple[str, str]] = []
         around = Around(self.around, self.ended)
         self.broker: RelayBroker = fresh_broker(url, [Retries(min_backoff=10), around, self.runtime])
         dramatiq.actor(self.ask, broker=self.broker, actor_name="ask", queue_name="q", priority=10)
+        dramatiq.actor(self.ask, broker=self.broker, actor_name="wait", queue_name="duties")
         self.worker = dramatiq.Worker(self.broker, worker_threads=2, worker_timeout=50)
         self.worker.queue_prefetch = 16
 
@@ -131,6 +134,18 @@ def test_the_loop_and_the_threads_do_not_wait_for_each_other(rig: Rig) -> None:
     [(thread, found)] = [(thread, found) for thread, name, found in rig.ended if name == "thread"]
     assert (found, thread in {it for it, name, _ in rig.ended if name == "a"}) == (None, False)
     assert rig.service.most == 2
+
+
+def test_calls_make_a_worker_busy_and_what_mostly_waits_does_not(rig: Rig) -> None:
+    duties = [job("duties", "wait", f"d{n}").copy(options={SHARE: f"pull:{n}"}) for n in range(5)]
+    rig.broker.enqueue_many(duties)
+    soon("all duties are under way", lambda: len(rig.service.calls) == 5)
+    assert rig.runtime.usage() == Usage(threads=2, busy=0, doing={"duties": 5})
+    rig.send("a", share="sea/one")
+    rig.send("b", "c", "d", share="sea/two")
+    soon("the calls are under way", lambda: len(rig.service.calls) == 8)
+    doing = {"duties": 5, "sea/two": 2, "sea/one": 1}
+    soon("one waits", lambda: rig.runtime.usage() == Usage(threads=2, busy=2, waiting=1, doing=doing))
 
 
 def test_each_share_has_places_of_its_own(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from relay.adapters import gate as gate_module
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import OutageSeen
-from scheduler import ticks as ticks_module
+from scheduler import polls as polls_module
 from tests.integration.publishing import eventually, query
 from tests.integration.scheduling import Scheduler, scheduling
 
@@ -76,7 +76,7 @@ async def test_when_there_are_many_events_every_shard_has_a_job(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not all of them were looked at."""
-    monkeypatch.setattr(ticks_module, "_LOAD_EVENTS", 3)
+    monkeypatch.setattr(polls_module, "_LOAD_EVENTS", 3)
     for _ in range(3):
         scheduler.add("v1")
     await scheduler.tick()
@@ -107,8 +107,8 @@ async def test_a_hint_runs_the_tick_at_once(scheduler: Scheduler) -> None:
 async def test_under_load_no_transaction_pays_for_a_hint(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticks_module, "_LOAD_EVENTS", 10)
-    monkeypatch.setattr(ticks_module, "_POLLING_S", 0.1)
+    monkeypatch.setattr(polls_module, "_LOAD_EVENTS", 10)
+    monkeypatch.setattr(polls_module, "_POLLING_S", 0.1)
     await scheduler.tick()
     assert scheduler.sleeping()
     scheduler.produce(10)
@@ -138,7 +138,7 @@ async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(
     """The next hint would come in an hour, and the tick waits for the poll that is under way."""
     await scheduler.tick()
     await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
-    monkeypatch.setattr(ticks_module, "TICK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(polls_module, "TICK_TIMEOUT_S", 0.3)
     with psycopg.connect(scheduler.database_url) as blocking:
         blocking.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
         query(scheduler.database_url, "NOTIFY relay_outbox")
@@ -208,30 +208,27 @@ async def test_no_duty_waits_long_for_a_job_that_was_lost(scheduler: Scheduler, 
 async def test_whatever_ticks_seldom_is_sent_again_when_its_job_was_lost(
     scheduler: Scheduler, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lost is a job whose gate is gone, and with it the word that the duty is done."""
+    """Lost is a job that has left its queue and whose gate is gone, and with it the word that the duty is done."""
     monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=300))
-    seldom = {name for name, row in scheduler.table.items() if row.every > timedelta(seconds=3)} - {"publish:sea"}
-    assert {name.partition(":")[0] for name in seldom} == {
-        "reconcile_stream",
-        "prune",
-        "reconcile_inbox",
-        "rescue_exhausted",
-        "keep_in_progress",
-    }
+    seldom = {name for name, row in scheduler.table.items() if row.every >= timedelta(seconds=3)} - {"publish:sea"}
+    assert {name.partition(":")[0] for name in seldom} == {"reconcile_stream", "prune", "look_after"}
     for name in seldom:
         await scheduler.tick(name)
     first = tokens(scheduler)
     assert set(first) == {name.partition(":")[0] for name in seldom}
+    gates, client = scheduler.application.gates, redis.Redis.from_url(valkey.url)
+    queue = f"{gates._namespace}:relay-upkeep"
 
     async def sent_again() -> bool:
         await scheduler.tick("resend:sea")
-        return all(len(tokens(scheduler)[actor]) > 1 for actor in first)
+        now = tokens(scheduler)
+        return all(actor in now and now[actor] != sent for actor, sent in first.items())
 
+    client.delete(queue)  # a worker took them and died
     await eventually("those who were lost are sent again", sent_again)
-    gates = scheduler.application.gates
     monkeypatch.setattr(gate_module, "TTL", timedelta(minutes=10))
     # Those that were sent a moment ago still have gates that expire.
-    redis.Redis.from_url(valkey.url).delete(*map(gates._key, seldom))
+    client.delete(queue, *map(gates._key, seldom))
     for name in seldom:
         await scheduler.tick(name)
     latest = {actor: sent[-1] for actor, sent in tokens(scheduler).items()}
@@ -270,7 +267,6 @@ async def test_without_redis_a_tick_says_so_and_goes_on(tmp_path: Path, database
 
 
 async def test_every_duty_of_a_subscription_has_one_job_outstanding(scheduler: Scheduler) -> None:
-    scheduler.receive()
     scheduler.lose_a_task()
     for _ in range(3):
         for name in scheduler.table:
@@ -279,23 +275,23 @@ async def test_every_duty_of_a_subscription_has_one_job_outstanding(scheduler: S
     upkeep = {message.actor_name: message.args[:-1] for message in scheduler.messages("relay-upkeep")}
     window = upkeep["reconcile_stream"][-1]
     assert upkeep == {
-        "keep_in_progress": ("sea", "from_up"),
-        "recover_deliveries": ("sea", "from_up"),
-        "rescue_exhausted": ("sea", "from_up"),
-        "sweep_inbox": ("sea", "from_up"),
-        "record_dead_letters": ("sea",),
+        "look_after": ("sea",),
         "prune": ("sea",),
         "sweep_tasks": ("sea",),
         "reconcile_stream": ("sea", window),
-        "reconcile_inbox": ("sea", "from_up", window),
     }
-    assert len(scheduler.messages("relay-upkeep")) == 9
+    assert len(scheduler.messages("relay-upkeep")) == 4
 
 
 async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(scheduler: Scheduler) -> None:
     every = {name: job.every.total_seconds() for name, job in scheduler.table.items()}
-    assert every["keep_in_progress:sea:from_up"] == 25
+    assert every["look_after:sea"] == 3  # the ack wait is 100 s
     assert every["publish:sea"] == 3600
+    [context] = scheduler.application.settings.contexts.values()
+    [subscription] = context.subscriptions.values()
+    hasty = subscription.model_copy(update={"ack_wait": timedelta(seconds=4)})
+    context = context.model_copy(update={"subscriptions": {"from_up": subscription, "hasty": hasty}})
+    assert context.look_after_every == timedelta(seconds=1)
 
 
 async def test_nothing_is_swept_while_there_is_nothing_to_find(scheduler: Scheduler) -> None:
@@ -306,14 +302,22 @@ async def test_nothing_is_swept_while_there_is_nothing_to_find(scheduler: Schedu
         return sorted(message.actor_name for message in scheduler.messages("relay-upkeep"))
 
     assert await swept() == []
-    scheduler.receive(processed=True)
-    scheduler.receive(subscription="another")
     scheduler.schedule()
     assert await swept() == []
-    scheduler.receive()
-    assert await swept() == ["sweep_inbox"]
     scheduler.lose_a_task()
-    assert await swept() == ["sweep_inbox", "sweep_tasks"]
+    assert await swept() == ["sweep_tasks"]
+
+
+async def test_an_operator_has_everything_looked_after(scheduler: Scheduler) -> None:
+    gates, duty = scheduler.application.gates, "look_after:sea"
+    parts = {"rescue_exhausted:from_up": timedelta(hours=1)}
+    now, taken = await gates.take(duty, parts)
+    await gates.rest(duty, dict.fromkeys(taken, now + 3_600_000))
+    assert (await gates.take(duty, parts))[1] == []
+    on_request = scheduler.table[duty].on_request
+    assert on_request is not None
+    await on_request()
+    assert (await gates.take(duty, parts))[1] == [*parts]
 
 
 # --- tasks ---
@@ -327,6 +331,33 @@ async def test_a_task_is_delivered_on_the_hint_of_its_commit(scheduler: Schedule
     assert scheduler.sent("relay-upkeep") == []
     scheduler.schedule()
     await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)], seconds=20)
+
+
+async def test_when_nothing_has_been_due_and_hints_are_sent_polls_are_seldom_until_something_is(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polls_module, "_QUIET_AFTER_S", 3600.0)
+    name = "deliver_tasks:sea"
+    pace = scheduler.table[name].pace
+    assert pace is not None
+    await scheduler.tick(name)
+    assert pace.every == timedelta(seconds=0.25)  # nobody sends hints yet
+    await scheduler.tick()
+    await eventually("hints are welcome", scheduler.sleeping)
+    await eventually("it is known", lambda: scheduler.application.context("sea").wakeup.hinted)
+    await scheduler.tick(name)
+    assert pace.every == timedelta(seconds=0.5)
+    changed: list[timedelta] = []
+    pace.changed = lambda: changed.append(pace.every)
+    scheduler.schedule()
+    await eventually("the hint came", lambda: changed == [timedelta(seconds=0.25)], seconds=20)
+    query(scheduler.database_url, "DELETE FROM task_outbox")
+    await scheduler.tick(name)
+    assert pace.every == timedelta(seconds=0.25)  # for a while
+    monkeypatch.setattr(polls_module, "_QUIET_AFTER_S", -3600.0)
+    scheduler.schedule()
+    await scheduler.tick(name)
+    assert pace.every == timedelta(seconds=0.5)
 
 
 async def test_a_hint_that_finds_a_job_outstanding_looks_again(

@@ -44,9 +44,9 @@ def test_help_and_list_say_what_it_does(tmp_path: Path) -> None:
         assert running.returncode == 0
     table = [line.split() for line in lines]
     assert table[0] == ["publish:sea", "every", "3600", "s"]
-    assert ["pull:sea:from_up", "every", "0.5", "s"] in table
+    assert ["pull:sea", "every", "0.5", "s"] in table
     assert ["resend:sea", "every", "2", "s"] in table
-    assert len(lines) == 13
+    assert len(lines) == 8
 
 
 def test_a_wrong_configuration_is_named_and_nothing_starts(tmp_path: Path) -> None:

@@ -243,6 +243,15 @@ async def test_jetstream_is_told_of_messages_in_progress(upkeep: Upkeep) -> None
     assert (await told.next_msg(timeout=20)).data == b"+WPI"
 
 
+async def test_one_job_does_all_that_the_subscriptions_need(upkeep: Upkeep) -> None:
+    """Sent by the scheduler every few seconds. The other actors here are for schedulers of the last release."""
+    swept = await upkeep.overdue()
+    recovered = await upkeep.sub.send()
+    await upkeep.sub.lose()
+    run_actor(upkeep.config, "consumer.actors", "look_after", upkeep.sub.context, "token")
+    assert set(upkeep.enqueued()) == {str(swept), str(recovered)}
+
+
 async def test_deliveries_that_went_down_with_a_worker_are_recovered(upkeep: Upkeep) -> None:
     message_id = await upkeep.sub.send()
     await upkeep.sub.lose()

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import yaml
 from dramatiq.brokers.redis import MAINTENANCE_SCALE
 
 from relay.adapters.gate import Gates
+from relay.adapters.members import Members, this_process
 from relay.adapters.redis import RelayBroker, create_broker, delayed
+from relay.adapters.redis_wakeup import Wakeups
 from relay.devstack import wheels
 from relay.devstack.ports import free_port
 from tests.integration.deployed import DEPLOY, ROOT, LockedValkey
@@ -49,7 +52,13 @@ def message(number: int) -> dramatiq.Message[Any]:
 
 
 def broker_of(valkey: LockedValkey, **options: Any) -> RelayBroker:
-    return RelayBroker(client=redis.Redis.from_url(valkey.url), namespace="relay", middleware=[], **options)
+    return RelayBroker(
+        wakeups=Wakeups(valkey.url),
+        client=redis.Redis.from_url(valkey.url),
+        namespace="relay",
+        middleware=[],
+        **options,
+    )
 
 
 def test_a_queue_works_with_all_that_the_broker_does(valkey: LockedValkey) -> None:
@@ -103,6 +112,25 @@ def test_gates_open_hold_and_close(valkey: LockedValkey) -> None:
 
     asyncio.run(run())
     broker.flush("q")
+    assert refused(valkey) == []
+
+
+def test_members_beat_are_listed_and_leave(valkey: LockedValkey) -> None:
+    member = replace(this_process("worker", "one"), publishes=True)
+
+    async def run() -> None:
+        gates = Gates(valkey.url, "relay")
+        members = Members(gates.client, "relay")
+        await members.beat(member)
+        assert [it.member.id for it in await members.all()] == ["one"]
+        assert await Members(gates.client, "relay").publishing() == 1
+        with redis.Redis.from_url(valkey.root_url) as root:
+            root.zadd("relay:members:beats", {"one": 1})
+        assert await members.all() == []
+        await members.leave(member)
+        await gates.aclose()
+
+    asyncio.run(run())
     assert refused(valkey) == []
 
 

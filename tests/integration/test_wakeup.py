@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from uuid import uuid4
 
 import psycopg
@@ -12,7 +13,7 @@ from relay.adapters.postgres import wakeup
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import create_pool
-from relay.adapters.postgres.wakeup import Due, Wakeup
+from relay.adapters.postgres.wakeup import Due, Question, Rows, Wakeup
 from relay.devstack import PostgresServer
 from relay.domain.errors import SchemaMissing
 from relay.domain.ordering import LANES
@@ -29,6 +30,7 @@ async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypa
     monkeypatch.setattr(wakeup, "_SLOW_S", -1.0)
     monkeypatch.setattr(wakeup, "_PAUSE_FACTOR", 1e6)
     assert await waker.due(10) == Due(1, 1 << lane)
+    assert await waker.due(10) == Due(1, 1 << lane)  # once may be this process, which was busy
     assert await waker.due(10) == Due(10, (1 << LANES) - 1)
     await waker.close()
 
@@ -57,6 +59,37 @@ async def test_one_without_an_answer_in_time_is_no_outage(relay: Relay, monkeypa
         assert await waker.due(10) == Due(10, (1 << LANES) - 1)
     # It took long, too.
     assert await waker.due(10) == Due(10, (1 << LANES) - 1)
+    await waker.close()
+
+
+async def test_questions_at_the_same_time_share_a_transaction(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waker, asked = Wakeup(relay.pool, relay.url), list[list[str]]()
+    ask = waker._watch.ask_all
+
+    async def noted(questions: Sequence[Question]) -> Sequence[Rows]:
+        asked.append([name for name, _ in questions])
+        return await ask(questions)
+
+    monkeypatch.setattr(waker._watch, "ask_all", noted)
+    relay.add(event("v1"))
+    due, *tasks = await asyncio.gather(waker.due(10), waker.tasks_due(), waker.tasks_overdue())
+    assert (due.count, tasks) == (1, [False, False])
+    assert asked == [["outbox/due", "tasks/pending_queues", "tasks/delivered_queues"]]
+    await waker.close()
+
+
+async def test_one_without_an_answer_in_time_takes_none_from_others(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '200ms'")
+    waker = Wakeup(relay.pool, relay.url)
+    await waker.due(10)
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        found = await asyncio.gather(waker.tasks_due(), waker.due(10), waker.tasks_overdue())
+    assert found == [False, Due(10, (1 << LANES) - 1), False]
     await waker.close()
 
 

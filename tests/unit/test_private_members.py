@@ -22,6 +22,7 @@ import psycopg.cursor
 import psycopg.cursor_async
 import pytest
 import redis
+import redis.asyncio
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.worker import Worker, WorkerThread, _WorkQueueItem
@@ -118,6 +119,7 @@ MEMBERS = [
     Member("dramatiq", worker_thread, "running", "the loop takes no more when it is false"),
     Member("dramatiq", worker_thread, "paused", "the loop takes nothing while it is true"),
     Member("dramatiq", worker_thread, "paused_event", "tells that the loop is paused"),
+    Member("redis", redis.asyncio.Connection, "_parser", "its handler hears which keys have changed"),
     Member("psycopg", unconnected, "_num_transactions", "tells that BEGIN is on its way"),
     Member("prometheus-client", lambda: prometheus_client.values, "ValueClass", "counts are kept in shared files"),
     Member("prometheus-client", lambda: prometheus_client.values, "get_value_class", "makes that class"),

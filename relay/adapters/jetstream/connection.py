@@ -67,6 +67,11 @@ class NatsConnection:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._keep_connected())
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection now."""
+        return self._up.is_set()
+
     async def client(self, *, within: float = _READY_TIMEOUT_S) -> RelayClient:
         """A connected client.
 

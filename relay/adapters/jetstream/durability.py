@@ -1,6 +1,7 @@
 """What `relay health` warns of: versions and settings with which nats-server may lose what it has acknowledged.
 
-And streams that take queries and would confirm them, so that the PubAck comes instead of the answer.
+And streams that are nearly full, and those that take queries and would confirm them, so that the PubAck comes
+instead of the answer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from nats.js.errors import NotFoundError
 #: The first safe version. In older ones recovery after a crash may drop acknowledged messages.
 SAFE: Final = (2, 14)
 _TIMEOUT_S: Final = 3.0
+#: From this part of a limit on, a stream is called full.
+_NEARLY_FULL: Final = 0.9
 
 
 async def risks(js: JetStreamContext, streams: Iterable[str], monitor: str | None) -> tuple[list[str], list[str]]:
@@ -41,6 +44,12 @@ async def risks(js: JetStreamContext, streams: Iterable[str], monitor: str | Non
     return found, []
 
 
+def _filled(info: StreamInfo) -> float:
+    """How much of a limit of the stream is used up."""
+    limits = ((info.state.bytes, info.config.max_bytes), (info.state.messages, info.config.max_msgs))
+    return max((used / most for used, most in limits if most is not None and most > 0), default=0.0)
+
+
 def _of_version(version: Any) -> Iterator[str]:
     if (version.major, version.minor) < SAFE:
         number = f"{version.major}.{version.minor}.{version.patch}"
@@ -56,6 +65,8 @@ def _of_stream(info: StreamInfo) -> Iterator[str]:
         yield f"stream {config.name} acknowledges before it writes (persist_mode async)"
     if config.discard != DiscardPolicy.NEW:
         yield f"stream {config.name} drops its oldest messages when full (discard old): run relay streams ensure"
+    if (share := _filled(info)) >= _NEARLY_FULL:
+        yield f"stream {config.name} is {share:.0%} full, then events wait: raise its limits or shorten max_age"
     if info.cluster is not None and info.cluster.name and (config.num_replicas or 1) == 1:
         yield f"stream {config.name} has one replica in a cluster: it is away, or lost, with its server"
 

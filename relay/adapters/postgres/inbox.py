@@ -90,6 +90,7 @@ class PostgresInboxAdapter:
         self._pool = pool
         self._grace = grace
         self._looked: dict[str, float] = {}
+        self._pings: Batcher[None, None] = Batcher(self._ping)
         self._claims: dict[_Terms, Batcher[UUID, ClaimedMessage | None]] = {}
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
@@ -215,14 +216,25 @@ class PostgresInboxAdapter:
                 await conn.execute(statement("inbox/forget_order"), {"subscription": subscription})
             self._looked[subscription] = now + _LOOK_INTERVAL_S
 
-    async def due(self, subscription: str, limit: int) -> int:
+    async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
+        name = "inbox/unfinished" if later else "inbox/due"
         async with connection(self._pool) as conn:
-            [(count,)] = await query(conn, "inbox/due", subscription=subscription, limit=limit)
+            [(count,)] = await query(conn, name, subscription=subscription, limit=limit)
         return int(count)
 
+    async def unfinished(self, subscriptions: Sequence[str]) -> Sequence[str]:
+        """Return those of the subscriptions that have unfinished messages. Raises DatabaseUnreachable."""
+        async with connection(self._pool) as conn:
+            return [name for (name,) in await query(conn, "inbox/open", subscriptions=list(subscriptions))]
+
     async def ping(self) -> None:
+        # The pulls of all subscriptions begin at once. Each would have the pool open a connection.
+        await self._pings.ask(None)
+
+    async def _ping(self, asked: Sequence[None]) -> Sequence[None]:
         async with connection(self._pool) as conn:
             await conn.execute("SELECT 1")
+        return asked
 
 
 async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: Any) -> list[Inserted]:

@@ -24,6 +24,9 @@ from relay.domain.reasons import code_of, pattern_of
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
+#: How far matching rows are counted at least.
+MAX_COUNTED: Final = 10_001
+
 #: A row by the names of its columns, as its statement selects it.
 Row: TypeAlias = dict[str, Any]
 Item = TypeVar("Item")
@@ -31,7 +34,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """The newest matching items, and the number of all matches."""
+    """The newest matching items, and the number of all matches, counted up to `MAX_COUNTED` or more."""
 
     items: Sequence[Item]
     total: int
@@ -43,9 +46,15 @@ class Page(Generic[Item]):
         """
         if self.total > len(self.items):
             raise TooMany(
-                f"{self.total} match and the limit is {limit}", hint="narrow the selection or raise --limit"
+                f"{counted(self.total)} match and the limit is {limit}",
+                hint="narrow the selection or raise --limit",
             )
         return self.items[::-1]
+
+
+def counted(total: int) -> str:
+    """Return a number of matches as people read it. It may have been counted up to a limit only."""
+    return f"more than {total - 1}" if total >= MAX_COUNTED else str(total)
 
 
 class Operations:
@@ -95,6 +104,11 @@ class Operations:
                 await conn.execute(statement(f"{self.kind}/{change}"), {"ids": wanted})
                 await audit(conn, f"{self.kind}.{change}", wanted, by)
         return Outcome(tuple(map(str, wanted)), tuple(refused))
+
+
+def _bounds(limit: int) -> dict[str, int]:
+    """How many rows a page has, and how far matches are counted, as parameters of a statement."""
+    return {"limit": limit, "counted": max(MAX_COUNTED, limit + 1)}
 
 
 def named(row: Row, column: str) -> Row:
@@ -234,7 +248,7 @@ class TaskFilter:
 def _parameters(wanted: EventFilter | TaskFilter, limit: int) -> dict[str, Any]:
     """Return a filter as the parameters of its statement."""
     key, error = as_key(wanted.correlation_id), pattern_of(wanted.error)
-    return {**asdict(wanted), "correlation_id": key, "error": error, "limit": limit}
+    return {**asdict(wanted), **_bounds(limit), "correlation_id": key, "error": error}
 
 
 class PostgresTaskOperations(Operations):

@@ -127,13 +127,19 @@ async def fetch(connection: Connection, command: Command) -> list[dict[str, Any]
 
 async def fetch_sent(connection: Connection, sent: Sent) -> list[dict[str, Any]]:
     """Run a statement as `fetch` does, but once only."""
+    [found] = await fetch_all(connection, [sent])
+    return found
+
+
+async def fetch_all(connection: Connection, sent: Sequence[Sent]) -> list[list[dict[str, Any]]]:
+    """Run statements in one round trip and one transaction, once only; returns the rows of each."""
     prepared, libpq = _known.setdefault(connection, set()), connection.pgconn
-    waits = exchange(libpq, prepared, [sent])
+    waits = exchange(libpq, prepared, sent)
     try:
         while True:
             await _ready(libpq.socket, write=next(waits))
     except StopIteration as end:
-        return rows(end.value[0], connection)
+        return [rows(result, connection) for result in end.value]
 
 
 async def _ready(socket: int, *, write: bool) -> None:

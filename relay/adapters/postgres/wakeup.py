@@ -19,27 +19,33 @@ import psycopg
 from psycopg.errors import QueryCanceled
 from psycopg.pq import ConnStatus, TransactionStatus
 
-from relay.adapters.postgres.pipeline import Sent, fetch_sent
-from relay.adapters.postgres.pool import CONNECTION, Connection, Pool, connection, migrated, reached
+from relay.adapters.postgres.brake import ProducerBrake, tell
+from relay.adapters.postgres.pipeline import Sent, fetch_all
+from relay.adapters.postgres.pool import CONNECTION, Connection, Pool, migrated, reached
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.tasks import GRACE
+from relay.concurrency import Batcher
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.ordering import LANES, Shard
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
+#: A statement in ``sql/`` and its parameters.
+Question: TypeAlias = tuple[str, Mapping[str, Any]]
 
 CHANNEL: Final = "relay_outbox"
 #: The payloads of hints: an event was recorded, a task was scheduled.
 EVENTS: Final = ""
 TASKS: Final = "tasks"
-#: A question that takes longer than _SLOW_S is asked again only after _PAUSE_FACTOR times as long.
+#: A question that takes longer than _SLOW_S twice in a row is asked again only after _PAUSE_FACTOR times as long.
 _SLOW_S: Final = 0.1
 _PAUSE_FACTOR: Final = 20
 _ALL_LANES: Final = (1 << LANES) - 1
+_DUE: Final = "outbox/due"
 #: The shortest time between two attempts to connect, in seconds.
 _RECONNECT_INTERVAL_S: Final = 1.0
 #: Shortly after this time the caller gives up, and the server would not notice.
 _LIMIT: Final = "SET statement_timeout = '4s'"
+_GIVE_UP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,11 @@ class Wakeup:
     def __init__(self, pool: Pool, url: str) -> None:
         self._pool = pool
         self._watch = Watch(url, CHANNEL, self._hear)
+        self.brake = ProducerBrake(pool, self._watch.ask)
+        self._asked: Batcher[Question, Rows | None] = Batcher(self._together)
         self._sleeping: bool | None = None
         self._rest_until = 0.0
+        self._slow = False
         self._wakes: dict[str, Callable[[], None]] = {}
 
     async def due(self, limit: int) -> Due:
@@ -73,36 +82,54 @@ class Wakeup:
         begun = time.monotonic()
         if begun < self._rest_until:
             return Due(limit, _ALL_LANES)
+        rows: Rows | None = None
         try:
-            [row] = await self._watch.ask("outbox/due", {"limit": limit})
-            count, lanes = row.values()
-            due = Due(int(count or 0), lanes or 0)
+            rows = await self._asked.ask((_DUE, {"limit": limit}))
         except DatabaseUnreachable as error:
             if not isinstance(error.__cause__, QueryCanceled):
                 raise
-            due = Due(limit, _ALL_LANES)
-        if (took := time.monotonic() - begun) > _SLOW_S:
+        count, lanes = (limit, _ALL_LANES) if rows is None else rows[0].values()
+        took, before = time.monotonic() - begun, self._slow
+        self._slow = took > _SLOW_S
+        # Once may be this process. While it rests it takes all for due, which would make a busy machine busier.
+        if self._slow and (before or rows is None):
             self._rest_until = begun + _PAUSE_FACTOR * took
-        return due
+        return Due(int(count or 0), lanes or 0)
 
     async def tasks_due(self) -> bool:
         """Whether a task is waiting to be delivered. Raises DatabaseUnreachable."""
-        return bool(await self._watch.ask("tasks/pending_queues"))
+        return bool(await self._asked.ask(("tasks/pending_queues", {})))
 
     async def tasks_overdue(self) -> bool:
         """Whether a delivered task should have begun by now. Raises DatabaseUnreachable."""
-        return bool(await self._watch.ask("tasks/delivered_queues", {"grace": GRACE}))
+        return bool(await self._asked.ask(("tasks/delivered_queues", {"grace": GRACE})))
 
-    async def inbox_open(self, subscription: str) -> bool:
-        """Whether a subscription has any unfinished message. Raises DatabaseUnreachable."""
-        return bool(await self._watch.ask("inbox/open", {"subscription": subscription}))
+    async def _together(self, questions: Sequence[Question]) -> Sequence[Rows | None]:
+        """Ask what is asked at the same time, in one round trip and one transaction.
+
+        None for what waits to be published if that took too long, so that the other questions have their answers.
+        """
+        try:
+            # Those who ask give up, and nobody would see that the connection is dead.
+            async with asyncio.timeout(_GIVE_UP_S):
+                return await self._watch.ask_all(questions)
+        except TimeoutError as error:
+            raise DatabaseUnreachable(f"no answer within {_GIVE_UP_S:g} s") from error
+        except DatabaseUnreachable as error:
+            if len(questions) == 1 or not isinstance(error.__cause__, QueryCanceled):
+                raise
+        others = iter(await self._watch.ask_all([it for it in questions if it[0] != _DUE]))
+        return [None if name == _DUE else next(others) for name, _ in questions]
+
+    @property
+    def hinted(self) -> bool:
+        """Whether producers send hints, as far as is known, and a connection is there that receives them."""
+        return self._sleeping is True
 
     async def set_sleeping(self, sleeping: bool) -> None:
         """Tell producers whether to send hints. Does nothing if they know already."""
         if sleeping != self._sleeping:
-            async with connection(self._pool) as conn, conn.transaction():
-                await conn.execute("SET LOCAL synchronous_commit = off")
-                await conn.execute(statement("schedule/set_sleeping"), {"sleeping": sleeping})
+            await tell(self._pool, "schedule/set_sleeping", sleeping=sleeping)
             self._sleeping = sleeping
 
     def listen(self, kind: str, wake: Callable[[], None]) -> None:
@@ -145,6 +172,11 @@ class Watch:
 
     async def ask(self, question: str, parameters: Mapping[str, Any] | None = None) -> Rows:
         """Return the rows of a statement in ``sql/``. Raises DatabaseUnreachable and SchemaMissing."""
+        [rows] = await self.ask_all([(question, parameters or {})])
+        return rows
+
+    async def ask_all(self, questions: Sequence[Question]) -> list[Rows]:
+        """As `ask`, in one round trip and one transaction: if one fails, all do."""
         with reached(), migrated():
             if self._conn is None:
                 await self._connected()
@@ -152,7 +184,7 @@ class Watch:
                 if self._conn is None:
                     raise psycopg.OperationalError("the connection was lost")
                 try:
-                    return await self._exchange(self._conn, self._sent(self._conn, question, parameters or {}))
+                    return await self._exchange(self._conn, [self._sent(self._conn, *it) for it in questions])
                 except BaseException:
                     # If the exchange is not over, its answer may still arrive and would look like the next one's.
                     if self._conn.pgconn.transaction_status != TransactionStatus.IDLE:
@@ -227,12 +259,12 @@ class Watch:
             self._questions[key] = Sent(name.encode(), text.encode(), [])
         return self._questions[key]
 
-    async def _exchange(self, conn: Connection, sent: Sent) -> Rows:
+    async def _exchange(self, conn: Connection, sent: Sequence[Sent]) -> list[Rows]:
         loop = asyncio.get_running_loop()
         # One reader at a time: the exchange has its own.
         loop.remove_reader(self._socket)
         try:
-            return await fetch_sent(conn, sent)
+            return [*await fetch_all(conn, sent)]
         finally:
             if conn.pgconn.status == ConnStatus.OK:
                 loop.add_reader(self._socket, self._read)

@@ -107,6 +107,7 @@ class InboxContract:
         await bench.inbox.record_error(await _claimed(bench, failed), Retry(_DELAY, "boom"))
         await bench.inbox.mark_all_processed([await _claimed(bench, done)])
         assert [await bench.inbox.due(waiting.subscription, limit) for limit in (1, 10)] == [1, 2]
+        assert await bench.inbox.due(waiting.subscription, 10, later=True) == 3
         await bench.elapse(_DELAY + _LITTLE)
         assert await bench.inbox.due(waiting.subscription, 10) == 3
 

@@ -1,0 +1,130 @@
+"""What a context's subscriptions need again and again, in one job: the parts of `jobs.LOOK_AFTER`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import cache, partial
+from typing import Final
+
+from consumer import wiring
+from consumer.parts import Part, Slots, Work
+from relay import jobs
+from relay.commands.reconcile import EVERY as RECONCILE_EVERY
+from relay.domain.facts import MessagesReEnqueued
+from relay.worker import application, broker
+
+_RECOVER: Final = timedelta(seconds=3)
+_RESCUE: Final = timedelta(seconds=10)
+#: How many parts of a context run at once, and of all contexts. When a fleet starts, all are due.
+_MAX_PARTS: Final = 8
+_MAX_PARTS_OF_ALL: Final = 32
+#: The same for comparisons, which read many rows.
+_MAX_COMPARISONS: Final = 1
+_MAX_COMPARISONS_OF_ALL: Final = 4
+_SWEEP_MAX_ROWS: Final = 1_000
+_PAGE_ROWS: Final = 1_000
+
+
+@cache
+def _shared(size: int) -> asyncio.Semaphore:
+    """What all contexts share."""
+    return asyncio.Semaphore(size)
+
+
+@cache
+def parts_of(context: str) -> Sequence[Part]:
+    """Everything to look after in a context."""
+    return list(_parts(context))
+
+
+def _parts(context: str) -> Iterator[Part]:
+    settings = application.context(context).settings
+    quick, slow = (
+        Slots(_MAX_PARTS, _shared(_MAX_PARTS_OF_ALL)),
+        Slots(_MAX_COMPARISONS, _shared(_MAX_COMPARISONS_OF_ALL)),
+    )
+    yield Part("sweep_inbox", _RECOVER, partial(sweep_all, context), quick)
+    yield Part("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
+    for name, subscription in settings.subscriptions.items():
+        for what, every, run, slots in (
+            ("recover_deliveries", _RECOVER, partial(recover_deliveries, sleep=quick.sleep), quick),
+            ("keep_in_progress", subscription.ack_wait / 4, keep_in_progress, quick),
+            ("rescue_exhausted", _RESCUE, rescue_exhausted, quick),
+            ("reconcile_inbox", RECONCILE_EVERY, reconcile_latest, slow),
+        ):
+            yield Part(f"{what}:{name}", every, partial(run, context, name), slots)
+
+
+async def begin(context: str) -> Work:
+    """Begin what is due in a context. Raises QueueUnreachable."""
+    duty, every = jobs.LOOK_AFTER.of(context), application.context(context).settings.look_after_every
+    work = Work(duty, parts_of(context), application.gates, application.facts, lambda: application.stopping)
+    await work.begin(every)
+    return work
+
+
+# --- the parts. Each raises BrokerUnreachable, DatabaseUnreachable or QueueUnreachable, and may run twice ---
+
+
+async def sweep_all(context: str) -> None:
+    """Sweep the subscriptions that have unfinished messages: an idle context costs one question."""
+    parts = application.context(context)
+    for subscription in await parts.inbox.unfinished(list(parts.settings.subscriptions)):
+        await sweep_inbox(context, subscription)
+
+
+async def sweep_inbox(context: str, subscription: str) -> None:
+    """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died.
+
+    A message that still waits in a long queue is not lost. To enqueue it again would make the queue longer
+    and longer. So the sweep takes only messages that were enqueued before the queue's head.
+    """
+    waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, jobs.share(context, subscription))
+    ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_MAX_ROWS, waited)
+    if ids:
+        await wiring.enqueue(context, subscription)(ids)
+        application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
+
+
+async def keep_in_progress(context: str, subscription: str) -> None:
+    """Send +WPI for every message that waits or runs, so that JetStream does not deliver it again."""
+    if wiring.on_receipt(context, subscription):
+        return
+    consumer, inbox = application.consumer(context, subscription), application.inbox(context, subscription)
+    # +WPI would undo the delay of a NAK.
+    due = wiring.gives_back(context, subscription)
+    async for replies in inbox.waiting(subscription, _PAGE_ROWS, due=due):
+        await consumer.in_progress(replies)
+
+
+async def rescue_exhausted(context: str, subscription: str) -> None:
+    """Take messages into the inbox that JetStream has stopped delivering (max_deliver)."""
+    await wiring.gaps(context, subscription).rescue(wiring.advisories(context, subscription))
+
+
+async def recover_deliveries(
+    context: str, subscription: str, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Take messages into the inbox that were delivered to a worker which died before it stored them."""
+    await wiring.gaps(context, subscription).recover(sleep)
+
+
+async def record_dead_letters(context: str) -> None:
+    """Record new messages of the context's DLQ stream as incidents, and send an alert if one is due."""
+    await wiring.record(context).run()
+    if (alerts := wiring.alerts(context)) is not None:
+        await alerts.run()
+
+
+async def reconcile_inbox(context: str, subscription: str, page: int | None) -> None:
+    """Fetch what JetStream has finished but the inbox does not hold; ``page`` None compares everything."""
+    find = application.find_missing(context, subscription)
+    await wiring.gaps(context, subscription).reconcile(find, page)
+
+
+async def reconcile_latest(context: str, subscription: str) -> None:
+    """Compare a page. The clock decides which, so no process has to remember it."""
+    await reconcile_inbox(context, subscription, int(time.time() / RECONCILE_EVERY.total_seconds()))

@@ -1,0 +1,184 @@
+"""Heartbeats: every member of a fleet says in Redis that it is there, and what it does.
+
+Three keys: when each was last heard, by the clock of Redis; what it said; when those that publish were last heard.
+A beat is one command. Redis may lose all of it at any moment: the next beats bring it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+import redis.exceptions
+
+from relay.adapters.gate import queue_error
+from relay.concurrency import is_cancelled
+from relay.domain.errors import QueueUnreachable
+from relay.domain.members import BEAT_INTERVAL_S, FORGOTTEN_AFTER_S, LOST_AFTER_S, Member, Seen, State, read_member
+
+#: The interval of a process that starts, in seconds: whoever started it waits for it.
+_STARTING_INTERVAL_S: Final = 0.25
+_BEGAN: Final = time.monotonic()
+#: Forgets those that were silent for too long, a few at a time. KEYS: the times, the texts, the times of those
+#: that publish. ARGV: the limits of silence in ms, forgotten and lost.
+_FORGET: Final = """
+local time = redis.call("time")
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for _, id in ipairs(redis.call("zrangebyscore", KEYS[1], "-inf", now - ARGV[1], "LIMIT", 0, 100)) do
+    redis.call("zrem", KEYS[1], id)
+    redis.call("hdel", KEYS[2], id)
+    redis.call("zrem", KEYS[3], id)
+end
+"""
+_COUNT: Final = """
+return #redis.call("zrangebyscore", KEYS[3], now - ARGV[2], "+inf")
+"""
+#: ARGV: the limits, the id, the text, whether it publishes. Returns how many do.
+_BEAT: Final = f"""{_FORGET}
+redis.call("zadd", KEYS[1], now, ARGV[3])
+redis.call("hset", KEYS[2], ARGV[3], ARGV[4])
+if ARGV[5] == "yes" then
+    redis.call("zadd", KEYS[3], now, ARGV[3])
+else
+    redis.call("zrem", KEYS[3], ARGV[3])
+end
+{_COUNT}"""
+#: Returns a text and the milliseconds since its beat, in turn.
+_LIST: Final = f"""{_FORGET}
+local found = {{}}
+local beats = redis.call("zrangebyscore", KEYS[1], "-inf", "+inf", "WITHSCORES")
+for i = 1, #beats, 2 do
+    local text = redis.call("hget", KEYS[2], beats[i])
+    if text then
+        table.insert(found, text)
+        table.insert(found, now - beats[i + 1])
+    end
+end
+return found
+"""
+
+
+class Members:
+    """The members of the fleets that share a namespace of Redis, on a client that others use, too."""
+
+    def __init__(self, client: Any, namespace: str) -> None:
+        self._client = client
+        self._keys = [f"{namespace}:members:beats", f"{namespace}:members", f"{namespace}:members:publishing"]
+        self._beat, self._list, self._count = map(client.register_script, (_BEAT, _LIST, _FORGET + _COUNT))
+        self._limits = [int(FORGOTTEN_AFTER_S * 1000), int(LOST_AFTER_S * 1000)]
+        self._publishing = 1
+        self._counted_at: float | None = None
+
+    async def beat(self, member: Member) -> None:
+        """Say that a member is there. Raises QueueUnreachable."""
+        text = json.dumps({**asdict(member), "state": member.state.value})
+        args = [*self._limits, member.id, text, "yes" if member.publishes else ""]
+        self._note(await _reached(self._beat(keys=self._keys, args=args)))
+
+    async def leave(self, member: Member) -> None:
+        """Say that a member has ended. Raises QueueUnreachable."""
+        beats, texts, publishing = self._keys
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.zrem(beats, member.id).hdel(texts, member.id).zrem(publishing, member.id)
+        await _reached(pipeline.execute())
+
+    async def publishing(self) -> int:
+        """How many workers that publish are alive, at least 1; while Redis is away, as many as there were.
+
+        It may be some seconds old. A process that beats asks nothing: each beat tells it.
+        """
+        if self._counted_at is None or time.monotonic() - self._counted_at > 2 * BEAT_INTERVAL_S:
+            with suppress(QueueUnreachable):
+                self._note(await _reached(self._count(keys=self._keys, args=self._limits)))
+        return self._publishing
+
+    def _note(self, publishing: int) -> None:
+        self._publishing, self._counted_at = max(1, publishing), time.monotonic()
+
+    async def all(self) -> Sequence[Seen]:
+        """Every member that is not forgotten yet, lost ones too. Raises QueueUnreachable."""
+        found = await _reached(self._list(keys=self._keys, args=self._limits))
+        seen = []
+        for text, silent_ms in zip(found[::2], found[1::2], strict=True):
+            # A member of a release that says it in another way is left out.
+            with suppress(TypeError, ValueError, KeyError):
+                seen.append(Seen(member=read_member(json.loads(text)), silent_seconds=max(0, silent_ms) / 1000))
+        return sorted(seen, key=lambda it: (it.member.host, it.member.kind, it.member.pid))
+
+
+class Heart:
+    """Beats for this process from `start` to `stop`. During an outage of Redis it goes on: each beat says all."""
+
+    def __init__(self, members: Members, describe: Callable[[], Member]) -> None:
+        self._members, self._describe = members, describe
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._now = asyncio.Event()
+
+    async def start(self) -> None:
+        """Beat at once, and then in fixed intervals."""
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
+
+    def tell(self) -> None:
+        """Beat at once, because something has changed. May be called in any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._now.set)
+
+    async def stop(self) -> None:
+        """Say that this process ends."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            with suppress(QueueUnreachable):
+                await self._members.leave(self._describe())
+
+    async def _run(self) -> None:
+        while not is_cancelled():
+            self._now.clear()
+            member = self._describe()
+            with suppress(QueueUnreachable):
+                await self._members.beat(member)
+            pause = _STARTING_INTERVAL_S if member.state is State.STARTING else BEAT_INTERVAL_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._now.wait()
+
+
+def this_process(kind: str, id: str, fleet: str | None = None) -> Member:
+    """Describe this process as far as it never changes, but for ``up_seconds``."""
+    command = multiprocessing.parent_process()
+    try:
+        release = version("jetrelay")
+    except PackageNotFoundError:
+        release = ""
+    return Member(
+        id=id,
+        kind=kind,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        command=None if command is None else command.pid,
+        fleet=fleet,
+        version=release,
+    )
+
+
+def up_seconds() -> float:
+    """For how long this process has been running, about."""
+    return round(time.monotonic() - _BEGAN, 1)
+
+
+async def _reached(asked: Any) -> Any:
+    try:
+        return await asked
+    except redis.exceptions.RedisError as error:
+        raise queue_error(error) from error

@@ -1,0 +1,145 @@
+"""`relay fleet`: as many worker processes on this host as the load asks for, and all members of all hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+import typer
+
+from relay.cli.operating import JsonOption, Options, print_json, with_options
+from relay.cli.tables import print_table
+from relay.domain.members import Member, Seen, State, Usage
+
+app = typer.Typer(help="Worker processes that follow the load: run, status.", invoke_without_command=True)
+
+
+#: The options of a supervisor, by the names of its rules; each as (type, default).
+_RULES: Final[Options] = {
+    "least": (Annotated[int, typer.Option("--min", help="Workers of this host when little is due.")], 1),
+    "most": (Annotated[int | None, typer.Option("--max", help="Workers at most; as --min if not given.")], None),
+    "rows": (Annotated[int, typer.Option(help="More are added while more than so many rows are due,")], 10_000),
+    "age_s": (Annotated[float, typer.Option("--age", help="or one has been due for so many seconds.")], 30.0),
+    "grow_after_s": (
+        Annotated[float, typer.Option("--grow-after", help="Add once it was so for so many seconds.")],
+        10.0,
+    ),
+    "shrink_after_s": (
+        Annotated[float, typer.Option("--shrink-after", help="End one after so many seconds of little.")],
+        60.0,
+    ),
+    "pause_s": (Annotated[float, typer.Option("--pause", help="Seconds between two changes, at least.")], 15.0),
+}
+#: So much of a host's name is shown.
+_HOST_COLUMNS: Final = 20
+_DRAIN = "Seconds that a worker has to finish; then it is killed."
+
+
+@app.callback()
+@with_options(_RULES)
+def fleet(
+    context: typer.Context,
+    *,
+    threads: Annotated[int, typer.Option(help="Threads of each, for handlers.")] = 8,
+    drain: Annotated[float, typer.Option(help=_DRAIN)] = 30,
+    every: Annotated[float, typer.Option(help="Read the load every so many seconds.")] = 5,
+    options: dict[str, Any],
+) -> None:
+    """Run worker processes on this host, restart those that crash, and follow the load.
+
+    SIGTERM and Ctrl-C let them finish what they have begun. SIGHUP replaces them one after another.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from relay.domain.scaling import ScalingRules
+    from relay.fleet.supervisor import FleetOptions, supervise
+    from relay.settings import load_settings
+    from relay.telemetry.logs import configure
+
+    most = options["least"] if options["most"] is None else options["most"]
+    rules = ScalingRules(**{**options, "most": most})
+    fleet_options = FleetOptions(threads=threads, drain_s=drain, every_s=every)
+    settings = load_settings()
+    configure(settings.log_level, settings.log_format)
+    if status := supervise(settings, rules, fleet_options):
+        raise typer.Exit(status)
+
+
+@app.command()
+def status(as_json: JsonOption = False) -> None:
+    """List the members of all hosts: workers and supervisors, and what they do."""
+    seen = asyncio.run(_members())
+    if as_json:
+        print_json([_plain(it) for it in seen])
+    elif seen:
+        _print(seen)
+    else:
+        print("no member has said within ten minutes that it is there")
+
+
+async def _members() -> Sequence[Seen]:
+    from relay.access import redis_options
+    from relay.adapters.gate import Gates
+    from relay.adapters.members import Members
+    from relay.settings import load_settings
+
+    settings = load_settings()
+    gates = Gates(settings.redis_url.get_secret_value(), settings.redis_namespace, **redis_options(settings))
+    try:
+        return await Members(gates.client, settings.redis_namespace).all()
+    finally:
+        await gates.aclose()
+
+
+def _plain(seen: Seen) -> Mapping[str, Any]:
+    found = asdict(seen.member) | {"state": seen.state.value, "silent_seconds": seen.silent_seconds}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _print(seen: Sequence[Seen]) -> None:
+    print_table(("host", "pid", "kind", "state", "up", "busy", "does"), [_row(it) for it in seen])
+    for crew, member in ((it.member.crew, it.member) for it in seen):
+        if crew is not None and crew.why:
+            print(f"{_short(member.host)} {member.pid}: {' '.join(crew.why.split())}")
+    releases = sorted({it.member.version for it in seen if it.member.version})
+    print(f"release {', '.join(releases)}" if releases else "")
+
+
+def _row(seen: Seen) -> tuple[object, ...]:
+    member = seen.member
+    silent = f" {_time(seen.silent_seconds)}" if seen.state is State.LOST else ""
+    busy = f"{member.usage.busy}/{member.usage.threads}" if member.usage else ""
+    if member.crew is not None:
+        busy = f"{member.crew.running}/{member.crew.wanted}"
+    state, up = f"{seen.state.value}{silent}", _time(member.up_seconds)
+    return _short(member.host), member.pid, member.kind, state, up, busy, _does(member)
+
+
+def _short(host: str) -> str:
+    """A name of a host that leaves room for the rest on 80 columns. Those of pods differ at their end."""
+    return host if len(host) <= _HOST_COLUMNS else f"{host[:6]}…{host[7 - _HOST_COLUMNS :]}"
+
+
+def _time(seconds: float) -> str:
+    """Seconds in the two largest units that they have."""
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts or unit == "s":
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2])
+
+
+def _does(member: Member) -> str:
+    crew, usage = member.crew, member.usage
+    if crew is not None:
+        return f"{crew.least} to {crew.most} workers{f', {crew.crashes} crashed' if crew.crashes else ''}"
+    return _doing(usage) if usage is not None else ""
+
+
+def _doing(usage: Usage) -> str:
+    doing = [f"{name} {count}" for name, count in sorted(usage.doing.items(), key=lambda it: -it[1])]
+    return ", ".join([*doing, *([f"{usage.waiting} wait"] if usage.waiting else [])])

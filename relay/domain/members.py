@@ -1,0 +1,117 @@
+"""The members of a fleet as values: worker processes and their supervisors, as they describe themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, Final
+
+#: How often a member says that it is there, in seconds.
+BEAT_INTERVAL_S: Final = 3.0
+#: A member that was silent for this long is lost, in seconds: killed, hanging, or cut off from Redis.
+LOST_AFTER_S: Final = 10.0
+#: A member that was silent for this long is forgotten, in seconds.
+FORGOTTEN_AFTER_S: Final = 600.0
+
+
+class State(Enum):
+    """What a member is at."""
+
+    STARTING = "starting"
+    WORKING = "working"
+    #: It has started, and NATS does not answer.
+    WAITING = "waiting"
+    #: It finishes what it has begun, and takes nothing more.
+    ENDING = "ending"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a worker does. ``doing``: how many jobs of each queue, subscription or cron job run, by name.
+
+    ``busy`` of the ``threads`` for handlers and tasks are taken. Coroutines count as threads: the busiest
+    subscription decides. ``waiting`` jobs are fetched and not begun.
+    """
+
+    threads: int = 0
+    busy: int = 0
+    waiting: int = 0
+    doing: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """What a supervisor does: it runs ``running`` workers and wants ``wanted``, between ``least`` and ``most``.
+
+    ``why``: what the last decision stands on. ``crashes``: how many of its workers ended by themselves.
+    """
+
+    least: int
+    most: int
+    wanted: int
+    running: int
+    why: str = ""
+    crashes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A process as it describes itself. ``id`` is its own and never used again.
+
+    ``command``: the process of the `dramatiq` command that a worker belongs to. ``fleet``: the id of the
+    supervisor that started it; None if it was started in another way. ``up_seconds``: for how long it has run.
+    ``publishes``: whether it takes jobs that publish.
+    """
+
+    id: str
+    kind: str
+    host: str
+    pid: int
+    command: int | None = None
+    fleet: str | None = None
+    version: str = ""
+    state: State = State.STARTING
+    up_seconds: float = 0.0
+    publishes: bool = False
+    usage: Usage | None = None
+    crew: Crew | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A member, and for how long it has been silent, by the clock of Redis."""
+
+    member: Member
+    silent_seconds: float
+
+    @property
+    def state(self) -> State:
+        """What it says that it is at, unless it is lost."""
+        return State.LOST if self.silent_seconds > LOST_AFTER_S else self.member.state
+
+
+def read_member(found: Any) -> Member:
+    """Read what a member wrote, maybe one of another release: unknown fields are passed over.
+
+    Raises TypeError, ValueError and KeyError for anything else.
+    """
+    values = _known(Member, found)
+    values["state"] = State(found["state"])
+    for name, kind in (("usage", Usage), ("crew", Crew)):
+        values[name] = None if found.get(name) is None else kind(**_known(kind, found[name]))
+    return Member(**values)
+
+
+def _known(kind: type[Any], found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise TypeError(f"a {kind.__name__.lower()} is an object")
+    names = {it.name for it in fields(kind)}
+    return {name: value for name, value in found.items() if name in names}
+
+
+def busy_part(usages: list[Usage]) -> float | None:
+    """The part of the threads of some workers that are busy; None if none of them has any."""
+    threads = sum(it.threads for it in usages)
+    return sum(it.busy for it in usages) / threads if threads else None

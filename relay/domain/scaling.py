@@ -1,0 +1,135 @@
+"""How many workers a host should have, as a pure function of the load and of what was seen before.
+
+The size follows the load slowly and in steps, and only what lasts counts. A load is high, low, or in between;
+in between nothing changes. What is not known changes nothing either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from relay.domain.errors import InvalidRequest, RelayError
+from relay.domain.lag import Load
+
+#: Of the rows and the age that count as high, this part counts as low.
+_LOW_PART: Final = 1 / 4
+#: The part of the threads that may be busy after a worker has gone.
+_LOW_BUSY: Final = 0.7
+#: From this part on, threads count as busy.
+_HIGH_BUSY: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRules:
+    """Between ``least`` and ``most`` workers; when the load is high, and how long it must last. Times in seconds.
+
+    High is more than ``rows`` due, or one due for longer than ``age_s``, or all threads busy. Workers are added
+    once the load was high for ``grow_after_s``, and end once it was low for ``shrink_after_s``. Two changes are
+    at least ``pause_s`` apart: what was started must have had time to help.
+
+    Raises InvalidRequest for values that contradict each other; ``field`` is the option of the command line.
+    """
+
+    least: int = 1
+    most: int = 1
+    rows: int = 10_000
+    age_s: float = 30.0
+    grow_after_s: float = 10.0
+    shrink_after_s: float = 60.0
+    pause_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if self.least < 1:
+            raise InvalidRequest("a fleet has at least one worker", field="--min")
+        if self.most < self.least:
+            wrong = f"--max {self.most} is less than --min {self.least}"
+            raise InvalidRequest(wrong, field="--max", hint="a fleet of fixed size has both the same")
+        if self.rows < 1:
+            raise InvalidRequest("must be at least 1", field="--rows")
+        for option, seconds in (
+            ("--age", self.age_s),
+            ("--grow-after", self.grow_after_s),
+            ("--shrink-after", self.shrink_after_s),
+            ("--pause", self.pause_s),
+        ):
+            if not 0 <= seconds < float("inf"):
+                raise InvalidRequest("must be a number of seconds, 0 or more", field=option)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What was seen ``at`` a time of a clock that never goes back, in seconds.
+
+    ``load``: the lag; or why it is not known. ``busy``: the part of the threads of this host's workers that are
+    busy, 0 to 1; None if no worker has said so yet.
+    """
+
+    at: float
+    load: Load | RelayError
+    busy: float | None
+
+
+class Pressure(Enum):
+    """What a load asks for."""
+
+    HIGH = "high"
+    MIDDLE = "middle"
+    LOW = "low"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What a decision remembers: since when the pressure is as it is, and when the size last changed."""
+
+    pressure: Pressure = Pressure.UNKNOWN
+    since: float = 0.0
+    changed_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """``size`` workers are wanted. ``why`` says so to people, without data."""
+
+    size: int
+    why: str
+    history: History
+
+
+def decide(rules: ScalingRules, size: int, sample: Sample, history: History) -> Decision:
+    """Decide how many workers are wanted, from ``size`` that were wanted so far."""
+    size = min(max(size, rules.least), rules.most)
+    pressure, why = _pressure(rules, size, sample)
+    if pressure is not history.pressure:
+        history = replace(history, pressure=pressure, since=sample.at)
+    wanted = _wanted(rules, size, pressure, sample.at - history.since)
+    rested = history.changed_at is None or sample.at - history.changed_at >= rules.pause_s
+    if wanted != size and rested:
+        return Decision(size=wanted, why=why, history=replace(history, changed_at=sample.at))
+    return Decision(size=size, why=why, history=history)
+
+
+def _pressure(rules: ScalingRules, size: int, sample: Sample) -> tuple[Pressure, str]:
+    load, busy = sample.load, sample.busy
+    if isinstance(load, RelayError):
+        return Pressure.UNKNOWN, f"the load is not known: {load.code}: {load.message}"
+    if busy is None:
+        return Pressure.UNKNOWN, "no worker has said yet how busy it is"
+    why = f"{load.rows} due, the oldest for {load.age_seconds:.0f} s, {busy:.0%} of the threads busy"
+    if load.rows > rules.rows or load.age_seconds > rules.age_s or (busy >= _HIGH_BUSY and load.rows):
+        return Pressure.HIGH, why
+    fewer = busy * size / max(1, size - 1)
+    low_load = load.rows <= rules.rows * _LOW_PART and load.age_seconds <= rules.age_s * _LOW_PART
+    return Pressure.LOW if low_load and fewer <= _LOW_BUSY else Pressure.MIDDLE, why
+
+
+def _wanted(rules: ScalingRules, size: int, pressure: Pressure, lasted: float) -> int:
+    """Half again as many, or one fewer. So a fleet is at ten from two in five steps, and back in eight."""
+    match pressure:
+        case Pressure.HIGH if lasted >= rules.grow_after_s:
+            return min(rules.most, size + max(1, size // 2))
+        case Pressure.LOW if lasted >= rules.shrink_after_s:
+            return max(rules.least, size - 1)
+    return size

@@ -1,0 +1,73 @@
+"""When ticks fire: APScheduler fires each interval once, for the ticks of all contexts that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from apscheduler.job import Job
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+Fire = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Interval:
+    job: Job
+    members: dict[Fire, None] = field(default_factory=dict)
+
+
+class Clock:
+    """Calls functions at fixed intervals, on the event loop. All intervals begin at a full second.
+
+    So the ticks of all contexts share APScheduler's wake-ups, and its accounts of them: most of what it costs.
+    """
+
+    def __init__(self, engine: AsyncIOScheduler) -> None:
+        self._engine: Final = engine
+        self._intervals: dict[timedelta, _Interval] = {}
+
+    def add(self, every: timedelta, fire: Fire) -> None:
+        """Call ``fire`` from the next instant of the interval on. A late instant replaces all missed ones."""
+        if every not in self._intervals:
+            self._intervals[every] = _Interval(self._begin(every))
+        self._intervals[every].members[fire] = None
+
+    def remove(self, every: timedelta, fire: Fire) -> None:
+        """Call ``fire`` no more."""
+        interval = self._intervals[every]
+        del interval.members[fire]
+        if not interval.members:
+            interval.job.remove()
+            del self._intervals[every]
+
+    def next(self, every: timedelta) -> datetime | None:
+        """Return the next instant of an interval; None if nothing is to be called then."""
+        interval = self._intervals.get(every)
+        following: datetime | None = None if interval is None else interval.job.next_run_time
+        return following
+
+    def begin_anew(self) -> None:
+        """Count from now. When the machine's clock was set back, APScheduler waits until it is as late again."""
+        for every, interval in self._intervals.items():
+            interval.job = self._begin(every)
+
+    def _begin(self, every: timedelta) -> Job:
+        start = datetime.now(UTC).replace(microsecond=0)
+        return self._engine.add_job(
+            self._fire,
+            IntervalTrigger(seconds=every.total_seconds(), start_date=start, timezone=UTC),
+            args=(every,),
+            id=f"every {every.total_seconds():g} s",
+            misfire_grace_time=None,
+            coalesce=True,
+            replace_existing=True,
+        )
+
+    async def _fire(self, every: timedelta) -> None:
+        interval = self._intervals.get(every)
+        for fire in list(interval.members) if interval is not None else ():
+            fire()

@@ -1,0 +1,144 @@
+"""All consumers of a process wait on one connection, and learn of a job at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import dramatiq
+import pytest
+import redis
+
+from relay.adapters import redis as redis_module
+from relay.adapters import redis_wakeup
+from relay.adapters.shares import ASIDE, SHARE
+from relay.devstack import ValkeyServer
+from tests.integration.queueing import calls, fresh_broker, soon, working
+from tests.jobs import job
+
+
+def test_an_idle_worker_asks_nothing(own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_module, "_WAIT_S", 0.02)
+    monkeypatch.setattr(redis_module, "_UPKEEP_WAITS", 1_000_000)
+    monkeypatch.setattr(redis_wakeup, "_PING_INTERVAL_S", 0.3)
+    broker, ran = fresh_broker(own_valkey.url), []
+    actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+
+    def rests() -> bool:
+        broker.client.config_resetstat()
+        soon("it shows signs of life", lambda: calls(broker.client).get("ping", 0) >= 2)
+        return not calls(broker.client).keys() - {"ping", "info", "config|resetstat"}
+
+    with working(broker):
+        actor.send()
+        soon("it has run", lambda: ran)
+        soon("its waits begin and end, and it asks nothing", rests)
+
+
+def test_an_idle_worker_starts_a_job_at_once(own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_module, "_WAIT_S", 4.0)
+    broker, ran = fresh_broker(own_valkey.url), []
+    actor = dramatiq.actor(lambda: ran.append(time.monotonic()), broker=broker, actor_name="n", queue_name="q")
+    with working(broker):
+        for count in (1, 2):
+            # Once for the delay queue, and once for the queue before each job.
+            soon("it waits", lambda n=count: calls(broker.client).get("exists", 0) > n)
+            start = time.monotonic()
+            actor.send()
+            soon("it has run", lambda n=count: len(ran) == n)
+            assert ran[-1] - start < 3, "less than a wait lasts: it ended early"
+
+
+def test_all_queues_of_a_process_wait_on_one_connection(own_valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(own_valkey.url), []
+    for number in range(20):
+        dramatiq.actor(ran.append, broker=broker, actor_name=f"n{number}", queue_name=f"q{number}")
+    with working(broker):
+        for number in range(20):
+            broker.enqueue_many([job(f"q{number}", f"n{number}", number)])
+            broker.enqueue(job(f"q{number}", f"n{number}", number), delay=10)
+        soon("all have run", lambda: len(ran) == 40)
+        with redis.Redis.from_url(own_valkey.url) as client:
+            assert len(client.client_list()) - 1 <= 5, "four for commands, one that waits"
+
+
+def test_a_worker_starts_what_others_have_put_aside_though_the_queue_is_empty(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_module, "_UPKEEP_WAITS", 1_000_000)
+    broker, ran = fresh_broker(valkey.url), []
+    dramatiq.actor(ran.append, broker=broker, actor_name="n", queue_name="q")
+
+    def put_aside(number: int) -> None:
+        key, identity, data = broker.entry(job("q", "n", number).copy(options={SHARE: "slow"}))
+        broker.client.hset(f"{key}.msgs", identity, data)
+        broker.client.rpush(f"{key}{ASIDE}:slow", identity)
+        broker.client.sadd(f"{key}{ASIDE}", "slow")
+
+    put_aside(1)
+    with working(broker):
+        soon("one that begins to work does it", lambda: ran == [1])
+        put_aside(2)
+        soon("and so does one that waits", lambda: ran == [1, 2])
+
+
+def test_an_address_that_asks_for_the_older_protocol_changes_nothing(own_valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(f"{own_valkey.url}?protocol=2"), []
+    actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    with working(broker):
+        soon("it waits", lambda: calls(broker.client).get("exists", 0) >= 2)
+        actor.send()
+        soon("it has run", lambda: ran)
+
+
+def test_a_user_without_client_tracking_waits_on_more_connections(own_valkey: ValkeyServer) -> None:
+    with redis.Redis.from_url(own_valkey.url) as client:
+        client.acl_setuser("default", enabled=True, categories=["+@all"], commands=["-client|tracking"])
+    broker, ran = fresh_broker(own_valkey.url), []
+    actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    with working(broker):
+        soon("it waits", lambda: calls(broker.client).get("blmove", 0) >= 2)
+        actor.send()
+        soon("it has run", lambda: ran)
+
+
+def test_a_delay_queue_is_looked_at_often_only_while_something_is_delayed(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, ran, waits = fresh_broker(valkey.url), [], []
+    wait = broker.wakeups.wait
+
+    def noted(key: str, woken: threading.Event, seconds: float) -> bool:
+        waits.append((key.rpartition(":")[2], seconds))
+        return wait(key, woken, seconds)
+
+    monkeypatch.setattr(broker.wakeups, "wait", noted)
+    monkeypatch.setattr(redis_module, "_WAIT_S", 0.3)
+    monkeypatch.setattr(redis_module, "_DELAY_WAIT_S", 0.02)
+    actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    with working(broker):
+        soon("it waits", lambda: waits.count(("q.DQ", 0.3)) > 2)
+        assert ("q.DQ", 0.02) not in waits
+        broker.enqueue(actor.message(), delay=400)
+        soon("it looks often", lambda: ("q.DQ", 0.02) in waits)
+        soon("it has run", lambda: ran)
+        del waits[:]
+        soon("it waits again", lambda: waits.count(("q.DQ", 0.3)) > 2)
+    assert ("q", 0.02) not in waits
+
+
+def test_a_redis_that_falls_silent_is_noticed_and_jobs_run_when_it_answers(
+    own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
+    monkeypatch.setattr(redis_wakeup, "_PING_INTERVAL_S", 0.1)
+    monkeypatch.setattr(redis_wakeup, "_SILENCE_S", 0.5)
+    broker, ran = fresh_broker(own_valkey.url), []
+    actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
+    with working(broker):
+        soon("it waits", lambda: calls(broker.client).get("exists", 0) >= 2)
+        own_valkey.pause()
+        soon("the silence is noticed", lambda: "no answer within" in caplog.text)
+        own_valkey.resume()
+        actor.send()
+        soon("it has run", lambda: ran)
