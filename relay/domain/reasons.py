@@ -54,7 +54,11 @@ CODES: Final = (
     ),
     Code("no_http", "(ProtocolError|InvalidURL): ", "what answers speaks no HTTP, or the address is none"),
     Code("no_handler", "no handler for ", "no function is registered for the type"),
-    Code("does_not_fit", "does not fit its handler: ", "the payload does not fit the function's argument"),
+    Code(
+        "does_not_fit",
+        "(Poison: [^ ]+ v[0-9]+ )?does not fit its handler: ",
+        "the payload does not fit the function's argument",
+    ),
     Code(
         "worker_died",
         "exhausted: [0-9]+ attempts, the last one (without an answer|was cut short)",
@@ -62,7 +66,7 @@ CODES: Final = (
     ),
     Code(
         "unreadable",
-        "(MALFORMED_MESSAGE|the dead letter itself cannot be read)",
+        "(MALFORMED_MESSAGE|MalformedMessage: |the dead letter itself cannot be read)",
         "no handler can read it",
     ),
     Code("stream_missing", "STREAM_MISSING", "no stream takes the subject"),
@@ -89,7 +93,8 @@ FAMILIES: Final = {
     OTHER: "no code fits",
 }
 _COMPILED: Final = [(code, re.compile(_BEFORE + code.pattern)) for code in CODES]
-_ANY_STATUS: Final = re.compile(_BEFORE + "HTTP ([0-9]{3})")
+_ANSWERED: Final = "HTTP ([0-9]{3})"
+_ANY_STATUS: Final = re.compile(_BEFORE + _ANSWERED)
 _ANY_RAISED: Final = re.compile(_BEFORE + _RAISED)
 
 
@@ -119,12 +124,12 @@ def pattern_of(asked: str | None) -> str | None:
     if name in known:
         return f"^{_BEFORE}{known[name]}"
     if name == OTHER:
-        every = [*(code.pattern for code in CODES), "HTTP [0-9]{3}", _RAISED]
-        return f"^(?!{_BEFORE}({'|'.join(every)}))"
+        return f"^(?!{_BEFORE}({'|'.join([*known.values(), _ANSWERED, _RAISED])}))"
     if status := _STATUS.fullmatch(name):
         return f"^{_BEFORE}HTTP {status[1]}"
     if raised := _RAISED_CODE.fullmatch(asked.strip()):
-        return f"^{_BEFORE}{raised[1]}([^A-Za-z0-9_]|$)"
+        others = "|".join([*known.values(), _ANSWERED])
+        return f"^(?!{_BEFORE}({others})){_BEFORE}{raised[1]}([^A-Za-z0-9_]|$)"
     return f"(?i){re.escape(asked)}"
 
 

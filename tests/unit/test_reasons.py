@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from relay.domain.errors import DomainError, InvalidSubject, MalformedMessage
+from relay.domain.errors import DomainError, InvalidSubject, MalformedMessage, Poison
 from relay.domain.model import HandlerResult
 from relay.domain.policies import NoStream, unanswered
 from relay.domain.reasons import CODES, FAMILIES, OTHER, code_of, frequent, pattern_of
@@ -36,7 +36,10 @@ EXAMPLES = [
     ("connection_lost", "ConnectionResetError: Connection reset by peer"),
     ("no_http", "ProtocolError: what came is no HTTP"),
     ("no_handler", "no handler for account_unknown v1: tests handles nothing"),
+    ("does_not_fit", "Poison: vibe_created v1 does not fit its handler: string_type at payload.title"),
     ("does_not_fit", "does not fit its handler: missing at payload.n"),
+    ("raised_Poison", raised(Poison("no title"))),
+    ("unreadable", raised(MalformedMessage("nests too deep"))),
     ("worker_died", unanswered(20).reason),
     ("unreadable", str(MalformedMessage("the body is not JSON", field="body"))),
     ("unreadable", "the dead letter itself cannot be read: KeyError"),
