@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -54,6 +55,8 @@ def print_version() -> None:
 
 def main() -> None:
     """Run the command. Errors that have a code print no traceback."""
+    # A pool tells of each of its attempts to connect. The command says once what it could not read.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
         create_app(_asked_for(sys.argv[1:]))()
     except RelayError as error:

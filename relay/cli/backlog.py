@@ -1,4 +1,4 @@
-"""`relay backlog`: events and messages that wait in each context, QRY-050 and QRY-051."""
+"""`relay backlog`: events and messages that wait in each context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rich.table import Table
 
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import Source
-from relay.cli.operating import ContextOption, JsonOption, ask, plain, print_json, visiting_contexts
+from relay.cli.operating import ContextOption, JsonOption, ask, visiting_contexts
+from relay.cli.tables import plain
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.settings import ContextSettings
 
@@ -27,8 +28,9 @@ def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """
     with visiting_contexts(context, _ask) as answers:
         if as_json:
-            print_json([_plain(name, found) for name, found in answers.items()])
-        elif answers:
+            answers.print_json(_plain(name, found) for name, found in answers.items())
+            return
+        if answers:
             console = Console()
             console.print(_table(answers))
             for _, _, brake, full in answers.values():
@@ -36,6 +38,8 @@ def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
                     console.print(f"{brake} (since {plain(brake.since)})")
                 for inbox in full:
                     console.print(str(inbox))
+        if answers.failed:
+            print(answers.unread())
 
 
 def _ask(settings: ContextSettings) -> Backlog:

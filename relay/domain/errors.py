@@ -105,13 +105,13 @@ class ConfigurationError(RelayError):
 
 
 class InvalidEvent(RelayError, ValueError):
-    """An event breaks a rule of the outbox (POL-047-001)."""
+    """An event breaks a rule of the outbox."""
 
     code = "INVALID_OUTBOX"
 
 
 class FutureEvent(InvalidEvent):
-    """``occurred_at`` lies in the future (POL-047-002)."""
+    """``occurred_at`` lies in the future."""
 
     code = "FUTURE_EVENT"
 
@@ -159,7 +159,7 @@ class InvalidTimestamp(InvalidEvent):
 
 
 class DuplicateMessage(RelayError):
-    """The id is already used: by a message in the inbox (POL-047-003), or by an event or task in its outbox."""
+    """The id is already used: by a message in the inbox, or by an event or task in its outbox."""
 
     code = "DUPLICATE_MESSAGE"
 
@@ -307,7 +307,7 @@ class InvalidHandler(RelayError, TypeError):
 
 
 class DomainError(RelayError):
-    """Raised by a handler: a business rule refuses the event, now and always (SDS-047 §12: 422)."""
+    """Raised by a handler: a business rule refuses the event, now and always (HTTP 422)."""
 
     code = "DOMAIN_ERROR"
 
@@ -319,7 +319,7 @@ class Poison(DomainError):
 
 
 class AlreadyProcessed(RelayError):
-    """Raised by a handler: it has done this earlier. Its new writes are rolled back (SDS-047 §12, 409)."""
+    """Raised by a handler: it has done this earlier. Its new writes are rolled back (HTTP 409)."""
 
     code = "ALREADY_PROCESSED"
 

@@ -124,7 +124,7 @@ class RouteSettings(Section):
 
 
 class PublishSettings(Section):
-    """How a context's outbox is published (CMD-050).
+    """How a context's outbox is published.
 
     ``batch_bytes``: a batch ends with the event that brings it to this size of text; a larger event goes alone. A
     worker holds two batches of each shard, and a few copies of them. ``ack_timeout``: how long the broker may be
@@ -173,7 +173,7 @@ class AlertSettings(HttpSettings):
 
 
 class SubscriptionSettings(HttpSettings):
-    """A durable consumer and its handler (CMD-051). ``name`` and ``context`` come from the keys.
+    """A durable consumer and its handler. ``name`` and ``context`` come from the keys.
 
     ``handler`` is a URL, or ``python:`` and a module. ``handler_timeout`` is the total for one call.
     ``max_attempts`` counts handler calls; ``max_deliver`` counts JetStream's deliveries. ``settle``: acknowledge

@@ -1,4 +1,4 @@
-"""The inbox in memory: PORT-047-002 without order per key."""
+"""The inbox in memory, without order per key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox in memory: PORT-047-001."""
+"""The outbox in memory."""
 
 from __future__ import annotations
 

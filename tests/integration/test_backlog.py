@@ -257,7 +257,7 @@ def test_relay_db_brings_a_database_up_to_date(empty_database: str, tmp_path: Pa
     wanted = migrations.status(empty_database)
     databases, found = {"sea": empty_database}, ", ".join(wanted.pending)
     backlog = relay(tmp_path, databases, "backlog")
-    assert (backlog.returncode, backlog.stdout) == (1, "")
+    assert (backlog.returncode, backlog.stdout) == (1, "could not read 1 of 1 context\n")
     assert backlog.stderr.startswith("error SCHEMA_MISSING: context sea:")
     before = relay(tmp_path, databases, "db", "status")
     assert before.returncode == 1

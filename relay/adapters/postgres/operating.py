@@ -16,10 +16,11 @@ from psycopg.rows import dict_row
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
-from relay.domain.disclosure import clean
+from relay.domain.disclosure import clean, stack_of
 from relay.domain.errors import NotPublishable, NotReplayable, RelayError, TooMany
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Identity
 from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
+from relay.domain.reasons import code_of, pattern_of
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
@@ -121,6 +122,19 @@ def named(row: Row, column: str) -> Row:
     return {**row, **{name: originals[name] for name in (CORRELATION_ID, CAUSATION_ID) if name in originals}}
 
 
+def coded(row: Row, column: str) -> Row:
+    """Return a row with the code of the reason in a column before it, and the stack behind it."""
+    found: Row = {}
+    for name, value in row.items():
+        if name == column:
+            reason, stack = stack_of(value or "")
+            found["reason_code" if name == "reason" else "error_code"] = code_of(value) or None
+            found |= {name: reason or None, "stack": stack}
+        else:
+            found[name] = value
+    return found
+
+
 def as_key(id: Id | None) -> UUID | None:
     """Return the UUID that stands for an id."""
     return Identity.of(id).uuid if isinstance(id, str) else id
@@ -145,7 +159,7 @@ class EventFilter:
     """Selects outbox events. A field that is None excludes nothing.
 
     ``statuses``: waiting, failing, dead, published. ``since`` (included) and ``until`` (excluded) bound
-    occurred_at. ``error`` is a part of the text.
+    occurred_at. ``error`` is a code of `relay.domain.reasons` or a part of the text.
     """
 
     statuses: list[str]
@@ -166,14 +180,13 @@ class PostgresOutboxOperations(Operations):
 
     async def find(self, wanted: EventFilter, limit: int) -> Page[Row]:
         """Up to ``limit`` events without their payloads, the newest first."""
-        key = as_key(wanted.correlation_id)
-        page = await self._page("outbox/events", {**asdict(wanted), **_bounds(limit), "correlation_id": key})
-        return Page([named(row, "id") for row in page.items], page.total)
+        page = await self._page("outbox/events", _parameters(wanted, limit))
+        return Page([coded(named(row, "id"), "publish_error") for row in page.items], page.total)
 
     async def get(self, id: Id) -> Row | None:
         """One event with its headers, its payload and its history, or None."""
         row = await self._detail("outbox/event", (await self._rows([id]))[id])
-        return None if row is None else named(row, "id")
+        return None if row is None else coded(named(row, "id"), "publish_error")
 
     async def _rows(self, ids: Sequence[Id]) -> dict[Id, UUID]:
         """Find the rows of events. A text is looked up: SQL may have written its row under any UUID."""
@@ -222,7 +235,7 @@ class PostgresOutboxOperations(Operations):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
-    """Which tasks to find. A field that is None excludes nothing. ``error`` is a part of the error's text."""
+    """Which tasks to find. A field that is None excludes nothing. ``error`` is a code or a part of the text."""
 
     statuses: list[str]
     type: str | None = None
@@ -230,6 +243,12 @@ class TaskFilter:
     correlation_id: Id | None = None
     since: datetime | None = None
     error: str | None = None
+
+
+def _parameters(wanted: EventFilter | TaskFilter, limit: int) -> dict[str, Any]:
+    """Return a filter as the parameters of its statement."""
+    key, error = as_key(wanted.correlation_id), pattern_of(wanted.error)
+    return {**asdict(wanted), **_bounds(limit), "correlation_id": key, "error": error}
 
 
 class PostgresTaskOperations(Operations):
@@ -240,14 +259,13 @@ class PostgresTaskOperations(Operations):
 
     async def find(self, wanted: TaskFilter, limit: int) -> Page[Row]:
         """Up to ``limit`` tasks without their payloads, the newest first. One that is claimed is ``running``."""
-        key = as_key(wanted.correlation_id)
-        page = await self._page("tasks/tasks", {**asdict(wanted), "correlation_id": key, "limit": limit})
-        return Page([named(row, "id") for row in page.items], page.total)
+        page = await self._page("tasks/tasks", _parameters(wanted, limit))
+        return Page([coded(named(row, "id"), "last_error") for row in page.items], page.total)
 
     async def get(self, id: UUID) -> Row | None:
         """One task with its metadata, its payload and its history, or None."""
         row = await self._detail("tasks/task", id)
-        return None if row is None else named(row, "id")
+        return None if row is None else coded(named(row, "id"), "last_error")
 
     async def retry(self, ids: Sequence[UUID], by: Operator) -> Outcome:
         """Run failed or cancelled tasks again, with new attempts.

@@ -1,4 +1,4 @@
-"""The contract of PORT-047-002: receive, settle, audit."""
+"""The contract of the inbox: receive, settle, audit."""
 
 from __future__ import annotations
 

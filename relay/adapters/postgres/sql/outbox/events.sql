@@ -10,7 +10,7 @@ WITH matching AS NOT MATERIALIZED (
       AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
       AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
       AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
-      AND (%(error)s::text IS NULL OR position(lower(%(error)s) IN lower(publish_error)) > 0)
+      AND (%(error)s::text IS NULL OR publish_error ~ %(error)s)
 ), found AS MATERIALIZED (
     (SELECT id, seq, 'published' AS status
      FROM matching
