@@ -15,6 +15,7 @@ class Sizes:
     a claim is timed, beside ``published`` other rows. ``minutes``: how long a snapshot is held. ``growth``: events
     that a worker publishes while its memory is watched. ``idle``: seconds for which an idle fleet is watched,
     ``settle``: after so many of a crowd. ``crowds``: contexts, worker processes, subscriptions of each context.
+    ``archived``: events that leave for the archive.
     """
 
     events: int
@@ -30,6 +31,7 @@ class Sizes:
     idle: float
     settle: float
     crowds: tuple[tuple[int, int, int], ...]
+    archived: int
 
 
 QUICK: Final = Sizes(
@@ -46,6 +48,7 @@ QUICK: Final = Sizes(
     idle=2,
     settle=2,
     crowds=((2, 1, 1),),
+    archived=2_000,
 )
 DEFAULT: Final = Sizes(
     events=100_000,
@@ -61,6 +64,7 @@ DEFAULT: Final = Sizes(
     idle=20,
     settle=20,
     crowds=((1, 1, 1), (5, 8, 1), (20, 1, 1), (50, 1, 1), (50, 4, 1), (1, 1, 50), (5, 1, 10)),
+    archived=200_000,
 )
 FULL: Final = Sizes(
     events=100_000,
@@ -76,4 +80,5 @@ FULL: Final = Sizes(
     idle=60,
     settle=60,
     crowds=((1, 1, 1), (5, 8, 1), (20, 1, 1), (50, 1, 1), (50, 4, 1), (1, 1, 50), (5, 1, 10), (50, 1, 10)),
+    archived=1_000_000,
 )

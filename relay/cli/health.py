@@ -77,7 +77,7 @@ def examine(settings: Settings) -> list[Finding]:
         f"postgresql {name}": partial(_database, context.database) for name, context in settings.contexts.items()
     }
     questions |= {
-        f"archive {name}": partial(_archive, context.archive)
+        f"archive {name}": partial(_archive, context.archive, settings.outlived(name))
         for name, context in settings.contexts.items()
         if context.archive.place is not None
     }
@@ -112,7 +112,7 @@ def _database(url: str) -> Answer:
     return True, f"tables at {found.current}", warnings
 
 
-def _archive(archive: ArchiveSettings) -> Answer:
+def _archive(archive: ArchiveSettings, outlived: Sequence[str]) -> Answer:
     """Look whether the place of the archive answers, by asking for a name that is never there."""
     store, after = cold_store(archive), archive.after
     assert store is not None
@@ -122,6 +122,10 @@ def _archive(archive: ArchiveSettings) -> Answer:
     if not USUAL[0] <= after <= USUAL[1]:
         least, most = map(format_duration, USUAL)
         warnings.append(f"after is {format_duration(after)}; usual are {least} to {most}")
+    if outlived:
+        warnings.append(
+            f"keep is shorter than {', '.join(outlived)} keeps events: one that is replayed later is handled again"
+        )
     return True, f"{archive.place} answers", warnings
 
 

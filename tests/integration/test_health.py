@@ -69,6 +69,7 @@ def test_the_place_of_an_archive_is_asked_and_a_short_time_is_warned_of(
     output = health().stdout
     assert f"{tmp_path}/cold answers" in output
     assert "after is 10d; usual are 90d to 1y" in output
+    assert "is handled again" not in output
 
 
 @pytest.mark.parametrize(
