@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
-    ("page", "passed"), [("how-to/test-without-servers.md", "5 passed"), ("reference/envelopes.md", "15 passed")]
+    ("page", "passed"), [("how-to/test-without-servers.md", "6 passed"), ("reference/envelopes.md", "15 passed")]
 )
 def test_the_code_of_a_page_is_a_test_file_that_passes(tmp_path: Path, page: str, passed: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
