@@ -20,7 +20,7 @@ _CONTEXT: Final = """
 [contexts.{name}.stream]
 name = "{stream}"
 subjects = ["{name}.event.>"]
-max_bytes = "40GB"
+max_bytes = "{size}"
 """
 _SUBSCRIPTION: Final = """
 [contexts.{context}.subscriptions.{name}]
@@ -33,8 +33,8 @@ handler = "{handler}"
 """
 
 
-def _context(name: str) -> str:
-    return _CONTEXT.format(name=name, stream=f"{name.upper()}_EVENTS")
+def _context(name: str, size: str = "40GB") -> str:
+    return _CONTEXT.format(name=name, stream=f"{name.upper()}_EVENTS", size=size)
 
 
 def _subscription(context: str, name: str, source: str, handler: str, more: str = "") -> str:
@@ -49,6 +49,8 @@ def _subscription(context: str, name: str, source: str, handler: str, more: str 
     )
 
 
+#: The context that has little to publish, beside busy ones.
+QUIET: Final = "quiet"
 #: One context that only publishes.
 PUBLISHING: Final = Layout("publishing", _context("bench"))
 #: Tasks go to Redis and nobody runs them.
@@ -90,10 +92,17 @@ def consuming(service: str) -> Layout:
     return Layout("consuming", "".join(parts), _MODULES)
 
 
+def busy(many: int) -> Layout:
+    """Contexts that only publish: a quiet one, and others beside it."""
+    names = [QUIET, *(f"busy{number}" for number in range(many))]
+    return Layout(f"busy-{many}", "".join(map(_context, names)))
+
+
 def crowd(contexts: int, subscriptions: int) -> Layout:
     """Contexts of which each listens to the next one, with so many subscriptions. Nobody has anything to do."""
     names = [f"c{number}" for number in range(contexts)]
-    parts = [_context(name) for name in names]
+    # A stream reserves its size on the disk, and a server has not room for so many large ones.
+    parts = [_context(name, "1GB") for name in names]
     for number, name in enumerate(names):
         source = names[(number + 1) % contexts]
         parts += [

@@ -16,6 +16,7 @@ class Sizes:
     that a worker publishes while its memory is watched. ``idle``: seconds for which an idle fleet is watched,
     ``settle``: after so many of a crowd. ``crowds``: contexts, worker processes, subscriptions of each context.
     ``archived``: events that leave for the archive.
+    ``busy``: contexts with ``backlog`` events each beside a quiet one, and ``publishers``, their worker processes.
     """
 
     events: int
@@ -31,7 +32,10 @@ class Sizes:
     idle: float
     settle: float
     crowds: tuple[tuple[int, int, int], ...]
+    busy: int
+    backlog: int
     archived: int
+    publishers: int = 1
 
 
 QUICK: Final = Sizes(
@@ -49,6 +53,8 @@ QUICK: Final = Sizes(
     settle=2,
     crowds=((2, 1, 1),),
     archived=2_000,
+    busy=3,
+    backlog=1_000,
 )
 DEFAULT: Final = Sizes(
     events=100_000,
@@ -65,6 +71,8 @@ DEFAULT: Final = Sizes(
     settle=20,
     crowds=((1, 1, 1), (5, 8, 1), (20, 1, 1), (50, 1, 1), (50, 4, 1), (1, 1, 50), (5, 1, 10)),
     archived=200_000,
+    busy=20,
+    backlog=10_000,
 )
 FULL: Final = Sizes(
     events=100_000,
@@ -81,4 +89,6 @@ FULL: Final = Sizes(
     settle=60,
     crowds=((1, 1, 1), (5, 8, 1), (20, 1, 1), (50, 1, 1), (50, 4, 1), (1, 1, 50), (5, 1, 10), (50, 1, 10)),
     archived=1_000_000,
+    busy=20,
+    backlog=60_000,
 )

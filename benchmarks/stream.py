@@ -22,11 +22,13 @@ async def jetstream(url: str) -> AsyncIterator[JetStreamContext]:
         await client.close()
 
 
-async def until_stored(js: JetStreamContext, stream: str, count: int, seconds: float = 1800.0) -> None:
+async def until_stored(
+    js: JetStreamContext, stream: str, count: int, seconds: float = 1800.0, every: float = _POLL
+) -> None:
     """Wait until a stream holds ``count`` messages. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while (await js.stream_info(stream)).state.messages < count:  # noqa: ASYNC110 - no event tells of it
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(every)
 
 
 async def until_delivering(js: JetStreamContext, stream: str, consumer: str, seconds: float = 60.0) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.webhook import Webhook
+from relay.domain.disclosure import stack_of
 from relay.domain.errors import AlertRefused
 from relay.domain.facts import AlertFailed, FactSink, IncidentRecorded
 from relay.domain.incidents import RecordedIncident, read_letter
@@ -112,7 +113,7 @@ def _alert(context: str, incidents: Sequence[RecordedIncident]) -> bytes:
         "type": "relay.dead_letters",
         "context": context,
         "count": len(incidents),
-        "text": f"{context}: dead letter {first.id}, {what}: {first.reason[:200]}{more}",
+        "text": f"{context}: dead letter {first.id}, {what}: {stack_of(first.reason)[0][:200]}{more}",
         "incidents": [asdict(incident) for incident in incidents[:_MAX_NAMED_INCIDENTS]],
     }
     return json.dumps(body, default=str).encode()

@@ -1,4 +1,4 @@
-"""Python handlers: plain functions, registered for the events and commands they handle (building blocks §2.3).
+"""Python handlers: plain functions, registered for the events and commands they handle.
 
     @handles("vibe_created", version=2)
     def count(vibe: VibeCreated, session: Session) -> None:

@@ -121,7 +121,7 @@ class Work:
                     await part.run()
         except Outage as error:
             until = 0
-            self._facts(OutageSeen(context=self._duty.context, server=error.server, error=error.message))
+            self._facts(OutageSeen(context=self._duty.context, server=error.server, error=error.told))
         except Exception as error:
             self._errors.append(error)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,9 +14,10 @@ from consumer.order import WatchNumbers
 from relay import jobs
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.redis import RelayBroker
+from relay.domain.backpressure import InboxLimit
 from relay.domain.envelopes import Envelope, Incoming, decode, headers_of
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
-from relay.domain.facts import FactSink, MessagesReceived, OutageSeen
+from relay.domain.facts import FactSink, MessagesReceived, OutageSeen, PullsPaused, PullsResumed
 from relay.domain.identity import stand_in_id
 from relay.domain.ordering import order_key, partition_key
 from relay.domain.policies import DeadLetter, DeadLetterClass
@@ -29,6 +31,8 @@ _MAX_INSERT_ATTEMPTS: Final = 20
 _INSERT_PAUSE_S: Final = 0.5
 #: How long to wait while the inbox is full, in seconds.
 _FULL_PAUSE_S: Final = 0.1
+#: After a count of the inbox that found it full, the next one waits for so many times as long as it took.
+_PAUSE_FACTOR: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,7 @@ class PullConfig:
 
     ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). JetStream then
     does not bound what waits. So the job does not fetch while ``max_due`` rows are ready to be handled.
+    ``max_inbox``: the job ends while so many rows are unfinished, those in back-off too.
     """
 
     context: str
@@ -45,6 +50,7 @@ class PullConfig:
     batch_size: int
     ack_on_receipt: bool = False
     max_due: int = 2_000
+    max_inbox: int | None = None
 
 
 class PullMessages:
@@ -71,17 +77,21 @@ class PullMessages:
         self._facts = facts
         self._order = order
         self._watch = watch
+        self._limit = None if config.max_inbox is None else InboxLimit(config.max_inbox)
+        self._rest_until = 0.0
 
     async def run(self, go_on: Callable[[], bool]) -> int:
-        """Pull until ``go_on`` returns False; returns how many messages were new.
+        """Pull until ``go_on`` returns False, or the inbox is full; returns how many messages were new.
 
         Raises BrokerUnreachable and DatabaseUnreachable. Nothing is fetched while the database is down,
         because every delivery that cannot be stored counts against the consumer's ``max_deliver``.
         """
         total = 0
         await self._inbox.ping()
+        if self._limit is not None:
+            self._limit.room = 0  # another process may have pulled meanwhile
         try:
-            while go_on():
+            while go_on() and not await self._is_paused():
                 if await self._is_full():
                     await asyncio.sleep(_FULL_PAUSE_S)
                     continue
@@ -106,6 +116,25 @@ class PullMessages:
         limit = self._config.max_due
         return await self._inbox.due(self._config.subscription, limit) >= limit
 
+    async def _is_paused(self) -> bool:
+        """Tell whether the inbox is full. It is counted when as much was pulled as there was room for."""
+        if self._limit is None or self._limit.room > 0:
+            return False
+        begun = time.monotonic()
+        if begun < self._rest_until:
+            return True
+        changed = self._limit.counted(
+            await self._inbox.due(self._config.subscription, self._limit.most, later=True)
+        )
+        paused = self._limit.paused
+        if paused:
+            self._rest_until = begun + _PAUSE_FACTOR * (time.monotonic() - begun)
+        if changed:
+            about = {"context": self._config.context, "subscription": self._config.subscription}
+            fact = PullsPaused(**about, max_inbox=self._limit.most) if paused else PullsResumed(**about)
+            self._facts(fact)
+        return paused
+
     async def accept(self, deliveries: Sequence[Delivery]) -> int:
         """Put a batch into the inbox; returns how many messages were new to it."""
         reach("after_fetch_before_insert")
@@ -115,6 +144,8 @@ class PullMessages:
         if settled:
             await self._consumer.ack(settled)
         new = [known.message_id for known in inserted if known.new]
+        if self._limit is not None:
+            self._limit.room -= len(new)
         self._facts(
             MessagesReceived(
                 context=self._config.context,
@@ -143,7 +174,7 @@ class PullMessages:
             reach("after_enqueue")
         except Outage as error:
             # The rows are committed, so the sweep enqueues them once the server is back.
-            self._facts(OutageSeen(context=self._config.context, server=error.server, error=error.message))
+            self._facts(OutageSeen(context=self._config.context, server=error.server, error=error.told))
 
     async def _runnable(self, inserted: Sequence[Inserted]) -> list[UUID]:
         """Return the new messages that may run.
@@ -166,7 +197,7 @@ class PullMessages:
             except MalformedMessage as error:
                 return await self._insert_apart(rows, error)
             except DatabaseUnreachable as error:
-                self._facts(OutageSeen(context=self._config.context, server="postgresql", error=error.message))
+                self._facts(OutageSeen(context=self._config.context, server="postgresql", error=error.told))
                 await self._consumer.in_progress(replies)
                 await asyncio.sleep(_INSERT_PAUSE_S)
             else:

@@ -202,6 +202,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         envelope=_envelope(context, subscription),
         batch_size=_batch_size(settings.max_ack_pending),
         ack_on_receipt=on_receipt(context, subscription),
+        max_inbox=settings.max_inbox,
     )
     return PullMessages(
         config,

@@ -39,6 +39,7 @@ from relay.commands.lag import ReadLag
 from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import ReconcileStream
+from relay.concurrency import FairSlots
 from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
@@ -105,6 +106,8 @@ class Application:
         #: The heartbeats share the connections of the gates.
         self.members = Members(self.gates.client, settings.redis_namespace)
         self._role = role
+        # As many batches as one context alone has: two of each shard. All contexts share them.
+        self._batches = FairSlots(2 * max((it.publish.shards for it in settings.contexts.values()), default=1))
         self._contexts: dict[str, Context] = {}
         self.on_start: list[Callable[[], Awaitable[None]]] = []
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
@@ -234,7 +237,7 @@ class Application:
             pool=pool,
             inbox=PostgresInboxAdapter(pool),
             wakeup=Wakeup(pool, settings.database),
-            publish=PublishOutboxEvents(config, outbox, publisher, self.facts),
+            publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches),
             dead_letters=RouteToDeadLetter(name, publisher, self.facts),
             incidents=PostgresIncidents(pooled(pool)),
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),

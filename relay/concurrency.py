@@ -1,4 +1,4 @@
-"""What asyncio and threads lack: whether a task is cancelled, threads that may hang, and group commit."""
+"""What asyncio and threads lack: whether a task is cancelled, threads that may hang, slots, and group commit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import contextvars
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -22,6 +23,8 @@ _log = logging.getLogger("relay")
 _MAX_ITEMS: Final = 100
 #: A thread ends after this time without work, in seconds.
 _IDLE_S: Final = 10.0
+#: Who has a slot for longer does not keep others waiting, in seconds.
+_LONG_SLOT_S: Final = 0.25
 
 
 def is_cancelled() -> bool:
@@ -115,6 +118,77 @@ class Slots:
             self.slots.release()
             raise
         return await outcome
+
+
+# --- fair slots ---
+
+
+class Slot:
+    """The turn of a task: it waits for a slot, and has it. ``cost``: set it to what the task did with it."""
+
+    def __init__(self, name: str, level: int) -> None:
+        self.name, self.level, self.cost = name, level, 0
+        #: Whether it keeps others out.
+        self.counts = False
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class FairSlots:
+    """At most ``size`` tasks of an event loop have a slot at once, and costs are shared evenly among names.
+
+    Next is the name that will have cost least after its turn, if that costs as much as its last one. A name that
+    comes after a pause counts as those do whose turn it is: a pause is no credit. A slot that is kept for longer
+    than ``_LONG_SLOT_S`` is no longer counted: its task waits for a server, and others may go on.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._waiting: list[Slot] = []
+        self._paid: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        #: What the name that had the last turn had paid before.
+        self._level = 0
+
+    @asynccontextmanager
+    async def slot(self, name: str) -> AsyncIterator[Slot]:
+        """Wait for a slot on account of ``name``, and have it."""
+        slot = Slot(name, self._level)
+        self._waiting.append(slot)
+        self._grant()
+        long: asyncio.TimerHandle | None = None
+        try:
+            await slot.granted
+            long = asyncio.get_running_loop().call_later(_LONG_SLOT_S, self._give_back, slot)
+            yield slot
+        finally:
+            if long is not None:
+                long.cancel()
+                self._last[name] = slot.cost
+                self._paid[name] = self._account(slot) + slot.cost
+            self._give_back(slot)
+
+    def _account(self, slot: Slot) -> int:
+        return max(slot.level, self._paid.get(slot.name, 0))
+
+    def _due(self, slot: Slot) -> int:
+        return self._account(slot) + self._last.get(slot.name, 0)
+
+    def _give_back(self, slot: Slot) -> None:
+        self._free += slot.counts
+        slot.counts = False
+        self._grant()
+
+    def _grant(self) -> None:
+        # Some may have given up waiting.
+        self._waiting = [it for it in self._waiting if not it.granted.done()]
+        while self._free and self._waiting:
+            # Of equal ones, who has waited longest.
+            slot = min(self._waiting, key=self._due)
+            self._waiting.remove(slot)
+            self._level = max(self._level, self._account(slot))
+            self._free -= 1
+            slot.counts = True
+            slot.granted.set_result(None)
 
 
 # --- group commit ---

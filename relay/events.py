@@ -45,7 +45,7 @@ AGGREGATE: Final = _Aggregate.AGGREGATE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event to record (SDS-047 §2.1).
+    """An event to record.
 
     ``event_type`` and ``event_version`` make the subject. ``aggregate_type`` and ``aggregate_id`` say what the
     event is about. ``payload`` is any value that JSON can hold, or a pydantic model.

@@ -29,7 +29,7 @@ CRON_QUEUE: Final = "relay-cron"
 class Kind:
     """What the jobs of one actor have in common. ``name``: the name of their duties.
 
-    ``waits``: its jobs wait more than they work, so the event loop runs them without a thread.
+    ``waits``: its jobs wait for servers most of the time, so the event loop runs all of them, without a thread.
     """
 
     actor: str
@@ -66,7 +66,7 @@ class Duty:
 
 
 def _kind(actor: str, queue: str = UPKEEP_QUEUE, name: str | None = None) -> Kind:
-    return Kind(actor, queue, name or actor, waits=queue in {PULL_QUEUE, UPKEEP_QUEUE})
+    return Kind(actor, queue, name or actor, waits=queue in {PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE})
 
 
 PUBLISH: Final = _kind("publish_shard", PUBLISH_QUEUE, "publish")

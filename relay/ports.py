@@ -50,11 +50,15 @@ class OutboxRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PublishFailure:
-    """What to record when an event cannot be published. ``delay`` None means that the event is dead."""
+    """What to record when an event cannot be published. ``delay`` None means that the event is dead.
+
+    ``counts``: False if only the first such failure counts as an attempt, to mark the event as failed.
+    """
 
     id: str
     error: str
     delay: timedelta | None
+    counts: bool = True
 
 
 class ClaimedBatch(Protocol):
@@ -282,8 +286,11 @@ class InboxReceiver(Protocol):
         nothing of the batch is stored.
         """
 
-    async def due(self, subscription: str, limit: int) -> int:
-        """Count the rows that are handled or can be handled now, up to ``limit``, without rows in back-off."""
+    async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
+        """Count the rows that are handled or can be handled now, up to ``limit``, without rows in back-off.
+
+        With ``later``, those in back-off count too, and those that wait for their turn.
+        """
 
 
 class InboxSettlement(Protocol):

@@ -56,10 +56,8 @@ _background: set[asyncio.Task[None]] = set()
 
 
 def _budgets() -> dict[str, int | None]:
-    """The number of threads for each queue whose duties take long: shards, the archive."""
-    contexts = settings.contexts.values()
+    """The number of threads for each queue whose duties take long: the archive."""
     return {
-        jobs.PUBLISH_QUEUE: max(1, sum(context.publish.shards for context in contexts)),
         # The archive job runs for minutes when many rows are old enough.
         jobs.ARCHIVE_QUEUE: 1,
     }
@@ -91,7 +89,7 @@ async def _force(work: Duty, *more: int, interval: timedelta = timedelta()) -> N
             work.key, force=True, interval=interval, send=lambda token: broker.entry(work.message(token, *more))
         )
     except Outage as error:
-        application.facts(OutageSeen(context=work.context, server="redis", error=error.message))
+        application.facts(OutageSeen(context=work.context, server="redis", error=error.told))
 
 
 def spawn(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -114,7 +112,7 @@ async def long_running(work: Duty, token: str) -> AsyncIterator[Hold]:
         try:
             yield ours
         except Outage as error:
-            application.facts(OutageSeen(context=work.context, server=error.server, error=error.message))
+            application.facts(OutageSeen(context=work.context, server=error.server, error=error.told))
             await application.gates.back_off(work.key, token)
             raise Retry(str(error)) from None
     if ours:
@@ -134,7 +132,7 @@ async def periodic(work: Duty, token: str) -> AsyncIterator[Hold]:
             yield ours
     except Outage as error:
         well = False
-        application.facts(OutageSeen(context=work.context, server=error.server, error=error.message))
+        application.facts(OutageSeen(context=work.context, server=error.server, error=error.told))
     except ArchiveBusy:
         well = False
     except Exception:

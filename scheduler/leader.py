@@ -13,7 +13,7 @@ from typing import Final
 
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.concurrency import is_cancelled
-from relay.domain.errors import DatabaseUnreachable, RelayError
+from relay.domain.errors import DatabaseUnreachable, RelayError, SchemaMissing
 from relay.domain.facts import FactSink, LeadLost, LeadTaken
 from relay.domain.schedule import JobRecord, Lead
 from scheduler.clock import Clock
@@ -221,7 +221,7 @@ class Leader:
         except TimeoutError:
             error = f"gave up after {TICK_TIMEOUT_S:g} s"
             _log.warning("tick %s %s", tick.name, error)
-        except DatabaseUnreachable as unreachable:
+        except (DatabaseUnreachable, SchemaMissing) as unreachable:
             error = str(unreachable)
             self._say(unreachable)
         except Exception as fault:

@@ -179,5 +179,5 @@ class PublishTick:
 
 def outage(context: str, error: DatabaseUnreachable | TimeoutError) -> OutageSeen:
     """Return the fact that the database of a context is unreachable or silent."""
-    text = f"no answer within {TICK_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error.message
+    text = f"no answer within {TICK_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error.told
     return OutageSeen(context=context, server="postgresql", error=text)

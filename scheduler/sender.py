@@ -41,7 +41,7 @@ class Sender:
                 send=lambda token: self._broker.entry(duty.message(token, *more)),
             )
         except Outage as error:
-            self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.message))
+            self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.told))
             return False
         return token is not None
 
@@ -64,14 +64,14 @@ class Sender:
             if messages:
                 await asyncio.to_thread(self._broker.enqueue_many, messages)
         except Outage as error:
-            self._application.facts(OutageSeen(context=context, server="redis", error=error.message))
+            self._application.facts(OutageSeen(context=context, server="redis", error=error.told))
 
     async def all_parts(self, duty: Duty) -> None:
         """Have the next job of a duty do all its parts, however lately they were done."""
         try:
             await self._application.gates.forget_rest(duty.key)
         except Outage as error:
-            self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.message))
+            self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.told))
 
     async def audit(self, duty: Duty) -> bool:
         """Enqueue an audit. The clock decides which page it reads, so no process has to remember it."""

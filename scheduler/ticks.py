@@ -19,6 +19,7 @@ from relay.adapters.redis import RelayBroker
 from relay.bootstrap import Application
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.jobs import Duty
+from scheduler import brake
 from scheduler.polls import Hints, Pace, PublishTick
 from scheduler.samples import sample_backlogs, sample_lag
 from scheduler.sender import Sender
@@ -66,6 +67,9 @@ def _frequent(application: Application, send: Sender, context: str) -> Iterator[
     publish = PublishTick(application, context, send)
     interval = settings.publish.poll_interval
     yield Tick(f"publish:{context}", interval, publish.tick, publish.take_over, pace=publish.pace)
+    if settings.backpressure.limits().any:
+        look = brake.BrakeTick(settings, application.context(context).wakeup.brake, application.facts)
+        yield Tick(f"brake:{context}", brake.EVERY, look.tick, look.take_over)
     if _TASKS in application.settings.actor_modules:
         yield from _tasks(application, send, context)
     if application.settings.metrics.scheduler is not None:

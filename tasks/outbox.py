@@ -1,4 +1,4 @@
-"""Scheduling: a task is a row that the caller's transaction writes (building blocks §3.1).
+"""Scheduling: a task is a row that the caller's transaction writes.
 
 Nothing here commits, and no task runs before the caller's transaction commits. With a SQLAlchemy session the
 row is written at the commit; with a connection it is written at once.

@@ -1,4 +1,4 @@
-"""Which function handles which type of task, and with which options (building blocks §2.7).
+"""Which function handles which type of task, and with which options.
 
 The first parameter is the payload: a pydantic model, or any other type that pydantic validates. Other parameters
 are injected by their type: `TaskContext`, and for the transaction that completes the task SQLAlchemy's

@@ -8,9 +8,11 @@ from typing import Final
 from benchmarks.figures import Curve, Row
 from benchmarks.measures import (
     archive,
+    brake,
     claim,
     consume,
     drain,
+    fairness,
     footprint,
     idle,
     insert,
@@ -28,8 +30,10 @@ Measure = Callable[[Stage], Iterator[Row | Curve]]
 
 MEASURES: Final[dict[str, Measure]] = {
     "insert": insert.run,
+    "brake": brake.run,
     "microdao": microdao.run,
     "drain": drain.run,
+    "fairness": fairness.run,
     "sizes": sizes.run,
     "latency": latency.run,
     "consume": consume.run,

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import os
 import ssl
 import time
 from contextlib import suppress
@@ -178,7 +179,7 @@ def why(error: aiohttp.ClientError | OSError) -> str:
     """Why a call has no answer. The text leaves out the URL, which may hold a secret, and any data received."""
     match error:
         case aiohttp.ClientConnectorError():
-            return f"ConnectError: {printable(str(error))}"
+            return f"ConnectError: {printable(_cause(error) + str(error))}"
         case aiohttp.ClientResponseError():
             return "ProtocolError: what came is no HTTP"
         case aiohttp.ServerDisconnectedError():
@@ -189,6 +190,12 @@ def why(error: aiohttp.ClientError | OSError) -> str:
             return "ClientPayloadError: the answer is not complete"
     strerror = getattr(error, "strerror", None)
     return f"{type(error).__name__}: {strerror or 'the connection broke'}"
+
+
+def _cause(error: aiohttp.ClientConnectorError) -> str:
+    """What the system says of a failed connection, such as ``Connection refused: ``. The error itself may not."""
+    number = error.os_error.errno or 0
+    return "" if isinstance(error, aiohttp.ClientSSLError) or number <= 0 else f"{os.strerror(number)}: "
 
 
 async def _skip(response: aiohttp.ClientResponse) -> None:

@@ -1,4 +1,4 @@
-"""The application kernel (building blocks): commands, queries, domain events, one transaction for each command.
+"""The application kernel: commands, queries, domain events, one transaction for each command.
 
 Entry points (HTTP, subscribers, cron jobs, tasks) construct a `Command` or `Query` and give it to a bus. Handlers
 change aggregates through a `UnitOfWork`. See docs/how-to/commands.md.

@@ -84,7 +84,7 @@ class CommandBus:
 
 
 class TransactionalCommandBus:
-    """A command bus in which each command is one unit of work (building blocks §3.2).
+    """A command bus in which each command is one unit of work.
 
     Its transaction includes what the handler saves, the handlers of domain events, and the integration events and
     tasks of both. A Failed rolls back all of it. A command that a handler dispatches is refused, unless it joins

@@ -1,4 +1,4 @@
-"""The request context: the correlation that a piece of work belongs to, and its cause (building blocks §4).
+"""The request context: the correlation that a piece of work belongs to, and its cause.
 
 It is a context variable, so it follows the code through awaits and asyncio tasks. Threads start with an empty
 context: give them functions wrapped by `carry`.
@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """The ids of the current request: the CorrelationContext of SDS-047 §2.2.
+    """The ids of the current request.
 
     ``correlation_id`` names the operation at the start of the chain and stays the same in the whole chain.
     ``causation_id`` names the event or task that is the direct cause; None at the start. An id that is no UUID is

@@ -53,7 +53,7 @@ class DomainEvent(BaseModel):
     """Something that happened to an aggregate. It is handled inside the service, in the same transaction.
 
     It carries no correlation. Events that leave the service get their correlation from the request context, and
-    this event's ``id`` as their causation (building blocks §4.2).
+    this event's ``id`` as their causation.
     """
 
     model_config = _MODEL

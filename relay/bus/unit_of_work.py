@@ -1,4 +1,4 @@
-"""The unit of work: one command, one transaction (building blocks §3.2). See `relay.adapters.postgres.units`."""
+"""The unit of work: one command, one transaction. See `relay.adapters.postgres.units`."""
 
 from __future__ import annotations
 

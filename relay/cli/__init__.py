@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -17,7 +18,7 @@ from relay.domain.errors import MissingExtraError, RelayError
 #: Modules of this package that hold one command of their name, and modules that hold a group of commands, in the
 #: order of the help. The chaos commands are in another package, which only a checkout has.
 _CHAOS: Final = "chaos"
-_COMMANDS: Final = ("demo", "dev", _CHAOS, "health", "config", "backlog", "reconcile")
+_COMMANDS: Final = ("demo", "dev", _CHAOS, "health", "doctor", "explain", "config", "backlog", "reconcile")
 _GROUPS: Final = (
     *("db", "streams", "fleet", "handler", "dlq", "outbox", "parked", "schedule", "tasks", "archive", "schema"),
 )
@@ -54,6 +55,8 @@ def print_version() -> None:
 
 def main() -> None:
     """Run the command. Errors that have a code print no traceback."""
+    # A pool tells of each of its attempts to connect. The command says once what it could not read.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
         create_app(_asked_for(sys.argv[1:]))()
     except RelayError as error:

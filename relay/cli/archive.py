@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final, TypeVar
 
@@ -13,13 +13,14 @@ import typer
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.bootstrap import Application
 from relay.cli.archived import replay, restore
-from relay.cli.operating import ContextOption, JsonOption, operator, print_failure, print_json, print_table
+from relay.cli.operating import Answers, ContextOption, JsonOption, ask, operator, print_failure, visiting_contexts
 from relay.cli.progress import bar
+from relay.cli.tables import print_table
 from relay.commands.archive import ArchiveReport, ArchiveRows, Finding
 from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
 from relay.domain.operators import Operator
-from relay.settings import load_settings
+from relay.settings import ContextSettings, load_settings
 
 Answer = TypeVar("Answer")
 
@@ -52,16 +53,17 @@ def run(
     async def work(rows: ArchiveRows) -> ArchiveReport:
         return await rows.look() if dry_run else await _with_bar(rows, by)
 
-    reports, complete = _each(context, work)
+    reports = _each(context, work)
     found = list(reports.values())
     if as_json:
-        print_json([asdict(report) for report in found])
+        reports.print_json(asdict(report) for report in found)
     else:
         _print_counts(found) if dry_run else _print_done(found)
+        _print_unread(reports)
     for report in found:
         for held in report.held:
             print(f"held {report.context}: {held.kind} of {held.stream}: {held.reason}", file=sys.stderr)
-    if not complete or any(report.held for report in found):
+    if reports.failed or any(report.held for report in found):
         raise typer.Exit(1)
 
 
@@ -91,7 +93,8 @@ def _print_done(reports: list[ArchiveReport]) -> None:
 
 def _print_counts(reports: list[ArchiveReport]) -> None:
     rows = [asdict(found).values() for report in reports for found in report.waiting]
-    print_table(("context", "kind", "rows", "oldest", "youngest"), [list(row) for row in rows])
+    if rows:
+        print_table(("context", "kind", "rows", "oldest", "youngest"), [list(row) for row in rows])
     for report in reports:
         for manifest in report.deleted:
             print(f"{report.context}: {manifest.file}, {manifest.rows} rows, would be deleted")
@@ -104,22 +107,25 @@ app.command()(replay)
 @app.command("list")
 def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """List the batches in the archive. Status 1 if a database does not answer."""
-    answers, complete = _visit(context, _batches)
-    rows = [_row(manifest) for found in answers.values() for manifest in found]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(("context", "kind", *_COLUMNS), [list(row.values()) for row in rows])
-    else:
-        print("Nothing is archived.")
-    if not complete:
-        raise typer.Exit(1)
+    with visiting_contexts(context, _batches) as answers:
+        rows = [_row(manifest) for found in answers.values() for manifest in found]
+        if as_json:
+            answers.print_json(rows)
+            return
+        if rows:
+            print_table(("context", "kind", *_COLUMNS), [list(row.values()) for row in rows])
+        elif answers:
+            print(f"Nothing is archived in {', '.join(answers)}.")
+        _print_unread(answers)
 
 
-async def _batches(application: Application, name: str) -> list[Manifest]:
-    from relay.adapters.postgres.pool import pooled
+def _batches(context: ContextSettings) -> Sequence[Manifest]:
+    return ask(context.database, lambda source: PostgresArchive(source, context.name).batches())
 
-    return list(await PostgresArchive(pooled(application.context(name).pool), name).batches())
+
+def _print_unread(answers: Answers[Any]) -> None:
+    if answers.failed:
+        print(answers.unread())
 
 
 def _row(manifest: Manifest) -> dict[str, Any]:
@@ -130,14 +136,15 @@ def _row(manifest: Manifest) -> dict[str, Any]:
 @app.command()
 def verify(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """Read every file again and compare it with its manifest. Status 1 if one is missing or damaged."""
-    answers, complete = _each(context, _findings)
+    answers = _each(context, _findings)
     found = [{"context": name, **asdict(one)} for name, findings in answers.items() for one in findings]
     damaged = [one for one in found if one["error"]]
     if as_json:
-        print_json(found)
+        answers.print_json(found)
     else:
         _print_findings(answers)
-    if damaged or not complete:
+        _print_unread(answers)
+    if damaged or answers.failed:
         raise typer.Exit(1)
 
 
@@ -164,8 +171,8 @@ def _print_findings(answers: dict[str, list[Finding]]) -> None:
 # --- one context after the other ---
 
 
-def _each(context: str | None, work: Callable[[ArchiveRows], Awaitable[Answer]]) -> tuple[dict[str, Answer], bool]:
-    """Run an action for each context that has an archive."""
+def _each(context: str | None, work: Callable[[ArchiveRows], Awaitable[Answer]]) -> Answers[Answer]:
+    """Run an action for each context that has an archive, or the named one. A failure is a line on stderr."""
 
     async def one(application: Application, name: str) -> Answer:
         rows = application.archive(name)
@@ -173,29 +180,23 @@ def _each(context: str | None, work: Callable[[ArchiveRows], Awaitable[Answer]])
             raise ArchiveOff(f"{name} has no archive", hint=f"[contexts.{name}.archive] after = …, directory = …")
         return await work(rows)
 
-    return _visit(context, one, archived=True)
-
-
-def _visit(
-    context: str | None, ask: Callable[[Application, str], Awaitable[Answer]], *, archived: bool = False
-) -> tuple[dict[str, Answer], bool]:
-    """Ask each context, or the named one. A context that fails gets a line on stderr."""
     settings = load_settings()
-    chosen = [name for name, own in settings.contexts.items() if own.archive.after is not None or not archived]
-    return asyncio.run(_ask(Application(settings, role="cli"), [context] if context else chosen, ask))
+    chosen = [name for name, own in settings.contexts.items() if own.archive.after is not None]
+    return asyncio.run(_ask(Application(settings, role="cli"), [context] if context else chosen, one))
 
 
 async def _ask(
     application: Application, names: list[str], ask: Callable[[Application, str], Awaitable[Answer]]
-) -> tuple[dict[str, Answer], bool]:
-    answers = {}
+) -> Answers[Answer]:
+    answers: Answers[Answer] = Answers()
     await application.start()
     try:
         for name in names:
             try:
                 answers[name] = await ask(application, name)
             except RelayError as error:
+                answers.failed[name] = error
                 print_failure(f"context {name}", error)
     finally:
         await application.stop()
-    return answers, len(answers) == len(names)
+    return answers

@@ -1,50 +1,80 @@
-"""`relay backlog`: events and messages that wait in each context, QRY-050 and QRY-051."""
+"""`relay backlog`: events and messages that wait in each context."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import Source
-from relay.cli.operating import ContextOption, JsonOption, ask, plain, print_json, visiting
-from relay.domain.backlogs import InboxBacklog, OutboxBacklog
+from relay.cli.operating import ContextOption, JsonOption, ask, visiting_contexts
+from relay.cli.tables import plain
+from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
+from relay.settings import ContextSettings
 
-Backlog = tuple[OutboxBacklog, InboxBacklog]
+Backlog = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
 
 
 def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
-    """Show how many events are not published and messages not processed: since when, and what became of them."""
-    with visiting(context, lambda url: ask(url, _read)) as answers:
+    """Show how many events are not published and messages not processed: since when, and what became of them.
+
+    Numbers above 20,000 are estimates of the database's and marked with ~.
+    Under the table: which outbox is full, and what its producers are told; which inbox is full.
+    """
+    with visiting_contexts(context, _ask) as answers:
         if as_json:
-            print_json([_plain(name, found) for name, found in answers.items()])
-        elif answers:
-            Console().print(_table(answers))
+            answers.print_json(_plain(name, found) for name, found in answers.items())
+            return
+        if answers:
+            console = Console()
+            console.print(_table(answers))
+            for _, _, brake, full in answers.values():
+                if brake.braking:
+                    console.print(f"{brake} (since {plain(brake.since)})")
+                for inbox in full:
+                    console.print(str(inbox))
+        if answers.failed:
+            print(answers.unread())
 
 
-async def _read(source: Source) -> Backlog:
+def _ask(settings: ContextSettings) -> Backlog:
+    return ask(settings.database, partial(_read, settings.inbox_limits))
+
+
+async def _read(limits: Mapping[str, int], source: Source) -> Backlog:
     reader = PostgresBacklogReader(source)
-    return await reader.outbox_backlog(), await reader.inbox_backlog()
+    outbox, inbox = await reader.outbox_backlog(), await reader.inbox_backlog()
+    return outbox, inbox, await reader.brake(), await reader.full_inboxes(limits)
 
 
 def _plain(name: str, found: Backlog) -> dict[str, object]:
-    outbox, inbox = found
-    return {"context": name, "outbox": asdict(outbox), "inbox": asdict(inbox)}
+    outbox, inbox, brake, full = found
+    told = asdict(brake) if brake.braking else None
+    inboxes = [asdict(it) for it in full]
+    return {"context": name, "outbox": asdict(outbox), "inbox": asdict(inbox), "brake": told, "full": inboxes}
 
 
 def _table(answers: dict[str, Backlog]) -> Table:
     table = Table("context", "table", box=None, pad_edge=False)
     for heading in ("count", "oldest", "waiting", "for", "tried > 3", "dead"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, (outbox, inbox) in answers.items():
-        table.add_row(name, "outbox", *_shown(outbox), "", str(outbox.dead))
-        table.add_row("", "inbox", *_shown(inbox), str(inbox.failed_attempts), str(inbox.dead))
+    for name, (outbox, inbox, *_) in answers.items():
+        table.add_row(name, "outbox", *_shown(outbox), "", _number(outbox, outbox.dead))
+        table.add_row(
+            "", "inbox", *_shown(inbox), _number(inbox, inbox.failed_attempts), _number(inbox, inbox.dead)
+        )
     return table
 
 
 def _shown(found: OutboxBacklog | InboxBacklog) -> tuple[str, str, str, str]:
     age = str(timedelta(seconds=int(found.waiting_age_seconds))) if found.waiting else ""
-    return str(found.count), plain(found.oldest_at), str(found.waiting), age
+    return _number(found, found.count), plain(found.oldest_at), _number(found, found.waiting), age
+
+
+def _number(found: OutboxBacklog | InboxBacklog, number: int) -> str:
+    return f"~{number}" if found.estimated and number else str(number)

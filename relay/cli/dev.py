@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from relay.settings.urls import hide_url
+
+#: What is found of processes that have not shown themselves, and how long that may take, in seconds.
+_BEGINNING: Final = frozenset({"NO_SCHEDULER", "NO_WORKER"})
+_SHOWN_SECONDS: Final = 5.0
 
 if TYPE_CHECKING:
     from relay.devstack.fleet import Fleet
@@ -56,10 +60,25 @@ def _run(fleet: Fleet, console: LogConsole) -> bool:
     try:
         fleet.start()
         console.say(f"ready after {time.monotonic() - begin:.1f} s\n{describe(fleet)}\nCtrl-C stops everything")
+        console.say(examine(fleet))
         return watch(fleet, console)
     except KeyboardInterrupt:
         console.say("stopping (Ctrl-C again kills)")
         return False
+
+
+def examine(fleet: Fleet) -> str:
+    """Say what `relay doctor` finds. Processes that have just begun get a moment to show themselves."""
+    from relay.cli.doctor import entry, summary
+    from relay.cli.health import diagnose
+    from relay.ops.queries import Diagnose
+
+    deadline = time.monotonic() + _SHOWN_SECONDS
+    while True:
+        found = diagnose(fleet.configuration.settings, Diagnose(close=True))
+        if time.monotonic() > deadline or not any(it.code in _BEGINNING for it in found.findings):
+            return f"relay doctor: {summary(found)}" + "".join(f"\n{entry(it, 100)}" for it in found.findings)
+        time.sleep(0.2)
 
 
 def watch(fleet: Fleet, console: LogConsole) -> bool:

@@ -1,4 +1,4 @@
-"""`relay dlq`: look at dead letters, and decide about them. Nothing is requeued by itself (DESIGN §7)."""
+"""`relay dlq`: look at dead letters, and decide about them. Nothing is requeued by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.adapters.postgres.incidents import PostgresIncidents
-from relay.cli.found import LISTING, Things, columns, print_one
+from relay.cli.found import LISTING, Things, print_one, reason_option
 from relay.cli.operating import (
     ACTING,
     NOTE_REQUIRED,
@@ -19,6 +19,7 @@ from relay.cli.operating import (
     as_time,
     with_options,
 )
+from relay.cli.tables import View, columns
 from relay.domain.errors import UnknownIncident
 from relay.domain.incidents import IncidentFilter, IncidentStatus
 from relay.domain.policies import DeadLetterClass
@@ -29,7 +30,7 @@ _FILTER: Final[Options] = {
     "kind": (Annotated[list[DeadLetterClass], typer.Option("--class", help="Why it died.")], ()),
     "subscription": (Annotated[str | None, typer.Option("--subscription", help="Of this subscription.")], None),
     "event_type": (Annotated[str | None, typer.Option("--event-type", help="Of this type.")], None),
-    "reason": (Annotated[str | None, typer.Option("--reason", help="The reason holds this text.")], None),
+    "reason": (Annotated[str | None, reason_option("--reason")], None),
     "since": (Annotated[str | None, typer.Option("--since", help="Recorded since: 90m, 2d, or a time.")], None),
     "message": (Annotated[str | None, typer.Option("--message", help="Of this message id.")], None),
     "correlation": (Annotated[str | None, typer.Option("--correlation", help="Of this correlation id.")], None),
@@ -61,11 +62,30 @@ _LETTERS: Final = Things(
     store=PostgresIncidents,
     filters=_FILTER,
     wanted=_filter,
-    shown=columns(
-        "context", "id", "status", "kind", "subscription", "event_type", "attempts", "recorded_at", "reason"
+    view=View(
+        columns=columns(
+            *(
+                "context",
+                "id",
+                "status",
+                "recorded_at",
+                "reason_code",
+                "kind",
+                "subscription",
+                "event_type",
+                "attempts",
+                "reason",
+            )
+        ),
+        lead=3,
+    ),
+    more=(
+        *("message_id", "occurrence", "subject", "stream", "stream_seq", "correlation_id", "causation_id"),
+        *("closed_at", "closed_by", "note", "handled_at"),
     ),
     called="dead letters",
-    nothing="No dead letters.",
+    states=IncidentStatus,
+    text=("reason", "reason"),
     fits=lambda context: bool(context.subscriptions),
 )
 
@@ -79,7 +99,7 @@ def list_(
     options: dict[str, Any],
 ) -> None:
     """List incidents, payloads left out. Status 1 if a database does not answer."""
-    _LETTERS.list(options, () if everything else tuple(status) or _OPEN)
+    _LETTERS.list(options, tuple(IncidentStatus) if everything else tuple(status) or _OPEN)
 
 
 @app.command()

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.cli.operating import JsonOption, Options, print_json, print_table, with_options
+from relay.cli.operating import JsonOption, Options, print_json, with_options
+from relay.cli.tables import print_table
 from relay.domain.members import Member, Seen, State, Usage
 
 app = typer.Typer(help="Worker processes that follow the load: run, status.", invoke_without_command=True)

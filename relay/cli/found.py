@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.operating import Page
+from relay.adapters.postgres.operating import Page, counted
 from relay.adapters.postgres.pool import Source
+from relay.cli.empty import Absence, instead, told
 from relay.cli.operating import (
+    ColumnsOption,
     ContextOption,
     JsonOption,
     Options,
+    WideOption,
     ask,
     chosen,
     confirm,
     one_context,
     operator,
-    print_fields,
     print_json,
-    print_table,
     report,
     visiting,
 )
+from relay.cli.tables import View, print_fields, print_rows
 from relay.domain.errors import RelayError
 from relay.domain.operators import Operator, Outcome
+from relay.domain.reasons import CODES, FAMILIES
 from relay.settings import ContextSettings
 
-#: The field of each column, by its heading.
-Columns = Mapping[str, str]
 #: An action of a store: it gets the ids and who acts.
 Action = Callable[[Any, Sequence[Any], Operator], Awaitable[Outcome]]
 
@@ -39,12 +41,20 @@ LISTING: Final[Options] = {
     "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="Show so many, the newest first.")], 50),
     "context": (ContextOption, None),
     "as_json": (JsonOption, False),
+    "columns": (ColumnsOption, None),
+    "wide": (WideOption, False),
 }
 
 
-def columns(*names: str) -> Columns:
-    """Return columns under the names of their fields."""
-    return {name.replace("_", " "): name for name in names}
+def reason_option(name: str) -> Any:
+    """Return the option of a filter by reason, which completes the codes."""
+    text = "A code such as timeout, connection_refused, tls, status_503, raised_KeyError; or a part of the text."
+    return typer.Option(name, help=text, autocompletion=_complete)
+
+
+def _complete(incomplete: str) -> Iterator[tuple[str, str]]:
+    known = {**{code.name: code.meaning for code in CODES}, **FAMILIES}
+    return ((name, meaning) for name, meaning in known.items() if name.startswith(incomplete))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,30 +62,44 @@ class Things:
     """What a group of commands is about.
 
     ``store`` makes the operations on one database. ``filters``: the options from which ``wanted`` makes a filter
-    of things in these states. ``called``: the word for many of them. ``fits``: whether a context may have any.
+    of things in these ``states``. ``view``: how they are listed; ``more``: what other fields a list may show.
+    ``called``: the word for many of them. ``text``: the filter by reason, and its field. ``fits``: whether a
+    context may have any.
     """
 
     store: Callable[[Source], Any]
     filters: Options
     wanted: Callable[[dict[str, Any], Any], Any]
-    shown: Columns
+    view: View
+    more: Sequence[str]
     called: str
-    nothing: str
+    states: type[Enum]
+    text: tuple[str, str]
     fits: Callable[[ContextSettings], bool] = lambda _: True
 
-    def list(self, options: dict[str, Any], states: object) -> None:
-        """Print what each context's database finds. Status 1 if a database does not answer."""
+    def list(self, options: dict[str, Any], states: Sequence[Enum]) -> None:
+        """Print what each context's database finds, else what else there is. Status 1 if one does not answer."""
+        view, limit = self.view.choose(options["columns"], self.more), options["limit"]
         wanted = self.wanted(options, states)
-        with visiting(options["context"], lambda url: self._find(url, wanted, options["limit"])) as pages:
+
+        async def look(source: Source) -> tuple[Page[dict[str, Any]], Absence | None]:
+            page = await self.store(source).find(wanted, limit)
+            return page, None if page.items else await instead(self, source, options, states)
+
+        with visiting(options["context"], lambda url: ask(url, look)) as answers:
+            pages = {name: page for name, (page, _) in answers.items()}
             rows = [{"context": name, **found} for name, page in pages.items() for found in page.items]
             if options["as_json"]:
-                print_json(rows)
-            elif rows:
-                print_table([*self.shown], [[row[name] for name in self.shown.values()] for row in rows])
+                answers.print_json(rows)
+                return
+            if rows:
+                print_rows(view, rows, wide=options["wide"])
                 if (total := sum(page.total for page in pages.values())) > len(rows):
-                    print(f"{len(rows)} of {total}; --limit shows more")
-            else:
-                print(self.nothing)
+                    print(f"{len(rows)} of {counted(total)}; --limit shows more")
+            elif answers:
+                print(told(self, options, states, {name: it for name, (_, it) in answers.items() if it}))
+            if answers.failed:
+                print(answers.unread())
 
     def get(self, id: object, context: str | None, missing: RelayError) -> dict[str, Any]:
         """Return all fields of one thing. Raises ``missing``."""

@@ -1,4 +1,4 @@
-"""`relay handler check`: whether a handler service keeps the contract of SDS-047 §12."""
+"""`relay handler check`: whether a handler service keeps the handler contract."""
 
 from __future__ import annotations
 

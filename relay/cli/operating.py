@@ -8,17 +8,16 @@ import json
 import os
 import pwd
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from relay.adapters.postgres.pool import Source, connected
+from relay.cli.tables import plain
 from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, of_context
 from relay.domain.identity import Id, check_id
 from relay.domain.operators import Operator, Outcome
@@ -32,6 +31,10 @@ Options = dict[str, tuple[Any, Any]]
 ContextOption = Annotated[str | None, typer.Option("--context", help="One context only; all if not given.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 OneContextOption = Annotated[str | None, typer.Option("--context", help="Needed where several are configured.")]
+ColumnsOption = Annotated[
+    str | None, typer.Option("--columns", help="Show these only: NAME,NAME,… in this order.")
+]
+WideOption = Annotated[bool, typer.Option("--wide", help="All columns, one line each, however wide.")]
 #: The options of commands that act; each as (type, default).
 ACTING: Final[Options] = {
     "limit": (Annotated[int, typer.Option(min=1, max=100_000, help="Refuse to act on more.")], 1_000),
@@ -46,8 +49,25 @@ NOTE_REQUIRED: Final[Options] = {
 }
 
 
+class Answers(dict[str, Answer]):
+    """The answer of each context, and the error of each that ``failed``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: dict[str, RelayError] = {}
+
+    def unread(self) -> str:
+        """Say how many contexts could not be read; nothing where all could."""
+        return unread(len(self.failed), len(self) + len(self.failed))
+
+    def print_json(self, found: Iterable[Mapping[str, Any]]) -> None:
+        """Print a list of what was ``found``, and behind it an entry with ``error`` for each that failed."""
+        errors = [{"context": name, "error": coded(error)} for name, error in self.failed.items()]
+        print_json([*found, *errors])
+
+
 @contextmanager
-def visiting(context: str | None, question: Callable[[str], Answer]) -> Iterator[dict[str, Answer]]:
+def visiting(context: str | None, question: Callable[[str], Answer]) -> Iterator[Answers[Answer]]:
     """Do as `visiting_contexts`, and call ``question`` with the database address of each context."""
     with visiting_contexts(context, lambda found: question(found.database)) as answers:
         yield answers
@@ -56,7 +76,7 @@ def visiting(context: str | None, question: Callable[[str], Answer]) -> Iterator
 @contextmanager
 def visiting_contexts(
     context: str | None, question: Callable[[ContextSettings], Answer]
-) -> Iterator[dict[str, Answer]]:
+) -> Iterator[Answers[Answer]]:
     """Call ``question`` with the settings of each context, and lend the answers. Status 1 if one lacks.
 
     A context that fails gets a line on stderr, and the others are still asked. Raises UnknownContext and
@@ -64,15 +84,26 @@ def visiting_contexts(
     """
     contexts = load_settings().contexts
     chosen = contexts if context is None else {context: of_context(contexts, context)}
-    answers = {}
+    answers: Answers[Answer] = Answers()
     for name, found in chosen.items():
         try:
             answers[name] = question(found)
         except RelayError as error:
+            answers.failed[name] = error
             print_failure(f"context {name}", error)
     yield answers
-    if len(answers) < len(chosen):
+    if answers.failed:
         raise typer.Exit(1)
+
+
+def unread(failed: int, asked: int) -> str:
+    """Say how many contexts could not be read; nothing where all could."""
+    return f"could not read {failed} of {asked} context{'s' if asked > 1 else ''}" if failed else ""
+
+
+def coded(error: RelayError) -> dict[str, str | None]:
+    """Return an error as JSON shows it."""
+    return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def print_failure(what: str, error: RelayError) -> None:
@@ -200,29 +231,3 @@ def as_id(text: str | None, field: str) -> Id | None:
 def print_json(value: object) -> None:
     """Print JSON; times in UTC, ids as text."""
     print(json.dumps(value, indent=2, default=plain))
-
-
-def plain(value: object) -> str:
-    """Write a value as text: times to the second in UTC, nothing for None."""
-    if isinstance(value, datetime):
-        return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z"
-    return "" if value is None else str(value)
-
-
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows as a table. The last column takes the room that is left."""
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, no_wrap=heading != headings[-1])
-    for row in rows:
-        table.add_row(*map(plain, row))
-    # Values come from other programs: they are text, never markup.
-    Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
-
-
-def print_fields(fields: dict[str, Any]) -> None:
-    """Print one thing, a line for each field that has a value."""
-    shown = {name: plain(value) for name, value in fields.items() if value is not None}
-    width = max(map(len, shown))
-    for name, value in shown.items():
-        print(f"{name:<{width}}  {value}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.adapters.postgres.operating import EventFilter, PostgresOutboxOperations
-from relay.cli.found import LISTING, Action, Things, columns, print_one
+from relay.cli.found import LISTING, Action, Things, print_one, reason_option
 from relay.cli.operating import (
     ACTING,
     JsonOption,
@@ -20,6 +20,7 @@ from relay.cli.operating import (
     print_json,
     with_options,
 )
+from relay.cli.tables import View, columns
 from relay.domain.errors import InvalidRequest, NotPublishable
 
 app = typer.Typer(help="Events: list, show, retry failed ones, replay published ones.", no_args_is_help=True)
@@ -43,7 +44,7 @@ _FILTER: Final[Options] = {
     "correlation": (Annotated[str | None, typer.Option("--correlation", help="Of this correlation id.")], None),
     "since": (Annotated[str | None, typer.Option("--since", help="Happened since: 90m, 2d, or a time.")], None),
     "until": (Annotated[str | None, typer.Option("--until", help="Happened before: 10m, or a time.")], None),
-    "error": (Annotated[str | None, typer.Option("--error", help="Its last error holds this text.")], None),
+    "error": (Annotated[str | None, reason_option("--error")], None),
 }
 _FAILED: Final = (Status.DEAD, Status.FAILING)
 _ACTING: Final[Options] = {
@@ -75,15 +76,23 @@ _EVENTS: Final = Things(
     store=PostgresOutboxOperations,
     filters=_FILTER,
     wanted=_filter,
-    shown={
-        **columns("context", "id", "status", "event_type"),
-        "key": "partition_key",
-        "attempts": "publish_attempts",
-        "occurred at": "occurred_at",
-        "error": "publish_error",
-    },
+    view=View(
+        columns={
+            **columns("context", "id", "status", "occurred_at", "error_code"),
+            "attempts": "publish_attempts",
+            "event type": "event_type",
+            "key": "partition_key",
+            "error": "publish_error",
+        },
+        lead=3,
+    ),
+    more=(
+        *("seq", "aggregate_type", "aggregate_id", "event_version", "correlation_id", "causation_id", "topic"),
+        *("stream", "published_at", "available_at", "dead_at", "published_stream", "published_seq", "generation"),
+    ),
     called="events",
-    nothing="No such events.",
+    states=Status,
+    text=("error", "publish_error"),
 )
 
 

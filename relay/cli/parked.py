@@ -1,4 +1,4 @@
-"""`relay parked`: keys that an ordered subscription has set aside behind a dead letter (DESIGN §6)."""
+"""`relay parked`: keys that an ordered subscription has set aside behind a dead letter."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ import typer
 from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.cli.operating import (
     ACTING,
+    ColumnsOption,
     ContextOption,
     JsonOption,
     Options,
+    WideOption,
     ask,
     chosen,
     confirm,
     one_context,
     operator,
-    print_json,
-    print_table,
     report,
     visiting,
     with_options,
 )
+from relay.cli.tables import View, print_rows
+from relay.cli.tables import columns as named
+from relay.domain.disclosure import stack_of
 from relay.domain.errors import TooMany
 
 app = typer.Typer(help="Keys set aside behind a dead letter: list, release.", no_args_is_help=True)
 
-_NAMES: Final = ("context", "subscription", "key", "since", "head", "waiting", "reason")
+_VIEW: Final = View(columns=named("context", "subscription", "key", "head", "waiting", "since", "reason"), lead=4)
 _RELEASE: Final[Options] = {
     "ids": (Annotated[list[str] | None, typer.Argument(help="Keys, by the names of `list`.")], None),
     "everything": (Annotated[bool, typer.Option("--all", help="Every parked key of the context.")], False),
@@ -37,16 +40,29 @@ _RELEASE: Final[Options] = {
 
 
 @app.command("list")
-def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+    columns: ColumnsOption = None,
+    wide: WideOption = False,
+) -> None:
     """List parked keys, the longest parked first. Status 1 if a database does not answer."""
+    view = _VIEW.choose(columns)
     with visiting(context, lambda url: ask(url, lambda source: PostgresParkedKeys(source).list())) as found:
-        rows = [{"context": name, **key} for name, keys in found.items() for key in keys]
+        rows = [
+            {"context": name, **key, "reason": stack_of(key["reason"])[0]}
+            for name, keys in found.items()
+            for key in keys
+        ]
         if as_json:
-            print_json(rows)
-        elif rows:
-            print_table(_NAMES, [[row[name] for name in _NAMES] for row in rows])
-        else:
-            print("No parked keys.")
+            found.print_json(rows)
+            return
+        if rows:
+            print_rows(view, rows, wide=wide)
+        elif found:
+            print(f"No parked keys in {', '.join(found)}.")
+        if found.failed:
+            print(found.unread())
 
 
 @app.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -13,10 +12,10 @@ from rich.table import Table
 
 from relay import jobs
 from relay.bootstrap import Application, job_broker
-from relay.cli.operating import ContextOption, JsonOption, print_json
+from relay.cli.operating import ContextOption, JsonOption, coded, print_failure, print_json, unread
 from relay.commands.missing import InboxReport
 from relay.commands.reconcile import StreamReport
-from relay.domain.errors import Outage, of_context
+from relay.domain.errors import RelayError, of_context
 from relay.settings import load_settings
 
 
@@ -33,34 +32,37 @@ def reconcile(
     """
     settings = load_settings()
     names = list(settings.contexts) if context is None else [of_context(settings.contexts, context).name]
-    streams, inboxes, complete = asyncio.run(_compare(Application(settings, role="cli"), names, repair=repair))
+    streams, inboxes, failed = asyncio.run(_compare(Application(settings, role="cli"), names, repair=repair))
     if as_json:
         reports = {"streams": [asdict(one) for one in streams], "inboxes": [asdict(one) for one in inboxes]}
-        print_json({"repair": repair, **reports})
+        errors = [{"context": name, "error": coded(error)} for name, error in failed.items()]
+        print_json({"repair": repair, **reports, "errors": errors})
     else:
         _print(streams, inboxes, repair=repair)
+        if failed:
+            print(unread(len(failed), len(names)))
     missing = any(one.lost or not one.exists for one in streams) or any(one.missing for one in inboxes)
-    if not complete or (missing and not repair):
+    if failed or (missing and not repair):
         raise typer.Exit(1)
 
 
 async def _compare(
     application: Application, names: list[str], *, repair: bool
-) -> tuple[list[StreamReport], list[InboxReport], bool]:
+) -> tuple[list[StreamReport], list[InboxReport], dict[str, RelayError]]:
     streams: list[StreamReport] = []
     inboxes: list[InboxReport] = []
-    complete = True
+    failed: dict[str, RelayError] = {}
     await application.start()
     try:
         for name in names:
             try:
                 await _one(application, name, streams, inboxes, repair=repair)
-            except Outage as error:
-                complete = False
-                print(f"error {error.code}: context {name}: {error.message}", file=sys.stderr)
+            except RelayError as error:
+                failed[name] = error
+                print_failure(f"context {name}", error)
     finally:
         await application.stop()
-    return streams, inboxes, complete
+    return streams, inboxes, failed
 
 
 async def _one(
@@ -86,6 +88,8 @@ async def _send(application: Application, context: str, subscription: str) -> No
 
 
 def _print(streams: list[StreamReport], inboxes: list[InboxReport], *, repair: bool) -> None:
+    if not streams and not inboxes:
+        return
     table = Table("context", "compared", box=None, pad_edge=False)
     for heading in ("checked", "lost"):
         table.add_column(heading, justify="right")

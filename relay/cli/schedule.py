@@ -12,16 +12,19 @@ import typer
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.cli.operating import (
+    ColumnsOption,
     ContextOption,
     JsonOption,
     OneContextOption,
+    WideOption,
     ask,
     one_context,
     operator,
-    print_json,
-    print_table,
     visiting,
 )
+from relay.cli.tables import View, print_rows
+from relay.cli.tables import columns as named
+from relay.domain.disclosure import stack_of
 from relay.domain.operators import Operator
 from relay.domain.schedule import JobView, RunState, Schedule, UnknownJob
 
@@ -29,29 +32,48 @@ app = typer.Typer(help="Scheduled jobs: list, run.", no_args_is_help=True)
 
 _LOOK_INTERVAL_S: Final = 0.2
 _OPEN: Final = frozenset({RunState.WAITING, RunState.STARTED})
+_VIEW: Final = View(
+    columns=named("context", "job", "outcome", "last_run", "next_run", "schedule", "error"), lead=3
+)
 
 
 @app.command("list")
-def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+    columns: ColumnsOption = None,
+    wide: WideOption = False,
+) -> None:
     """List what is scheduled, with the last run and the next. Status 1 if a database does not answer."""
+    view = _VIEW.choose(columns)
     with visiting(context, lambda url: ask(url, lambda source: PostgresSchedule(source).schedule())) as found:
         if as_json:
-            print_json([{"context": name, **asdict(schedule)} for name, schedule in found.items()])
-        else:
-            _print(found)
+            found.print_json({"context": name, **asdict(schedule)} for name, schedule in found.items())
+            return
+        _print(found, view, wide=wide)
+        if found.failed:
+            print(found.unread())
 
 
-def _print(found: dict[str, Schedule]) -> None:
-    headings = ("context", "job", "schedule", "last run", "outcome", "next run", "error")
-    rows = [(name, *_row(job)) for name, schedule in found.items() for job in schedule.jobs]
-    print_table(headings, rows)
+def _print(found: dict[str, Schedule], view: View, *, wide: bool) -> None:
+    rows = [{"context": name, **_row(job)} for name, schedule in found.items() for job in schedule.jobs]
+    if rows:
+        print_rows(view, rows, wide=wide)
     for name, schedule in found.items():
-        print(f"{name}: {f'led by {schedule.leader}' if schedule.leader else 'no scheduler leads'}")
+        leader = f"led by {schedule.leader}" if schedule.leader else "no scheduler leads"
+        print(f"{name}: {leader}" if schedule.jobs else f"{name}: {leader}; no scheduler has listed its jobs yet")
 
 
-def _row(job: JobView) -> tuple[object, ...]:
+def _row(job: JobView) -> dict[str, object]:
     outcome = job.outcome or ("" if job.last_run_at is None else "failed" if job.error else "ok")
-    return job.name, job.schedule, job.last_run_at or "never", outcome, job.next_run_at, job.error
+    return {
+        "job": job.name,
+        "outcome": outcome,
+        "last_run": job.last_run_at or "never",
+        "next_run": job.next_run_at,
+        "schedule": job.schedule,
+        "error": stack_of(job.error or "")[0],
+    }
 
 
 @app.command()

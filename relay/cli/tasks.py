@@ -10,8 +10,9 @@ from uuid import UUID
 import typer
 
 from relay.adapters.postgres.operating import PostgresTaskOperations, TaskFilter
-from relay.cli.found import LISTING, Things, columns, print_one
+from relay.cli.found import LISTING, Things, print_one, reason_option
 from relay.cli.operating import ACTING, JsonOption, OneContextOption, Options, as_id, as_time, with_options
+from relay.cli.tables import View, columns
 from relay.domain.tasks import UnknownTask
 
 app = typer.Typer(help="Tasks: list, show, retry failed ones, cancel waiting ones.", no_args_is_help=True)
@@ -34,7 +35,7 @@ _FILTER: Final[Options] = {
     "queue": (Annotated[str | None, typer.Option("--queue", help="Of this queue.")], None),
     "correlation": (Annotated[str | None, typer.Option("--correlation", help="Of this correlation id.")], None),
     "since": (Annotated[str | None, typer.Option("--since", help="Scheduled since: 90m, 2d, or a time.")], None),
-    "error": (Annotated[str | None, typer.Option("--error", help="Its last error holds this text.")], None),
+    "error": (Annotated[str | None, reason_option("--error")], None),
 }
 _ACTING: Final[Options] = {
     "ids": (Annotated[list[UUID] | None, typer.Argument(help="Ids of tasks.")], None),
@@ -59,9 +60,22 @@ _TASKS: Final = Things(
     store=PostgresTaskOperations,
     filters=_FILTER,
     wanted=_filter,
-    shown=columns("context", "id", "status", "type", "queue", "priority", "attempts", "created_at", "last_error"),
+    view=View(
+        columns={
+            **columns(
+                *("context", "id", "status", "created_at", "error_code", "attempts", "type", "queue", "priority")
+            ),
+            "error": "last_error",
+        },
+        lead=3,
+    ),
+    more=(
+        *("waits_for", "available_at", "delivered_at", "started_at", "finished_at", "next_attempt_at"),
+        *("correlation_id", "causation_id", "concurrency_key"),
+    ),
     called="tasks",
-    nothing="No such tasks.",
+    states=Status,
+    text=("error", "last_error"),
 )
 
 

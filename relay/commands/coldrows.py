@@ -20,6 +20,8 @@ from relay.domain.routing import Routing
 
 #: How far something is: of how many batches how many are done.
 Progress = Callable[[int, int], None]
+#: Whether an archived row is one of those that are wanted.
+Fits = Callable[[Mapping[str, Any]], bool]
 
 
 def archived_subject(routing: Routing, row: Mapping[str, Any]) -> str | None:
@@ -45,6 +47,13 @@ class ColdRows:
         """How many rows are selected. One that was restored and archived again is there twice."""
         return sum([len(lines) async for _, lines in self._found(kind, wanted, progress)])
 
+    async def read(
+        self, kind: ArchiveKind, wanted: RowFilter, fits: Fits, progress: Progress
+    ) -> Sequence[Mapping[str, Any]]:
+        """Selected rows that also fit, as they stand in the archive."""
+        found = self._found(kind, wanted, progress, fits)
+        return [json.loads(line) async for _, lines in found for line in lines]
+
     async def restore(self, kind: ArchiveKind, wanted: RowFilter, by: Operator, progress: Progress) -> int:
         """Put rows back into their table, as they were; return how many were not there. Nothing is sent.
 
@@ -59,7 +68,13 @@ class ColdRows:
         return sum([await self._tables.replay(lines, by) async for _, lines in found])
 
     async def _found(
-        self, kind: ArchiveKind, wanted: RowFilter, progress: Progress, *, backwards: bool = False
+        self,
+        kind: ArchiveKind,
+        wanted: RowFilter,
+        progress: Progress,
+        fits: Fits = lambda _: True,
+        *,
+        backwards: bool = False,
     ) -> AsyncIterator[tuple[Manifest, Sequence[str]]]:
         batches = [it for it in await self._tables.batches() if it.kind is kind and wanted.may_be_in(it)]
         if backwards:
@@ -69,10 +84,11 @@ class ColdRows:
             with batchfile.spool() as file:
                 if not await self._store.get(manifest.file, file):
                     raise ArchiveDamaged(f"{manifest.file} is missing")
-                lines = await asyncio.to_thread(self._select, batchfile.lines(file, manifest), kind, wanted)
+                lines = await asyncio.to_thread(self._select, batchfile.lines(file, manifest), kind, wanted, fits)
             if lines:
                 yield manifest, lines
         progress(len(batches), len(batches))
 
-    def _select(self, lines: Sequence[bytes], kind: ArchiveKind, wanted: RowFilter) -> list[str]:
-        return [line.decode() for line in lines if wanted.fits(kind, json.loads(line), self._subject)]
+    def _select(self, lines: Sequence[bytes], kind: ArchiveKind, wanted: RowFilter, fits: Fits) -> list[str]:
+        rows = ((line, json.loads(line)) for line in lines)
+        return [line.decode() for line, row in rows if wanted.fits(kind, row, self._subject) and fits(row)]

@@ -7,12 +7,13 @@ import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
 from relay.commands.outgoing import outgoing, shown_ids, trace_of
+from relay.concurrency import FairSlots
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import BrokerUnreachable, InvalidEvent, NotPublishable
 from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, PublishedEvent, PublishFailed
@@ -26,6 +27,7 @@ from relay.domain.policies import (
     PublishOutcome,
     RowRejected,
     TryAgain,
+    Wait,
     after_publish_failure,
 )
 from relay.domain.retry import RetryPolicy
@@ -36,6 +38,8 @@ from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxReposit
 #: After this many batches, the halves of a shard meet and divide the busy lanes again. An event in a quiet lane
 #: waits no longer than that.
 _HALF_BATCHES: Final = 8
+#: How many batches may be under way at once, unless others share the slots: as many as two shards have.
+_BATCHES: Final = 4
 #: After this many characters of payloads, the other tasks on the event loop may run.
 _PORTION_CHARS: Final = 1_000_000
 
@@ -77,9 +81,15 @@ class PublishOutboxEvents:
     """Moves events from the outbox to the stream. It is safe to run in many processes and to repeat."""
 
     def __init__(
-        self, config: PublishConfig, outbox: OutboxRepository, publisher: JetStreamPublisher, facts: FactSink
+        self,
+        config: PublishConfig,
+        outbox: OutboxRepository,
+        publisher: JetStreamPublisher,
+        facts: FactSink,
+        slots: FairSlots | None = None,
     ) -> None:
         self._config = config
+        self._slots = slots or FairSlots(_BATCHES)
         self._outbox = outbox
         self._publisher = publisher
         self._facts = facts
@@ -90,36 +100,39 @@ class PublishOutboxEvents:
     async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
         """Publish the shard's events until no more are due; return how many were published.
 
-        Calls ``go_on`` between batches. Raises DatabaseUnreachable. Raises BrokerUnreachable when nothing of a
-        batch was acknowledged. Events acknowledged earlier are settled, and no attempt is counted for the others.
+        Waits for a slot before each batch, and then asks ``go_on``. Raises DatabaseUnreachable. Raises
+        BrokerUnreachable when nothing of a batch was acknowledged. Events acknowledged earlier are settled, and no
+        attempt is counted for the others.
         """
         total, more = 0, True
         while more:
-            busy, more, published = await self._batch(shard.lanes)
+            busy, more, published = await self._batch(shard.lanes, go_on)
             total += published
-            more = more and go_on()
             if more:
                 # While one half waits for the broker, the other uses the database.
                 drained = (self._drain_half(lanes, go_on) for lanes in halves(shard.lanes, busy))
                 total += sum(await _all_of(*drained))
-                more = go_on()
         return total
 
     async def _drain_half(self, lanes: Sequence[int], go_on: Callable[[], bool]) -> int:
         """Publish a few batches of these lanes, or fewer if nothing is left; return how many were published."""
         total = 0
         for _ in range(_HALF_BATCHES):
-            _, more, published = await self._batch(lanes)
+            _, more, published = await self._batch(lanes, go_on)
             total += published
-            if not more or not go_on():
+            if not more:
                 break
         return total
 
-    async def _batch(self, lanes: Sequence[int]) -> tuple[Collection[int], bool, int]:
-        """Publish a claim of these lanes; return the busy lanes, whether more is due, how many it published."""
+    async def _batch(self, lanes: Sequence[int], go_on: Callable[[], bool]) -> tuple[Collection[int], bool, int]:
+        """Publish a claim of these lanes; return the busy lanes, whether to go on, how many it published."""
         limits = self._config.batch_size, self._config.batch_bytes
-        async with self._outbox.find_unpublished(lanes, *limits) as claim:
-            settled = await self._publish(claim)
+        async with self._slots.slot(self._config.routing.context) as slot:
+            if not go_on():
+                return (), False, 0
+            async with self._outbox.find_unpublished(lanes, *limits) as claim:
+                settled = await self._publish(claim)
+            slot.cost = len(settled.outcomes)
         if settled.subjects:
             reach("after_publish_commit")
         self._report(settled)
@@ -206,9 +219,12 @@ class PublishOutboxEvents:
             outcome = outcomes[row.id]
             if isinstance(outcome, Published):
                 continue
-            match after_publish_failure(outcome, row.publish_attempts, self._config.policy, random.random()):  # noqa: S311
+            policy, chance, age = self._config.policy, random.random(), _age(row.occurred_at)  # noqa: S311
+            match after_publish_failure(outcome, row.publish_attempts, policy, chance, age):
                 case Leave():
                     continue
+                case Wait(delay, error):
+                    failures.append(PublishFailure(row.id, error, delay, counts=False))
                 case TryAgain(delay, error):
                     failures.append(PublishFailure(row.id, error, delay))
                 case GiveUp(error):
@@ -253,7 +269,15 @@ class PublishOutboxEvents:
             if failure.delay is None:
                 self._facts(EventDied(**about))
             else:
-                self._facts(PublishFailed(**about, attempts=row.publish_attempts + 1))
+                self._facts(PublishFailed(**about, attempts=max(1, row.publish_attempts + failure.counts)))
+
+
+def _age(occurred_at: str) -> timedelta:
+    """How old an event is. One of a time that Python cannot hold, or that is infinite, is very old."""
+    try:
+        return datetime.now(UTC) - datetime.fromisoformat(occurred_at)
+    except ValueError:
+        return timedelta.max
 
 
 async def _all_of(*coroutines: Coroutine[Any, Any, int]) -> list[int]:

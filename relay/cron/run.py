@@ -14,7 +14,7 @@ from uuid import uuid4
 from relay.bus import Failed, RequestContext, Result
 from relay.concurrency import Slots
 from relay.cron import Cron, CronRegistry
-from relay.domain.disclosure import printable, told, words
+from relay.domain.disclosure import full, printable, with_stack, words
 from relay.domain.errors import LeaseOver, Outage
 from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
 from relay.domain.retry import Backoff
@@ -103,7 +103,7 @@ class RunCron:
 
     def _why(self, error: Exception) -> str:
         said = words(error) if self._error_text else ""
-        return f"{told(error)}: {said}" if said else told(error)
+        return full(with_stack(error), said) if said else with_stack(error)
 
     def _of(self, run: ClaimedRun) -> dict[str, Any]:
         return {

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
+
+from relay.domain.backpressure import RELEASE
+
+#: How far rows are counted. What is more is an estimate of the server's, and at least so much.
+MAX_COUNTED_ROWS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +20,9 @@ class OutboxBacklog:
     ``count`` events are not published; the oldest of them occurred at ``oldest_at``. ``dead`` of them cannot be
     published and wait for an operator. ``waiting`` of them will be published; the oldest has waited for
     ``waiting_age_seconds`` by the database's clock (0 when there is none).
+
+    ``estimated``: more than `MAX_COUNTED_ROWS` are not published. Then ``count`` and ``waiting`` are about right,
+    and ``dead`` counts at most so many.
     """
 
     count: int
@@ -21,6 +30,7 @@ class OutboxBacklog:
     waiting: int
     waiting_age_seconds: float
     dead: int
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,9 @@ class InboxBacklog:
     dead letters. ``waiting`` of them will be handled; the oldest has waited for ``waiting_age_seconds`` by the
     database's clock (0 when there is none). ``failed_attempts`` of those that wait were tried more than three
     times.
+
+    ``estimated``: more than `MAX_COUNTED_ROWS` are not processed. Then ``count`` and ``waiting`` are about right,
+    ``dead`` counts at most so many, and ``failed_attempts`` only the oldest of them.
     """
 
     count: int
@@ -39,6 +52,7 @@ class InboxBacklog:
     waiting_age_seconds: float
     failed_attempts: int
     dead: int
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +69,51 @@ class Overdue:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Brake:
+    """What producers are told of a full outbox: an ``action``, and why, and since when. None: nothing."""
+
+    action: str | None = None
+    reason: str | None = None
+    since: datetime | None = None
+
+    @property
+    def braking(self) -> int:
+        """1 while producers are braked, else 0."""
+        return int(self.action is not None)
+
+    def __str__(self) -> str:
+        what = {"warn": "warned", "delay": "delayed", "refuse": "refused"}.get(self.action or "", self.action)
+        return f"producers are {what}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class FullInbox:
+    """An inbox that is so full that the pulls pause, or may: of ``max_inbox`` messages it holds ``unfinished``."""
+
+    subscription: str
+    unfinished: int
+    max_inbox: int
+
+    @property
+    def shown(self) -> bool:
+        """Whether it is full enough to say so: a pause ends below this."""
+        return self.unfinished >= self.max_inbox * RELEASE
+
+    def __str__(self) -> str:
+        return (
+            f"the inbox of {self.subscription} holds {self.unfinished} unfinished messages: "
+            f"pulls pause at {self.max_inbox} and go on below {self.max_inbox * RELEASE:g}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskBacklog:
     """The tasks that wait to be run.
 
     ``count`` tasks are due and not finished, the oldest for ``oldest_age_seconds`` (0 when there is none).
-    ``delayed`` tasks are due later. ``failed`` tasks wait for an operator.
+    ``delayed`` tasks are due later. ``failed`` tasks wait for an operator. Of each state at most
+    `MAX_COUNTED_ROWS` are counted.
     """
 
     count: int
@@ -87,7 +140,7 @@ class SubscriptionBacklog:
     """What of a subscription waits to be handled: ``count`` messages, neither processed nor dead-lettered.
 
     The oldest was received ``oldest_age_seconds`` ago. ``failed_attempts`` messages were tried more than three
-    times.
+    times. Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the others are of so many.
     """
 
     subscription: str | None
@@ -107,3 +160,4 @@ class Backlogs:
     tasks: TaskBacklog
     incidents: Sequence[Waiting]
     parked: Sequence[Waiting]
+    brake: Brake = Brake()

@@ -18,6 +18,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from relay.domain.errors import RelayError
@@ -26,6 +27,11 @@ from relay.domain.errors import RelayError
 LIMIT_BYTES: Final = 500
 _MAX_SHOWN_ERRORS: Final = 3
 _MAX_CAUSES: Final = 10
+_MAX_LOGGED: Final = 30
+#: What stands before each line of a stack, behind the reason it belongs to.
+_FROM: Final = " <- "
+_MAX_FRAMES: Final = 8
+_FRAME_CHARS: Final = 120
 _CODE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
 #: Names of fields and errors have at most this many digits. Account and telephone numbers have more.
 _MAX_DIGITS: Final = 5
@@ -81,13 +87,74 @@ def words(error: BaseException) -> str:
 
 def trace(error: BaseException) -> str:
     """A traceback with the lines of the program and, for each exception, the text of `told`."""
-    parts: list[str] = []
-    current: BaseException | None = error
-    while current is not None and len(parts) < _MAX_CAUSES:
-        frames = "".join(traceback.format_tb(current.__traceback__))
-        parts.append(f"{frames}{told(current)}")
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    parts = [f"{''.join(traceback.format_tb(one.__traceback__))}{told(one)}" for one in causes(error)]
     return "\n\nwhich led to:\n\n".join(reversed(parts))
+
+
+def with_stack(error: BaseException) -> str:
+    """What is told about an exception, and behind that where it passed the application: `stack_of` reads it."""
+    return "".join([told(error), *(f"{_FROM}{line}" for line in _stack(error))])
+
+
+def stack_of(text: str) -> tuple[str, list[str]]:
+    """Return a reason without its stack, and the lines of the stack, the innermost first."""
+    reason, *stack = text.split(_FROM)
+    return reason, stack
+
+
+def full(reason: str, said: str) -> str:
+    """Return a reason with a text that it does not tell by itself, before its stack."""
+    told, stack, lines = reason.partition(_FROM)
+    return f"{told}: {said}{stack}{lines}"
+
+
+def _stack(error: BaseException) -> list[str]:
+    """The lines of the application, such as ``myapp/cases.py:12 in close``, also those of the causes. Bounded."""
+    found: list[str] = []
+    for one in causes(error):
+        found += [] if one is error else [f"caused by {type(one).__name__}"]
+        frames = reversed([*traceback.walk_tb(one.__traceback__)])
+        found += [_line(it, number) for it, number in frames if _is_of_application(it.f_code.co_filename)]
+    return [printable(line[:_FRAME_CHARS]) for line in found[:_MAX_FRAMES]]
+
+
+def _line(frame: FrameType, number: int) -> str:
+    """A line of code. Its file is shown from the package on that the module belongs to."""
+    path = Path(frame.f_code.co_filename)
+    name = str(frame.f_globals.get("__name__", ""))
+    parts = name.count(".") + (2 if path.stem == "__init__" else 1)
+    return f"{'/'.join(path.parts[-parts:])}:{number} in {frame.f_code.co_name}"
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception, then what it was raised from, and so on. Bounded."""
+    current: BaseException | None = error
+    for _ in range(_MAX_CAUSES):
+        if current is None:
+            return
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def traced(error: BaseException, *, in_full: bool = False) -> list[dict[str, Any]]:
+    """A traceback as values for a log of JSON: structlog's dict tracebacks, but without locals and messages.
+
+    The frames are those of the application; all of them where it has none. ``in_full``: with the messages.
+    """
+    return [
+        {"exc_type": type(one).__name__, "exc_value": str(one) if in_full else told(one), "frames": _frames(one)}
+        for one in causes(error)
+    ]
+
+
+def _frames(error: BaseException) -> list[dict[str, Any]]:
+    frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    own = [it for it in frames if _is_of_application(it[0].co_filename)] or frames
+    return [{"filename": code.co_filename, "lineno": it, "name": code.co_name} for code, it in own[-_MAX_LOGGED:]]
+
+
+def _is_of_application(filename: str) -> bool:
+    return not filename.startswith((*_LIBRARIES, *_BETWEEN))
 
 
 def _driver(error: BaseException) -> BaseException:
@@ -102,6 +169,8 @@ def _codes(error: BaseException) -> Iterator[str]:
         constraint = getattr(getattr(error, "diag", None), "constraint_name", None)
         if isinstance(constraint, str):
             yield f"({_name(constraint)})"
+    if isinstance(error, ImportError) and error.name:
+        yield f"({_name(error.name)})"
     found = validation(error)
     if found:
         yield f"({found})"
@@ -114,7 +183,7 @@ def _raised(error: BaseException) -> str:
         code, module = frame.f_code, frame.f_globals.get("__name__", "?")
         if code.co_filename.startswith(_LIBRARIES):
             library = library or f"at {module}.{code.co_name}:{line}"
-        elif not code.co_filename.startswith(_BETWEEN):
+        elif _is_of_application(code.co_filename):
             program = f"at {module}.{code.co_name}:{line}"
     return program or library
 

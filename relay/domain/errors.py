@@ -18,6 +18,7 @@
     │                                                 ARCHIVE_DAMAGED, ARCHIVE_CONFLICT below it)
     ├── DuplicateMessage        DUPLICATE_MESSAGE
     ├── WriteConflict           WRITE_CONFLICT
+    ├── OutboxFull              OUTBOX_FULL
     ├── UpgradeBlocked          UPGRADE_BLOCKED
     ├── MalformedMessage        MALFORMED_MESSAGE
     ├── NoTransaction           NO_TRANSACTION
@@ -27,6 +28,7 @@
     ├── StreamMissing           STREAM_MISSING       (kept in publish_error, not raised)
     ├── StreamMismatch          STREAM_MISMATCH      (kept in publish_error, not raised)
     ├── InvalidRequest          INVALID_REQUEST
+    ├── UnknownId               UNKNOWN_ID           (relay.domain.life)
     ├── TooMany                 TOO_MANY
     ├── UnknownIncident         UNKNOWN_INCIDENT
     ├── IncidentClosed          INCIDENT_CLOSED
@@ -86,10 +88,14 @@ class RelayError(Exception):
         self.field = field
         self.hint = hint
 
+    @property
+    def told(self) -> str:
+        """The message and what to do next, without the code."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
     def __str__(self) -> str:
         where = f" [{self.field}]" if self.field else ""
-        hint = f" ({self.hint})" if self.hint else ""
-        return f"{self.code}{where}: {self.message}{hint}"
+        return f"{self.code}{where}: {self.told}"
 
 
 class ConfigurationError(RelayError):
@@ -99,13 +105,13 @@ class ConfigurationError(RelayError):
 
 
 class InvalidEvent(RelayError, ValueError):
-    """An event breaks a rule of the outbox (POL-047-001)."""
+    """An event breaks a rule of the outbox."""
 
     code = "INVALID_OUTBOX"
 
 
 class FutureEvent(InvalidEvent):
-    """``occurred_at`` lies in the future (POL-047-002)."""
+    """``occurred_at`` lies in the future."""
 
     code = "FUTURE_EVENT"
 
@@ -153,7 +159,7 @@ class InvalidTimestamp(InvalidEvent):
 
 
 class DuplicateMessage(RelayError):
-    """The id is already used: by a message in the inbox (POL-047-003), or by an event or task in its outbox."""
+    """The id is already used: by a message in the inbox, or by an event or task in its outbox."""
 
     code = "DUPLICATE_MESSAGE"
 
@@ -162,6 +168,12 @@ class WriteConflict(RelayError):
     """Transactions wrote the same keys in opposite order, or waited too long for a lock: run this one again."""
 
     code = "WRITE_CONFLICT"
+
+
+class OutboxFull(RelayError):
+    """More waits to be published than the context allows, and producers are refused. Try again later."""
+
+    code = "OUTBOX_FULL"
 
 
 class UpgradeBlocked(RelayError):
@@ -295,7 +307,7 @@ class InvalidHandler(RelayError, TypeError):
 
 
 class DomainError(RelayError):
-    """Raised by a handler: a business rule refuses the event, now and always (SDS-047 §12: 422)."""
+    """Raised by a handler: a business rule refuses the event, now and always (HTTP 422)."""
 
     code = "DOMAIN_ERROR"
 
@@ -307,7 +319,7 @@ class Poison(DomainError):
 
 
 class AlreadyProcessed(RelayError):
-    """Raised by a handler: it has done this earlier. Its new writes are rolled back (SDS-047 §12, 409)."""
+    """Raised by a handler: it has done this earlier. Its new writes are rolled back (HTTP 409)."""
 
     code = "ALREADY_PROCESSED"
 

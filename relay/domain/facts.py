@@ -26,7 +26,7 @@ class Fact:
 
 
 class PublishedEvent(NamedTuple):
-    """EVT-047-001 for one event: outbox_id, event_type, subject, published_at (by the database's clock)."""
+    """One published event: outbox_id, event_type, subject, published_at (by the database's clock)."""
 
     outbox_id: str
     event_type: str
@@ -36,7 +36,7 @@ class PublishedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEventsPublished(Fact):
-    """EVT-047-001 for one settled batch. JetStream took ``seconds`` to acknowledge it.
+    """A batch of events is published and settled. JetStream took ``seconds`` to acknowledge it.
 
     ``latencies``: the seconds from the sending of each of the events to its PubAck.
     """
@@ -71,6 +71,24 @@ class EventDied(EventFact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProducersBraked(Fact):
+    """The outbox is full. From now on its producers are told so: ``action`` is warn, delay or refuse.
+
+    ``waiting`` events are counted, up to the limit. The first of them has waited for ``age_seconds``.
+    """
+
+    action: str
+    reason: str
+    waiting: int
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducersReleased(Fact):
+    """The outbox is no longer full: it takes events as always."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutageSeen(Fact):
     """A server could not be reached. No attempt is counted; work continues when the server returns."""
 
@@ -85,6 +103,21 @@ class MessagesReceived(Fact):
     subscription: str
     received: int
     duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullsPaused(Fact):
+    """The inbox of a subscription holds ``max_inbox`` unfinished messages. The next ones wait in the stream."""
+
+    subscription: str
+    max_inbox: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullsResumed(Fact):
+    """The inbox of a subscription has room again."""
+
+    subscription: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +147,7 @@ class MessageRetried(MessageFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(MessageFact):
-    """EVT-047-002: message_id, original_subject, reason, attempts. ``kind`` is the class of dead letter. Alert."""
+    """A message is stored as a dead letter. ``kind`` is its class. Alert."""
 
     original_subject: str
     kind: str
@@ -123,7 +156,7 @@ class MessageDeadLettered(MessageFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecorded(Fact):
-    """A dead letter is recorded as an incident and waits for an operator (DESIGN §7). Alert."""
+    """A dead letter is recorded as an incident and waits for an operator. Alert."""
 
     incident_id: int
     subscription: str | None

@@ -95,7 +95,10 @@ class RecordedIncident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentFilter:
-    """Selects incidents. A field that is None or empty excludes nothing. ``reason`` is a part of the text."""
+    """Selects incidents. A field that is None or empty excludes nothing.
+
+    ``reason``: a code of `relay.domain.reasons`, or a part of the text.
+    """
 
     statuses: tuple[IncidentStatus, ...] = ()
     kinds: tuple[DeadLetterClass, ...] = ()

@@ -12,13 +12,10 @@ from typing import Final
 
 from relay.domain.errors import RelayError
 
-#: How far rows are counted. A count of this many means: at least so many.
-MAX_COUNTED_ROWS: Final = 20_000
-
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """``count`` rows are due, at most `MAX_COUNTED_ROWS`; the oldest of those counted for ``age_seconds``.
+    """``count`` rows are due, at most as many as backlogs are counted; the oldest of those for ``age_seconds``.
 
     The age is by the database's clock, and 0 when nothing is due.
     """

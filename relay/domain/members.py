@@ -91,11 +91,6 @@ class Seen:
         """What it says that it is at, unless it is lost."""
         return State.LOST if self.silent_seconds > LOST_AFTER_S else self.member.state
 
-    @property
-    def up_seconds(self) -> float:
-        """How long it has been running, at least: until it was last heard."""
-        return self.member.up_seconds
-
 
 def read_member(found: Any) -> Member:
     """Read what a member wrote, maybe one of another release: unknown fields are passed over.

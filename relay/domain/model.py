@@ -1,4 +1,4 @@
-"""Entities and values of SDS-047 §2: frozen data, checked on construction. No clock, no I/O."""
+"""Entities and values: frozen data, checked on construction. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from relay.domain.actor import check_actor
+from relay.domain.disclosure import full
 from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp
 from relay.domain.identity import Originals
 from relay.domain.limits import check_headers, check_key
@@ -19,13 +20,13 @@ from relay.domain.subject import check_stream, check_subject, check_token, check
 #: The HTTP statuses that mean "done". Other statuses below 300 do not: 202 means "later", for example.
 DONE: Final = frozenset({200, 201, 204})
 
-#: How far ``occurred_at`` may run ahead of the clock that checks it (SDS-047 §9, chk_occurred_not_future).
+#: How far ``occurred_at`` may run ahead of the clock that checks it (chk_occurred_not_future).
 CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEvent:
-    """An event recorded in the transaction of the change that it reports (SDS-047 §2.1).
+    """An event recorded in the transaction of the change that it reports.
 
     ``partition_key``: events with the same key keep their commit order; the empty string means no order.
     ``topic``: an explicit subject instead of the context's template.
@@ -35,7 +36,7 @@ class OutboxEvent:
     ``originals``: the texts of ids that are no UUIDs.
     ``payload``: JSON text, already checked by `relay.domain.limits.encode_payload`.
 
-    Raises InvalidEvent or a subclass (POL-047-001), naming the field.
+    Raises InvalidEvent or a subclass, naming the field.
     """
 
     id: UUID
@@ -83,7 +84,7 @@ class OutboxEvent:
             raise InvalidEvent("is required", field="event_type")
 
     def check_not_future(self, now: datetime) -> None:
-        """Check POL-047-002: ``occurred_at <= now``, with the tolerance of the table's constraint.
+        """Check that ``occurred_at <= now``, with the tolerance of the table's constraint.
 
         Raises FutureEvent.
         """
@@ -118,7 +119,7 @@ class Finished:
 
 
 class Verdict(Enum):
-    """A handler's verdict about a message (SDS-047 §12)."""
+    """A handler's verdict about a message."""
 
     PROCESSED = "processed"
     ALREADY_PROCESSED = "already_processed"
@@ -142,7 +143,7 @@ class HandlerResult:
 
     @classmethod
     def from_status(cls, status: int, detail: str = "", said: str = "") -> HandlerResult:
-        """Read an HTTP status (SDS-047 §12).
+        """Read an HTTP status.
 
         Only the statuses in `DONE` count as processed. A status that the contract does not know is retried like
         a 5xx: a 404, for example, is a deployment mistake and a 202 means "not yet". Neither is a bad message.
@@ -162,4 +163,4 @@ class HandlerResult:
 
     def in_full(self) -> HandlerResult:
         """The same answer, with ``said`` included in its detail."""
-        return replace(self, detail=f"{self.detail}: {self.said}", said="") if self.said else self
+        return replace(self, detail=full(self.detail, self.said), said="") if self.said else self

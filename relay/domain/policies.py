@@ -155,7 +155,18 @@ class GiveUp:
     error: str
 
 
-FailureAction: TypeAlias = Leave | TryAgain | GiveUp
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Record the error and wait ``delay``: an operator has to act, and no attempt is spent meanwhile.
+
+    The first failure of an event counts all the same, because it marks the event as the head of its key.
+    """
+
+    delay: timedelta
+    error: str
+
+
+FailureAction: TypeAlias = Leave | TryAgain | Wait | GiveUp
 
 
 def after_publish_failure(
@@ -163,13 +174,17 @@ def after_publish_failure(
     attempts: int,
     policy: RetryPolicy,
     chance: float,
+    age: timedelta,
 ) -> FailureAction:
-    """Decide by the three failure classes of DESIGN §5. ``attempts``: the attempts counted before this one."""
+    """Decide by the three failure classes of DESIGN §5. ``attempts``: the attempts counted before this one.
+
+    ``age``: that of the event. What spends no attempt backs off by it.
+    """
     match outcome:
         case OutcomeUnknown() | NotSent():
             return Leave()
         case NoStream(error):
-            return TryAgain(policy.backoff.delay(attempts + 1, chance), error)
+            return Wait(policy.backoff.by_age(age, chance), error)
         case RowRejected(error, final) if final or attempts + 1 >= policy.max_attempts:
             return GiveUp(f"unrecoverable: {error}")
         case RowRejected(error):

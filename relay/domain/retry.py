@@ -30,9 +30,14 @@ class Backoff:
         doublings = failures - 1
         # Compare before multiplying: after many failures, 2**failures would overflow a timedelta.
         capped = doublings >= (self.maximum // self.initial).bit_length()
-        nominal = self.maximum if capped else self.initial * 2**doublings
-        shortened: timedelta = nominal * (1 - self.jitter * chance)
-        return shortened
+        return self._shortened(self.maximum if capped else self.initial * 2**doublings, chance)
+
+    def by_age(self, age: timedelta, chance: float) -> timedelta:
+        """The wait of something that has waited for ``age`` already: as long again, within the same limits."""
+        return self._shortened(min(max(age, self.initial), self.maximum), chance)
+
+    def _shortened(self, nominal: timedelta, chance: float) -> timedelta:
+        return nominal * (1 - self.jitter * chance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

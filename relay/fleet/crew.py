@@ -25,7 +25,7 @@ Said = Mapping[int, State] | None
 _MAX_BACKOFF_S: Final = 30.0
 #: After so many doublings it has reached that. Without an end the number would be too large to be one.
 _DOUBLINGS: Final = 5
-#: A worker that ran for this long, in seconds, was well: its end begins no crash loop.
+#: A worker that said that it is there, and ran for this long, in seconds, was well: its end begins no crash loop.
 _WELL_AFTER_S: Final = 60.0
 #: So many crashes in a row are a loop.
 _LOOP: Final = 5
@@ -143,13 +143,14 @@ class Crew:
 
     def _note_crash(self, worker: Worker, how: str, why: str, now: float) -> None:
         self.crashes += 1
-        self._in_a_row = 1 if now - worker.started >= _WELL_AFTER_S else self._in_a_row + 1
+        well = worker.heard and now - worker.started >= _WELL_AFTER_S
+        self._in_a_row = 1 if well else self._in_a_row + 1
         pause = min(_MAX_BACKOFF_S, 2.0 ** min(self._in_a_row - 1, _DOUBLINGS))
         self._not_before = max(self._not_before, now + pause)
         text = "worker %d ended by itself with %s%s; the next start is in %g s"
         _log.error(text, worker.pid, how, f" ({why})" if why else "", pause)
         if self._in_a_row >= _LOOP:
-            loop = "crash loop: %d workers in a row ended within %g s of their start, the last with %s"
+            loop = "crash loop: %d workers in a row were not well for %g s, the last ended with %s"
             _log.critical(loop, self._in_a_row, _WELL_AFTER_S, how)
 
     def _ask_to_end(self, worker: Worker, now: float) -> None:

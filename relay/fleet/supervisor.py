@@ -33,8 +33,9 @@ _log = logging.getLogger("relay.fleet")
 _TICK_INTERVAL_S: Final = 0.2
 #: How often to ask Redis what the workers say, in seconds.
 _LOOK_INTERVAL_S: Final = 1.0
-#: How long a new worker may take to say that it is there, in seconds.
-_READY_S: Final = 60.0
+#: How long a new worker may take to say that it is there, in seconds. On a host that is overloaded it takes long:
+#: to kill it then, and begin anew, would add to the load.
+_READY_S: Final = 120.0
 #: Dramatiq ends a worker this much before we kill it, in seconds, if there is so much time.
 _MARGIN_S: Final = 2.0
 #: The module whose actors run background tasks.

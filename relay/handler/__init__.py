@@ -1,4 +1,4 @@
-"""For handler services: the contract of SDS-047 §12 as one dependency, with effects exactly once.
+"""For handler services: the handler contract as one dependency, with effects exactly once.
 
     endpoint = HandlerEndpoint("vibe-search", engine, {"vibe_created.v1": VibeCreated}, secret=SECRET)
 

@@ -1,4 +1,4 @@
-"""Reads and checks the request of SDS-047 §12. No web framework, no database."""
+"""Reads and checks the request of the handler contract. No web framework, no database."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class _Attempt(Generic[AnySession]):
 
 
 class HandlerEndpoint(Generic[AnySession]):
-    """The contract of SDS-047 §12 for one handler of a service.
+    """The handler contract for one handler of a service.
 
     ``name`` distinguishes this handler's dedupe rows from those of other handlers in the same database, so it must
     not change. ``payloads``: the type of each event's payload by ``name.vN``, ``*`` for every other event.

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.processed import Claim, claim, prune
-from relay.domain.errors import NoTransaction, Outage, WriteConflict
+from relay.domain.errors import NoTransaction, Outage, OutboxFull, WriteConflict
 
 Session_co = TypeVar("Session_co", bound=Session | AsyncSession, covariant=True)
 Value = TypeVar("Value")
@@ -160,7 +160,7 @@ def is_outage(error: BaseException) -> bool:
         state = getattr(error.orig, "sqlstate", None) or ""
         passing = isinstance(error, OperationalError | InterfaceError) or state.startswith(_PASSING)
         return passing or error.connection_invalidated
-    return isinstance(error, WriteConflict | Outage | PoolTimeout | ConnectionError | TimeoutError)
+    return isinstance(error, WriteConflict | OutboxFull | Outage | PoolTimeout | ConnectionError | TimeoutError)
 
 
 def _check(connection: Connection) -> None:

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from relay.domain.backpressure import Action, Limits
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
 from relay.domain.querying import query_subjects
@@ -123,7 +124,7 @@ class RouteSettings(Section):
 
 
 class PublishSettings(Section):
-    """How a context's outbox is published (CMD-050).
+    """How a context's outbox is published.
 
     ``batch_bytes``: a batch ends with the event that brings it to this size of text; a larger event goes alone. A
     worker holds two batches of each shard, and a few copies of them. ``ack_timeout``: how long the broker may be
@@ -143,6 +144,24 @@ class PublishSettings(Section):
     backoff_max: Duration = _seconds(60)
 
 
+class BackpressureSettings(Section):
+    """When the outbox is full, and what then happens to its producers. Without a limit it is never full.
+
+    ``above``: more events than so many wait to be published. ``age``: one has waited for longer. ``action``: a
+    warning ("warn"), a wait of ``delay`` once in each transaction ("delay"), or the error OUTBOX_FULL ("refuse").
+    It ends below 80 % of the limits.
+    """
+
+    above: int | None = Field(default=None, ge=1, le=10_000_000)
+    age: Duration | None = None
+    action: Action = "warn"
+    delay: Duration = Field(default=_seconds(0.05), le=_seconds(10))
+
+    def limits(self) -> Limits:
+        """Return the section as a value."""
+        return Limits(**self.model_dump())
+
+
 class AlertSettings(HttpSettings):
     """Where alerts about dead letters go.
 
@@ -154,7 +173,7 @@ class AlertSettings(HttpSettings):
 
 
 class SubscriptionSettings(HttpSettings):
-    """A durable consumer and its handler (CMD-051). ``name`` and ``context`` come from the keys.
+    """A durable consumer and its handler. ``name`` and ``context`` come from the keys.
 
     ``handler`` is a URL, or ``python:`` and a module. ``handler_timeout`` is the total for one call.
     ``max_attempts`` counts handler calls; ``max_deliver`` counts JetStream's deliveries. ``settle``: acknowledge
@@ -164,6 +183,7 @@ class SubscriptionSettings(HttpSettings):
     ``unknown``: what to do with an event for which the Python module has no handler. ``order``: with "key", the
     messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
     behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
+    ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
     ``error_detail``: "text" keeps the text of answers and exceptions, which may hold payload, in columns, logs and
     alerts. The default is the context's.
     """
@@ -185,6 +205,7 @@ class SubscriptionSettings(HttpSettings):
     order: Literal["none", "key"] = "none"
     failed_head: FailedHead = "block"
     chunk: int = Field(default=1, ge=1, le=500)
+    max_inbox: int | None = Field(default=None, ge=1, le=10_000_000)
     handler_timeout: Duration = _seconds(30)
     connect_timeout: Duration = _seconds(5)
     max_attempts: int = Field(default=20, ge=1)
@@ -272,6 +293,7 @@ class ContextSettings(Section):
     streams: dict[str, StreamSettings] = Field(default_factory=dict)
     dlq: StreamSettings
     publish: PublishSettings = PublishSettings()
+    backpressure: BackpressureSettings = BackpressureSettings()
     alerts: AlertSettings = AlertSettings()
     archive: ArchiveSettings = ArchiveSettings()
     queries: QueriesSettings | None = None
@@ -293,6 +315,11 @@ class ContextSettings(Section):
     def event_streams(self) -> tuple[StreamSettings, ...]:
         """The streams of the context's events."""
         return (*([self.stream] if self.stream else []), *self.streams.values())
+
+    @property
+    def inbox_limits(self) -> dict[str, int]:
+        """The ``max_inbox`` of the subscriptions that have one."""
+        return {name: it.max_inbox for name, it in self.subscriptions.items() if it.max_inbox is not None}
 
     @property
     def routing(self) -> Routing:

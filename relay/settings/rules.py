@@ -34,6 +34,7 @@ def check(settings: Settings) -> list[Problem]:
             _order,
             _dead_letters,
             _archive,
+            _backpressure,
         ):
             problems += rule(context)
     for over_all in (
@@ -170,6 +171,12 @@ def _archive(context: ContextSettings) -> Problems:
     if archive.keep is not None and archive.after is not None and archive.keep <= archive.after:
         least = format_duration(archive.after)
         yield Problem(at("keep"), f"must be longer than after ({least})", "both count from when a row ended")
+
+
+def _backpressure(context: ContextSettings) -> Problems:
+    section = context.backpressure
+    if section.model_fields_set and not section.limits().any:
+        yield Problem(_at(context, "backpressure", "above"), "is required, or age", "for example above = 100000")
 
 
 # --- all contexts together ---

@@ -14,7 +14,7 @@ _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
 _PORT: Final = re.compile(r":[0-9]+$")
 #: Separates the servers of a cluster. Any other comma may be part of a password.
-_NEXT_URL = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
+_NEXT_URL = re.compile(r",(?=\s*(?:nats|tls|wss?)://)", re.IGNORECASE)
 
 
 def split_urls(value: str) -> list[str]:

@@ -17,7 +17,7 @@ import structlog
 
 from relay.bus import RequestContext
 from relay.domain import facts
-from relay.domain.disclosure import trace
+from relay.domain.disclosure import stack_of, trace, traced
 from relay.domain.facts import Fact
 
 _LEVELS: Final[dict[type[Fact], int]] = {
@@ -31,6 +31,8 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.ArchiveFailed: logging.ERROR,
     facts.AlertFailed: logging.WARNING,
     facts.ArchiveHeld: logging.WARNING,
+    facts.ProducersBraked: logging.WARNING,
+    facts.PullsPaused: logging.WARNING,
     facts.OutageSeen: logging.WARNING,
     facts.PublishFailed: logging.WARNING,
     facts.QueryRefused: logging.WARNING,
@@ -43,6 +45,8 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.DeliveryExhausted: logging.WARNING,
     facts.DeliveriesRecovered: logging.WARNING,
     facts.LeadTaken: logging.INFO,
+    facts.ProducersReleased: logging.INFO,
+    facts.PullsResumed: logging.INFO,
     facts.RowsArchived: logging.INFO,
     facts.BatchDeleted: logging.INFO,
     facts.ScheduledRunFinished: logging.INFO,
@@ -63,7 +67,7 @@ def configure(level: str, log_format: str) -> None:
         plain = structlog.dev.plain_traceback
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     shared: list[Any] = [
-        disclose,
+        disclose if console else disclose_values,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         add_correlation,
@@ -93,20 +97,33 @@ def configure(level: str, log_format: str) -> None:
 
 def disclose(logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Write an exception as a traceback without data, unless the application logs it. A structlog processor."""
+    if (error := _failure(line)) is not None:
+        own = _is_of_application(logger, line)
+        line["exception"] = "".join(traceback.format_exception(error)).rstrip() if own else trace(error)
+    return line
+
+
+def disclose_values(logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """As `disclose`, but as values, so that whoever reads JSON finds type, file and line."""
+    if (error := _failure(line)) is not None:
+        line["exception"] = traced(error, in_full=_is_of_application(logger, line))
+    return line
+
+
+def _failure(line: MutableMapping[str, Any]) -> BaseException | None:
     failure = line.pop("exc_info", None)
     if failure is True:
         failure = sys.exc_info()
-    error = failure if isinstance(failure, BaseException) else failure[1] if failure else None
-    if error is None:
-        return line
+    return failure if isinstance(failure, BaseException) else failure[1] if failure else None
+
+
+def _is_of_application(logger: Any, line: MutableMapping[str, Any]) -> bool:
+    """Whether the application logs it. If not, the text is cut to a line: asyncio's others quote errors."""
     name = line["_record"].name if "_record" in line else str(getattr(logger, "name", ""))
-    if name.partition(".")[0] in _LIBRARIES:
-        # The further lines of asyncio's messages contain the message of the exception.
-        line["event"] = str(line["event"]).partition("\n")[0]
-        line["exception"] = trace(error)
-    else:
-        line["exception"] = "".join(traceback.format_exception(error)).rstrip()
-    return line
+    if name.partition(".")[0] not in _LIBRARIES:
+        return True
+    line["event"] = str(line["event"]).partition("\n")[0]
+    return False
 
 
 def without_arguments(record: logging.LogRecord) -> bool:
@@ -147,9 +164,14 @@ class LogFacts:
 def _fields(fact: Fact) -> dict[str, Any]:
     if isinstance(fact, facts.OutboxEventsPublished):
         return {"context": fact.context, "count": len(fact.events), "duplicates": fact.duplicates}
-    return {
+    found: dict[str, Any] = {
         field.name: value if isinstance(value, int | float | str | None) else str(value)
         for field in dataclasses.fields(fact)
         for value in [getattr(fact, field.name)]
         if value is not None or field.name != "trace_id"
     }
+    for name in {"error", "reason"} & found.keys():
+        found[name], stack = stack_of(str(found[name]))
+        if stack:
+            found["stack"] = stack
+    return found

@@ -11,9 +11,10 @@ from threading import Lock
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+from relay.domain.backlogs import MAX_COUNTED_ROWS
 from relay.domain.errors import InvalidRequest, LagUnknown, RelayError, UnknownContext, of_context
 from relay.domain.facts import Fact, LagSampled
-from relay.domain.lag import MAX_COUNTED_ROWS, ContextLag, SubscriptionLag
+from relay.domain.lag import ContextLag, SubscriptionLag
 
 #: A lag that is older than so many intervals is read anew; one that is older than so many more is not shown.
 _FRESH_INTERVALS: Final = 1.2

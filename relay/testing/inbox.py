@@ -1,4 +1,4 @@
-"""The inbox in memory: PORT-047-002 without order per key."""
+"""The inbox in memory, without order per key."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class MemoryInbox:
         )
         return Inserted(row.message_id, new=False, done=known.finished_at is not None)
 
-    async def due(self, subscription: str, limit: int) -> int:
-        ready = [it for it in self._unfinished(subscription) if it.enqueued_at <= self.clock.now]
+    async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
+        ready = [it for it in self._unfinished(subscription) if later or it.enqueued_at <= self.clock.now]
         return min(len(ready), limit)
 
     # --- settle ---

@@ -1,4 +1,4 @@
-"""A handler (PORT-047-005) that answers as a test says, and a listener that remembers facts."""
+"""A handler that answers as a test says, and a listener that remembers facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox in memory: PORT-047-001."""
+"""The outbox in memory."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ class StoredEvent(NamedTuple):
         """Whether an attempt to publish it has failed."""
         return self.row.publish_attempts > 0
 
-    def tried(self, **changes: Any) -> StoredEvent:
-        """Return the event after one more attempt."""
-        return self._replace(row=self.row._replace(publish_attempts=self.row.publish_attempts + 1), **changes)
+    def tried(self, *, counts: bool = True, **changes: Any) -> StoredEvent:
+        """Return the event after one more attempt. The first one counts always."""
+        attempts = max(1, self.row.publish_attempts + counts)
+        return self._replace(row=self.row._replace(publish_attempts=attempts), **changes)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +78,10 @@ class _Claim:
         return dict.fromkeys(acks, now)
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
-        for id, error, delay in ((it.id, it.error, it.delay) for it in failures):
-            after = {"dead_at": self.clock.now} if delay is None else {"available_at": self.clock.now + delay}
-            self.changed[id] = self.held[id].tried(publish_error=error, **({"dead_at": None} | after))
+        for it in failures:
+            now = self.clock.now
+            after = {"dead_at": now} if it.delay is None else {"dead_at": None, "available_at": now + it.delay}
+            self.changed[it.id] = self.held[it.id].tried(counts=it.counts, publish_error=it.error, **after)
 
 
 class MemoryOutbox:

@@ -1,4 +1,4 @@
-"""A stream of JetStream in memory, its publisher (PORT-047-003) and a durable consumer (PORT-047-004)."""
+"""A stream of JetStream in memory, its publisher and a durable consumer."""
 
 from __future__ import annotations
 

@@ -56,6 +56,7 @@ def test_an_event_reaches_the_sample_handler_and_a_signal_ends_everything(
     with dev(directory) as started:
         family = started.family()
         assert len(family) > 6
+        started.until_shown("relay doctor: nothing to change")
         message_id = write_event(directory)
         started.until(lambda: effects(directory, message_id), 30)
         started.until_shown(f"vibe_created {message_id}: 200", 10)  # the handler's log, with its prefix

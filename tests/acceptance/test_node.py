@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
@@ -48,6 +51,37 @@ def fleet(node: Path, server_root: Path) -> Iterator[ProfileFleet]:
 @pytest.fixture(params=NAMES)
 def profile(request: pytest.FixtureRequest) -> Played:
     return played(request.param)
+
+
+def test_a_node_program_tells_no_password_to_a_server_without_tls(node: Path) -> None:
+    heard: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(
+                b'INFO {"server_id": "x", "max_payload": 1000, "auth_required": true, "headers": true}\r\n'
+            )
+            while data := connection.recv(4096):
+                heard.append(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as aside:
+        served = aside.submit(serve, listener)
+        address = f"tls://relay:s3cret@127.0.0.1:{listener.getsockname()[1]}"
+        program = f"""
+            const {{ connectToNats }} = await import("./connection.js");
+            await connectToNats("{address}").catch((error) => console.log(error.message));
+        """
+        done = subprocess.run(
+            ["node", "--input-type=module", "-e", program],
+            cwd=node,
+            capture_output=True,
+            text=True,
+            timeout=nodejs.RUN_SECONDS,
+            check=False,
+        )
+        served.result(nodejs.RUN_SECONDS)
+    assert b"s3cret" not in b"".join(heard), done.stdout + done.stderr
 
 
 #: Messages of other numbers go to streams that the consumer does not read: some profiles have several.

@@ -287,7 +287,7 @@ TRIGGERS = {
     " EXECUTE FUNCTION relay_number_outbox_events()",
     "relay_order_outbox_event": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
     " WHEN ((new.partition_key IS NULL)) EXECUTE FUNCTION relay_order_outbox_event()",
-    "relay_wake_publisher": "AFTER INSERT ON public.outbox_events FOR EACH STATEMENT"
+    "relay_wake_publisher": "BEFORE INSERT ON public.outbox_events FOR EACH STATEMENT"
     " EXECUTE FUNCTION relay_wake_publisher()",
 }
 
@@ -347,6 +347,11 @@ TASK_RATES: dict[str, Column] = {
 RELAY_WAKEUP: dict[str, Column] = {
     "id": (BOOLEAN, NOT_NULL, "true"),
     "sleeping": (BOOLEAN, NOT_NULL, "false"),
+    "brake": (TEXT, NULL, None),
+    "brake_delay": ("interval", NULL, None),
+    "brake_reason": (TEXT, NULL, None),
+    "brake_since": (TIME, NULL, None),
+    "brake_until": (TIME, NULL, None),
 }
 TASK_OUTBOX_INDEXES = {
     "idx_task_correlation": "(correlation_id)",

@@ -164,6 +164,7 @@ class Subscription:
             batch_size=batch_size,
             ack_on_receipt=self.settle == "inbox",
             max_due=parts.get("max_due", 2_000),
+            max_inbox=parts.get("max_inbox"),
         )
         return PullMessages(
             config,

@@ -15,6 +15,8 @@ from relay.adapters.postgres.sql import statement
 
 Connection = psycopg.Connection[Any]
 Node = dict[str, Any]
+#: The tables that are read through indexes.
+TABLES = {"outbox_events", "inbox_messages", "task_outbox"}
 _EXPLAIN = "EXPLAIN (ANALYZE, VERBOSE, FORMAT JSON)"
 
 
@@ -109,3 +111,10 @@ def _touched(node: Node) -> float:
     ):  # counts entries, also those of versions that nobody sees any more
         return 0
     return float(node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)))
+
+
+def held_to(plan: Plan, touched: int, sorted_rows: int) -> None:
+    """Check that a plan reads no table whole, and looks at and sorts no more rows than these."""
+    assert not plan.read_whole() & TABLES
+    assert plan.touched <= touched
+    assert plan.sorted <= sorted_rows

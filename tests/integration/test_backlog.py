@@ -70,6 +70,15 @@ def fill(conn: Connection) -> None:
     message(conn, OLDER, attempts=9, dead_lettered_at=NEW)
 
 
+def full(conn: Connection) -> None:
+    """Have the outbox brake its producers."""
+    conn.execute(
+        "UPDATE relay_wakeup SET brake = 'delay', brake_reason = 'the outbox of sea is full',"
+        " brake_since = %s, brake_until = clock_timestamp() + interval '1 hour'",
+        [NEW],
+    )
+
+
 # --- the queries ---
 
 
@@ -94,6 +103,27 @@ async def test_inbox_backlog_counts_what_is_not_processed_and_says_what_became_o
     assert (found.count, found.oldest_at, found.waiting, found.dead) == (4, OLDER, 2, 2)
     assert found.failed_attempts == 1
     assert found.waiting_age_seconds == pytest.approx(age, abs=30)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_what_is_more_than_is_counted_is_estimated(
+    conn: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """From the server's statistics; before there are any, at least what was counted."""
+    monkeypatch.setattr("relay.adapters.postgres.backlogs.MAX_COUNTED_ROWS", 10)
+    conn.execute("ALTER TABLE outbox_events SET (autovacuum_enabled = off)")
+    for _ in range(40):
+        event(conn, NEW)
+    event(conn, OLD)
+    event(conn, OLDER, dead_at=NEW)
+    if known:
+        conn.execute("ANALYZE outbox_events")
+    async with open_backlog_reader(database_url) as reader:
+        found = await reader.outbox_backlog()
+    assert found.estimated
+    assert found.count == 42 if known else found.count >= 10
+    assert (found.oldest_at, found.dead, found.waiting) == (OLDER, 1, found.count - 1)
+    assert found.waiting_age_seconds == pytest.approx((datetime.now(UTC) - OLD).total_seconds(), abs=30)
 
 
 async def test_empty_tables_have_no_oldest_and_no_age(database_url: str) -> None:
@@ -177,24 +207,29 @@ def empty_database(postgres: PostgresServer) -> Iterator[str]:
 
 def test_relay_backlog_prints_each_context(conn: Connection, database_url: str, tmp_path: Path) -> None:
     fill(conn)
+    full(conn)
     ended = relay(tmp_path, {"sea": database_url}, "backlog")
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = [line.split() for line in ended.stdout.splitlines()]
     assert lines[0] == ["context", "table", "count", "oldest", "waiting", "for", "tried", ">", "3", "dead"]
     assert (lines[1][:5], lines[1][-1]) == (["sea", "outbox", "3", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], "1")
     assert (lines[2][:4], lines[2][-2:]) == (["inbox", "4", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], ["1", "2"])
+    since = f"{NEW:%Y-%m-%dT%H:%M:%SZ}"
+    assert " ".join(lines[3]) == f"producers are delayed: the outbox of sea is full (since {since})"
 
 
 def test_relay_backlog_speaks_json(conn: Connection, database_url: str, tmp_path: Path) -> None:
     fill(conn)
     ended = relay(tmp_path, {"sea": database_url}, "backlog", "--json", "--context", "sea")
     [found] = json.loads(ended.stdout)
-    assert found.keys() == {"context", "outbox", "inbox"}
+    assert found.keys() == {"context", "outbox", "inbox", "brake", "full"}
+    assert (found["brake"], found["full"]) == (None, [])
     assert found["outbox"].pop("waiting_age_seconds") > 0
     assert found["inbox"].pop("waiting_age_seconds") > 0
     oldest = f"{OLDER:%Y-%m-%dT%H:%M:%SZ}"
-    assert found["outbox"] == {"count": 3, "oldest_at": oldest, "waiting": 2, "dead": 1}
-    assert found["inbox"] == {"count": 4, "oldest_at": oldest, "waiting": 2, "failed_attempts": 1, "dead": 2}
+    assert found["outbox"] == {"count": 3, "oldest_at": oldest, "waiting": 2, "dead": 1, "estimated": False}
+    inbox = {"count": 4, "oldest_at": oldest, "waiting": 2, "failed_attempts": 1, "dead": 2, "estimated": False}
+    assert found["inbox"] == inbox
 
 
 @pytest.mark.parametrize("command", [["backlog"], ["db", "status"], ["db", "upgrade"]])
@@ -222,7 +257,7 @@ def test_relay_db_brings_a_database_up_to_date(empty_database: str, tmp_path: Pa
     wanted = migrations.status(empty_database)
     databases, found = {"sea": empty_database}, ", ".join(wanted.pending)
     backlog = relay(tmp_path, databases, "backlog")
-    assert (backlog.returncode, backlog.stdout) == (1, "")
+    assert (backlog.returncode, backlog.stdout) == (1, "could not read 1 of 1 context\n")
     assert backlog.stderr.startswith("error SCHEMA_MISSING: context sea:")
     before = relay(tmp_path, databases, "db", "status")
     assert before.returncode == 1

@@ -29,12 +29,12 @@ def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_quick_run_of_each_kind_prints_a_table_and_writes_figures_and_plots(tmp_path: Path) -> None:
     file, plots = tmp_path / "found.json", tmp_path / "plots"
-    done = bench("--quick", "--only", "insert", "drain", "claim", "--json", file, "--plots", plots)
+    done = bench("--quick", "--only", "insert", "brake", "drain", "claim", "--json", file, "--plots", plots)
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     assert found["conditions"]["rounds"] == 1
     assert found["conditions"]["sync_interval"] == "2m"
-    assert len(found["rows"]) == 10
+    assert len(found["rows"]) == 12
     for row in found["rows"]:
         assert row["value"] > 0
         assert row["ratio"] == pytest.approx(row["value"] / row["reference"]["value"])

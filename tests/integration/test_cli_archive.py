@@ -86,7 +86,7 @@ def test_a_dry_run_counts_and_changes_nothing(cli: Cli, context: str, database_u
 
 
 def test_archive_list_and_verify(cli: Cli, context: str, database_url: str, tmp_path: Path) -> None:
-    assert cli("archive", "list", "--context", context) == (0, "Nothing is archived.\n", "")
+    assert cli("archive", "list", "--context", context) == (0, f"Nothing is archived in {context}.\n", "")
     status, output, _ = cli("archive", "run", "--actor", "ann", "--context", context)
     assert (status, f"{context}: 3 rows to {context}/outbox/00000001-" in output) == (0, True)
     assert query(database_url, "SELECT count(*) AS n FROM outbox_events") == [{"n": 0}]

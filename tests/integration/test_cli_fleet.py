@@ -6,13 +6,11 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import redis
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from relay.adapters.gate import Gates
@@ -84,7 +82,7 @@ def test_a_terminal_of_80_columns_shows_all_but_the_middle_of_a_long_name(
     pod = replace(WORKER, host="jetrelay-worker-all-7d9c6b5f4d-x2v8p", pid=4194304, up_seconds=190_000)
     beat(valkey, namespace, replace(SUPERVISOR, crew=crew), pod)
     silence(valkey, namespace, pod.id, 411)
-    monkeypatch.setattr("relay.cli.operating.Console", partial(Console, width=80))
+    monkeypatch.setattr("relay.cli.tables.width_of_output", lambda: 80)
     shown = relay("status").stdout
     assert "a 5: the load is not known: the connection was refused\n" in shown
     words = shown.split()

@@ -55,6 +55,13 @@ class _Answer(io.StringIO):
         return super().readline(size)
 
 
+class _Terminal(io.StringIO):
+    """What a person sees."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 class Shell:
     """Runs ``relay`` on a database as the context sea; the context quiet has none that answers.
 
@@ -71,16 +78,22 @@ class Shell:
         }
 
     def __call__(
-        self, *arguments: str, answer: str = "", status: int = 0, meanwhile: Callable[[], object] | None = None
+        self,
+        *arguments: str,
+        answer: str = "",
+        status: int = 0,
+        meanwhile: Callable[[], object] | None = None,
+        width: int | None = None,
     ) -> str:
         """Returns standard output, then standard error. Fails when the status is another one.
 
-        ``meanwhile`` is called while the command waits for its ``answer``.
+        ``meanwhile`` is called while the command waits for its ``answer``. ``width``: that of the terminal, in
+        characters; without one, the output goes to a file.
         """
-        output, errors = io.StringIO(), io.StringIO()
+        output, errors = _Terminal() if width else io.StringIO(), io.StringIO()
         with (
             contextlib.chdir(self._directory),
-            patch.dict(os.environ, self._environment, clear=True),
+            patch.dict(os.environ, self._environment | {"COLUMNS": str(width)}, clear=True),
             patch.multiple(sys, argv=["relay", *arguments], stdin=_Answer(answer, meanwhile)),
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(errors),
@@ -130,7 +143,8 @@ async def test_list_shows_open_ones_of_all_contexts_and_says_which_did_not_answe
     assert "DATABASE_UNREACHABLE: context quiet" in shell("dlq", "list", status=1)
     shell("dlq", "resolve", str(id), "--note", "sent by hand")
     sea = ("--context", "sea")
-    assert shell("dlq", "list", *sea) == "No dead letters.\n"
+    nothing = "No open dead letters in sea.\nNot shown: 1 resolved (--status resolved).\n"
+    assert shell("dlq", "list", *sea) == nothing
     [found] = shell.json("dlq", "list", "--all", *sea)
     assert (found["status"], found["note"], found["closed_by"]) == ("resolved", "sent by hand", getpass.getuser())
     assert shell.json("dlq", "list", "--status", "resolved", "--class", "deterministic", *sea) == [found]

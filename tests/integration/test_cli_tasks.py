@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
@@ -33,7 +34,8 @@ def shell(tmp_path: Path, database_url: str) -> Shell:
 
 
 async def test_progress_is_listed_and_payloads_are_shown_only_when_asked_for(tasks: Tasks, shell: Shell) -> None:
-    assert shell("tasks", "list", *SEA) == "No such tasks.\n"
+    nothing = "No pending, delivered, running or failed tasks in sea.\n"
+    assert shell("tasks", "list", *SEA) == nothing
     done, waits = tasks.schedule({"n": 1, "to": "DE02"}, {"n": 2, "to": "DE02"})
     await tasks.run(done)
     [found] = shell.json("tasks", "list", *SEA)
@@ -61,6 +63,24 @@ async def test_tasks_are_cancelled_and_run_again_by_id_and_by_filter(tasks: Task
     history = shell.json("tasks", "show", str(first), *SEA)["history"]
     assert [entry["action"] for entry in history] == ["tasks.cancel", "tasks.retry"]
     assert [entry["actor"] for entry in shell.json("tasks", "show", str(other), *SEA)["history"]] == ["bob"]
+
+
+def broken(mail: Mail) -> None:
+    """Fail as a function with a mistake does."""
+    {"DE02": 1}[mail.to]
+
+
+async def test_a_task_that_failed_shows_where_and_repeats_no_value(tasks: Tasks, shell: Shell) -> None:
+    tasks.register(broken, "broken")
+    [id] = tasks.schedule({"n": 1, "to": "DE89"}, task_type="broken")
+    await tasks.run(id, "broken")
+    shown = shell("tasks", "show", str(id), *SEA)
+    assert f"KeyError at {__name__}.broken:" in shown
+    assert re.search(r"^stack +tests/integration/test_cli_tasks.py:[0-9]+ in broken$", shown, re.MULTILINE)
+    [listed] = shell.json("tasks", "list", "--error", "raised_KeyError", *SEA)
+    assert (listed["error_code"], len(listed["stack"])) == ("raised_KeyError", 1)
+    assert " <- " not in shell("tasks", "list", *SEA, width=80)
+    assert "DE89" not in shown
 
 
 @pytest.mark.parametrize("command", ["retry", "cancel"])

@@ -57,7 +57,7 @@ def test_one_that_crashes_is_replaced_after_a_while_that_grows(host: Host, caplo
         host.tick(pause - 0.1)
         assert host.crew.workers == []
         host.now += 0.2
-    assert "crash loop: 7 workers in a row ended within 60 s of their start, the last with status 3" in caplog.text
+    assert "crash loop: 7 workers in a row were not well for 60 s, the last ended with status 3" in caplog.text
 
 
 def test_a_crash_loop_may_last_for_days(tmp_path: Path, caplog: Any) -> None:
@@ -97,14 +97,17 @@ def test_what_a_killed_command_leaves_behind_is_killed(host: Host, tmp_path: Pat
 
 def test_one_that_never_says_that_it_is_there_is_killed_and_counts_as_crashed(host: Host, caplog: Any) -> None:
     host.crew.wanted = 1
-    host.tick()
-    [worker] = host.crew.workers
-    host.tick(READY - 1)
-    assert worker.process.poll() is None
-    host.tick(1)
-    host.gone(worker)
-    assert host.crew.crashes == 1
-    assert f"does not say within {READY:g} s that it is there" in caplog.text
+    for pause in (1, 2, 4):
+        host.tick()
+        [worker] = host.crew.workers
+        host.tick(READY - 1)
+        assert worker.process.poll() is None
+        host.tick(1)
+        host.gone(worker)
+        assert f"does not say within {READY:g} s that it is there" in caplog.messages[-2]
+        assert f"the next start is in {pause} s" in caplog.messages[-1]
+        host.now += pause + 0.1
+    assert host.crew.crashes == 3
 
 
 def test_while_redis_is_away_nobody_is_killed_for_its_silence(host: Host) -> None:

@@ -242,5 +242,5 @@ async def test_the_command_line_lists_and_releases(desk: Desk, database_url: str
     assert "INVALID_REQUEST" in shell("parked", "release", status=1)
     assert "error NOT_PARKED: x: is not parked" in shell("parked", "release", "x", status=1)
     assert shell("parked", "release", "--all", "--actor", "bob", "--note", "mended") == "sea: released 1\n"
-    assert shell("parked", "list", *sea) == "No parked keys.\n"
+    assert shell("parked", "list", *sea) == "No parked keys in sea.\n"
     assert (await desk.audit())[-1]["actor"] == "bob"

@@ -21,6 +21,7 @@ from relay import Event, Outbox
 from relay.adapters.postgres import grants, microdao
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.processed import Claim, claim, processed_events_table
+from relay.adapters.postgres.sql import statement
 from relay.cli import create_app
 from relay.devstack import PostgresServer
 from relay.domain.errors import ConfigurationError
@@ -220,6 +221,19 @@ def test_an_application_wakes_a_sleeping_publisher_without_seeing_whether_it_sle
         application.execute("SELECT * FROM relay_wakeup")
 
 
+def test_the_relay_brakes_an_application_that_cannot_see_the_brake(
+    application: Connection, relay: Connection
+) -> None:
+    told = {"action": "refuse", "delay": "1 ms", "reason": "sea is full", "hold": "1 min"}
+    relay.execute(statement("schedule/set_brake"), told)
+    try:
+        with pytest.raises(errors.ConfigurationLimitExceeded, match="OUTBOX_FULL: sea is full"):
+            application.execute(f"{RAW} (%s, 'case', '1', 'opened', '{{}}')", [uuid4()])
+    finally:
+        relay.execute(statement("schedule/release_brake"))
+    application.execute(f"{RAW} (%s, 'case', '1', 'opened', '{{}}')", [uuid4()])
+
+
 FORBIDDEN_TO_APPLICATIONS = [
     "SELECT payload FROM outbox_events",
     "SELECT id FROM outbox_events",
@@ -247,6 +261,8 @@ FORBIDDEN_TO_APPLICATIONS = [
     "SELECT * FROM audit_log",
     "UPDATE scheduler_lease SET term = term + 1",
     "UPDATE relay_wakeup SET sleeping = true",
+    "UPDATE relay_wakeup SET brake = NULL",
+    "SELECT relay_brake_producer('refuse')",
     "SELECT nextval('outbox_events_seq_seq')",
     "SELECT setval('relay_reopened', 1)",
     "CREATE TABLE public.mine (n int)",

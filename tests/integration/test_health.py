@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 from nats.aio.client import Client, ServerVersion
 from nats.js.api import DiscardPolicy, PersistMode, StorageType
+from nats.js.errors import NotFoundError
 from typer.testing import CliRunner, Result
 
 from relay.adapters.jetstream import topology
-from relay.adapters.postgres import durability
-from relay.adapters.postgres.migrations import upgrade
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
+from relay.ops.doctor import databases
+from relay.settings import Settings
 from tests.secured import GuardedNats
 
-ROOT = Path(__file__).parents[2]
+SEA = Settings.model_validate({"contexts": {"sea": {"database_url": "postgresql://x/sea"}}})
 
 
 @pytest.fixture
@@ -44,6 +46,26 @@ def health(
     return run
 
 
+@pytest.fixture(autouse=True)
+def topology_of_sea(nats_server: NatsServer) -> Iterator[None]:
+    """The streams of the context, as `relay streams ensure` makes them."""
+    asyncio.run(ensured(nats_server))
+    yield
+    asyncio.run(removed(nats_server, *(spec.name for spec in SEA.streams())))
+
+
+async def ensured(server: NatsServer, **options: str) -> None:
+    async with topology.connect_once(server.url, **options) as js:
+        await topology.ensure(js, SEA.streams(), SEA.consumers())
+
+
+async def removed(server: NatsServer, *names: str) -> None:
+    async with topology.connect_once(server.url) as js:
+        for name in names:
+            with suppress(NotFoundError):
+                await js.delete_stream(name)
+
+
 def down(result: Result) -> list[str]:
     return [found["server"] for found in json.loads(result.stdout) if not found["healthy"]]
 
@@ -58,6 +80,17 @@ def test_all_is_well(health: Callable[..., Result]) -> None:
     ]
 
 
+def test_a_full_outbox_is_a_warning(health: Callable[..., Result], database_url: str) -> None:
+    full = "UPDATE relay_wakeup SET brake = 'refuse', brake_reason = 'sea is full', brake_until = 'infinity'"
+    with psycopg.connect(database_url) as conn:
+        conn.execute(full)
+    assert health().exit_code == 0
+    result = health("--strict")
+    assert result.exit_code == 1
+    assert "warn postgresql sea" in result.stdout
+    assert "producers are refused: sea is full" in result.stdout
+
+
 def test_the_place_of_an_archive_is_asked_and_a_short_time_is_warned_of(
     health: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -70,6 +103,18 @@ def test_the_place_of_an_archive_is_asked_and_a_short_time_is_warned_of(
     assert f"{tmp_path}/cold answers" in output
     assert "after is 10d; usual are 90d to 1y" in output
     assert "is handled again" not in output
+
+
+def test_a_consumer_that_forgets_ids_before_their_events_are_deleted_is_warned(
+    health: Callable[..., Result], tmp_path: Path
+) -> None:
+    archive = f'[contexts.{{}}.archive]\nafter = "90d"\ndirectory = "{tmp_path}"\nkeep = "{{}}"\n'
+    reads = '[contexts.{0}]\ndatabase_url = "postgresql://127.0.0.1:1/{0}"\n[contexts.{0}.subscriptions.{0}]\n'
+    reads += 'stream = "SEA_EVENTS"\nfilter_subject = "sea.>"\nhandler = "http://h/"\n'
+    kept = [archive.format("sea", "3y"), archive.format("port", "2y"), archive.format("quay", "3y")]
+    (tmp_path / "relay.toml").write_text("".join([*kept, reads.format("port"), reads.format("quay")]))
+    findings = [it for examined in json.loads(health("--json").stdout) for it in examined["findings"]]
+    assert [it["subject"] for it in findings if it["code"] == "ARCHIVE_KEEP"] == ["archive port"]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +145,39 @@ def test_a_database_without_our_tables_is_not_well(
     assert "run: relay db upgrade" in result.stdout
 
 
+def test_a_stream_that_is_missing_is_named_with_the_remedy(
+    health: Callable[..., Result], nats_server: NatsServer
+) -> None:
+    asyncio.run(removed(nats_server, "SEA_DLQ"))
+    result = health()
+    assert result.exit_code == 1
+    [line] = [line for line in result.stdout.splitlines() if line.startswith("DOWN")]
+    assert line.endswith("stream SEA_DLQ: does not exist; run: relay streams ensure")
+    assert health("--for", "scheduler").exit_code == 0
+    assert health("--for", "worker").exit_code == 1
+
+
+def test_consumers_that_are_missing_are_named_with_the_remedy(
+    health: Callable[..., Result], tmp_path: Path
+) -> None:
+    subscription = 'stream = "SEA_EVENTS"\nfilter_subject = "sea.event.>"\nhandler = "http://127.0.0.1:9/handle"'
+    (tmp_path / "relay.toml").write_text(f"[contexts.sea]\n[contexts.sea.subscriptions.own]\n{subscription}\n")
+    result = health("--json")
+    assert down(result) == ["nats"]
+    found = [found for server in json.loads(result.stdout) for found in server["findings"]]
+    assert {it["code"] for it in found} == {"CONSUMER_MISSING"}
+    assert "consumer SEA_EVENTS/sea__own" in {it["subject"] for it in found}
+    assert {it["remedy"] for it in found} == {"run: relay streams ensure"}
+
+
+def test_a_process_is_asked_for_what_it_needs_only(health: Callable[..., Result]) -> None:
+    away = f"127.0.0.1:{free_port()}"
+    broken = {"NATS_URL": f"nats://{away}", "REDIS_URL": f"redis://{away}/0"}
+    assert [health("--for", kind, **broken).exit_code for kind in ("tasks", "application")] == [0, 0]
+    assert down(health("--json", "--for", "scheduler", **broken)) == ["redis"]
+    assert down(health("--json", **broken)) == ["nats", "redis"]
+
+
 # --- what may lose what was confirmed ---
 
 
@@ -115,23 +193,21 @@ def test_development_servers_give_no_reason_to_warn(health: Callable[..., Result
     assert "cannot be checked" not in result.stdout
 
 
-@pytest.mark.parametrize(("setting", "word"), [("fsync", "fsync"), ("synchronous_commit", "synchronous_commit")])
-def test_a_database_that_may_lose_commits_is_warned_of(
-    health: Callable[..., Result], server_directory: Path, setting: str, word: str
-) -> None:
-    with PostgresServer(server_directory, settings={setting: "off"}) as server:
-        upgrade(server.url)
-        result = health(DATABASE_URL=server.url)
-        assert result.exit_code == 0
-        [warning] = [line for line in result.stdout.splitlines() if line.startswith("warn")]
-        assert f"{word} is off" in warning
-        assert health("--strict", DATABASE_URL=server.url).exit_code == 1
+def test_a_database_that_may_lose_commits_is_warned_of(health: Callable[..., Result], database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off".encode())
+    result = health()
+    assert result.exit_code == 0
+    [warning] = [line for line in result.stdout.splitlines() if line.startswith("warn")]
+    assert "synchronous_commit is off" in warning
+    assert health("--strict").exit_code == 1
 
 
 def test_a_database_older_than_any_that_was_tried_is_warned_of(
     health: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durability, "TESTED", 99)
+    monkeypatch.setattr(databases, "TESTED", 99)
     [warning] = warnings(health("--json"), "postgresql sea")
     assert "older than what is tested: 99" in warning
 
@@ -142,6 +218,7 @@ def test_a_nats_server_that_writes_later_is_warned_of(
 ) -> None:
     with NatsServer(server_directory, sync=sync) as server:
         changes = {"NATS_URL": server.url, "RELAY_NATS__MONITOR": server.monitor_url}
+        asyncio.run(ensured(server))
         result = health("--json", **changes)
         assert result.exit_code == 0
         [warning] = warnings(result, "nats")
@@ -161,18 +238,13 @@ def test_what_cannot_be_found_out_is_told_and_no_warning(health: Callable[..., R
 def made(server: NatsServer, **options: object) -> Iterator[None]:
     """A stream SEA_EVENTS as somebody else has made it."""
 
-    async def change(*, create: bool) -> None:
+    async def make() -> None:
+        await removed(server, "SEA_EVENTS")
         async with topology.connect_once(server.url) as js:
-            if create:
-                await js.add_stream(name="SEA_EVENTS", subjects=["sea.event.>"], **options)
-            else:
-                await js.delete_stream("SEA_EVENTS")
+            await js.add_stream(name="SEA_EVENTS", subjects=["sea.event.>"], **options)
 
-    asyncio.run(change(create=True))
-    try:
-        yield
-    finally:
-        asyncio.run(change(create=False))
+    asyncio.run(make())
+    yield
 
 
 @pytest.mark.parametrize(
@@ -191,6 +263,20 @@ def test_a_stream_that_may_lose_messages_is_warned_of(
         found = warnings(health("--json"), "nats")
     assert len(found) == len(words)
     assert all(word in warning for word, warning in zip(words, found, strict=True))
+
+
+def test_a_stream_that_is_nearly_full_is_warned_of(health: Callable[..., Result], nats_server: NatsServer) -> None:
+    async def fill(count: int) -> None:
+        async with topology.connect_once(nats_server.url) as js:
+            for _ in range(count):
+                await js.publish("sea.event.a.v1")
+
+    with made(nats_server, discard=DiscardPolicy.NEW, max_msgs=10):
+        asyncio.run(fill(8))
+        assert warnings(health("--json"), "nats") == []
+        asyncio.run(fill(1))
+        [warning] = warnings(health("--json"), "nats")
+    assert warning.startswith("stream SEA_EVENTS is 90% full")
 
 
 @pytest.mark.parametrize(("version", "warned"), [("2.13.9", True), ("2.14.0", False), ("3.0.0", False)])
@@ -222,12 +308,14 @@ def test_one_replica_in_a_cluster_is_warned_of(health: Callable[..., Result], se
         two.launch()
         one.wait()
         two.wait()
+        asyncio.run(ensured(one))
         with made(one, discard=DiscardPolicy.NEW):
-            [warning] = warnings(health("--json", NATS_URL=one.url, RELAY_NATS__MONITOR=one.monitor_url), "nats")
+            found = warnings(health("--json", NATS_URL=one.url, RELAY_NATS__MONITOR=one.monitor_url), "nats")
     finally:
         one.stop()
         two.stop()
-    assert "one replica in a cluster" in warning
+    assert len(found) == len(SEA.streams())
+    assert all("one replica in a cluster" in warning for warning in found)
 
 
 def test_credentials_that_are_not_accepted_are_no_server_that_is_away(
@@ -235,6 +323,7 @@ def test_credentials_that_are_not_accepted_are_no_server_that_is_away(
 ) -> None:
     with GuardedNats(server_directory, 'authorization { token: "s3cret" }') as guarded:
         result = health("--json", NATS_URL=guarded.url, NATS_TOKEN="wr0ng")
+        asyncio.run(ensured(guarded, token="s3cret"))
         assert health("--json", NATS_URL=guarded.url, NATS_TOKEN="s3cret").exit_code == 0
     assert down(result) == ["nats"]
     [found] = [found for found in json.loads(result.stdout) if found["server"] == "nats"]

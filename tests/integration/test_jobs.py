@@ -21,8 +21,9 @@ KINDS = [value for value in vars(jobs).values() if isinstance(value, jobs.Kind)]
 ACTORS = """
 import json
 import relay.actors
-from relay.worker import broker
-print(json.dumps({name: broker.get_actor(name).queue_name for name in broker.get_declared_actors()}))
+from relay.worker import broker, runtime
+queues = {name: broker.get_actor(name).queue_name for name in broker.get_declared_actors()}
+print(json.dumps([queues, sorted(runtime.on_loop)]))
 """
 CONFIG = """
 [contexts.sea]
@@ -44,7 +45,9 @@ def test_for_each_kind_of_job_a_worker_has_an_actor_at_its_queue_and_no_other(tm
         jobs.RUN_CRON: jobs.CRON_QUEUE,
         jobs.RUN_TASK: jobs.task_queue(),
     }
-    assert json.loads(done.stdout) == {kind.actor: kind.queue for kind in KINDS} | of_rows
+    queues, on_loop = json.loads(done.stdout)
+    assert queues == {kind.actor: kind.queue for kind in KINDS} | of_rows
+    assert {"publish_shard", "pull_messages"} <= {kind.actor for kind in KINDS if kind.waits} <= {*on_loop}
 
 
 def test_no_two_duties_share_a_gate() -> None:

@@ -8,8 +8,10 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import alembic.command
 import psycopg
 import pytest
+from sqlalchemy import create_engine
 
 from relay.adapters.postgres import migrations
 from relay.adapters.postgres.migrations import MigrationStatus, upgrade
@@ -39,6 +41,7 @@ ALL = (
     "0017_streams",
     "0018_schemas",
     "0019_archived_ids",
+    "0020_brake",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0
@@ -120,6 +123,21 @@ def test_the_printed_sql_makes_the_same_database(conn: Connection, empty_databas
         other.execute(migrations.sql().encode())  # many statements at once, as psql -f sends them
         assert catalogue.everything(other) == catalogue.everything(conn)
     assert migrations.status(empty_database).pending == ()
+
+
+def test_the_brake_can_be_taken_back_and_made_again(conn: Connection, empty_database: str) -> None:
+    upgrade(empty_database, "0020_brake")
+    engine = create_engine(empty_database.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        config = migrations._config()
+        config.attributes["connection"] = connection
+        alembic.command.downgrade(config, "0019_archived_ids")
+    engine.dispose()
+    with psycopg.connect(empty_database, autocommit=True) as other:
+        assert "brake" not in str(catalogue.everything(other))
+        other.execute(EVENT)
+        upgrade(empty_database)
+        assert catalogue.everything(other) == catalogue.everything(conn)
 
 
 def test_a_database_of_a_newer_release_is_left_as_it_is(conn: Connection, database_url: str) -> None:

@@ -251,6 +251,24 @@ async def test_nothing_is_proved_to_a_server_without_tls_where_tls_is_configured
     assert not [one for one in seen if one.keys() & {"authorized_user", "name"}]  # CONNECT never came
 
 
+@pytest.mark.parametrize(
+    "url", ["TLS://relay:s3cret@{0}", "tls://relay:s3cret@127.0.0.1:1,nats://relay:s3cret@{0}"]
+)
+async def test_no_server_without_tls_hears_a_password_if_one_address_demands_tls(url: str) -> None:
+    heard = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id": "x", "max_payload": 1000, "auth_required": true}\r\n')
+        heard.extend(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        said = await refused(settings(url.format(f"127.0.0.1:{port}")))
+    assert "offers no TLS" in said
+    assert bytes(heard) == b""
+
+
 # --- permissions ---
 
 PERMISSIONS = """

@@ -71,6 +71,22 @@ async def test_a_time_that_python_cannot_hold_hides_no_event(
         assert len((await PostgresOutboxOperations(source).find(EventFilter(statuses=["waiting"]), 9)).items) == 2
 
 
+async def test_matches_are_counted_up_to_a_limit_and_the_newest_are_shown(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.adapters.postgres.operating.MAX_COUNTED", 5)
+    ids = [relay.insert(occurred_at=f"2026-01-0{day}") for day in range(1, 8)]
+    wanted = EventFilter(statuses=["waiting"])
+    page = await outbox(relay).find(wanted, 2)
+    assert ([row["id"] for row in page.items], page.total) == ([ids[6], ids[5]], 5)
+    with pytest.raises(TooMany, match="more than 4 match and the limit is 2"):
+        page.all_of(2)
+    whole = await outbox(relay).find(wanted, 7)
+    assert [row["id"] for row in whole.all_of(7)] == ids
+    with pytest.raises(TooMany, match="more than 6 match and the limit is 6"):
+        (await outbox(relay).find(wanted, 6)).all_of(6)
+
+
 async def test_a_dead_event_is_published_when_an_operator_says_so(relay: Relay) -> None:
     event_id = relay.insert(topic="no spaces allowed", aggregate_id="a1")
     await relay.command(max_attempts=1).drain(ALL)

@@ -6,7 +6,7 @@ Each is tried with a plan for its values and with the plan for any values: Postg
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,12 +14,12 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from relay.adapters.postgres.operating import EventFilter
 from relay.domain.ordering import LANES, Shard
-from tests.integration.crowded import BACKLOG, KEYS, crowd, events, messages, repeatable, tasks
-from tests.integration.plans import Plan, explain
+from tests.integration.crowded import BACKLOG, KEYS, crowd, events, repeatable
+from tests.integration.plans import explain, held_to
 
 BLOCKED = 20_000
-TABLES = {"outbox_events", "inbox_messages", "task_outbox"}
 GRACE = timedelta(seconds=5)
 BEGINNING = datetime.min.replace(tzinfo=UTC)
 
@@ -42,6 +42,11 @@ class Guard:
 SHARD = {"lanes": Shard(0, 2).lanes, "marks": [0] * 33, "limit": 300, "dead_head_blocks": False}
 CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
+LIMIT = {"limit": 1_000}
+ANY_EVENT: dict[str, Any] = dict.fromkeys(it.name for it in fields(EventFilter))
+OVERDUE = {"idx_outbox_unpublished", "idx_outbox_failed", "idx_outbox_due"}
+UNFINISHED = {"idx_task_ready", "idx_task_due", "idx_task_sweep", "idx_task_failed"}
+STATES = {"idx_outbox_published", "idx_outbox_dead", "idx_outbox_failed", "idx_outbox_unpublished"}
 THREE = [uuid4() for _ in range(3)]
 GUARDS = {
     # Half of the lanes and nothing of what is in the others; what is due is few and read in the order of time.
@@ -61,6 +66,13 @@ GUARDS = {
         after="outbox/begin_claim",
     ),
     "due": Guard("outbox/due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
+    # The limit, what is passed over on the way to it, and the thousand that wait longest.
+    "pressure": Guard(
+        "outbox/pressure",
+        {"idx_outbox_unpublished", "idx_outbox_failed"},
+        10_000 + 14_000,
+        {"limit": 10_000, "soon": GRACE, "dead_head_blocks": False},
+    ),
     # The lag is read again and again, however much waits; it is counted up to a limit.
     "lag of the outbox": Guard(
         "outbox/lag",
@@ -74,9 +86,19 @@ GUARDS = {
     "lag of the tasks": Guard(
         "tasks/lag", {"idx_task_ready", "idx_task_due", "idx_task_sweep"}, 2 * 20_000, {"limit": 20_000}
     ),
-    # An exact number of what waits has to be counted; what is finished is not looked at.
-    "outbox backlog": Guard("outbox/backlog", {"idx_outbox_unpublished"}, BACKLOG + 14_000),
-    "inbox backlog": Guard("inbox/backlog", {"idx_inbox_unprocessed"}, BACKLOG + 1_010),
+    # Backlogs and lists are counted up to a limit, however much waits or is finished.
+    "outbox backlog": Guard("outbox/backlog", {"idx_outbox_unpublished", "idx_outbox_dead"}, 1_000, LIMIT),
+    "inbox backlog": Guard("inbox/backlog", {"idx_inbox_unprocessed", "idx_inbox_dead_lettered"}, 1_020, LIMIT),
+    "backlogs of subscriptions": Guard("inbox/backlogs", {"idx_inbox_sweep"}, 1_020, LIMIT, sorted=10),
+    "overdue": Guard("outbox/overdue", OVERDUE, 3_000, LIMIT, sorted=1_000),
+    "backlog of tasks": Guard("tasks/backlog", UNFINISHED, 4_000, LIMIT),
+    "list of events": Guard(
+        "outbox/events",
+        {*STATES, "outbox_events_pkey"},
+        4_000,
+        {**ANY_EVENT, "statuses": ["waiting", "failing", "dead", "published"], "limit": 100, "counted": 1_000},
+        sorted=4_000,
+    ),
     "unfinished": Guard("inbox/open", {"idx_inbox_sweep"}, 10, {"subscriptions": ["busy", "quiet"]}),
     "sweep": Guard(
         "inbox/overdue",
@@ -98,6 +120,7 @@ GUARDS = {
     ),
     "due messages": Guard("inbox/due", {"idx_inbox_sweep"}, 2_000, {**BUSY, "limit": 2_000}),
     "due messages beside a backlog": Guard("inbox/due", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}),
+    "unfinished messages": Guard("inbox/unfinished", {"idx_inbox_sweep"}, 5_000, {**BUSY, "limit": 5_000}),
     # A page in the order of arrival ends within a batch, which is put in order by the ids.
     "waiting": Guard(
         "inbox/waiting",
@@ -228,74 +251,3 @@ def test_the_backlog_of_other_lanes_is_not_read(database_url: str) -> None:
         others = [lane for lane in range(LANES) if lane != found[0]]
         plan = explain(conn, "outbox/claim", after="outbox/begin_claim", **{**SHARD, "lanes": others})
     held_to(plan, LANES, LANES)
-
-
-IDS = [uuid4(), uuid4()]
-ONE = {"message_id": IDS[0], **CLAIM}
-ALL = {"ids": IDS, **CLAIM}
-BY_ID = {
-    "inbox/claim": ONE,
-    "inbox/claim_ordered": ONE,
-    "inbox/claim_chunk": {**ALL, "ordered": True},
-    "inbox/renew": ALL,
-    "inbox/mark_processed": ALL,
-    "inbox/settle_chunk": {**ALL, "errors": [None, None], "kinds": [None, None], "delays": [None, None]},
-}
-
-
-@pytest.mark.parametrize("generic", [False, True])
-def test_a_message_is_found_by_its_id_when_a_burst_follows_a_quiet_time(
-    database_url: str, generic: bool, subtests: pytest.Subtests
-) -> None:
-    """The statistics then say that the indexes of what waits are empty, and no cheaper way could be thought of."""
-    with psycopg.connect(database_url, autocommit=True) as conn:
-        repeatable(conn)
-        messages(conn, 1, 1_000, "busy", processed_at="clock_timestamp()")
-        conn.execute("VACUUM ANALYZE inbox_messages")
-        messages(conn, 1_001, 5_000, "busy")
-        claimed = "UPDATE inbox_messages SET claim_token = %s, message_id = %s WHERE stream_seq = %s"
-        for n, id in enumerate(IDS):
-            conn.execute(claimed, (CLAIM["token"], id, 1_001 + n))
-        for name, parameters in BY_ID.items():
-            with subtests.test(name):
-                held_to(explain(conn, name, generic=generic, **parameters), 2 * len(IDS), 0)
-
-
-TASK = {"id": IDS[0], "lease": GRACE, "delay": GRACE, "error": "x", "waits_for": "room"}
-CLAIMED = {**TASK, "token": CLAIM["token"]}
-TASK_BY_ID = {
-    "tasks/claim": CLAIMED,
-    "tasks/lock": TASK,
-    "tasks/put_off": TASK,
-    "tasks/renew": CLAIMED,
-    "tasks/complete": CLAIMED,
-    "tasks/record_error": CLAIMED,
-    "tasks/fail": CLAIMED,
-    "tasks/claim_many": {**CLAIMED, "ids": IDS, "first": IDS[0]},
-    "tasks/unclaim": {"ids": IDS, "tokens": [CLAIM["token"]] * 2},
-    "tasks/complete_many": {"ids": IDS, "tokens": [CLAIM["token"]] * 2},
-}
-
-
-@pytest.mark.parametrize("generic", [False, True])
-def test_a_task_is_found_by_its_id_when_a_burst_follows_a_quiet_time(
-    database_url: str, generic: bool, subtests: pytest.Subtests
-) -> None:
-    with psycopg.connect(database_url, autocommit=True) as conn:
-        repeatable(conn)
-        tasks(conn, 1_000, status="'completed'", finished_at="now()")
-        conn.execute("VACUUM ANALYZE task_outbox")
-        tasks(conn, 2_000)
-        tasks(conn, 2_000, status="'delivered'", enqueued_at="now()")
-        tasks(conn, 2_000, status="'delivered'", enqueued_at="now()", claim_token="gen_random_uuid()")
-        claimed = "UPDATE task_outbox SET id = %(id)s, claim_token = %(token)s WHERE seq = 6000"
-        conn.execute(claimed, CLAIMED)
-        for name, parameters in TASK_BY_ID.items():
-            with subtests.test(name):
-                held_to(explain(conn, name, generic=generic, **parameters), 2, 0)
-
-
-def held_to(plan: Plan, touched: int, sorted_rows: int) -> None:
-    assert not plan.read_whole() & TABLES
-    assert plan.touched <= touched
-    assert plan.sorted <= sorted_rows

@@ -181,6 +181,25 @@ async def test_drains_at_once_publish_everything_once_and_in_order(relay: Relay)
     not_twice(relay)
 
 
+async def test_drains_that_disagree_on_the_number_of_shards_publish_everything_once_and_in_order(
+    relay: Relay,
+) -> None:
+    """As when a worker joins: for a moment some jobs are of the former number and some of the new one."""
+    await relay.create_stream()
+    shards = [Shard(part, count) for count in (2, 3) for part in range(count)]
+    relay.add(*hot_keys(600, 12))
+
+    async def drain(shard: Shard) -> int:
+        return await relay.command(batch_size=10).drain(shard)
+
+    published = 0
+    async with asyncio.timeout(DEADLINE):
+        while published < 600:
+            published += sum(await asyncio.gather(*map(drain, shards)))
+    check_ledger(relay, await relay.ids())
+    not_twice(relay)
+
+
 # --- ended between the broker's answer and the commit ---
 
 

@@ -17,7 +17,7 @@ from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.devstack import NatsServer, PostgresServer
-from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
+from relay.domain.errors import BrokerUnreachable, ConsumerMissing, DatabaseUnreachable, QueueUnreachable
 from relay.domain.facts import MessagesReceived, OutageSeen
 from relay.ports import Delivery, InboxRow, Inserted
 from tests.integration.consuming import Subscription, claimed, inbox_row, subscribed
@@ -263,3 +263,11 @@ async def test_a_batch_that_cannot_be_kept_goes_back_to_the_stream(
         await sub.pull(inbox=Away(sub.pool)).accept(await sub.fetch())
     await sub.pull().run(until(lambda: sub.enqueued))  # long before the ack wait of two minutes
     assert sub.enqueued == [message_id]
+
+
+async def test_a_consumer_that_is_missing_is_named_with_what_to_do(sub: Subscription) -> None:
+    wait = timedelta(milliseconds=300)
+    assert await sub.consumer.fetch(1, wait) == []
+    await sub.js.delete_consumer(sub.stream, "down")
+    with pytest.raises(ConsumerMissing, match="relay streams ensure"):
+        await sub.consumer.fetch(1, wait)

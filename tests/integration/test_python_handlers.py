@@ -23,6 +23,7 @@ from consumer.handlers import AlreadyProcessed, DomainError, IncomingEvent, Mess
 from relay import Event, Outbox, RequestContext
 from relay.bus.errors import InvalidCommand
 from relay.devstack import NatsServer
+from relay.domain.disclosure import stack_of
 from relay.domain.facts import HandlerAnswered, MessageProcessed
 from relay.domain.policies import DeadLetter, DeadLetterClass
 from tests.integration.consuming import subscribed
@@ -269,8 +270,9 @@ async def test_what_an_exception_leads_to(
     await calls.process(calls.handler(kind(fail))).process(message_id)
     assert (await calls.effects(), await calls.state(message_id)) == ([], state)
     if says is not None:
-        error_ = (await calls.sub.row(message_id))["last_error"]
-        assert re.sub(r":\d+$", "", error_) == says.format(__name__)
+        reason, stack = stack_of((await calls.sub.row(message_id))["last_error"])
+        assert re.sub(r":\d+$", "", reason) == says.format(__name__)
+        assert (state == "open") == any(line.endswith(" in fail") for line in stack)
     assert "s3cret" not in str(await calls.sub.row(message_id))
     if state == "dead":
         [letter] = await calls.sub.dead_letters()
@@ -319,8 +321,10 @@ async def test_what_an_exception_says_is_kept_where_a_subscription_asks_for_it(
     command = calls.process(calls.handler(kind(fail)), error_text=True)
     await command.process(message_id)
     error = (await calls.sub.row(message_id))["last_error"]
-    assert error.startswith(f"ValueError at {__name__}.fail:")
-    assert error.endswith(": \\x1b[31mno such title")
+    reason, stack = stack_of(error)
+    assert reason.startswith(f"ValueError at {__name__}.fail:")
+    assert reason.endswith(": \\x1b[31mno such title")
+    assert stack[0].endswith(" in fail")
 
 
 async def test_a_plain_function_that_returns_a_coroutine_is_not_taken_for_done(calls: Handling) -> None:

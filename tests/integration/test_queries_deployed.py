@@ -112,6 +112,6 @@ async def test_a_stream_that_would_answer_is_warned_of(
     made = {"subjects": [f"{prefix}.queries.loop.*"], "discard": DiscardPolicy.NEW}
     await js.add_stream(name=prefix.upper(), **made)
     [warning] = await warnings()
-    assert warning == f"stream {prefix.upper()} answers queries of {prefix}.queries.> itself: set no_ack = true"
+    assert warning == f"stream {prefix.upper()} answers queries of {prefix}.queries.> itself; set no_ack = true"
     await js.update_stream(name=prefix.upper(), no_ack=True, **made)
     assert await warnings() == []

@@ -11,8 +11,9 @@ import redis.exceptions
 from relay.access import redis_options
 from relay.adapters.gate import Gates
 from relay.bootstrap import job_broker
-from relay.cli.health import Finding, examine
 from relay.domain.errors import ConfigurationError, QueueUnreachable
+from relay.domain.findings import Examined
+from relay.ops.queries import Diagnose, queries
 from relay.settings import Settings, load_settings
 from tests.jobs import job
 from tests.secured import Authority, GuardedValkey, TlsFront
@@ -58,8 +59,9 @@ def settings(variables: dict[str, str]) -> Settings:
     return load_settings(environ={"RELAY_CONTEXTS__SEA__DATABASE_URL": "postgresql://nowhere/sea", **variables})
 
 
-def health(known: Settings) -> Finding:
-    return next(finding for finding in examine(known) if finding.server == "redis")
+async def health(known: Settings) -> Examined:
+    found = (await queries(known).ask_async(Diagnose())).unwrap()
+    return next(examined for examined in found.examined if examined.server == "redis")
 
 
 async def use(known: Settings) -> None:
@@ -78,7 +80,7 @@ async def use(known: Settings) -> None:
 async def test_an_acl_user_by_certificate_and_password(variables: dict[str, str], front: TlsFront) -> None:
     away = front.turned_away
     await use(settings(variables))
-    assert health(settings(variables)).healthy
+    assert (await health(settings(variables))).healthy
     assert front.turned_away == away
 
 
@@ -95,10 +97,10 @@ async def test_a_wrong_password_is_no_server_that_is_away(variables: dict[str, s
     known = settings(variables)
     with pytest.raises(QueueUnreachable, match="Redis refuses the credentials"):
         await use(known)
-    found = health(known)
+    found = await health(known)
     assert not found.healthy
-    assert found.detail.startswith("Redis refuses the credentials")
-    assert "wr0ng" not in found.detail
+    assert found.findings[0].text.startswith("Redis refuses the credentials")
+    assert "wr0ng" not in str(found)
 
 
 async def test_a_command_that_is_not_granted_is_named(variables: dict[str, str]) -> None:
@@ -121,10 +123,11 @@ async def test_a_connection_without_proof_is_refused(
             changed["REDIS_URL"] = f"rediss://localhost:{other.port}/0"
     with pytest.raises((QueueUnreachable, redis.exceptions.RedisError)):
         await use(settings(changed))
-    found = health(settings(changed))
+    found = await health(settings(changed))
     assert not found.healthy
     # Of a missing certificate TLS tells the client no more than a closed connection.
-    assert found.detail.startswith("Redis is not reachable" if change == "no certificate" else "Redis: no TLS")
+    [told] = found.findings
+    assert told.text.startswith("Redis is not reachable" if change == "no certificate" else "Redis: no TLS")
 
 
 def test_certificates_that_cannot_be_used_are_a_wrong_configuration(

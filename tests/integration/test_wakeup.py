@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from relay.adapters.postgres import wakeup
+from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import create_pool
@@ -94,10 +95,12 @@ async def test_one_without_an_answer_in_time_takes_none_from_others(
 
 
 async def test_a_schema_that_is_older_than_the_process_is_told(postgres: PostgresServer) -> None:
-    """By the scheduler, which asks first, and by the publisher."""
+    """By the scheduler, which asks first, by the publisher, and by whoever uses an inbox."""
     url = postgres.create_database(f"older_{uuid4().hex}")
-    upgrade(url, "0014_outbox_locks")
     async with create_pool(url, max_size=1, application_name="newer") as pool:
+        with pytest.raises(SchemaMissing, match="relay db upgrade"):
+            await PostgresInboxAdapter(pool).due("any", 1)
+        upgrade(url, "0014_outbox_locks")
         waker, outbox = Wakeup(pool, url), PostgresOutboxAdapter(pool)
         with pytest.raises(SchemaMissing, match="relay db upgrade"):
             await waker.due(1)

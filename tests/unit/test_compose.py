@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from relay.adapters.jetstream.durability import SAFE
-from relay.adapters.postgres.durability import TESTED
 from relay.devstack import sample, wheels
+from relay.ops.doctor.databases import TESTED
+from relay.ops.doctor.streams import SAFE
 from relay.settings import Settings, effective, load_settings
 from tests.unit.deploy_support import parse
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import logging
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -16,9 +22,11 @@ from pydantic import BaseModel, field_validator
 
 from relay.bus import Command
 from relay.bus.errors import InvalidCommand
-from relay.domain.disclosure import answered, printable, told, trace, words
+from relay.domain.disclosure import answered, printable, stack_of, told, trace, with_stack, words
 from relay.domain.errors import Poison
-from relay.telemetry.logs import configure
+from relay.domain.facts import TaskFailed
+from relay.execution.calls import answer
+from relay.telemetry.logs import LogFacts, configure
 
 IBAN = "DE89370400440532013000"
 
@@ -151,7 +159,7 @@ def test_a_traceback_in_the_log_names_lines_and_repeats_no_value(
     assert "it failed" in found
     assert "KeyError at" in found
     assert "ValueError at" in found
-    assert "in chained" in found
+    assert ("in chained" if log_format == "console" else '"name": "chained"') in found
 
 
 def test_a_structlog_line_of_ours_is_no_different(lines: Callable[[str], io.StringIO]) -> None:
@@ -161,8 +169,79 @@ def test_a_structlog_line_of_ours_is_no_different(lines: Callable[[str], io.Stri
     except KeyError:
         structlog.stdlib.get_logger("relay").exception("it failed")
     [line] = map(json.loads, stream.getvalue().splitlines())
-    assert "KeyError at" in line["exception"]
+    assert [one["exc_type"] for one in line["exception"]] == ["KeyError", "ValueError"]
+    assert line["exception"][0]["exc_value"].startswith("KeyError at ")
+    frame = line["exception"][1]["frames"][-1]
+    assert (frame["filename"], frame["name"], frame["lineno"] > 0) == (__file__, "plain", True)
     assert IBAN not in stream.getvalue()
+
+
+def test_an_import_that_fails_is_located(lines: Callable[[str], io.StringIO], tmp_path: Path) -> None:
+    """As dramatiq logs it when a worker loads a module of handlers."""
+    stream = lines("json")
+    (tmp_path / "broken_handlers.py").write_text("def load():\n    import nowhere_at_all\nload()\n")
+    with pytest.raises(ImportError) as failed, patch.object(sys, "path", [str(tmp_path), *sys.path]):
+        importlib.import_module("broken_handlers")
+    logging.getLogger("dramatiq.WorkerProcess(0)").error("Failed to import module.", exc_info=failed.value)
+    [line] = map(json.loads, stream.getvalue().splitlines())
+    [error] = line["exception"]
+    assert error["exc_value"] == "ModuleNotFoundError (nowhere_at_all) at broken_handlers.load:2"
+    places = [(Path(it["filename"]).name, it["lineno"], it["name"]) for it in error["frames"]]
+    assert places[-2:] == [("broken_handlers.py", 3, "<module>"), ("broken_handlers.py", 2, "load")]
+
+
+# --- the stack on a row ---
+
+
+def test_a_reason_names_the_lines_that_led_to_it_and_repeats_no_value() -> None:
+    error = failing(chained)
+    reason, stack = stack_of(with_stack(error))
+    assert reason == told(error)
+    here = Path(__file__).name
+    shown = [re.sub("[0-9]+", "N", line.rpartition("/")[2]) for line in stack]
+    assert shown == [
+        f"{here}:N in chained",
+        f"{here}:N in failing",
+        "caused by ValueError",
+        f"{here}:N in plain",
+        f"{here}:N in chained",
+    ]
+    assert IBAN not in with_stack(error)
+
+
+def test_a_stack_is_bounded() -> None:
+    def deeper(level: int) -> None:
+        deeper(level - 1) if level else plain()
+
+    text = with_stack(failing(lambda: deeper(200)))
+    assert len(stack_of(text)[1]) == 8
+    assert len(text) < 1_500
+
+
+def test_a_text_that_is_asked_for_stands_before_the_stack() -> None:
+    result = answer(failing(plain)).in_full()
+    reason, stack = stack_of(result.detail)
+    assert reason.endswith(f": {IBAN}")
+    assert stack
+
+
+def test_a_line_about_a_failure_has_its_stack_apart(lines: Callable[[str], io.StringIO]) -> None:
+    stream = lines("json")
+    error, id = with_stack(failing(plain)), uuid4()
+    LogFacts()(
+        TaskFailed(
+            context="sea",
+            task_id=id,
+            task_type="mail",
+            correlation_id=id,
+            causation_id=id,
+            attempts=1,
+            error=error,
+        )
+    )
+    [line] = map(json.loads, stream.getvalue().splitlines())
+    assert line["error"].startswith("ValueError at ")
+    assert "test_disclosure.py" in line["stack"][0]
 
 
 def test_what_an_application_logs_itself_is_its_own_affair(lines: Callable[[str], io.StringIO]) -> None:

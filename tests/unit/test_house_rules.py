@@ -72,6 +72,16 @@ def facts(tree: ast.Module) -> Iterator[str]:
                 yield f"line {node.lineno}: class {name}"
 
 
+def outages_without_remedy(tree: ast.Module) -> Iterator[str]:
+    """An outage is told with what to do: by ``told``, which has the hint, and not by ``message``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="OutageSeen"), keywords=keywords):
+                texts = [keyword.value for keyword in keywords if keyword.arg == "error"]
+                if any(isinstance(it, ast.Attribute) and it.attr == "message" for it in texts):
+                    yield f"line {node.lineno}: error.message"
+
+
 def product_files(*suffixes: str) -> list[Path]:
     return [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in suffixes]
 
@@ -130,9 +140,14 @@ def test_facts_stand_in_one_catalogue() -> None:
     assert complaints(facts, "relay/domain/facts.py") == []
 
 
+def test_outages_are_told_with_what_to_do() -> None:
+    assert complaints(outages_without_remedy) == []
+
+
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
+        (outages_without_remedy, "facts(OutageSeen(context=name, server='nats', error=error.message))"),
         (environment_reads, "import os\nhome = os.environ['HOME']"),
         (environment_reads, "import os\nhome = os.getenv('HOME')"),
         (environment_reads, "from os import environ"),

@@ -23,6 +23,7 @@ from relay.domain.policies import (
     Retry,
     RowRejected,
     TryAgain,
+    Wait,
     after_publish_failure,
     decide,
 )
@@ -134,8 +135,10 @@ def test_the_classes_of_dead_letters_have_the_names_operators_know() -> None:
 # --- publishing: the three failure classes ---
 
 
-def after(outcome: OutcomeUnknown | RowRejected | NoStream | NotSent, attempts: int = 0) -> FailureAction:
-    return after_publish_failure(outcome, attempts, FIVE, chance=0)
+def after(
+    outcome: OutcomeUnknown | RowRejected | NoStream | NotSent, attempts: int = 0, age: float = 0
+) -> FailureAction:
+    return after_publish_failure(outcome, attempts, FIVE, chance=0, age=seconds(age))
 
 
 @pytest.mark.parametrize("attempts", [0, 4, 5, 1_000])
@@ -169,26 +172,28 @@ def test_a_row_too_large_for_its_stream_for_the_last_time_is_unrecoverable() -> 
 
 def test_a_row_with_one_attempt_dies_the_first_time_it_is_too_large_for_its_stream() -> None:
     once = RetryPolicy(max_attempts=1)
-    action = after_publish_failure(TOO_LARGE_FOR_ITS_STREAM, 0, once, chance=0)
+    action = after_publish_failure(TOO_LARGE_FOR_ITS_STREAM, 0, once, chance=0, age=seconds(0))
     assert action == GiveUp("unrecoverable: too large")
 
 
-def test_a_missing_stream_is_retried_with_back_off() -> None:
-    assert [after(NoStream("no stream"), attempts) for attempts in (0, 1, 2)] == [
-        TryAgain(seconds(delay), "no stream") for delay in (1, 2, 4)
+def test_a_missing_stream_spends_no_attempt_and_is_tried_again_after_as_long_as_the_event_has_waited() -> None:
+    assert [after(NoStream("no stream"), age=age) for age in (-60, 0, 1, 2, 4, 59, 61, 10**9)] == [
+        Wait(seconds(delay), "no stream") for delay in (1, 1, 1, 2, 4, 59, 60, 60)
     ]
 
 
 @pytest.mark.parametrize("attempts", [4, 5, 1_000_000])
 def test_a_missing_stream_never_kills_an_event(attempts: int) -> None:
-    delay = 16 if attempts == 4 else 32 if attempts == 5 else 60
-    assert after(NoStream("no stream"), attempts) == TryAgain(seconds(delay), "no stream")
+    assert after(NoStream("no stream"), attempts, age=8) == Wait(seconds(8), "no stream")
 
 
-@pytest.mark.parametrize("outcome", [RowRejected("x", final=False), NoStream("x")])
-def test_chance_shortens_the_back_off_of_an_event(outcome: RowRejected | NoStream) -> None:
+@pytest.mark.parametrize(("outcome", "action"), [(RowRejected("x", final=False), TryAgain), (NoStream("x"), Wait)])
+def test_chance_shortens_the_back_off_of_an_event(
+    outcome: RowRejected | NoStream, action: type[TryAgain | Wait]
+) -> None:
     policy = RetryPolicy(max_attempts=5, backoff=Backoff(jitter=0.2))
-    assert after_publish_failure(outcome, 0, policy, chance=0.5) == TryAgain(seconds(0.9), "x")
+    decided = after_publish_failure(outcome, 0, policy, chance=0.5, age=seconds(0))
+    assert decided == action(seconds(0.9), "x")
 
 
 def test_a_puback_is_no_duplicate_unless_it_says_so() -> None:

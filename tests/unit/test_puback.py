@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from relay.adapters.jetstream.wire import publish_command, read_puback
+from relay.adapters.jetstream.wire import _FULL, publish_command, read_puback
 from relay.domain.policies import NoStream, OutcomeUnknown, Published, PublishOutcome, RowRejected
 
 
@@ -54,6 +54,11 @@ def refusal(code: int, description: str = "no", status: int = 400) -> bytes:
         (b"", None, OutcomeUnknown("the answer is not a PubAck")),
         (refusal(10054), None, RowRejected("no (10054)", final=False)),
         (refusal(10077), None, OutcomeUnknown("no (10077)")),
+        (
+            refusal(10077, "maximum bytes exceeded"),
+            None,
+            OutcomeUnknown(f"maximum bytes exceeded (10077): {_FULL}"),
+        ),
         (refusal(1, status=503), None, OutcomeUnknown("no (1)")),
         (refusal(10060), None, NoStream.mismatch("a.b", "S")),
         (refusal(10061), None, NoStream("no (10061)")),

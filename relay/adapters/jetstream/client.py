@@ -86,8 +86,10 @@ class RelayClient(Client):
     regular expressions for every message sent. On the fast path the callers check what they send and receive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls: bool = False) -> None:
+        """``tls``: talk to no server without TLS, whatever its address says. WebSockets bring their own."""
         super().__init__()
+        self._insists = tls
         self._listeners: dict[int, Listener] = {}
         self._ps = _Parser(self)
         self._flushing = False
@@ -114,7 +116,7 @@ class RelayClient(Client):
         uri = self._current_server.uri if self._current_server else None
         if uri is None or uri.scheme in ("ws", "wss"):
             return False
-        return "tls" in self.options or uri.scheme == "tls"
+        return self._insists or "tls" in self.options or uri.scheme == "tls"
 
     async def _process_connect_init(self) -> None:
         """Tell a server that closes the connection after the handshake from a server that is away.

@@ -25,11 +25,21 @@ _RESTART_DELAY_S: Final = 0.5
 _CLOSE_TIMEOUT_S: Final = 2.0
 #: A connection without permission to receive answers is closed after this time, in seconds.
 _DEAF_TIMEOUT_S: Final = 5.0
+_NEXT_SERVER: Final = re.compile(r",(?=\s*(?:nats|tls|wss?)://)", re.IGNORECASE)
 
 
 def servers(url: str) -> list[str]:
-    """Split a list of servers at its commas. A comma counts only before a scheme: it may be part of a password."""
-    return [server.strip() for server in re.split(r",(?=\s*(?:nats|tls|wss?)://)", url)]
+    """Split a list of servers at its commas. A comma counts only before a scheme: it may be part of a password.
+
+    The schemes are in lower case: nats-py takes any other for the name of a host, without TLS.
+    """
+    found = (server.strip().partition("://") for server in _NEXT_SERVER.split(url))
+    return [f"{scheme.lower()}{separator}{rest}" for scheme, separator, rest in found]
+
+
+def insists(addresses: list[str]) -> bool:
+    """Whether one of the addresses demands TLS. Then none may do without: all get the same credentials."""
+    return any(address.startswith("tls://") for address in addresses)
 
 
 class NatsConnection:
@@ -118,7 +128,8 @@ class NatsConnection:
             await asyncio.sleep(_RESTART_DELAY_S)
 
     async def _connect(self, closed: asyncio.Event) -> RelayClient:
-        client = RelayClient()
+        addresses = servers(self._url)
+        client = RelayClient(tls=insists(addresses))
 
         async def on_closed() -> None:
             closed.set()
@@ -137,7 +148,7 @@ class NatsConnection:
 
         client.on_refused = partial(self._note_refused, client)
         await client.connect(
-            servers=servers(self._url),
+            servers=addresses,
             connect_timeout=2,
             reconnect_time_wait=0.25,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,

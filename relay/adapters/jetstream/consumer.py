@@ -41,6 +41,10 @@ _MAX_UNSENT_BYTES: Final = 1_000_000
 _ANSWERABLE: Final = re.compile(r"[^\s\x00]+")
 
 
+class _RequestEndedError(BrokerUnreachable):
+    """The server has ended a pull request, for example because it knows no such consumer."""
+
+
 class NatsJetStreamConsumer:
     """Fetches from one durable consumer. At most one pull request is outstanding.
 
@@ -79,6 +83,9 @@ class NatsJetStreamConsumer:
                 first = await self._next(self._patience)
         except (nats.errors.Error, OSError) as error:
             raise BrokerUnreachable(f"cannot fetch: {str(error) or type(error).__name__}") from error
+        except _RequestEndedError:
+            await self.state()  # tells whether the consumer is missing, and what to do about that
+            raise
         if self._refused is not None:
             refused, self._refused = self._refused, None
             raise BrokerRefused(str(refused))
@@ -204,7 +211,7 @@ class NatsJetStreamConsumer:
         self._too_large = full and self._missing == self._asked
         self._missing = 0
         if status not in _QUIET and not full:
-            raise BrokerUnreachable(f"the consumer answered {status} {headers.get('Description', '')}".rstrip())
+            raise _RequestEndedError(f"the consumer answered {status} {headers.get('Description', '')}".rstrip())
 
     def _on_down(self) -> None:
         self._missing = 0

@@ -20,7 +20,7 @@ from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from relay.adapters.jetstream.client import RelayClient
-from relay.adapters.jetstream.connection import servers
+from relay.adapters.jetstream.connection import insists, servers
 from relay.adapters.jetstream.refusals import telling, unreachable
 from relay.adapters.jetstream.topology_fields import (
     Difference,
@@ -94,7 +94,8 @@ async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamConte
     Raises BrokerUnreachable after a few seconds instead of trying on, BrokerRefused when a permission is missing.
     """
     causes: list[Exception] = []
-    client = RelayClient()
+    addresses = servers(url)
+    client = RelayClient(tls=insists(addresses))
 
     async def note(error: Exception) -> None:
         causes.append(telling(causes[-1], error) if causes else error)
@@ -102,7 +103,7 @@ async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamConte
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S * 2):
             await client.connect(
-                servers=servers(url),
+                servers=addresses,
                 name="relay-cli",
                 allow_reconnect=False,
                 max_reconnect_attempts=_MAX_ATTEMPTS,

@@ -25,6 +25,10 @@ _ROW_ERRORS: Final = {10054: False, 10097: True}
 #: Transient errors: the stream is full, or the server has no room or no leader now.
 _PASSING_ERRORS: Final = {10077, 10122, 10023, 10008, 10009, 10039, 10074, 10203}
 _OTHER_STREAM: Final = 10060
+#: A message cannot be stored. If the text says so, a limit of the stream is reached (discard new).
+_NOT_STORED: Final = 10077
+_LIMIT_REACHED: Final = "maximum "
+_FULL: Final = "the stream is full, and events wait: raise its limits or shorten its max_age"
 #: The form of nearly every answer. All others are parsed as JSON.
 _ACK: Final = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)","seq":([0-9]+)\}')
 _NO_RESPONDERS: Final = b"NATS/1.0 503"
@@ -147,6 +151,8 @@ def _refused(error: Mapping[str, Any]) -> PublishOutcome:
     code, text = error.get("err_code"), f"{error.get('description')} ({error.get('err_code')})"
     if code in _ROW_ERRORS:
         return RowRejected(text, final=_ROW_ERRORS[code])
+    if code == _NOT_STORED and str(error.get("description")).startswith(_LIMIT_REACHED):
+        return OutcomeUnknown(f"{text}: {_FULL}")
     if code in _PASSING_ERRORS or error.get("code") == 503:
         return OutcomeUnknown(text)
     return NoStream(text)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from psycopg.rows import class_row
 
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.backlogs import (
+    MAX_COUNTED_ROWS,
     Backlogs,
+    Brake,
+    FullInbox,
     Held,
     InboxBacklog,
     OutboxBacklog,
@@ -19,9 +23,10 @@ from relay.domain.backlogs import (
     TaskBacklog,
     Waiting,
 )
-from relay.domain.lag import MAX_COUNTED_ROWS, Due, TablesLag
+from relay.domain.lag import Due, TablesLag
 
 Row = TypeVar("Row")
+Table = TypeVar("Table", OutboxBacklog, InboxBacklog)
 
 
 class PostgresBacklogReader:
@@ -36,21 +41,34 @@ class PostgresBacklogReader:
     async def outbox_backlog(self) -> OutboxBacklog:
         """QRY-050: what is not published."""
         async with self._source() as conn:
-            return await _one(conn, "outbox/backlog", OutboxBacklog)
+            return await _table(conn, "outbox", OutboxBacklog)
 
     async def inbox_backlog(self) -> InboxBacklog:
         """QRY-051: what is not processed."""
         async with self._source() as conn:
-            return await _one(conn, "inbox/backlog", InboxBacklog)
+            return await _table(conn, "inbox", InboxBacklog)
+
+    async def brake(self) -> Brake:
+        """Return what producers are told of a full outbox."""
+        async with self._source() as conn:
+            return await _one(conn, "schedule/brake", Brake)
+
+    async def full_inboxes(self, limits: Mapping[str, int]) -> Sequence[FullInbox]:
+        """Return the subscriptions whose pulls pause, or may. ``limits``: the ``max_inbox`` of each."""
+        found = []
+        async with self._source() as conn:
+            for name, most in limits.items():
+                [(count,)] = await query(conn, "inbox/unfinished", subscription=name, limit=most)
+                found.append(FullInbox(name, count, most))
+        return [it for it in found if it.shown]
 
     async def lag(self, subscriptions: Sequence[str], *, dead_head_blocks: bool) -> TablesLag:
         """Return what is due, counted up to `MAX_COUNTED_ROWS`. ``dead_head_blocks``: as the publisher's."""
-        limit = {"limit": MAX_COUNTED_ROWS}
         async with self._source() as conn:
-            inbox = await query(conn, "inbox/lag", subscriptions=list(subscriptions), **limit)
+            inbox = await query(conn, "inbox/lag", subscriptions=list(subscriptions), **_limit())
             return TablesLag(
-                outbox=Due(*(await query(conn, "outbox/lag", dead_head_blocks=dead_head_blocks, **limit))[0]),
-                tasks=Due(*(await query(conn, "tasks/lag", **limit))[0]),
+                outbox=Due(*(await query(conn, "outbox/lag", dead_head_blocks=dead_head_blocks, **_limit()))[0]),
+                tasks=Due(*(await query(conn, "tasks/lag", **_limit()))[0]),
                 inbox={name: Due(count, age) for name, count, age in inbox},
             )
 
@@ -58,22 +76,55 @@ class PostgresBacklogReader:
         """Return the backlogs for the metrics."""
         async with self._source() as conn:
             return Backlogs(
-                outbox=await _one(conn, "outbox/backlog", OutboxBacklog),
+                outbox=await _table(conn, "outbox", OutboxBacklog),
                 held=await _one(conn, "outbox/held", Held),
-                overdue=await _one(conn, "outbox/overdue", Overdue),
-                inbox=await _all(conn, "inbox/backlogs", SubscriptionBacklog),
-                tasks=await _one(conn, "tasks/backlog", TaskBacklog),
+                overdue=await _one(conn, "outbox/overdue", Overdue, _limit()),
+                inbox=[await _estimated(conn, it) for it in await _subscriptions(conn)],
+                tasks=await _one(conn, "tasks/backlog", TaskBacklog, _limit()),
                 incidents=await _all(conn, "incidents/open", Waiting),
                 parked=await _all(conn, "inbox/parked_backlog", Waiting),
+                brake=await _one(conn, "schedule/brake", Brake),
             )
 
 
-async def _all(conn: Connection, name: str, result: type[Row]) -> Sequence[Row]:
+def _limit() -> dict[str, int]:
+    return {"limit": MAX_COUNTED_ROWS}
+
+
+async def _table(conn: Connection, table: str, result: type[Table]) -> Table:
+    """Count what is not done in a table. What is more than was counted is estimated."""
+    found = await _one(conn, f"{table}/backlog", result, _limit())
+    if found.count < MAX_COUNTED_ROWS:
+        return found
+    count = await _estimate(conn, f"{table}/estimate", {})
+    return replace(found, count=count, waiting=max(0, count - found.dead), estimated=True)
+
+
+async def _subscriptions(conn: Connection) -> Sequence[SubscriptionBacklog]:
+    return await _all(conn, "inbox/backlogs", SubscriptionBacklog, _limit())
+
+
+async def _estimated(conn: Connection, found: SubscriptionBacklog) -> SubscriptionBacklog:
+    """Estimate what is more than was counted."""
+    if found.count < MAX_COUNTED_ROWS:
+        return found
+    return replace(found, count=await _estimate(conn, "inbox/estimate_of", {"subscription": found.subscription}))
+
+
+async def _estimate(conn: Connection, name: str, parameters: Mapping[str, Any]) -> int:
+    """Return how many rows the planner expects, and at least as many as were counted."""
+    [[[plan]]] = await query(conn, name, **parameters)
+    return max(MAX_COUNTED_ROWS, int(plan["Plan"]["Plan Rows"]))
+
+
+async def _all(
+    conn: Connection, name: str, result: type[Row], parameters: Mapping[str, Any] | None = None
+) -> Sequence[Row]:
     async with conn.cursor(row_factory=class_row(result)) as cursor:
-        await cursor.execute(statement(name))
+        await cursor.execute(statement(name), parameters)
         return await cursor.fetchall()
 
 
-async def _one(conn: Connection, name: str, result: type[Row]) -> Row:
-    [row] = await _all(conn, name, result)  # an aggregate has exactly one row
+async def _one(conn: Connection, name: str, result: type[Row], parameters: Mapping[str, Any] | None = None) -> Row:
+    [row] = await _all(conn, name, result, parameters)  # an aggregate has exactly one row
     return row

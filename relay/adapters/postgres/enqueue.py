@@ -6,7 +6,9 @@ And what PostgreSQL's errors about a row mean: our own errors have a code, and s
 from __future__ import annotations
 
 import json
+import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -22,6 +24,7 @@ from relay.domain.errors import (
     DuplicateMessage,
     FutureEvent,
     InvalidTimestamp,
+    OutboxFull,
     RelayError,
     SchemaMissing,
     WriteConflict,
@@ -114,11 +117,12 @@ _ID_CONSTRAINTS: Final = ("outbox_events_pkey", "uq_outbox_original", "task_outb
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Raise our own error when the database refuses a row. The driver's error is its cause.
+def refusals(driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[None]:
+    """Raise our own error when the database refuses a row, and log its warnings. The driver's error is its cause.
 
     The transaction stays as the driver has left it. Other errors, such as a lost connection, pass unchanged.
     """
+    driver.add_notice_handler(_hear)
     try:
         yield
     except psycopg.Error as error:
@@ -130,6 +134,26 @@ def refusals() -> Iterator[None]:
         if isinstance(error.orig, psycopg.Error) and (refusal := _refusal(error.orig)):
             raise refusal from error.orig
         raise
+    finally:
+        driver.remove_notice_handler(_hear)
+
+
+_log: Final = logging.getLogger("relay.outbox")
+#: The brake of migration 0020 gives its errors and warnings this name.
+_BRAKE: Final = "relay_brake"
+#: How often a process logs that an outbox brakes, in seconds.
+_LOG_INTERVAL_S: Final = 10.0
+_logged: dict[str, float] = {}
+
+
+def _hear(notice: errors.Diagnostic) -> None:
+    """Log a warning of the brake. Every connection may have one; they are said once in a while."""
+    text, now = notice.message_primary, time.monotonic()
+    if text is None or notice.constraint_name != _BRAKE:
+        return
+    if now - _logged.get(text, -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
+        _logged[text] = now
+        _log.warning("%s", text)
 
 
 def _refusal(error: psycopg.Error) -> RelayError | None:
@@ -157,4 +181,13 @@ def _refusal(error: psycopg.Error) -> RelayError | None:
                 "the database lacks a table or function of the relay, or its schema is not in the search_path",
                 hint="run: relay db upgrade",
             )
-    return None
+    return _braked(error)
+
+
+def _braked(error: psycopg.Error) -> OutboxFull | None:
+    if not isinstance(error, errors.ConfigurationLimitExceeded) or error.diag.constraint_name != _BRAKE:
+        return None
+    return OutboxFull(
+        (error.diag.message_primary or "").removeprefix("OUTBOX_FULL: "),
+        hint="nothing was recorded: roll back and run the whole transaction again later; see relay backlog",
+    )

@@ -71,6 +71,7 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_number_outbox_events": Rights(),
     "relay_wake_publisher": Rights(),
     "relay_wake_tasks": Rights(),
+    "relay_brake_producer": Rights(),
     "relay_count_reopened": Rights(),
     "relay_refuse_future_event": Rights(),
     "relay_lock_outbox": _CALLED,

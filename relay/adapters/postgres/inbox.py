@@ -216,9 +216,10 @@ class PostgresInboxAdapter:
                 await conn.execute(statement("inbox/forget_order"), {"subscription": subscription})
             self._looked[subscription] = now + _LOOK_INTERVAL_S
 
-    async def due(self, subscription: str, limit: int) -> int:
+    async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
+        name = "inbox/unfinished" if later else "inbox/due"
         async with connection(self._pool) as conn:
-            [(count,)] = await query(conn, "inbox/due", subscription=subscription, limit=limit)
+            [(count,)] = await query(conn, name, subscription=subscription, limit=limit)
         return int(count)
 
     async def unfinished(self, subscriptions: Sequence[str]) -> Sequence[str]:

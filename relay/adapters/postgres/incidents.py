@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.operating import Operations, Page, Row, as_key, audit, named, who
+from relay.adapters.postgres.operating import Operations, Page, Row, as_key, audit, coded, named, who
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
@@ -29,6 +29,7 @@ from relay.domain.incidents import (
     unknown,
 )
 from relay.domain.operators import Operator, Outcome, judge
+from relay.domain.reasons import pattern_of
 from relay.domain.tracing import trace_id
 
 _COLUMNS: Final = (
@@ -95,15 +96,16 @@ class PostgresIncidents(Operations):
             "message_name": wanted.message_id if isinstance(wanted.message_id, str) else None,
             "message_id": as_key(wanted.message_id),
             "correlation_id": as_key(wanted.correlation_id),
+            "reason": pattern_of(wanted.reason),
             "limit": limit,
         }
         page = await self._page("incidents/incidents", parameters)
-        return Page([named(row, "message_id") for row in page.items], page.total)
+        return Page([coded(named(row, "message_id"), "reason") for row in page.items], page.total)
 
     async def get(self, id: int) -> Row | None:
         """One incident with its headers, its original message and its history, or None."""
         row = await self._detail("incidents/incident", id)
-        return None if row is None else named(row, "message_id")
+        return None if row is None else coded(named(row, "message_id"), "reason")
 
     async def requeue(self, ids: Sequence[int], by: Operator) -> Outcome:
         """Requeue messages in the failing consumer's inbox, with new attempts.

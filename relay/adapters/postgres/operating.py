@@ -16,12 +16,16 @@ from psycopg.rows import dict_row
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
-from relay.domain.disclosure import clean
+from relay.domain.disclosure import clean, stack_of
 from relay.domain.errors import NotPublishable, NotReplayable, RelayError, TooMany
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Identity
 from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
+from relay.domain.reasons import code_of, pattern_of
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
+
+#: How far matching rows are counted at least.
+MAX_COUNTED: Final = 10_001
 
 #: A row by the names of its columns, as its statement selects it.
 Row: TypeAlias = dict[str, Any]
@@ -30,7 +34,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """The newest matching items, and the number of all matches."""
+    """The newest matching items, and the number of all matches, counted up to `MAX_COUNTED` or more."""
 
     items: Sequence[Item]
     total: int
@@ -42,9 +46,15 @@ class Page(Generic[Item]):
         """
         if self.total > len(self.items):
             raise TooMany(
-                f"{self.total} match and the limit is {limit}", hint="narrow the selection or raise --limit"
+                f"{counted(self.total)} match and the limit is {limit}",
+                hint="narrow the selection or raise --limit",
             )
         return self.items[::-1]
+
+
+def counted(total: int) -> str:
+    """Return a number of matches as people read it. It may have been counted up to a limit only."""
+    return f"more than {total - 1}" if total >= MAX_COUNTED else str(total)
 
 
 class Operations:
@@ -96,6 +106,11 @@ class Operations:
         return Outcome(tuple(map(str, wanted)), tuple(refused))
 
 
+def _bounds(limit: int) -> dict[str, int]:
+    """How many rows a page has, and how far matches are counted, as parameters of a statement."""
+    return {"limit": limit, "counted": max(MAX_COUNTED, limit + 1)}
+
+
 def named(row: Row, column: str) -> Row:
     """Return a row with its ids as people see them. ``column``: the one that the text in ``originals`` names.
 
@@ -105,6 +120,19 @@ def named(row: Row, column: str) -> Row:
     if ID in originals:
         row = {**row, column: originals[ID], "row_id": row[column]}
     return {**row, **{name: originals[name] for name in (CORRELATION_ID, CAUSATION_ID) if name in originals}}
+
+
+def coded(row: Row, column: str) -> Row:
+    """Return a row with the code of the reason in a column before it, and the stack behind it."""
+    found: Row = {}
+    for name, value in row.items():
+        if name == column:
+            reason, stack = stack_of(value or "")
+            found["reason_code" if name == "reason" else "error_code"] = code_of(value) or None
+            found |= {name: reason or None, "stack": stack}
+        else:
+            found[name] = value
+    return found
 
 
 def as_key(id: Id | None) -> UUID | None:
@@ -131,7 +159,7 @@ class EventFilter:
     """Selects outbox events. A field that is None excludes nothing.
 
     ``statuses``: waiting, failing, dead, published. ``since`` (included) and ``until`` (excluded) bound
-    occurred_at. ``error`` is a part of the text.
+    occurred_at. ``error`` is a code of `relay.domain.reasons` or a part of the text.
     """
 
     statuses: list[str]
@@ -152,14 +180,13 @@ class PostgresOutboxOperations(Operations):
 
     async def find(self, wanted: EventFilter, limit: int) -> Page[Row]:
         """Up to ``limit`` events without their payloads, the newest first."""
-        key = as_key(wanted.correlation_id)
-        page = await self._page("outbox/events", {**asdict(wanted), "correlation_id": key, "limit": limit})
-        return Page([named(row, "id") for row in page.items], page.total)
+        page = await self._page("outbox/events", _parameters(wanted, limit))
+        return Page([coded(named(row, "id"), "publish_error") for row in page.items], page.total)
 
     async def get(self, id: Id) -> Row | None:
         """One event with its headers, its payload and its history, or None."""
         row = await self._detail("outbox/event", (await self._rows([id]))[id])
-        return None if row is None else named(row, "id")
+        return None if row is None else coded(named(row, "id"), "publish_error")
 
     async def _rows(self, ids: Sequence[Id]) -> dict[Id, UUID]:
         """Find the rows of events. A text is looked up: SQL may have written its row under any UUID."""
@@ -208,7 +235,7 @@ class PostgresOutboxOperations(Operations):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
-    """Which tasks to find. A field that is None excludes nothing. ``error`` is a part of the error's text."""
+    """Which tasks to find. A field that is None excludes nothing. ``error`` is a code or a part of the text."""
 
     statuses: list[str]
     type: str | None = None
@@ -216,6 +243,12 @@ class TaskFilter:
     correlation_id: Id | None = None
     since: datetime | None = None
     error: str | None = None
+
+
+def _parameters(wanted: EventFilter | TaskFilter, limit: int) -> dict[str, Any]:
+    """Return a filter as the parameters of its statement."""
+    key, error = as_key(wanted.correlation_id), pattern_of(wanted.error)
+    return {**asdict(wanted), **_bounds(limit), "correlation_id": key, "error": error}
 
 
 class PostgresTaskOperations(Operations):
@@ -226,14 +259,13 @@ class PostgresTaskOperations(Operations):
 
     async def find(self, wanted: TaskFilter, limit: int) -> Page[Row]:
         """Up to ``limit`` tasks without their payloads, the newest first. One that is claimed is ``running``."""
-        key = as_key(wanted.correlation_id)
-        page = await self._page("tasks/tasks", {**asdict(wanted), "correlation_id": key, "limit": limit})
-        return Page([named(row, "id") for row in page.items], page.total)
+        page = await self._page("tasks/tasks", _parameters(wanted, limit))
+        return Page([coded(named(row, "id"), "last_error") for row in page.items], page.total)
 
     async def get(self, id: UUID) -> Row | None:
         """One task with its metadata, its payload and its history, or None."""
         row = await self._detail("tasks/task", id)
-        return None if row is None else named(row, "id")
+        return None if row is None else coded(named(row, "id"), "last_error")
 
     async def retry(self, ids: Sequence[UUID], by: Operator) -> Outcome:
         """Run failed or cancelled tasks again, with new attempts.

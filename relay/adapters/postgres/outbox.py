@@ -107,6 +107,7 @@ class _Claim:
                 "ids": [failure.id for failure in failures],
                 "errors": [failure.error[:2_000] for failure in failures],
                 "delays": [failure.delay for failure in failures],
+                "counted": [int(failure.counts) for failure in failures],
             },
         )
 

@@ -113,8 +113,8 @@ def _noting() -> type[_Noting]:
 
 @asynccontextmanager
 async def connection(pool: Pool) -> AsyncIterator[Connection]:
-    """Lend a connection of the pool. Errors that mean the server is away become DatabaseUnreachable."""
-    with reached(pool):
+    """Lend a connection of the pool. Raises DatabaseUnreachable and SchemaMissing."""
+    with migrated(), reached(pool):
         async with pool.connection() as conn:
             yield conn
 
@@ -150,9 +150,8 @@ def pooled(pool: Pool) -> Source:
 
     @asynccontextmanager
     async def lend() -> AsyncIterator[Connection]:
-        with migrated():
-            async with connection(pool) as conn:
-                yield conn
+        async with connection(pool) as conn:
+            yield conn
 
     return lend
 

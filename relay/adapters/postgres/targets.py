@@ -41,7 +41,7 @@ def _insert_psycopg(connection: psycopg.Connection[Any], rows: Sequence[Row]) ->
         return
     _check(connection)
     # A plain cursor, because the connection's own cursor class may use another parameter style.
-    with refusals(), psycopg.Cursor(connection) as cursor:
+    with refusals(connection), psycopg.Cursor(connection) as cursor:
         for sql, parameters in statements(rows):
             cursor.execute(sql, parameters)
 
@@ -51,7 +51,7 @@ async def _insert_psycopg_async(connection: psycopg.AsyncConnection[Any], rows: 
     if not rows:
         return
     _check(connection)
-    with refusals():
+    with refusals(connection):
         async with psycopg.AsyncCursor(connection) as cursor:
             for sql, parameters in statements(rows):
                 await cursor.execute(sql, parameters)
@@ -73,11 +73,13 @@ def insert_sqlalchemy(connection: Connection, rows: Sequence[Row]) -> None:
     if not rows:
         return
     _check_driver(connection.dialect)
-    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+    pooled = connection.connection
+    if getattr(pooled.dbapi_connection, "autocommit", False):
         raise NoTransaction(
             "the connection is in autocommit mode", field="target", hint="use an engine without AUTOCOMMIT"
         )
-    with refusals():
+    driver: Any = pooled.driver_connection  # psycopg's own: the driver was checked
+    with refusals(driver):
         for sql, parameters in statements(rows):
             connection.exec_driver_sql(sql, parameters)
 

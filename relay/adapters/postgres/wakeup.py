@@ -19,8 +19,9 @@ import psycopg
 from psycopg.errors import QueryCanceled
 from psycopg.pq import ConnStatus, TransactionStatus
 
+from relay.adapters.postgres.brake import ProducerBrake, tell
 from relay.adapters.postgres.pipeline import Sent, fetch_all
-from relay.adapters.postgres.pool import CONNECTION, Connection, Pool, connection, migrated, reached
+from relay.adapters.postgres.pool import CONNECTION, Connection, Pool, migrated, reached
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.tasks import GRACE
 from relay.concurrency import Batcher
@@ -65,6 +66,7 @@ class Wakeup:
     def __init__(self, pool: Pool, url: str) -> None:
         self._pool = pool
         self._watch = Watch(url, CHANNEL, self._hear)
+        self.brake = ProducerBrake(pool, self._watch.ask)
         self._asked: Batcher[Question, Rows | None] = Batcher(self._together)
         self._sleeping: bool | None = None
         self._rest_until = 0.0
@@ -127,9 +129,7 @@ class Wakeup:
     async def set_sleeping(self, sleeping: bool) -> None:
         """Tell producers whether to send hints. Does nothing if they know already."""
         if sleeping != self._sleeping:
-            async with connection(self._pool) as conn, conn.transaction():
-                await conn.execute("SET LOCAL synchronous_commit = off")
-                await conn.execute(statement("schedule/set_sleeping"), {"sleeping": sleeping})
+            await tell(self._pool, "schedule/set_sleeping", sleeping=sleeping)
             self._sleeping = sleeping
 
     def listen(self, kind: str, wake: Callable[[], None]) -> None:

@@ -227,7 +227,7 @@ def prepared_request(
     body: bytes,
     stored_at: datetime | None = None,
 ) -> Request:
-    """The complete request of the handler contract (SDS-047 §12).
+    """The complete request of the handler contract.
 
     ``stored_at`` is used if the event has no time of its own. A complete ``handler`` body is passed on unchanged.
     Raises MalformedMessage.

@@ -1,4 +1,4 @@
-"""``handler``: the body is the request of the handler contract (SDS-047 §12), payload inside."""
+"""``handler``: the body is the request of the handler contract, payload inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of PORT-047-002: receive, settle, audit."""
+"""The contract of the inbox: receive, settle, audit."""
 
 from __future__ import annotations
 
@@ -107,6 +107,7 @@ class InboxContract:
         await bench.inbox.record_error(await _claimed(bench, failed), Retry(_DELAY, "boom"))
         await bench.inbox.mark_all_processed([await _claimed(bench, done)])
         assert [await bench.inbox.due(waiting.subscription, limit) for limit in (1, 10)] == [1, 2]
+        assert await bench.inbox.due(waiting.subscription, 10, later=True) == 3
         await bench.elapse(_DELAY + _LITTLE)
         assert await bench.inbox.due(waiting.subscription, 10) == 3
 

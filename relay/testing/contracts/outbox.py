@@ -1,4 +1,4 @@
-"""The contract of PORT-047-001: claims of events to publish."""
+"""The contract of the outbox: claims of events to publish."""
 
 from __future__ import annotations
 

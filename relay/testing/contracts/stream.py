@@ -1,4 +1,4 @@
-"""The contracts of PORT-047-003, publishing, and of PORT-047-004, fetching."""
+"""The contracts of publishing and of fetching."""
 
 from __future__ import annotations
 

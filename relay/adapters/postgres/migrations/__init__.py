@@ -118,12 +118,16 @@ def sql(schema: str | None = None) -> str:
     return output.getvalue()
 
 
-def _status(connection: Connection) -> MigrationStatus:
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    current = context.get_current_revision()
+def compared(current: str | None) -> MigrationStatus:
+    """Compare a revision, or an empty database (None), with the migrations of this release."""
     known = _known()
     done = 0 if current is None else known.index(current) + 1 if current in known else len(known)
     return MigrationStatus(current, known[-1], tuple(known[done:]))
+
+
+def _status(connection: Connection) -> MigrationStatus:
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return compared(context.get_current_revision())
 
 
 def _known() -> list[str]:

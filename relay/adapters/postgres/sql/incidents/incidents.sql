@@ -10,7 +10,7 @@ WHERE (%(statuses)s::text[] IS NULL OR d.status = ANY (%(statuses)s::text[]))
   AND (%(kinds)s::text[] IS NULL OR d.class = ANY (%(kinds)s::text[]))
   AND (%(subscription)s::text IS NULL OR d.subscription = %(subscription)s)
   AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
-  AND (%(reason)s::text IS NULL OR position(lower(%(reason)s) IN lower(d.reason)) > 0)
+  AND (%(reason)s::text IS NULL OR d.reason ~ %(reason)s)
   AND (%(since)s::timestamptz IS NULL OR d.recorded_at >= %(since)s)
   AND (%(message_id)s::uuid IS NULL OR d.message_id = %(message_id)s
        OR d.originals ->> 'id' = %(message_name)s::text)

@@ -1,23 +1,48 @@
--- Outbox events that match a filter, the newest first, and how many match in all.
+-- Outbox events that match a filter, the newest first, and how many match in all, counted up to a limit. Each state
+-- is read by its own index, so a page does not read all that is in the table: the newest of it first. Of failing
+-- events beyond the limit of the count, those of the first keys.
+WITH matching AS NOT MATERIALIZED (
+    SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at
+    FROM outbox_events
+    WHERE (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
+      AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
+      AND (%(aggregate_id)s::text IS NULL OR aggregate_id = %(aggregate_id)s)
+      AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
+      AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
+      AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
+      AND (%(error)s::text IS NULL OR publish_error ~ %(error)s)
+), found AS MATERIALIZED (
+    (SELECT id, seq, 'published' AS status
+     FROM matching
+     WHERE 'published' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL
+     ORDER BY published_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT id, seq, 'dead'
+     FROM matching
+     WHERE 'dead' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NOT NULL
+     ORDER BY dead_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT id, seq, 'failing'
+     FROM matching
+     WHERE 'failing' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NULL
+       AND publish_attempts > 0
+     ORDER BY hashtext(partition_key), seq
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT id, seq, 'waiting'
+     FROM matching
+     WHERE 'waiting' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NULL
+       AND publish_attempts = 0
+     ORDER BY occurred_at DESC
+     LIMIT %(counted)s)
+), page AS MATERIALIZED (
+    SELECT id, status FROM found ORDER BY seq DESC LIMIT %(limit)s
+)
 SELECT id, seq, aggregate_type, aggregate_id, event_type, event_version, occurred_at,
        correlation_id::text, causation_id::text, originals, partition_key, topic, stream,
        published_at, publish_attempts, publish_error, available_at, dead_at, published_stream, published_seq, generation,
-       CASE WHEN published_at IS NOT NULL THEN 'published'
-            WHEN dead_at IS NOT NULL THEN 'dead'
-            WHEN publish_attempts > 0 THEN 'failing'
-            ELSE 'waiting' END AS status,
-       count(*) OVER () AS total
-FROM outbox_events
-WHERE (('published' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL)
-       OR ('dead' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NOT NULL)
-       OR ('failing' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND publish_attempts > 0 AND dead_at IS NULL)
-       OR ('waiting' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND publish_attempts = 0 AND dead_at IS NULL))
-  AND (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
-  AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
-  AND (%(aggregate_id)s::text IS NULL OR aggregate_id = %(aggregate_id)s)
-  AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
-  AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
-  AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
-  AND (%(error)s::text IS NULL OR position(lower(%(error)s) IN lower(publish_error)) > 0)
+       page.status, least(%(counted)s, (SELECT count(*) FROM found)) AS total
+FROM page JOIN outbox_events USING (id)
 ORDER BY seq DESC
-LIMIT %(limit)s

@@ -9,6 +9,6 @@ WHERE state = ANY (%(statuses)s::text[])
   AND (%(queue)s::text IS NULL OR queue = %(queue)s)
   AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
   AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
-  AND (%(error)s::text IS NULL OR position(lower(%(error)s) IN lower(last_error)) > 0)
+  AND (%(error)s::text IS NULL OR last_error ~ %(error)s)
 ORDER BY seq DESC
 LIMIT %(limit)s

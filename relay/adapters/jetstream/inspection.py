@@ -1,0 +1,194 @@
+"""What nats-server says about itself, its streams and consumers, as values. Reads only, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerInfo, DiscardPolicy, PersistMode, StorageType, StreamInfo
+from nats.js.errors import NotFoundError
+
+from relay.adapters.jetstream.topology_fields import (
+    Difference,
+    compare_consumer,
+    compare_stream,
+    full_name,
+)
+from relay.domain.topology import ConsumerSpec, StreamSpec
+
+_TIMEOUT_S: Final = 3.0
+#: What the server takes if its configuration does not say it.
+_USUAL_SYNC_NS: Final = 120_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """A stream as it is. Sizes are in bytes and -1 for no limit; times in seconds, ``max_age`` 0 for ever.
+
+    ``full``: how much of a limit is used up, from 0 to 1.
+    ``differences``: to what relay.toml says, if it declares the stream.
+    """
+
+    name: str
+    memory: bool = False
+    early: bool = False
+    drops: bool = False
+    alone: bool = False
+    subjects: Sequence[str] = ()
+    duplicate_window: float = 120.0
+    max_age: float = 0.0
+    full: float = 0.0
+    max_msg_size: int = -1
+    differences: Sequence[Difference] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerState:
+    """A durable consumer as it is. ``ack_wait`` in seconds."""
+
+    name: str
+    ack_wait: float = 30.0
+    paused: bool = False
+    differences: Sequence[Difference] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerState:
+    """The server, and by name the streams and consumers that were asked for; None for one that is missing.
+
+    ``sync_interval``: after how many seconds the server writes to the disk, 0 for at once; None if ``unseen`` says
+    why it is not known. ``answering``: pairs of a query's subject and a stream that would confirm the query.
+    """
+
+    version: tuple[int, int, int]
+    max_payload: int
+    count: int
+    sync_interval: float | None = None
+    unseen: str = ""
+    streams: Mapping[str, StreamState | None] = field(default_factory=dict)
+    consumers: Mapping[str, ConsumerState | None] = field(default_factory=dict)
+    answering: Sequence[tuple[str, str]] = ()
+
+
+async def look(
+    js: JetStreamContext,
+    streams: Sequence[StreamSpec],
+    consumers: Sequence[ConsumerSpec],
+    queried: Sequence[str],
+    monitor: str | None,
+) -> BrokerState:
+    """Ask for the declared streams and consumers, and for the streams that are read. Raises nats-py's errors.
+
+    ``monitor``: the address of the server's monitoring. Only monitoring tells when the server writes to the disk.
+    """
+    account = await js.account_info()
+    declared: dict[str, StreamSpec | None] = {spec.name: spec for spec in streams}
+    found = {name: await _stream(js, name, spec) for name, spec in _with_read(declared, consumers).items()}
+    client = js._nc  # noqa: SLF001 - the context hides its client
+    version, (interval, unseen) = client.connected_server_version, await _sync(monitor)
+    return BrokerState(
+        version=(version.major, version.minor, version.patch),
+        max_payload=client.max_payload,
+        count=account.streams,
+        sync_interval=interval,
+        unseen=unseen,
+        streams=found,
+        consumers={full_name(spec): await _consumer(js, spec) for spec in consumers},
+        answering=await _answering(js, queried),
+    )
+
+
+def _with_read(
+    declared: dict[str, StreamSpec | None], consumers: Sequence[ConsumerSpec]
+) -> dict[str, StreamSpec | None]:
+    """The declared streams and, without a spec, those of other services that consumers read."""
+    return {**dict.fromkeys([spec.stream for spec in consumers]), **declared}
+
+
+async def _stream(js: JetStreamContext, name: str, spec: StreamSpec | None) -> StreamState | None:
+    try:
+        info = await js.stream_info(name)
+    except NotFoundError:
+        return None
+    return read_stream(info, spec)
+
+
+def read_stream(info: StreamInfo, spec: StreamSpec | None) -> StreamState:
+    """Read the server's answer about a stream, and compare it with ``spec``, if relay.toml declares the stream."""
+    config = info.config
+    return StreamState(
+        name=config.name or "",
+        memory=config.storage == StorageType.MEMORY,
+        early=config.persist_mode == PersistMode.ASYNC,
+        drops=config.discard != DiscardPolicy.NEW,
+        alone=bool(info.cluster and info.cluster.name) and (config.num_replicas or 1) == 1,
+        subjects=tuple(config.subjects or ()),
+        duplicate_window=config.duplicate_window or 0.0,
+        max_age=config.max_age or 0.0,
+        full=_filled(info),
+        max_msg_size=-1 if config.max_msg_size is None else config.max_msg_size,
+        differences=compare_stream(spec, config) if spec else (),
+    )
+
+
+def _filled(info: StreamInfo) -> float:
+    """How much of a limit of the stream is used up."""
+    limits = ((info.state.bytes, info.config.max_bytes), (info.state.messages, info.config.max_msgs))
+    return max((used / most for used, most in limits if most is not None and most > 0), default=0.0)
+
+
+async def _consumer(js: JetStreamContext, spec: ConsumerSpec) -> ConsumerState | None:
+    try:
+        info: ConsumerInfo = await js.consumer_info(spec.stream, spec.durable)
+    except NotFoundError:
+        return None
+    return ConsumerState(
+        name=full_name(spec),
+        ack_wait=info.config.ack_wait or 30.0,
+        paused=bool(info.paused),
+        differences=compare_consumer(spec, info.config),
+    )
+
+
+async def _sync(monitor: str | None) -> tuple[float | None, str]:
+    """After how many seconds the server writes to the disk; or None, and why that is not known."""
+    if monitor is None:
+        return None, "nats.monitor is not set"
+    try:
+        varz = await asyncio.to_thread(_read, f"{monitor.rstrip('/')}/varz")
+    except (OSError, ValueError) as error:
+        return None, f"nats.monitor does not answer ({type(error).__name__})"
+    config = varz.get("jetstream", {}).get("config", {})
+    return 0.0 if config.get("sync_always") else config.get("sync_interval", _USUAL_SYNC_NS) / 1e9, ""
+
+
+def _read(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the settings admit http only
+        return json.load(answer)
+
+
+async def _answering(js: JetStreamContext, subjects: Sequence[str]) -> list[tuple[str, str]]:
+    """The streams that would answer queries of ``subjects`` by their PubAck."""
+    found = []
+    for subject in subjects:
+        for name in await _takers(js, subject):
+            try:
+                config = (await js.stream_info(name)).config
+            except NotFoundError:
+                continue
+            if not config.no_ack:
+                found.append((subject, name))
+    return found
+
+
+async def _takers(js: JetStreamContext, subject: str) -> Sequence[str]:
+    """The names of the streams that take some of the subjects. The first page of the server's answer is enough."""
+    reply = await js._nc.request(  # noqa: SLF001 - the context hides its client
+        "$JS.API.STREAM.NAMES", json.dumps({"subject": subject}).encode(), timeout=_TIMEOUT_S
+    )
+    return json.loads(reply.data).get("streams") or ()

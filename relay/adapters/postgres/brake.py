@@ -1,0 +1,58 @@
+"""How full an outbox is, and what its producers are told, in the row that also says whether they send hints."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from psycopg.errors import QueryCanceled
+
+from relay.adapters.postgres.pool import Pool, connection
+from relay.adapters.postgres.sql import statement
+from relay.domain.backpressure import Limits, Pressure
+from relay.domain.errors import DatabaseUnreachable
+
+Ask = Callable[[str, Mapping[str, Any]], Awaitable[Sequence[Mapping[str, Any]]]]
+
+
+class ProducerBrake:
+    """The brake of one context, decided elsewhere. ``ask`` asks the database, within a time limit of its own."""
+
+    def __init__(self, pool: Pool, ask: Ask) -> None:
+        self._pool, self._ask = pool, ask
+
+    async def pressure(self, limits: Limits, soon: timedelta, *, dead_head_blocks: bool) -> Pressure | None:
+        """Return what waits, counted until it is over the limit; None if that takes too long.
+
+        ``soon``: for how long a failed event waits at most. Raises DatabaseUnreachable and SchemaMissing.
+        """
+        limit = 1 if limits.above is None else limits.above + 1
+        parameters = {"limit": limit, "soon": soon, "dead_head_blocks": dead_head_blocks}
+        try:
+            [row] = await self._ask("outbox/pressure", parameters)
+        except DatabaseUnreachable as error:
+            if not isinstance(error.__cause__, QueryCanceled):
+                raise
+            return None
+        return Pressure(**row)
+
+    async def set(self, limits: Limits, reason: str, hold: timedelta) -> None:
+        """Tell producers that the outbox is full. That ends by itself after ``hold``, unless it is told again."""
+        told = {"action": limits.action, "delay": limits.delay, "reason": reason, "hold": hold}
+        await tell(self._pool, "schedule/set_brake", **told)
+
+    async def keep(self, hold: timedelta) -> None:
+        """Tell producers what they are told now for ``hold`` more. Does nothing if that has ended."""
+        await tell(self._pool, "schedule/keep_brake", hold=hold)
+
+    async def release(self) -> None:
+        """Tell producers that the outbox is not full."""
+        await tell(self._pool, "schedule/release_brake")
+
+
+async def tell(pool: Pool, name: str, **parameters: Any) -> None:
+    """Run a statement that tells producers something. If a crash undoes it, it is told again."""
+    async with connection(pool) as conn, conn.transaction():
+        await conn.execute("SET LOCAL synchronous_commit = off")
+        await conn.execute(statement(name), parameters)

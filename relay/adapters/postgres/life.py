@@ -1,0 +1,47 @@
+"""The rows of one context that belong to a chain of messages. Reads only, and no payload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from psycopg.rows import dict_row
+
+from relay.adapters.postgres.pool import Source
+from relay.adapters.postgres.sql import statement
+from relay.domain.life import Wanted
+
+#: A row by the names of its columns.
+Row: TypeAlias = Mapping[str, Any]
+#: Rows by their kind.
+Rows: TypeAlias = Mapping[str, Sequence[Row]]
+
+KINDS: Final = ("events", "messages", "incidents", "tasks", "runs", "actions")
+#: How many rows of a kind are read. A correlation may join more than anybody can look at.
+LIMIT: Final = 500
+#: Looking for causes reads whole tables. It may take no longer than this.
+_TIMEOUT: Final = "SET LOCAL statement_timeout = '30s'"
+
+
+async def read(source: Source, wanted: Wanted) -> Rows:
+    """Read what belongs to ``wanted``, in one snapshot. Raises DatabaseUnreachable and SchemaMissing."""
+    stream, seq = wanted.place or (None, None)
+    parameters = {
+        "ids": list(wanted.ids),
+        "correlations": list(wanted.correlations),
+        "texts": list(wanted.texts),
+        "causes": list(wanted.causes),
+        "stream": stream,
+        "seq": seq,
+        "incident": wanted.incident,
+        "limit": LIMIT,
+    }
+    found = {}
+    async with source() as conn, conn.transaction():
+        await conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        await conn.execute(_TIMEOUT)
+        async with conn.cursor(row_factory=dict_row) as cursor:
+            for kind in KINDS:
+                await cursor.execute(statement(f"life/{kind}"), parameters)
+                found[kind] = await cursor.fetchall()
+    return found

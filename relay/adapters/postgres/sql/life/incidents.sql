@@ -1,0 +1,12 @@
+-- Dead letters by their own number, their messages or correlations.
+SELECT id, message_id, subscription, event_type, recorded_at, class, reason, attempts, status, closed_at, closed_by,
+       stream, stream_seq, correlation_id, causation_id, originals
+FROM dead_letters
+WHERE id IN (
+    SELECT id FROM dead_letters WHERE id = %(incident)s::bigint
+    UNION ALL
+    SELECT id FROM dead_letters WHERE message_id = ANY (%(ids)s::uuid[])
+    UNION ALL
+    SELECT id FROM dead_letters WHERE correlation_id = ANY (%(correlations)s::uuid[]))
+ORDER BY id
+LIMIT %(limit)s

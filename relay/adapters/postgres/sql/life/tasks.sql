@@ -1,0 +1,14 @@
+-- Tasks by their ids or correlations; and by their cause, for chains without correlation.
+SELECT id, type, queue, CASE WHEN status = 'delivered' AND claimed_until >= now() THEN 'running' ELSE status END AS status,
+       created_at, available_at, started_at, finished_at, next_attempt_at, attempts, last_error, correlation_id,
+       causation_id, originals
+FROM task_outbox
+WHERE id IN (
+    SELECT id FROM task_outbox WHERE id = ANY (%(ids)s::uuid[])
+    UNION ALL
+    SELECT id FROM task_outbox WHERE correlation_id = ANY (%(correlations)s::uuid[])
+    UNION ALL
+    SELECT id FROM task_outbox
+    WHERE cardinality(%(causes)s::uuid[]) > 0 AND causation_id = ANY (%(causes)s::uuid[]))
+ORDER BY created_at, seq
+LIMIT %(limit)s

@@ -1,0 +1,7 @@
+-- Tell producers that the outbox is full, for so long. It began when the row was first told.
+UPDATE relay_wakeup
+SET brake = %(action)s,
+    brake_delay = %(delay)s,
+    brake_reason = %(reason)s,
+    brake_since = CASE WHEN brake_until > clock_timestamp() THEN brake_since ELSE clock_timestamp() END,
+    brake_until = clock_timestamp() + %(hold)s

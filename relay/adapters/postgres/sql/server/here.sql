@@ -1,0 +1,7 @@
+-- The server's clock, its process for this session, and how many client sessions it has and may have besides those
+-- that are kept for superusers. The kind of others' sessions may be hidden from our role.
+SELECT clock_timestamp(), pg_backend_pid(),
+       (SELECT count(*) FROM pg_stat_activity
+        WHERE backend_type = 'client backend' OR (backend_type IS NULL AND datname IS NOT NULL)),
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+       - coalesce(current_setting('reserved_connections', true)::int, 0)

@@ -1,0 +1,171 @@
+"""Checks of a context's database. ``place`` names it, such as ``postgresql sea``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from relay.adapters.postgres.inspection import DatabaseDetails, DatabaseState
+from relay.domain.backlogs import Brake, FullInbox
+from relay.domain.findings import Finding, error, unknown, warning
+
+#: The oldest major version that this release is tested with.
+TESTED: Final = 18
+#: A clock that differs by more seconds is told. Events of more than 60 s in the future are refused.
+CLOCK_S: Final = 5.0
+_OFF: Final = {
+    "fsync": "a crash of the machine loses or damages what was committed",
+    "full_page_writes": "a crash of the machine may damage the tables",
+    "synchronous_commit": "a crash loses the last transactions that were committed",
+}
+_CLEANING: Final = {
+    "autovacuum": "nobody removes dead row versions: tables grow and claims slow down",
+    "track_counts": "autovacuum does not learn what there is to remove",
+}
+#: A table with more dead row versions than this, and more than rows, is not cleaned up.
+_MANY_DEAD: Final = 50_000
+#: How much of the sessions may be in use.
+_FULL: Final = 0.8
+
+
+def tables(place: str, state: DatabaseState) -> Iterator[Finding]:
+    """The tables are those of this release."""
+    if state.tables.pending:
+        lacking = ", ".join(state.tables.pending)
+        yield error("TABLES_OLD", place, f"its tables lack {lacking}", "run: relay db upgrade")
+
+
+def commits_last(place: str, state: DatabaseState) -> Iterator[Finding]:
+    """What is committed survives a crash."""
+    for name, what in _OFF.items():
+        if state.settings.get(name) == "off":
+            yield warning("COMMITS_MAY_BE_LOST", place, f"{name} is off: {what}", f"set {name} = on")
+
+
+def version(place: str, state: DatabaseState) -> Iterator[Finding]:
+    """The version is one that was tested."""
+    if state.major < TESTED:
+        found = state.settings["server_version"]
+        yield warning(
+            "DATABASE_OLD",
+            place,
+            f"PostgreSQL {found} is older than what is tested: {TESTED}",
+            "upgrade the server",
+        )
+
+
+def clock(place: str, state: DatabaseState) -> Iterator[Finding]:
+    """This machine and the server have the same time."""
+    if finding := skewed(place, state.ahead, state.exact):
+        yield finding
+
+
+def skewed(place: str, ahead: float, exact: float) -> Finding | None:
+    """A finding if two clocks differ for certain. ``ahead`` is in seconds and exact to ``exact``."""
+    if abs(ahead) - exact <= CLOCK_S:
+        return None
+    text = f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+    return warning("CLOCKS_DIFFER", place, text, "let NTP set both: an event of more than 60 s ahead is refused")
+
+
+def full(place: str, brake: Brake, inboxes: Sequence[FullInbox]) -> Iterator[Finding]:
+    """Outbox and inboxes have room for more."""
+    remedy = "see docs/how-to/backpressure.md: why is it not worked off?"
+    if brake.braking:
+        yield warning("OUTBOX_FULL", place, str(brake), remedy)
+    for inbox in inboxes:
+        yield warning("INBOX_FULL", place, str(inbox), remedy)
+
+
+CHECKS: Final = (tables, commits_last, version, clock)
+
+# --- a closer look ---
+
+
+def rights(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """Our role may do what it must."""
+    if details.lacking:
+        first = ", ".join(details.lacking[:4])
+        more = f" and {len(details.lacking) - 4} more" if len(details.lacking) > 4 else ""
+        yield error("RIGHTS_MISSING", place, f"the role lacks {first}{more}", "run as the owner: relay db grant")
+
+
+def vacuum(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """Dead row versions are removed."""
+    for name, what in _CLEANING.items():
+        if details.state.settings.get(name) == "off":
+            yield warning("NOT_VACUUMED", place, f"{name} is off: {what}", f"set {name} = on")
+    for table in details.tables:
+        if not table.autovacuum:
+            yield warning(
+                "NOT_VACUUMED",
+                place,
+                f"autovacuum is off for {table.name}",
+                f"ALTER TABLE {table.name} RESET (autovacuum_enabled)",
+            )
+        elif table.dead > max(_MANY_DEAD, table.rows):
+            text = f"{table.name} has {table.dead} dead row versions and about {table.rows} rows"
+            yield warning("NOT_VACUUMED", place, text, f"VACUUM {table.name}; see OLD_SNAPSHOT")
+
+
+def snapshots(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """No old snapshot keeps what others have removed."""
+    for holder in details.holders:
+        since = "" if holder.seconds is None else f" for {_minutes(holder.seconds)}"
+        text = f"{holder.name} keeps what {holder.transactions} transactions removed{since}"
+        yield warning("OLD_SNAPSHOT", place, f"{text}: claims slow down", "end it, or drop the slot")
+
+
+def idle_sessions(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """No transaction is left open: it may hold the lock of a key, which then publishes nothing."""
+    for session in details.idle:
+        text = f"{session.name} (process {session.pid}) has done nothing in its transaction"
+        remedy = f"mend that program; SELECT pg_terminate_backend({session.pid}) ends it"
+        yield warning("IDLE_IN_TRANSACTION", place, f"{text} for {_minutes(session.seconds)}", remedy)
+    if details.hidden:
+        yield unknown(
+            "SESSIONS_HIDDEN",
+            place,
+            f"{details.hidden} sessions of other roles cannot be seen",
+            "GRANT pg_read_all_stats to this role, to have them checked",
+        )
+
+
+def pooler(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """No pooler changes the session between transactions: LISTEN and prepared statements need their own."""
+    if details.pooler == "transaction":
+        yield error(
+            "POOLER_MODE",
+            place,
+            "a pooler in transaction mode is in between: LISTEN, prepared statements and settings get lost",
+            "give the relay the server's own address, or session mode",
+        )
+    elif details.pooler:
+        yield warning(
+            "POOLER_MODE",
+            place,
+            "a pooler is in between, by what is seen in session mode",
+            "relay db upgrade needs the server's own address; never use transaction mode",
+        )
+
+
+def sessions(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """There is room for more sessions."""
+    if details.state.sessions > _FULL * details.state.room:
+        text = f"{details.state.sessions} of {details.state.room} sessions are in use"
+        yield warning("SESSIONS_FULL", place, text, "raise max_connections, or run fewer processes")
+
+
+def leader(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """A scheduler leads the context."""
+    if details.leader is None and details.state.tables.current is not None:
+        yield warning(
+            "NO_SCHEDULER", place, "no scheduler leads: nothing is published", "run: python -m scheduler"
+        )
+
+
+CLOSE_CHECKS: Final = (rights, vacuum, snapshots, idle_sessions, pooler, sessions, leader)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

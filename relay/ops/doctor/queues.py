@@ -1,0 +1,63 @@
+"""Checks of Redis. It may lose everything at any moment, so none of these endangers what is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from relay.adapters.inspection import QueueState
+from relay.domain.findings import Finding, error, unknown, warning
+from relay.ops.doctor.databases import skewed
+
+_SERVER: Final = "redis"
+_FULL: Final = 0.9
+
+
+def writable(state: QueueState) -> Iterator[Finding]:
+    """Jobs can be written."""
+    if state.replica:
+        yield error(
+            "QUEUE_READ_ONLY", _SERVER, "it is a replica and takes no jobs", "let redis_url name the primary"
+        )
+
+
+def clock(state: QueueState) -> Iterator[Finding]:
+    """This machine and the server have the same time."""
+    if finding := skewed(_SERVER, state.ahead, state.exact):
+        yield finding
+
+
+CHECKS: Final = (writable, clock)
+
+# --- a closer look ---
+
+
+def memory(state: QueueState) -> Iterator[Finding]:
+    """No job is dropped for want of memory."""
+    if state.refused:
+        text = f"its memory cannot be checked: this user may not ask {state.refused}"
+        yield unknown("QUEUE_UNKNOWN", _SERVER, text, "grant it: +info")
+    if state.policy != "noeviction":
+        yield warning(
+            "QUEUE_EVICTS",
+            _SERVER,
+            f"maxmemory_policy is {state.policy}: a full server drops jobs, and they come seconds later",
+            "set maxmemory-policy noeviction, or give the queue a server of its own",
+        )
+    if 0 < state.limit * _FULL < state.used:
+        text = f"{state.used} of {state.limit} bytes are in use: a full server takes no jobs"
+        yield warning("QUEUE_FULL", _SERVER, text, "raise maxmemory")
+
+
+def workers(state: QueueState) -> Iterator[Finding]:
+    """Somebody takes the jobs."""
+    if not state.workers:
+        yield warning(
+            "NO_WORKER",
+            _SERVER,
+            "no worker took jobs within the last minute",
+            "run: dramatiq relay.actors",
+        )
+
+
+CLOSE_CHECKS: Final = (memory, workers)

@@ -1,0 +1,187 @@
+"""Finds the rows of a chain in all contexts, in tables and archives. Reads only.
+
+It begins with what was asked for. Each row names others: its correlation, its cause. So it looks again, until
+nothing new is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from relay.adapters.postgres.archive import PostgresArchive
+from relay.adapters.postgres.life import KINDS, LIMIT, Row, Rows, read
+from relay.adapters.postgres.pool import connected
+from relay.bootstrap import cold_store
+from relay.commands.coldrows import ColdRows, archived_subject
+from relay.domain.archive import ArchiveKind, RowFilter
+from relay.domain.errors import RelayError
+from relay.domain.identity import Identity
+from relay.domain.life import Wanted
+from relay.settings import ContextSettings
+
+#: A chain has fewer links than this, or is not followed further.
+_MAX_ROUNDS: Final = 20
+#: How often the archives are read: what is found there may name more.
+_MAX_READINGS: Final = 3
+#: How long a chain whose beginning is not known may have lasted before what is known of it.
+_LONGEST: Final = timedelta(days=30)
+#: The version of UUIDs that begin with the time when they were made.
+_WITH_TIME: Final = 7
+_ARCHIVED: Final = {"events": ArchiveKind.OUTBOX, "messages": ArchiveKind.INBOX, "tasks": ArchiveKind.TASKS}
+#: The column of each kind that other rows name as their cause.
+_KEYS: Final = {"events": "id", "messages": "message_id", "incidents": "message_id", "tasks": "id", "runs": None}
+_TIMES: Final = ("occurred_at", "received_at", "created_at", "recorded_at", "opened_at")
+
+#: Told how many batches of how many were read.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class Found:
+    """The rows by context and kind, each with its column ``archived``; and which contexts could not be asked."""
+
+    rows: dict[str, dict[str, dict[Any, Row]]] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    cut: bool = False
+
+    def add(self, context: str, found: Rows, *, archived: bool = False) -> None:
+        """Take rows. A row of a table stands for its archived copy."""
+        mine = self.rows.setdefault(context, {kind: {} for kind in KINDS})
+        for kind, rows in found.items():
+            self.cut = self.cut or (not archived and len(rows) >= LIMIT)
+            for row in rows:
+                key = row["message_id"] if kind == "messages" else row["id"]
+                if not archived or key not in mine[kind]:
+                    mine[kind][key] = {**row, "archived": archived}
+
+    def all(self, kind: str) -> Iterator[tuple[str, Row]]:
+        """All rows of a kind, with their contexts."""
+        return ((context, row) for context, kinds in self.rows.items() for row in kinds[kind].values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing but actions was found."""
+        return not any(True for kind in _KEYS for _ in self.all(kind))
+
+
+async def gather(
+    contexts: Mapping[str, ContextSettings], asked: str, *, archive: bool, progress: Progress
+) -> Found:
+    """Find everything about what was asked. Never raises for a context that cannot be asked: it is ``unread``."""
+    found, wanted = Found(), Wanted.of(asked)
+    wanted = await _tables(contexts, wanted, found)
+    for _ in range(_MAX_READINGS if archive else 0):
+        since = _since(asked, found)
+        for name, context in contexts.items():
+            await _archive(name, context, wanted, since, found, progress)
+        if (more := _grown(wanted, found)) == wanted:
+            break
+        wanted = await _tables(contexts, more, found)
+    return found
+
+
+async def _tables(contexts: Mapping[str, ContextSettings], wanted: Wanted, found: Found) -> Wanted:
+    """Look in the tables until nothing new is found; return what was looked for at last."""
+    for _ in range(_MAX_ROUNDS):
+        reachable = {name: context for name, context in contexts.items() if name not in found.unread}
+        answers = await asyncio.gather(*(_ask(context, wanted) for context in reachable.values()))
+        for name, answer in zip(reachable, answers, strict=True):
+            if isinstance(answer, RelayError):
+                found.unread[name] = str(answer)
+            else:
+                found.add(name, answer)
+        if found.cut or (more := _grown(wanted, found)) == wanted:
+            break
+        wanted = more
+    return wanted
+
+
+async def _ask(context: ContextSettings, wanted: Wanted) -> Rows | RelayError:
+    try:
+        async with connected(context.database, "operator") as source:
+            return await read(source, wanted)
+    except RelayError as error:
+        return error
+
+
+def _grown(wanted: Wanted, found: Found) -> Wanted:
+    """What to look for, now that these rows are known."""
+    rows = [(kind, row) for kind in _KEYS for _, row in found.all(kind)]
+    keys = {row[key] for kind, row in rows if (key := _KEYS[kind])}
+    correlations = {row["correlation_id"] for _, row in rows if row["correlation_id"]}
+    causes = {row["causation_id"] for _, row in rows if row.get("causation_id")}
+    # Handlers of a message without a correlation begin a chain of their own.
+    begun = {row[key] for kind, row in rows if (key := _KEYS[kind]) and row["correlation_id"] is None}
+    numbers = {str(row["id"]) for kind, row in rows if kind == "incidents"}
+    texts = {text for _, row in rows for text in (row.get("originals") or {}).values()}
+    return wanted.and_(
+        ids=keys | causes, correlations=correlations, causes=begun, texts={*map(str, keys), *numbers, *texts}
+    )
+
+
+# --- archives ---
+
+
+def _since(asked: str, found: Found) -> datetime | None:
+    """No batch that ended before is read. None if nobody knows a time, and all must be read.
+
+    A UUIDv7 of an operation tells when its chain began. Otherwise some of the chain may have ended before what is
+    known of it.
+    """
+    rows = [row for kind in _KEYS for _, row in found.all(kind)]
+    begun = [_made(row["correlation_id"]) for row in rows]
+    if rows and (known := [at for at in begun if at is not None]) and len(known) == len(rows):
+        return min(known)
+    times = [row[name] for row in rows for name in _TIMES if row.get(name)]
+    times += filter(None, [_made(Identity.of(asked).uuid)])
+    return min(times) - _LONGEST if times else None
+
+
+def _made(id: UUID | None) -> datetime | None:
+    """When a UUIDv7 was made."""
+    if id is None or id.version != _WITH_TIME:
+        return None
+    return datetime.fromtimestamp((id.int >> 80) / 1000, UTC)
+
+
+async def _archive(
+    name: str, context: ContextSettings, wanted: Wanted, since: datetime | None, found: Found, progress: Progress
+) -> None:
+    if (store := cold_store(context.archive)) is None or name in found.unread:
+        return
+    try:
+        async with connected(context.database, "operator") as source:
+            cold = ColdRows(
+                PostgresArchive(source, name), store, lambda row: archived_subject(context.routing, row)
+            )
+            for kind, archived in _ARCHIVED.items():
+                rows = await cold.read(archived, RowFilter(since=since), lambda row: _wants(wanted, row), progress)
+                found.add(name, {kind: [_read(row) for row in rows]}, archived=True)
+    except RelayError as error:
+        found.unread[f"archive of {name}"] = str(error)
+
+
+def _wants(wanted: Wanted, row: Mapping[str, Any]) -> bool:
+    """Whether an archived row, whose ids are text, is one that is looked for."""
+    places = ((row.get("published_stream"), row.get("published_seq")), (row.get("stream"), row.get("stream_seq")))
+    return (
+        row.get("message_id", row.get("id")) in wanted.texts
+        or (row.get("originals") or {}).get("id") in wanted.texts
+        or (row["correlation_id"] is not None and UUID(row["correlation_id"]) in wanted.correlations)
+        or (row["causation_id"] is not None and UUID(row["causation_id"]) in wanted.causes)
+        or wanted.place in places
+    )
+
+
+def _read(row: Mapping[str, Any]) -> Row:
+    """An archived row as the tables have it: ids and times instead of texts."""
+    ids = {
+        name: UUID(row[name]) for name in ("id", "message_id", "correlation_id", "causation_id") if row.get(name)
+    }
+    times = {name: datetime.fromisoformat(it) for name, it in row.items() if name.endswith("_at") and it}
+    return {**row, **ids, **times}

@@ -1,0 +1,264 @@
+"""Makes steps of the rows of a chain, and puts each under the step that caused it. Asks nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from uuid import UUID
+
+from relay.adapters.postgres.life import Row
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID
+from relay.domain.life import Step, StepKind
+from relay.ops.explain.gathering import Found
+
+#: The kind of rows that an operator's action is about, by the beginning of its name.
+_ABOUT: Final = {"outbox": StepKind.EVENT, "tasks": StepKind.TASK, "dlq": StepKind.INCIDENT}
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A step that is being put into the tree. ``key``: the id that others name as their cause."""
+
+    step: Step
+    key: UUID | int
+    cause: UUID | None = None
+    correlation: UUID | None = None
+    below: list[_Node] = field(default_factory=list)
+
+    def built(self) -> Step:
+        """The step with all that is below it."""
+        return replace(self.step, children=tuple(node.built() for node in self.below))
+
+
+def steps(found: Found) -> list[Step]:
+    """Return the steps that nothing known has caused, oldest first, with all that came of them."""
+    forest = _Forest(found)
+    # Only when all nodes have their place, none is missing below another.
+    roots = [node.built().under(None) for node in list(forest.roots())]
+    return sorted(roots, key=lambda it: (it.at is None, it.at and it.at.timestamp()))
+
+
+class _Forest:
+    def __init__(self, found: Found) -> None:
+        self.events = [_event(context, row) for context, row in found.all("events")]
+        self.messages = [_message(context, row) for context, row in found.all("messages")]
+        self.incidents = [_incident(context, row) for context, row in found.all("incidents")]
+        self.tasks = [_task(context, row) for context, row in found.all("tasks")]
+        self.runs = [_run(context, row) for context, row in found.all("runs")]
+        self.actions = [node for context, row in found.all("actions") for node in _actions(context, row)]
+        self._publications = {id(node): _publication(node) for node in self.events}
+        self._by_key: dict[tuple[StepKind, UUID | int], list[_Node]] = {}
+        for node in (*self.events, *self.messages, *self.tasks, *self.incidents):
+            self._by_key.setdefault((node.step.kind, node.key), []).append(node)
+
+    def roots(self) -> Iterator[_Node]:
+        """Put every node under the one that caused it, and yield those without."""
+        for node in self.events:
+            if (publication := self._publications[id(node)]) is not None:
+                node.below.append(publication)
+        for node in (*self.runs, *self.events, *self.tasks, *self.messages, *self.incidents, *self.actions):
+            above = self._above(node)
+            if above is None and node.step.kind is StepKind.ACTION:
+                continue  # one action is about many ids, and only some belong to this chain
+            if above is None or _within(above, node):
+                yield node
+            else:
+                above.below.append(node)
+
+    def _above(self, node: _Node) -> _Node | None:
+        match node.step.kind:
+            case StepKind.MESSAGE:
+                event = self._find(StepKind.EVENT, node.key, node)
+                return None if event is None else self._publications[id(event)] or event
+            case StepKind.INCIDENT:
+                return self._find(StepKind.MESSAGE, node.cause, node, only_here=True)
+            case StepKind.ACTION:
+                return self._find(_ABOUT[node.step.name.partition(".")[0]], node.key, node, only_here=True)
+            case StepKind.RUN:
+                return None
+        return self._cause(node)
+
+    def _cause(self, node: _Node) -> _Node | None:
+        """What caused an event or a task: a message, a task, an event that its own service handled, a run."""
+        if node.cause is None:
+            runs = (run for run in self.runs if run.step.context == node.step.context)
+            return next((run for run in runs if run.correlation == node.correlation), None)
+        kinds = (StepKind.MESSAGE, StepKind.TASK, StepKind.EVENT)
+        return next(filter(None, (self._find(kind, node.cause, node) for kind in kinds)), None)
+
+    def _find(
+        self, kind: StepKind, key: UUID | int | None, node: _Node, *, only_here: bool = False
+    ) -> _Node | None:
+        """A node by its id, of the same context if there is one."""
+        found = [] if key is None else self._by_key.get((kind, key), [])
+        here = [it for it in found if it.step.context == node.step.context]
+        return next(iter(here if only_here else [*here, *found]), None)
+
+
+def _within(above: _Node, node: _Node) -> bool:
+    """Whether ``above`` is ``node`` or below it: ids that name each other as cause must not make a circle."""
+    return above is node or any(_within(above, below) for below in node.below)
+
+
+# --- a row as a step ---
+
+
+def _event(context: str, row: Row) -> _Node:
+    ended = row["published_at"] or row["dead_at"]
+    failing = row["publish_attempts"] and not ended
+    state = "published" if row["published_at"] else "dead" if ended else "failing" if failing else "waiting"
+    about = {"key": row["partition_key"], "aggregate": f"{row['aggregate_type']}:{row['aggregate_id']}"}
+    step = Step(
+        kind=StepKind.EVENT,
+        context=context,
+        id=_shown(row, ID, row["id"]),
+        name=f"{row['event_type']} v{row['event_version']}",
+        state=state,
+        at=row["occurred_at"],
+        ended=ended,
+        attempts=row["publish_attempts"],
+        error=row["publish_error"],
+        details={
+            **about,
+            **_ids(row),
+            "next_attempt": None if ended else row["available_at"],
+            "stream": row["published_stream"],
+            "sequence": row["published_seq"],
+            "generation": row["generation"],
+        },
+        archived=row["archived"],
+    )
+    return _Node(step, row["id"], row["causation_id"], row["correlation_id"])
+
+
+def _publication(event: _Node) -> _Node | None:
+    """Where an event is in its stream; None if it never got there."""
+    details, step = event.step.details, event.step
+    if details["stream"] is None:
+        return None
+    place = Step(
+        kind=StepKind.PUBLICATION,
+        context=step.context,
+        id=f"{details['stream']}:{details['sequence']}",
+        name=details["stream"],
+        state="stored",
+        at=step.ended if step.state == "published" else None,
+        details={"generation": details["generation"]},
+        archived=step.archived,
+    )
+    return _Node(place, event.key)
+
+
+def _message(context: str, row: Row) -> _Node:
+    ended = row["processed_at"] or row["dead_lettered_at"]
+    failing = "retrying" if row["attempts"] else "waiting"
+    state = (
+        "processed"
+        if row["processed_at"]
+        else "dead letter"
+        if ended
+        else "running"
+        if row.get("running")
+        else failing
+    )
+    step = Step(
+        kind=StepKind.MESSAGE,
+        context=context,
+        id=_shown(row, ID, row["message_id"]),
+        name=row["subscription"] or "",
+        state=state,
+        at=row["received_at"],
+        ended=ended,
+        attempts=row["attempts"],
+        error=row["dead_letter_reason"] or row["last_error"],
+        details={
+            "type": row["event_type"],
+            "subject": row["subject"],
+            "stream": row["stream"],
+            "sequence": row["stream_seq"],
+            **_ids(row),
+            "next_attempt": None if ended else row["next_attempt_at"],
+            "class": row["dead_letter_class"],
+            "requeues": row["requeues"],
+        },
+        archived=row["archived"],
+    )
+    return _Node(step, row["message_id"], row["causation_id"], row["correlation_id"])
+
+
+def _incident(context: str, row: Row) -> _Node:
+    step = Step(
+        kind=StepKind.INCIDENT,
+        context=context,
+        id=str(row["id"]),
+        name=row["subscription"] or "",
+        state=row["status"],
+        at=row["recorded_at"],
+        ended=row["closed_at"],
+        attempts=row["attempts"],
+        error=row["reason"],
+        details={"class": row["class"], "message": _shown(row, ID, row["message_id"]), "by": row["closed_by"]},
+        archived=row["archived"],
+    )
+    return _Node(step, row["id"], row["message_id"], row["correlation_id"])
+
+
+def _task(context: str, row: Row) -> _Node:
+    waiting = None if row["finished_at"] else row["next_attempt_at"] or row["available_at"]
+    step = Step(
+        kind=StepKind.TASK,
+        context=context,
+        id=_shown(row, ID, row["id"]),
+        name=row["type"],
+        state=row["status"],
+        at=row["created_at"],
+        ended=row["finished_at"],
+        attempts=row["attempts"],
+        error=row["last_error"],
+        details={"queue": row["queue"], **_ids(row), "started": row["started_at"], "next_attempt": waiting},
+        archived=row["archived"],
+    )
+    return _Node(step, row["id"], row["causation_id"], row["correlation_id"])
+
+
+def _run(context: str, row: Row) -> _Node:
+    step = Step(
+        kind=StepKind.RUN,
+        context=context,
+        id=str(row["correlation_id"]),
+        name=row["job"],
+        state=row["state"],
+        at=row["started_at"] or row["opened_at"],
+        ended=row["finished_at"],
+        attempts=row["attempts"],
+        error=row["error"],
+        details={"scheduled_for": row["scheduled_for"]},
+    )
+    return _Node(step, row["id"], None, row["correlation_id"])
+
+
+def _actions(context: str, row: Row) -> Iterator[_Node]:
+    """An action for each id that it was about. Others, such as those on files of the archive, are left out."""
+    about = row["action"].partition(".")[0]
+    for text in row["ids"] if about in _ABOUT else ():
+        step = Step(
+            kind=StepKind.ACTION,
+            context=context,
+            id=text,
+            name=row["action"],
+            state="done",
+            at=row["at"],
+            details={"by": row["actor"], "note": row["note"]},
+        )
+        yield _Node(step, int(text) if about == "dlq" else UUID(text))
+
+
+def _shown(row: Row, name: str, value: object) -> str:
+    return str((row.get("originals") or {}).get(name, value))
+
+
+def _ids(row: Row) -> Mapping[str, Any]:
+    """The correlation and the cause, as people see them."""
+    ids = {"correlation": (CORRELATION_ID, row["correlation_id"]), "cause": (CAUSATION_ID, row["causation_id"])}
+    return {key: None if value is None else _shown(row, name, value) for key, (name, value) in ids.items()}

@@ -1,0 +1,63 @@
+"""The queries of operators, on one bus: the command line asks them, and so may a console.
+
+    bus = queries(load_settings())
+    found = await bus.ask_async(Diagnose(close=True))        # Some(Diagnosis(...))
+
+Every answer is a value of the standard library's types, which `dataclasses.asdict` turns into JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from relay.bus import Query, QueryBus
+from relay.domain.findings import Diagnosis, ProcessKind
+from relay.domain.life import Life
+from relay.ops.doctor.examining import Examination
+from relay.ops.explain.gathering import Progress, gather
+from relay.ops.explain.tree import steps
+from relay.settings import Settings
+
+
+class Diagnose(Query[Diagnosis]):
+    """Whether everything is as the relay needs it. ``process``: only what this kind of process needs.
+
+    ``close``: with everything that the promises need, as `relay doctor` asks it; else as `relay health`.
+    """
+
+    process: ProcessKind | None = None
+    close: bool = False
+
+
+class Explain(Query[Life]):
+    """What became of a message, by any id of it or of its chain; nothing if no context knows it.
+
+    ``id``: of an event, message, task, incident, operation or cause, or ``stream:sequence``. ``archive``: whether
+    to look in the archives, too, which may take long for an id that says nothing about its time.
+    """
+
+    id: Annotated[str, Field(min_length=1, max_length=300)]
+    archive: bool = True
+
+
+def queries(settings: Settings, progress: Progress = lambda _done, _total: None) -> QueryBus:
+    """Return the bus that answers about the system that a configuration describes.
+
+    ``progress`` is told how much of a long answer is done.
+    """
+    bus = QueryBus()
+
+    @bus.handles(Diagnose)
+    async def diagnose(query: Diagnose) -> Diagnosis:
+        return await Examination(settings, close=query.close, process=query.process).run()
+
+    @bus.handles(Explain)
+    async def explain(query: Explain) -> Life | None:
+        found = await gather(settings.contexts, query.id, archive=query.archive, progress=progress)
+        if found.empty and not found.unread:
+            return None
+        return Life(asked=query.id, steps=steps(found), unread=found.unread, cut=found.cut)
+
+    return bus

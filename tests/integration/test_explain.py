@@ -1,0 +1,150 @@
+"""`relay explain` on rows in tables, and on the same rows when they are archived."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from typer.testing import CliRunner, Result
+
+from relay.cli import create_app
+from relay.devstack import NatsServer
+from relay.devstack.ports import free_port
+from relay.domain.life import Life, Step
+from relay.ops.queries import Explain, queries
+from relay.settings import Settings
+from tests.integration.archiving import ANN, Archive, archived
+from tests.integration.publishing import event, query
+
+pytestmark = pytest.mark.anyio
+KINDS = ["event", "publication", "message", "task", "incident", "action"]
+CHAIN = """
+    WITH message AS (
+      INSERT INTO inbox_messages (message_id, subject, stream, stream_seq, subscription, event_type, received_at,
+                                  processed_at, attempts, correlation_id, requeues)
+      VALUES (%(id)s, 's', %(stream)s, 1, 'from_up', 'e', now() - interval '100 days',
+              now() - interval '100 days' + interval '2 seconds', 3, %(chain)s, 1)),
+    incident AS (
+      INSERT INTO dead_letters (message_id, subscription, subject, class, reason, attempts, recorded_at, status,
+                                closed_at, closed_by, correlation_id)
+      VALUES (%(id)s, 'from_up', 's', 'exhausted', 'HTTP 503', 2, now() - interval '99 days', 'requeued',
+              now() - interval '98 days', 'ann', %(chain)s)
+      RETURNING id),
+    done AS (
+      INSERT INTO audit_log (actor, action, ids, note)
+      SELECT 'ann', 'dlq.requeue', ARRAY[id::text], 'mended' FROM incident),
+    task AS (
+      INSERT INTO task_outbox (id, type, payload, status, created_at, finished_at, causation_id, correlation_id)
+      VALUES (%(task)s, 'mail', '{"secret": "pears"}', 'completed', now() - interval '100 days',
+              now() - interval '100 days' + interval '5 seconds', %(id)s, %(chain)s))
+    SELECT id FROM incident
+"""
+
+
+@pytest.fixture
+async def archive(database_url: str, nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Archive]:
+    async with archived(database_url, nats_server.url, tmp_path / "cold") as archive:
+        yield archive
+
+
+def configuration(archive: Archive) -> dict[str, Any]:
+    cold = {"after": "90d", "directory": str(archive.root)}
+    return {"contexts": {archive.relay.context: {"database_url": archive.url, "archive": cold}}}
+
+
+async def explain(archive: Archive, id: object, *, cold: bool = True) -> Life | None:
+    bus = queries(Settings.model_validate(configuration(archive)))
+    answer = await bus.ask_async(Explain(id=str(id), archive=cold))
+    return getattr(answer, "value", None)
+
+
+def kinds(life: Life | None) -> list[str]:
+    def of(step: Step) -> list[str]:
+        return [step.kind, *(kind for child in step.children for kind in of(child))]
+
+    return [] if life is None else [kind for step in life.steps for kind in of(step)]
+
+
+async def chain(archive: Archive) -> tuple[UUID, UUID, UUID, int]:
+    """An event that was handled at the third attempt, after an operator put it back, and the task it led to."""
+    id, correlation, task = uuid4(), uuid4(), uuid4()
+    archive.relay.add(event("v1", id=id, correlation_id=correlation))
+    await archive.relay.drained()
+    published = "now() - interval '100 days' + interval '1 second'"
+    query(archive.url, f"UPDATE outbox_events SET published_at = {published} WHERE id = %s", id)
+    which = {"id": id, "chain": correlation, "task": task, "stream": archive.relay.stream}
+    with psycopg.connect(archive.url, autocommit=True) as connection:
+        [(incident,)] = connection.execute(CHAIN, which).fetchall()
+    return id, correlation, task, incident
+
+
+async def test_any_id_of_a_chain_leads_to_all_of_it(archive: Archive) -> None:
+    id, correlation, task, incident = await chain(archive)
+    [row] = query(archive.url, "SELECT published_stream || ':' || published_seq AS place FROM outbox_events")
+    for asked in (id, correlation, task, incident, row["place"]):
+        assert kinds(await explain(archive, asked)) == KINDS, asked
+    assert await explain(archive, uuid4()) is None
+
+
+async def test_what_is_archived_is_found_as_before(archive: Archive) -> None:
+    id, correlation, _, incident = await chain(archive)
+    await archive.command().run(ANN)
+    assert archive.in_table() == archive.in_table("inbox") == archive.in_table("tasks") == []
+    for asked in (id, correlation, incident):
+        life = await explain(archive, asked)
+        assert kinds(life) == KINDS, asked
+        assert life is not None
+        assert life.steps[0].archived
+    assert kinds(await explain(archive, id, cold=False)) == ["incident", "action"]
+
+
+async def test_what_a_message_without_a_correlation_led_to_is_found_by_its_cause(archive: Archive) -> None:
+    first, second = uuid4(), uuid4()
+    archive.relay.add(event("v1", id=first), event("v2", id=second, causation_id=first, correlation_id=uuid4()))
+    assert kinds(await explain(archive, first)) == ["event", "event"]
+
+
+async def test_a_text_that_is_an_id_is_found(archive: Archive) -> None:
+    archive.relay.add(event("v1", id="evt_of_another_system"))
+    life = await explain(archive, "evt_of_another_system")
+    assert life is not None
+    assert [step.id for step in life.steps] == ["evt_of_another_system"]
+
+
+# --- the command ---
+
+
+def run(archive: Archive, tmp_path: Path, *arguments: str, url: str | None = None) -> Result:
+    name = archive.relay.context
+    (tmp_path / "relay.toml").write_text(f"[contexts.{name}]\n")
+    environment = {"RELAY_CONFIG": str(tmp_path / "relay.toml"), "DATABASE_URL": url or archive.url}
+    return CliRunner().invoke(create_app(("explain",)), ["explain", *arguments], env=environment)
+
+
+async def test_the_command_draws_the_tree_without_payloads(archive: Archive, tmp_path: Path) -> None:
+    id, *_ = await chain(archive)
+    result = await asyncio.to_thread(run, archive, tmp_path, str(id))
+    assert result.exit_code == 0, result.output
+    assert "message from_up  processed, 3 attempts, took 2 s" in result.stdout
+    assert "incident from_up  requeued, 2 attempts" in result.stdout
+    assert "error: HTTP 503" in result.stdout
+    assert "action dlq.requeue  by ann: mended" in result.stdout
+    assert "pears" not in result.stdout
+    as_json = json.loads((await asyncio.to_thread(run, archive, tmp_path, str(id), "--json")).stdout)
+    assert as_json["steps"][0]["id"] == str(id)
+
+
+async def test_a_context_that_cannot_be_asked_is_named_and_the_status_is_1(
+    archive: Archive, tmp_path: Path
+) -> None:
+    away = f"postgresql://u:s3cret@127.0.0.1:{free_port()}/x"
+    result = await asyncio.to_thread(run, archive, tmp_path, "42", url=away)
+    assert result.exit_code == 1
+    assert "could not read" in result.stderr
+    assert "s3cret" not in result.output
