@@ -18,7 +18,7 @@ demo: $(READY) ## watch events flow from a transaction to a handler (under a min
 	$(BIN)/relay demo
 
 dev: $(READY) ## run servers, workers, scheduler and the sample handler until Ctrl-C
-	$(BIN)/relay dev
+	$(BIN)/relay dev --samples
 
 compose-env: .env ## write .env, the passwords for docker-compose.yml, unless it is there
 

@@ -39,7 +39,7 @@ from relay.devstack.monitoring import connected_clients, get, pulled_consumers
 from relay.devstack.ports import free_port
 from relay.devstack.processes import end_leftovers, marked
 from relay.settings import Settings, load_settings
-from relay.settings.model import installed_actor_modules
+from relay.settings.model import OWN_ACTOR_MODULES
 
 _READY_SECONDS: Final = 90.0
 _MODULES: Final = "RELAY_ACTOR_MODULES"
@@ -277,7 +277,7 @@ class Rig:
     def _linked(self, role: str, *modules: str) -> dict[str, str]:
         """Return the environment of a process that reaches every server through the links of its role."""
         environment = {**self._environment(self.addresses(role)), **self._extra}
-        known = environment.get(_MODULES) or ",".join(installed_actor_modules())
+        known = environment.get(_MODULES) or ",".join(OWN_ACTOR_MODULES)
         return {**environment, _MODULES: ",".join([*modules, known, "chaos.jobs"])}
 
     def _with_levers(self, worker: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Final, TypeAlias
@@ -32,8 +32,9 @@ from relay.domain.topology import advisory_consumer
 from relay.execution.chunk import RunChunk, side_by_side
 from relay.execution.runners import GATHER_S, RunInThread, RunOnLoop
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
+from relay.settings.urls import hide_url
 from relay.wire import reader
-from relay.worker import application, broker, runtime
+from relay.worker import application, broker, runtime, serves
 
 #: How many messages a pull request asks for at most.
 _MAX_BATCH_MESSAGES: Final = 300
@@ -274,6 +275,18 @@ def advisories(context: str, subscription: str) -> JetStreamConsumer:
     spec = application.subscription(context, subscription).consumer_spec()
     return application.fetching(advisory_consumer(spec))
 
+
+def _handlers() -> Iterator[str]:
+    """The handlers of this process, each once: services by their URL, modules with the events that they handle."""
+    subscriptions = [sub for it in application.settings.contexts.values() for sub in it.subscriptions.values()]
+    for sub in {sub.handler: sub for sub in subscriptions}.values():
+        if sub.python_module is None:
+            yield hide_url(sub.handler)
+        else:
+            yield f"{sub.handler} ({load(sub.python_module).known()})"
+
+
+serves["handlers"] = _handlers
 
 # Load now, so that a worker does not start with an unusable handler, envelope or credentials.
 for _context, _settings in application.settings.contexts.items():

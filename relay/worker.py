@@ -7,7 +7,8 @@ loads them all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -52,6 +53,7 @@ OUTAGE_RETRIES: Final[dict[str, Any]] = {
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_log = logging.getLogger(__name__)
 _background: set[asyncio.Task[None]] = set()
 _connected = False
 
@@ -179,6 +181,20 @@ def _describe() -> Member:
     return replace(_this, state=state, up_seconds=up_seconds(), publishes=publishes, usage=usage)
 
 
+#: What this process serves, by kind. Modules with actors add theirs.
+serves: dict[str, Callable[[], Iterable[str]]] = {
+    "contexts": lambda: settings.contexts,
+    "subscriptions": lambda: (
+        f"{name}.{sub}" for name, it in settings.contexts.items() for sub in it.subscriptions
+    ),
+}
+
+
+def _say_ready() -> None:
+    """Say in one line what this process serves, whenever the broker is there."""
+    _log.info("ready: %s", "; ".join(f"{kind} {', '.join(names()) or 'none'}" for kind, names in serves.items()))
+
+
 _this = this_process("worker", uuid4().hex, settings.fleet)
 # So others know what a member has fetched.
 broker.broker_id = _this.id
@@ -187,6 +203,7 @@ application.on_start.append(_heart.start)
 application.on_quiesce.append(_heart.tell)
 application.on_stop.append(_heart.stop)
 application.nats.on_up.append(_heart.tell)
+application.nats.on_up.append(_say_ready)
 
 
 def actor(kind: Kind, **options: Any) -> Callable[[Function], Any]:

@@ -32,7 +32,6 @@ _ARCHIVE: Final = timedelta(hours=1)
 #: How often to look for duties whose job was lost.
 _LOOK: Final = timedelta(seconds=2)
 #: The module whose actors run background tasks. A fleet without it uses `python -m tasks` or has no tasks.
-_TASKS: Final = "tasks.actors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,7 @@ def _frequent(application: Application, send: Sender, context: str) -> Iterator[
     if settings.backpressure.limits().any:
         look = brake.BrakeTick(settings, application.context(context).wakeup.brake, application.facts)
         yield Tick(f"brake:{context}", brake.EVERY, look.tick, look.take_over)
-    if _TASKS in application.settings.actor_modules:
-        yield from _tasks(application, send, context)
+    yield from _tasks(application, send, context)
     if application.settings.metrics.scheduler is not None:
         interval = application.settings.metrics.interval
         yield Tick(f"metrics:{context}", interval, partial(sample_backlogs, application, context))

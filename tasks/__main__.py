@@ -43,7 +43,7 @@ def main() -> int:
             raise ConfigurationError(
                 "no module registers a task",
                 field="actor_modules",
-                hint="name yours in RELAY_ACTOR_MODULES: tasks.actors,consumer.actors,myapp.tasks",
+                hint="name yours in RELAY_ACTOR_MODULES, or as actor_modules in relay.toml: myapp.tasks",
             )
         left = asyncio.run(_run(settings, options))
     except RelayError as error:
@@ -72,7 +72,8 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
     async with AsyncExitStack() as stack:
         started = [await _start(context, facts, options, stack) for context in settings.contexts.values()]
         loops = [asyncio.create_task(worker.run(run)) for worker, run in started]
-        _log.info("tasks started: %d contexts, %d types", len(loops), len(registry.handlers))
+        tasks = ", ".join(sorted(registry.handlers))
+        _log.info("ready: contexts %s; tasks %s", ", ".join(settings.contexts), tasks)
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait([waiting, *loops], return_when=asyncio.FIRST_COMPLETED)
         _log.info("tasks stopping")

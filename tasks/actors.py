@@ -30,6 +30,7 @@ from relay.worker import (
     periodic,
     row_actor,
     runtime,
+    serves,
     settings,
     try_again,
 )
@@ -57,6 +58,7 @@ def _declare(queue: str) -> None:
 
 _declare(DEFAULT_QUEUE)
 registry.watch(_declare)
+serves["tasks"] = lambda: sorted(registry.handlers)
 
 
 def _needs_thread(_context: str, task_type: str) -> bool:

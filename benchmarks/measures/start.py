@@ -37,7 +37,7 @@ def _start(directory: Path) -> float:
     """Seconds from the start of the process to its word that it is ready; it is stopped then."""
     log = directory / "dev.log"
     log.unlink(missing_ok=True)
-    command = [sys.executable, "-c", "from relay.cli import main; main()", "dev"]
+    command = [sys.executable, "-c", "from relay.cli import main; main()", "dev", "--samples"]
     environment = {**configuration.base_environment(inherit=False), "PYTHONPATH": str(ROOT)}
     begin = time.perf_counter()
     process = spawn(command, log=log, directory=directory, environment=environment)

@@ -24,25 +24,29 @@ def dev(
     directory: Annotated[Path, typer.Option(help="Where the servers keep their data and logs.")] = Path(".relay"),
     processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each, for handlers.")] = 8,
-    handler: Annotated[
-        bool, typer.Option(help="Sample handlers instead of the handlers that relay.toml names.")
-    ] = True,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="Sample handlers instead of all that relay.toml names.")
+    ] = False,
 ) -> None:
-    """Run servers, scheduler, workers and sample handlers until Ctrl-C, on the contexts of relay.toml.
+    """Run servers, scheduler and workers until Ctrl-C, on the contexts and handlers of relay.toml.
 
     PostgreSQL, NATS and Valkey are started here and stand in for the servers of the configuration,
-    which are not touched. Status 1 when a process ends by itself.
+    which are not touched. Where a subscription names no handler, a sample handler answers.
+    Status 1 when a process ends by itself.
     """
     from relay.cli.extra import require_extra
 
-    require_extra(handler=handler)
+    require_extra(handler=samples)
     from relay.devstack.fleet import Fleet, FleetOptions
     from relay.devstack.interrupts import interruptible
     from relay.devstack.logs import LogConsole
 
     console = LogConsole()
-    options = FleetOptions(directory=directory, processes=processes, threads=threads, handler=handler)
+    options = FleetOptions(
+        directory=directory, processes=processes, threads=threads, samples="all" if samples else "unnamed"
+    )
     fleet = Fleet(options, console)
+    require_extra(handler=bool(fleet.sampled()))
     with interruptible():
         try:
             console.start()
@@ -102,6 +106,10 @@ def close(fleet: Fleet, say: Callable[[str], object]) -> None:
         fleet.kill()
 
 
+def _sample(fleet: Fleet, handler: str) -> str:
+    return "  (a sample)" if handler in fleet.handlers.values() else ""
+
+
 def describe(fleet: Fleet) -> str:
     """List what runs where. Passwords are left out: they are in the file for other shells."""
     settings = fleet.configuration.settings
@@ -110,7 +118,11 @@ def describe(fleet: Fleet) -> str:
         for name, found in settings.contexts.items()
     ]
     rows += [("NATS", hide_url(fleet.stack.nats.url)), ("Redis", hide_url(fleet.stack.valkey.url))]
-    rows += [(f"handler of {name}", url) for name, url in fleet.handlers.items()]
+    rows += [
+        (f"handler of {name}.{it.name}", f"{hide_url(it.handler)}{_sample(fleet, it.handler)}")
+        for name, found in settings.contexts.items()
+        for it in found.subscriptions.values()
+    ]
     rows += [("logs", str(fleet.stack.directory / "logs"))]
     rows += [("other shells", f". {fleet.shell_file}; relay backlog")]
     width = max(len(name) for name, _ in rows)

@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from relay.devstack import private
 from relay.devstack.stack import DevStack
-from relay.settings import CONFIG_VARIABLE, OWN_SERVERS, Settings, find_file, load_settings, names_server
+from relay.settings import (
+    CONFIG_VARIABLE,
+    OWN_SERVERS,
+    Settings,
+    find_file,
+    load_settings,
+    names_server,
+    without_handler,
+)
 
 _PRODUCT: Final = ("RELAY_", "NATS_")
+#: Stands for the handler of a subscription until its address is known.
+_UNKNOWN: Final = "http://127.0.0.1:1/handle"
+
+#: Subscriptions by context.
+Subscriptions = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +62,34 @@ def base_environment(*, inherit: bool = True) -> dict[str, str]:
 
 
 def declared(config: Path | None, environment: Mapping[str, str]) -> Settings:
-    """Read the contexts and subscriptions before there are servers. Raises ConfigurationError."""
+    """Read the contexts and subscriptions before there are servers or handlers. Raises ConfigurationError."""
     address = {"DATABASE_URL": "postgresql://localhost/{context}"}
-    return load_settings(config, {**environment, **address, OWN_SERVERS: "1"})
+    unnamed = without_handler(config, environment)
+    handlers = {handler_variable(name, it): _UNKNOWN for name, found in unnamed.items() for it in found}
+    return load_settings(config, {**environment, **address, **handlers, OWN_SERVERS: "1"})
+
+
+def sampled(config: Path | None, environment: Mapping[str, str], *, everything: bool) -> Subscriptions:
+    """Say which subscriptions a sample handles: those that name no handler, or every one.
+
+    Raises ConfigurationError.
+    """
+    contexts = declared(config, environment).contexts
+    if not everything:
+        return without_handler(config, environment)
+    return {name: [*found.subscriptions] for name, found in contexts.items() if found.subscriptions}
 
 
 def configure(
     stack: DevStack,
     config: Path | None,
     environment: Mapping[str, str],
-    handlers: Mapping[str, str],
+    handlers: Mapping[tuple[str, str], str],
 ) -> Configuration:
-    """Point the configuration to the stack's servers. ``handlers``: URL of the sample handler by context."""
+    """Point the configuration to the stack's servers.
+
+    ``handlers``: the URL of the sample handler, for each context and subscription that has one.
+    """
     ours = {
         "NATS_URL": stack.nats.url,
         "RELAY_NATS__MONITOR": stack.nats.monitor_url,
@@ -69,13 +98,16 @@ def configure(
     }
     if (file := find_file(config, environment)) is not None:
         ours[CONFIG_VARIABLE] = str(file.absolute())
-    for name, context in declared(config, environment).contexts.items():
+    for name in declared(config, environment).contexts:
         ours[variable(name, "DATABASE_URL")] = stack.postgres.url_of(name)
-        if name in handlers:
-            for subscription in context.subscriptions:
-                ours[variable(name, "SUBSCRIPTIONS", subscription, "HANDLER")] = handlers[name]
+    ours |= {handler_variable(name, subscription): url for (name, subscription), url in handlers.items()}
     everything = {**environment, **ours}
     return Configuration(load_settings(config, everything), everything, ours)
+
+
+def handler_variable(context: str, subscription: str) -> str:
+    """Return the variable that sets the handler of a subscription."""
+    return variable(context, "SUBSCRIPTIONS", subscription, "HANDLER")
 
 
 def variable(context: str, *path: str) -> str:

@@ -1,4 +1,4 @@
-"""The whole system on one machine: servers, scheduler, workers and a sample handler for each consuming context."""
+"""The whole system on one machine: servers, scheduler, workers, and sample handlers for contexts that need one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from relay.devstack import configuration, monitoring, prepare, private, processes
-from relay.devstack.configuration import Configuration
+from relay.devstack.configuration import Configuration, Subscriptions
 from relay.devstack.errors import DevStackError, ServerFailed
 from relay.devstack.logs import LogConsole, last_lines, put_aside
 from relay.devstack.ports import LOOPBACK, free_port
@@ -26,8 +26,9 @@ _STOP_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """What to run: ``processes`` with ``threads`` each. ``handler``: sample handlers replace the real ones.
+    """What to run: ``processes`` with ``threads`` each.
 
+    ``samples``: sample handlers for the subscriptions that name no handler ("unnamed"), or for all ("all").
     ``inherit``: whether RELAY_* variables of the shell count. ``environment`` wins over them and over the file.
     ``fresh``: start with empty databases and streams. ``modules``: where workers find the modules that the
     configuration names; the working directory if None.
@@ -37,7 +38,7 @@ class FleetOptions:
     config: Path | None = None
     processes: int = 1
     threads: int = 8
-    handler: bool = True
+    samples: Literal["unnamed", "all"] = "unnamed"
     inherit: bool = True
     fresh: bool = False
     modules: Path | None = None
@@ -78,21 +79,24 @@ class Fleet:
         """The file that a shell reads, with ``. FILE``, to use the same servers."""
         return self.stack.directory / "environment"
 
+    def sampled(self) -> Subscriptions:
+        """Say which subscriptions a sample handles, by context. Raises ConfigurationError."""
+        everything = self.options.samples == "all"
+        return configuration.sampled(self.options.config, self._environment(), everything=everything)
+
     def start(self) -> None:
         """Start everything and return once every process is connected.
 
         Raises ConfigurationError, MissingExtraError, StackBusy and ServerFailed. Call `stop` after an error too.
         """
-        environment = {**configuration.base_environment(inherit=self.options.inherit), **self.options.environment}
-        contexts = configuration.declared(self.options.config, environment).contexts
+        sampled = self.sampled()
         self.stack.start()
         processes.end_leftovers(self.stack.directory)
-        self.handlers = {
-            name: f"http://{LOOPBACK}:{free_port()}/handle"
-            for name, context in contexts.items()
-            if self.options.handler and context.subscriptions
-        }
-        self._configuration = configuration.configure(self.stack, self.options.config, environment, self.handlers)
+        self.handlers = {name: f"http://{LOOPBACK}:{free_port()}/handle" for name in sampled}
+        handlers = {(name, it): self.handlers[name] for name, found in sampled.items() for it in found}
+        self._configuration = configuration.configure(
+            self.stack, self.options.config, self._environment(), handlers
+        )
         self._configuration.write_shell(self.shell_file)
         if self.options.fresh:
             prepare.wipe(self.stack, self.configuration.settings)
@@ -135,6 +139,9 @@ class Fleet:
         self.stack.stop()
 
     # --- how ---
+
+    def _environment(self) -> dict[str, str]:
+        return {**configuration.base_environment(inherit=self.options.inherit), **self.options.environment}
 
     def _start_members(self) -> None:
         python = [sys.executable, "-m"]

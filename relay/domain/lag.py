@@ -93,11 +93,8 @@ class Load:
     age_seconds: float
 
 
-def total(lags: Iterable[ContextLag], *, tasks: bool = True) -> Load | RelayError:
-    """Add up the lag of contexts. The first error if any part is not known: part of a lag says nothing.
-
-    ``tasks``: whether tasks count. They do not for a fleet that does not run them.
-    """
+def total(lags: Iterable[ContextLag]) -> Load | RelayError:
+    """Add up the lag of contexts. The first error if any part is not known: part of a lag says nothing."""
     rows, age = 0, 0.0
     for lag in lags:
         if isinstance(lag.tables, RelayError):
@@ -107,7 +104,7 @@ def total(lags: Iterable[ContextLag], *, tasks: bool = True) -> Load | RelayErro
                 return found
             rows += found.count
             age = max(age, found.inbox.age_seconds)
-        for due in (lag.tables.outbox, *([lag.tables.tasks] if tasks else [])):
+        for due in (lag.tables.outbox, lag.tables.tasks):
             rows += due.count
             age = max(age, due.age_seconds)
     return Load(rows=rows, age_seconds=age)

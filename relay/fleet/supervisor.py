@@ -39,7 +39,6 @@ _READY_S: Final = 120.0
 #: Dramatiq ends a worker this much before we kill it, in seconds, if there is so much time.
 _MARGIN_S: Final = 2.0
 #: The module whose actors run background tasks.
-_TASKS: Final = "tasks.actors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +194,7 @@ class Supervisor:
 
     async def _sample(self) -> Sample:
         lags = await read_all(map(self._application.lag, self._settings.contexts))
-        load: Load | RelayError = lag.total(lags, tasks=_TASKS in self._settings.actor_modules)
+        load: Load | RelayError = lag.total(lags)
         if self._seen is None and isinstance(load, Load):
             load = QueueUnreachable("Redis does not say how busy the workers are")
         usages = [it.member.usage for it in self._ours().values()]

@@ -59,6 +59,7 @@ __all__ = [
     "names_server",
     "share_counts",
     "unusable",
+    "without_handler",
 ]
 
 _HINT = "declare [contexts.<name>] in relay.toml in the working directory, or name the file in RELAY_CONFIG"
@@ -84,6 +85,16 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
         raise refuse(problems, layers.origins)
     settings._origins.update(layers.origins)  # noqa: SLF001 - ours: pydantic has no other place for it
     return settings
+
+
+def without_handler(path: Path | None, environ: Mapping[str, str]) -> dict[str, list[str]]:
+    """List the subscriptions that name no handler, by context. Raises ConfigurationError."""
+    contexts = tables(read_layers(Settings, path, environ).data.get("contexts"))
+    found = {
+        name: [sub for sub, it in tables(table.get("subscriptions")) if not it.get("handler")]
+        for name, table in contexts
+    }
+    return {name: subscriptions for name, subscriptions in found.items() if subscriptions}
 
 
 def unusable(settings: Settings, problem: Problem) -> ConfigurationError:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     DirectoryPath,
     Field,
@@ -66,7 +66,8 @@ LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR"],
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
 ]
-_ACTOR_MODULES: Final = ("tasks.actors", "consumer.actors")
+#: Every worker loads these: they do the work of tasks and of subscriptions.
+OWN_ACTOR_MODULES: Final = ("tasks.actors", "consumer.actors")
 _LOOK_AFTER: Final = timedelta(seconds=3)
 
 
@@ -74,14 +75,9 @@ def _seconds(number: float) -> timedelta:
     return timedelta(seconds=number)
 
 
-def installed_actor_modules() -> tuple[str, ...]:
-    """The installed ones of our own actor modules, found without importing them."""
-    found = []
-    for module in _ACTOR_MODULES:
-        package = PathFinder.find_spec(module.partition(".")[0])
-        if package and PathFinder.find_spec(module, package.submodule_search_locations):
-            found.append(module)
-    return tuple(found)
+def _with_own(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Put our own actor modules in front of those that are named. One that is named keeps its place."""
+    return (*(name for name in OWN_ACTOR_MODULES if name not in modules), *modules)
 
 
 class StreamSettings(Section):
@@ -391,6 +387,7 @@ class MetricsSettings(Section):
 class Settings(Section):
     """The whole configuration. `load_settings` builds it; tests may construct it directly.
 
+    ``actor_modules``: your modules with tasks and cron jobs, for the workers to import. Our own are always loaded.
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
     ``task_window``: how many tasks of a queue wait in Redis. The others wait in PostgreSQL, by priority.
     ``pull_bytes``: how many bytes from NATS a worker process may hold at a time, for all its subscriptions.
@@ -403,7 +400,7 @@ class Settings(Section):
     redis_url: RedisUrl = SecretStr("redis://localhost:6379/0")
     redis: RedisSettings = RedisSettings()
     redis_namespace: str = Field(default="relay", pattern=r"^[A-Za-z0-9_:-]{1,64}$")
-    actor_modules: Modules = Field(default_factory=installed_actor_modules)
+    actor_modules: Annotated[Modules, AfterValidator(_with_own)] = OWN_ACTOR_MODULES
     log_level: LogLevel = "INFO"
     log_format: Literal["auto", "console", "json"] = "auto"
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
@@ -420,7 +417,7 @@ class Settings(Section):
     @property
     def user_modules(self) -> tuple[str, ...]:
         """The actor modules that are not ours."""
-        return tuple(name for name in self.actor_modules if name not in _ACTOR_MODULES)
+        return tuple(name for name in self.actor_modules if name not in OWN_ACTOR_MODULES)
 
     @property
     def pull_share(self) -> int:
@@ -442,6 +439,22 @@ class Settings(Section):
     def queried(self) -> list[str]:
         """Return the patterns of the subjects at which queries are answered."""
         return [it for found in self.contexts.values() if found.queries for it in found.queries.subjects]
+
+    def outlived(self, context: str) -> list[str]:
+        """Return the contexts that keep events for longer than this one, which receives them, keeps their ids.
+
+        Raises UnknownContext.
+        """
+        [own] = self._chosen(context)
+        if own.archive.keep is None:
+            return []
+        read = {subscription.stream for subscription in own.subscriptions.values()}
+        return [
+            name
+            for name, source in self.contexts.items()
+            if read & {stream.name for stream in source.event_streams}
+            and (source.archive.keep is None or source.archive.keep > own.archive.keep)
+        ]
 
     def consumers(self, context: str | None = None) -> list[ConsumerSpec]:
         """Return the durable consumers of one context, or of all (None).

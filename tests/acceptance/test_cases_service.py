@@ -77,7 +77,7 @@ def service(server_root: Path) -> Iterator[Service]:
     directory.mkdir()
     text = (EXAMPLE / "relay.toml").read_text()
     (directory / "relay.toml").write_text(text.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
-    with Started(directory, "dev", "--no-handler") as started:
+    with Started(directory, "dev") as started:
         started.until_shown("ready after")
         variables = shell_variables(directory / ".relay" / "environment")
         with serving(directory, port, variables) as api:

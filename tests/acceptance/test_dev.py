@@ -23,7 +23,7 @@ def directory(server_directory: Path) -> Path:
 
 
 def dev(directory: Path, *arguments: str) -> Started:
-    started = Started(directory, "dev", *arguments)
+    started = Started(directory, "dev", "--samples", *arguments)
     started.until_shown("ready after")
     return started
 
@@ -56,6 +56,9 @@ def test_an_event_reaches_the_sample_handler_and_a_signal_ends_everything(
     with dev(directory) as started:
         family = started.family()
         assert len(family) > 6
+        started.until_shown(
+            "ready: contexts vibespro, sea; subscriptions sea.from_vibespro; tasks none; handlers http://"
+        )
         started.until_shown("relay doctor: nothing to change")
         message_id = write_event(directory)
         started.until(lambda: effects(directory, message_id), 30)

@@ -53,7 +53,7 @@ def test_the_example_reaches_the_handler_of_relay_dev(server_directory: Path) ->
     # As the reader types it, but for the place of the virtual environment.
     relay = f"{sys.executable} -c 'from relay.cli import main; main()'"
     shell = shell.replace(".venv/bin/python", sys.executable).replace(".venv/bin/relay", relay)
-    with Started(server_directory, "dev") as started:
+    with Started(server_directory, "dev", "--samples") as started:
         started.until_shown("ready after")
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
         done = subprocess.run(

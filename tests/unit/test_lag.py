@@ -47,7 +47,6 @@ def test_the_load_adds_up_what_is_due_and_has_the_greatest_age() -> None:
     one = lag(tables(Due(1, 5.0), Due(10, 7.0), up=Due(100, 3.0)), up=stream(1_000))
     two = lag(tables(Due(10_000, 6.0)))
     assert total([one, two]) == Load(rows=11_111, age_seconds=7.0)
-    assert total([one, two], tasks=False) == Load(rows=11_101, age_seconds=6.0)
     assert total([]) == Load(rows=0, age_seconds=0.0)
 
 

@@ -85,11 +85,13 @@ def test_defaults_of_a_subscription(load: Load) -> None:
     assert (subscription.backoff_initial, subscription.backoff_max) == (SECOND, 60 * SECOND)
 
 
-def test_only_actor_modules_that_exist_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "relay.settings.model._ACTOR_MODULES", ("relay.settings", "relay.nothing", "no_such.actors")
-    )
-    assert Settings().actor_modules == ("relay.settings",)
+def test_our_own_actor_modules_are_always_loaded() -> None:
+    own = ("tasks.actors", "consumer.actors")
+    assert Settings().actor_modules == own
+    assert Settings(actor_modules=["myapp.tasks"]).actor_modules == (*own, "myapp.tasks")
+    placed = Settings(actor_modules=["before.ours", "consumer.actors", "myapp.tasks"])
+    assert placed.actor_modules == ("tasks.actors", "before.ours", "consumer.actors", "myapp.tasks")
+    assert placed.user_modules == ("before.ours", "myapp.tasks")
 
 
 # --- sources ---
@@ -127,7 +129,7 @@ def test_the_environment_reaches_every_value(load: Load) -> None:
     assert sea.stream.max_age == timedelta(minutes=90)
     assert sea.subscriptions["from_vibespro"].ack_wait == timedelta(minutes=2)
     assert sea.subscriptions["from_vibespro"].signing_secret == SecretStr("whsec")
-    assert (settings.actor_modules, settings.log_level) == (("one", "two"), "DEBUG")
+    assert (settings.user_modules, settings.log_level) == (("one", "two"), "DEBUG")
 
 
 def test_a_variable_reaches_names_with_a_hyphen(load: Load) -> None:

@@ -68,6 +68,7 @@ def _options(directory: Path) -> FleetOptions:
     return FleetOptions(
         directory=directory,
         config=Path(__file__).with_name("relay.toml"),
+        samples="all",
         inherit=False,
         fresh=True,
         environment={timeout: _HANDLER_TIMEOUT},
@@ -81,7 +82,6 @@ def _options_of(profile: Profile, directory: Path) -> FleetOptions:
     return FleetOptions(
         directory=directory,
         config=profile.config,
-        handler=False,
         inherit=False,
         fresh=True,
         modules=profile.directory,
