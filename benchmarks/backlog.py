@@ -36,9 +36,14 @@ async def drain_by_fleet(url: str, nats_url: str, count: int, keys: int, text: s
 
     The stream is watched while it fills, which costs the database nothing, and the table at the end.
     """
+    return await until_out(url, nats_url, count, lambda: commit(url, count, keys, text))
+
+
+async def until_out(url: str, nats_url: str, count: int, begin: Callable[[], float] = time.perf_counter) -> float:
+    """Events per second, of so many that somebody commits from now on. ``begin`` returns when it has committed."""
     async with jetstream(nats_url) as js:
         before = (await js.stream_info(STREAM)).state
-        start = commit(url, count, keys, text)
+        start = begin()
         await until_stored(js, STREAM, before.messages + count)
     with psycopg.connect(url, autocommit=True) as connection:
         ours = (STREAM, before.last_seq)

@@ -15,6 +15,7 @@ class Sizes:
     a claim is timed, beside ``published`` other rows. ``minutes``: how long a snapshot is held. ``growth``: events
     that a worker publishes while its memory is watched. ``idle``: seconds for which an idle fleet is watched,
     ``settle``: after so many of a crowd. ``crowds``: contexts, worker processes, subscriptions of each context.
+    ``archived``: events that leave for the archive.
     ``busy``: contexts with ``backlog`` events each beside a quiet one, and ``publishers``, their worker processes.
     """
 
@@ -33,6 +34,7 @@ class Sizes:
     crowds: tuple[tuple[int, int, int], ...]
     busy: int
     backlog: int
+    archived: int
     publishers: int = 1
 
 
@@ -50,6 +52,7 @@ QUICK: Final = Sizes(
     idle=2,
     settle=2,
     crowds=((2, 1, 1),),
+    archived=2_000,
     busy=3,
     backlog=1_000,
 )
@@ -67,6 +70,7 @@ DEFAULT: Final = Sizes(
     idle=20,
     settle=20,
     crowds=((1, 1, 1), (5, 8, 1), (20, 1, 1), (50, 1, 1), (50, 4, 1), (1, 1, 50), (5, 1, 10)),
+    archived=200_000,
     busy=20,
     backlog=10_000,
 )
@@ -84,6 +88,7 @@ FULL: Final = Sizes(
     idle=60,
     settle=60,
     crowds=((1, 1, 1), (5, 8, 1), (20, 1, 1), (50, 1, 1), (50, 4, 1), (1, 1, 50), (5, 1, 10), (50, 1, 10)),
+    archived=1_000_000,
     busy=20,
     backlog=60_000,
 )

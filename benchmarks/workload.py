@@ -33,6 +33,17 @@ SELECT uuidv7(), 'thing', 't' || n %% 200, 'made', jsonb_build_object('n', n, 't
        'thing:t' || n %% 200, now() - interval '1 day', now(), 1, 'BENCH_EVENTS', n
 FROM generate_series(1, %(count)s::int) AS n
 """
+#: Texts that compress to about a third, as payloads of applications do.
+_OLD: Final[LiteralString] = """
+INSERT INTO outbox_events (
+    id, aggregate_type, aggregate_id, event_type, payload, partition_key, occurred_at,
+    published_at, publish_attempts, published_stream, published_seq, correlation_id)
+SELECT uuidv7(), 'thing', 't' || n %% 200, 'made',
+       jsonb_build_object('n', n, 'text', repeat(md5(n::text) || ' lorem ipsum dolor sit amet ', 5)),
+       'thing:t' || n %% 200, at, at, 1, 'BENCH_EVENTS', -n, gen_random_uuid()
+FROM generate_series(1, %(count)s::int) AS n,
+     LATERAL (SELECT now() - interval '100 days' + n * interval '1 ms' AS at)
+"""
 _TASKS: Final[LiteralString] = """
 INSERT INTO task_outbox (id, type, payload)
 SELECT uuidv7(), 'nothing', jsonb_build_object('n', n, 'text', %(text)s::text)
@@ -63,6 +74,11 @@ def fill(connection: psycopg.Connection[Any], count: int, keys: int, text: str =
 def fill_published(connection: psycopg.Connection[Any], count: int) -> None:
     """Write events that were published long ago."""
     connection.execute(_PUBLISHED, {"count": count, "text": TEXT})
+
+
+def fill_old(connection: psycopg.Connection[Any], count: int) -> None:
+    """Write events that may be archived. No stream has their numbers."""
+    connection.execute(_OLD, {"count": count})
 
 
 def fill_tasks(connection: psycopg.Connection[Any], count: int) -> None:

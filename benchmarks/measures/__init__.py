@@ -7,6 +7,7 @@ from typing import Final
 
 from benchmarks.figures import Curve, Row
 from benchmarks.measures import (
+    archive,
     brake,
     claim,
     consume,
@@ -43,4 +44,5 @@ MEASURES: Final[dict[str, Measure]] = {
     "claim": claim.run,
     "snapshot": snapshot.run,
     "memory": memory.run,
+    "archive": archive.run,
 }

@@ -44,7 +44,7 @@ SCHEDULER: Final = Operator("scheduler")
 class Limits:
     """A batch keeps its rows locked until it is stored, so it ends at so many rows or uncompressed bytes."""
 
-    rows: int = 5_000
+    rows: int = 20_000
     size: int = 64 * 1024**2
 
 
@@ -216,11 +216,17 @@ class ArchiveRows:
         return manifest
 
     async def _write(self, batch: OpenBatch, draft: BatchFile) -> BatchFile:
-        async with aclosing(batch.rows()) as pages:
-            async for rows in pages:
-                await asyncio.to_thread(draft.write, rows)
-                if draft.size >= self._limits.size:
-                    break
+        """Write rows to a file. A page is compressed while the next one comes, so that both cores work."""
+        writing = asyncio.ensure_future(asyncio.sleep(0))
+        try:
+            async with aclosing(batch.rows()) as pages:
+                async for rows in pages:
+                    await writing
+                    if draft.size >= self._limits.size:
+                        break  # a row that is locked and not written stays in its table
+                    writing = asyncio.ensure_future(asyncio.to_thread(draft.write, rows))
+        finally:
+            await writing  # also after a failure: its thread uses the file
         return draft
 
     async def _refuse_taken(self, manifest: Manifest) -> None:

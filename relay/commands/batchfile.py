@@ -7,14 +7,19 @@ import hashlib
 import json
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import IO
+from typing import IO, Final
 from uuid import UUID
 
 from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest
+
+#: The highest level takes twice as long, for files that are a thirtieth smaller.
+_LEVEL: Final = 4
+_UUID_CHARS: Final = 36
+_FIRST: Final = {kind: f'{{"{kind.key}":"'.encode() for kind in ArchiveKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +37,19 @@ class BatchFile:
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
         # Without a time or a name in its header, the same rows make the same bytes.
-        self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+        self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=_LEVEL)
         self.ids: list[UUID] = []
         self._times: list[datetime] = []
         #: In bytes, before compression.
         self.size = 0
 
-    def write(self, rows: Iterable[ArchivedRow]) -> None:
-        """Append rows."""
-        for row in rows:
-            line = row.line.encode() + b"\n"
-            self._gzip.write(line)
-            self.size += len(line)
-            self.ids.append(row.id)
-            self._times = [*self._times[:1], row.at]
+    def write(self, rows: Sequence[ArchivedRow]) -> None:
+        """Append rows, at least one."""
+        lines = "".join([f"{row.line}\n" for row in rows]).encode()
+        self._gzip.write(lines)
+        self.size += len(lines)
+        self.ids += [row.id for row in rows]
+        self._times += [rows[0].at, rows[-1].at]
 
     def finish(self, context: str, kind: ArchiveKind, number: int) -> Manifest:
         """Write the rest and describe the batch, which must have at least one row."""
@@ -77,10 +81,16 @@ def read(file: IO[bytes], kind: ArchiveKind) -> Contents:
     size, sha256 = _measure(file)
     try:
         with gzip.open(file, "rb") as lines:
-            ids = [UUID(json.loads(line)[kind.key]) for line in lines]
+            ids = [_id(line, kind) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArchiveDamaged(f"cannot be read: {type(error).__name__}: {error}"[:300]) from error
     return Contents(size, sha256, ids)
+
+
+def _id(line: bytes, kind: ArchiveKind) -> UUID:
+    """The id of a row. It stands first, unless somebody made the table anew with its columns in another order."""
+    found = line.startswith(_FIRST[kind]) and line[len(_FIRST[kind]) :][:_UUID_CHARS].decode()
+    return UUID(found or json.loads(line)[kind.key])
 
 
 def lines(file: IO[bytes], manifest: Manifest) -> Sequence[bytes]:

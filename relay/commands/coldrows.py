@@ -55,13 +55,12 @@ class ColdRows:
         return [json.loads(line) async for _, lines in found for line in lines]
 
     async def restore(self, kind: ArchiveKind, wanted: RowFilter, by: Operator, progress: Progress) -> int:
-        """Put rows back into their table, as they were; return how many were not there. Nothing is sent."""
-        return sum(
-            [
-                await self._tables.restore(kind, lines, manifest.file, by)
-                async for manifest, lines in self._found(kind, wanted, progress)
-            ]
-        )
+        """Put rows back into their table, as they were; return how many were not there. Nothing is sent.
+
+        The newest batches come first: a row that was restored and archived again is as it was at last.
+        """
+        found = self._found(kind, wanted, progress, backwards=True)
+        return sum([await self._tables.restore(kind, lines, manifest.file, by) async for manifest, lines in found])
 
     async def replay(self, wanted: RowFilter, by: Operator, progress: Progress) -> int:
         """Put events back and have them published once more, in their order; return how many."""
@@ -69,9 +68,17 @@ class ColdRows:
         return sum([await self._tables.replay(lines, by) async for _, lines in found])
 
     async def _found(
-        self, kind: ArchiveKind, wanted: RowFilter, progress: Progress, fits: Fits = lambda _: True
+        self,
+        kind: ArchiveKind,
+        wanted: RowFilter,
+        progress: Progress,
+        fits: Fits = lambda _: True,
+        *,
+        backwards: bool = False,
     ) -> AsyncIterator[tuple[Manifest, Sequence[str]]]:
         batches = [it for it in await self._tables.batches() if it.kind is kind and wanted.may_be_in(it)]
+        if backwards:
+            batches.reverse()
         for done, manifest in enumerate(batches):
             progress(done, len(batches))
             with batchfile.spool() as file:

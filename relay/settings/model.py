@@ -440,6 +440,22 @@ class Settings(Section):
         """Return the patterns of the subjects at which queries are answered."""
         return [it for found in self.contexts.values() if found.queries for it in found.queries.subjects]
 
+    def outlived(self, context: str) -> list[str]:
+        """Return the contexts that keep events for longer than this one, which receives them, keeps their ids.
+
+        Raises UnknownContext.
+        """
+        [own] = self._chosen(context)
+        if own.archive.keep is None:
+            return []
+        read = {subscription.stream for subscription in own.subscriptions.values()}
+        return [
+            name
+            for name, source in self.contexts.items()
+            if read & {stream.name for stream in source.event_streams}
+            and (source.archive.keep is None or source.archive.keep > own.archive.keep)
+        ]
+
     def consumers(self, context: str | None = None) -> list[ConsumerSpec]:
         """Return the durable consumers of one context, or of all (None).
 

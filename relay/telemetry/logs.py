@@ -64,10 +64,11 @@ _LIBRARIES: Final = {
 def configure(level: str, log_format: str) -> None:
     """Set up the root logger. ``log_format``: ``console``, ``json``, or ``auto`` (console on a terminal)."""
     console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
-    renderer: Any = structlog.processors.JSONRenderer()
+    renderers: list[Any] = [structlog.processors.JSONRenderer()]
     if console:
         plain = structlog.dev.plain_traceback
-        renderer = structlog.dev.ConsoleRenderer(colors=colored(sys.stderr), exception_formatter=plain)
+        colors = colored(sys.stderr)
+        renderers = [stacked, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     shared: list[Any] = [
         disclose if console else disclose_values,
         structlog.stdlib.add_log_level,
@@ -77,7 +78,7 @@ def configure(level: str, log_format: str) -> None:
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
     )
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
@@ -119,6 +120,13 @@ def disclose_values(logger: Any, _method: str, line: MutableMapping[str, Any]) -
     """As `disclose`, but as values, so that whoever reads JSON finds type, file and line."""
     if (error := _failure(line)) is not None:
         line["exception"] = traced(error, in_full=_is_of_application(logger, line))
+    return line
+
+
+def stacked(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Write a stack as text, as the console shows it: a line each, below the line it belongs to."""
+    if isinstance(line.get("stack"), list):
+        line["stack"] = "\n".join(f"    {it}" for it in line["stack"])
     return line
 
 

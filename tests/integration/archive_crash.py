@@ -1,6 +1,7 @@
 """A run of the archive that stops at a named step: killed, or with its connection to PostgreSQL cut.
 
-``python -m tests.integration.archive_crash DATABASE_URL NATS_URL ROOT CONTEXT STEP`` is the killed one.
+``python -m tests.integration.archive_crash DATABASE_URL NATS_URL ROOT CONTEXT STEP`` is the killed one. It
+archives and deletes what was kept for 99 days, or restores or replays events.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.pool import pooled
+from relay.commands.coldrows import ColdRows
+from relay.domain.archive import ArchiveKind, RowFilter
 from tests.integration.archiving import ANN, Archive
 from tests.integration.publishing import Relay
 
@@ -33,6 +37,9 @@ STEPS = (
     "manifest stored",
     "announced",
 )
+#: Every step of a deletion, after which something is different.
+DELETING = ("marked", "manifest deleted", "file deleted")
+KEEP = timedelta(days=99)
 Stop = Callable[[str], None]
 
 
@@ -66,6 +73,10 @@ class Store(FolderStore):
             content = _Torn(content, lambda: self._stop(f"{step} in part"))
         await super().put(name, content)
         self._stop("manifest stored" if step == "manifest" else "stored")
+
+    async def delete(self, name: str) -> None:
+        await super().delete(name)
+        self._stop("manifest deleted" if name.endswith(".json") else "file deleted")
 
     async def get(self, name: str, into: IO[bytes]) -> bool:
         found = await super().get(name, into)
@@ -109,6 +120,20 @@ class Tables(PostgresArchive):
         await super().announced(manifest)
         self._stop("announced")
 
+    async def delete(self, *arguments: Any) -> None:
+        await super().delete(*arguments)
+        self._stop("marked")
+
+    async def restore(self, *arguments: Any) -> int:
+        restored = await super().restore(*arguments)
+        self._stop("restored in part")
+        return restored
+
+    async def replay(self, *arguments: Any) -> int:
+        replayed = await super().replay(*arguments)
+        self._stop("replayed in part")
+        return replayed
+
 
 def kill_at(wanted: str) -> Stop:
     def stop(step: str) -> None:
@@ -121,8 +146,15 @@ def kill_at(wanted: str) -> Stop:
 async def _main(url: str, nats_url: str, root: str, context: str, step: str) -> None:
     async with Relay(url, nats_url, context) as relay:
         archive, stop = Archive(relay, Path(root)), kill_at(step)
-        tables = Tables(pooled(relay.pool), context, stop)
-        await archive.command(Store(Path(root), stop, step), tables, rows=60).run(ANN)
+        tables, store = Tables(pooled(relay.pool), context, stop), Store(Path(root), stop, step)
+        rows = ColdRows(tables, store, lambda _row: None)
+        if step == "restored in part":
+            await rows.restore(ArchiveKind.OUTBOX, RowFilter(), ANN, lambda _done, _of: None)
+        elif step == "replayed in part":
+            await rows.replay(RowFilter(), ANN, lambda _done, _of: None)
+        else:
+            keep = KEEP if step in DELETING else None
+            await archive.command(store, tables, keep=keep, rows=60).run(ANN)
 
 
 if __name__ == "__main__":

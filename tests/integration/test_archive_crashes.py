@@ -12,16 +12,19 @@ from uuid import UUID
 
 import pytest
 
+from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.pool import pooled
+from relay.commands.coldrows import ColdRows
 from relay.devstack import NatsServer
-from relay.domain.archive import ArchiveKind
+from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import DatabaseUnreachable
-from tests.integration.archive_crash import STEPS, Store, Tables
+from tests.integration.archive_crash import DELETING, KEEP, STEPS, Store, Tables
 from tests.integration.archiving import AFTER, ANN, Archive, archived
-from tests.integration.publishing import query
+from tests.integration.publishing import event, query
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
+ALL = RowFilter()
 #: The session that holds a batch.
 CUT = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -33,6 +36,10 @@ CUT = """
 async def archive(database_url: str, nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Archive]:
     async with archived(database_url, nats_server.url, tmp_path / "cold") as archive:
         yield archive
+
+
+def unseen(_done: int, _of: int | None) -> None:
+    """Nobody looks at the progress."""
 
 
 def killed(archive: Archive, step: str) -> None:
@@ -139,3 +146,61 @@ async def test_a_batch_that_is_paused_loses_its_rows_after_a_minute(archive: Arc
         assert batch is not None
         row = await (await batch._conn.execute("SHOW idle_in_transaction_session_timeout")).fetchone()
     assert row == ("1min",)
+
+
+# --- deletion, restore and replay ---
+
+#: The end of a transaction's connection after all its other statements.
+CUT_AT_AUDIT = """
+    CREATE FUNCTION cut() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$;
+    CREATE TRIGGER cut BEFORE INSERT ON audit_log EXECUTE FUNCTION cut();
+"""
+
+
+@pytest.mark.parametrize("step", DELETING)
+async def test_a_deletion_that_was_killed_is_finished_by_the_next_run(archive: Archive, step: str) -> None:
+    """Nothing reads the batch any more, its messages are forgotten, and what waits stays."""
+    archive.messages(1)
+    await archive.command().run(ANN)
+    archive.relay.add(event("waits"))
+    killed(archive, step)
+    assert await archive.tables.batches() == []
+    assert [it.number for it in (await archive.command(keep=KEEP).run(ANN)).deleted] == [1]
+    assert [*(archive.root / archive.relay.context / "inbox").iterdir()] == []
+    assert query(archive.url, "SELECT gone_at IS NOT NULL AS gone FROM archive_batches") == [{"gone": True}]
+    assert query(archive.url, "SELECT message_id FROM archived_messages") == []
+    assert [row["action"] for row in archive.audit()] == ["archive", "archive.delete"]
+    assert len(archive.in_table()) == 1
+    archive.messages(1)
+    assert [it.number for it in (await archive.command().run(ANN)).batches] == [2]
+
+
+@pytest.mark.parametrize("step", ["restored in part", "replayed in part"])
+async def test_what_was_killed_between_two_batches_is_started_again_as_it_was(archive: Archive, step: str) -> None:
+    ids = await archive.events(4)
+    await archive.command(rows=2).run(ANN)
+    killed(archive, step)
+    assert len(archive.in_table()) == 2
+    rows, replayed = ColdRows(archive.tables, FolderStore(archive.root), lambda _row: None), step[:3] == "rep"
+    for left in (2, 0):
+        again = rows.replay(ALL, ANN, unseen) if replayed else rows.restore(ArchiveKind.OUTBOX, ALL, ANN, unseen)
+        assert await again == left
+    assert archive.in_table() == sorted(ids)
+    found = query(archive.url, "SELECT DISTINCT generation, published_at IS NULL AS waits FROM outbox_events")
+    assert found == [{"generation": int(replayed), "waits": replayed}]
+
+
+async def test_what_is_cut_off_in_a_transaction_has_done_nothing(archive: Archive) -> None:
+    await archive.events(2)
+    await archive.command().run(ANN)
+    query(archive.url, CUT_AT_AUDIT)
+    rows = ColdRows(archive.tables, FolderStore(archive.root), lambda _row: None)
+    for act in (rows.replay(ALL, ANN, unseen), rows.restore(ArchiveKind.OUTBOX, ALL, ANN, unseen)):
+        with pytest.raises(DatabaseUnreachable):
+            await act
+        assert archive.in_table() == []
+    with pytest.raises(DatabaseUnreachable):
+        await archive.command(keep=KEEP).run(ANN)
+    assert [it.number for it in await archive.tables.batches()] == [1]
+    assert len(archive.in_archive()) == 2

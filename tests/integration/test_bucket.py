@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from relay.devstack import NatsServer
 from relay.domain.archive import ArchiveConflict, StoreUnreachable
 from relay.domain.errors import ConfigurationError
 from tests.integration.archiving import ANN, archived
-from tests.s3 import Buckets
+from tests.s3 import Buckets, serving
 
 pytestmark = pytest.mark.anyio
 NAME = "sea/outbox/00000001.json"
@@ -35,6 +36,25 @@ async def test_rows_leave_for_a_bucket_and_are_found_there(
         assert [(found.error, found.left_over) async for found in command.verify()] == [(None, False)] * 2
         assert archive.in_table() == []
         assert len(await store.names(f"{archive.relay.context}/outbox/")) == 4
+
+
+async def test_a_store_that_goes_away_in_the_middle_loses_nothing(
+    database_url: str, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """And the next run goes on when it is back."""
+    async with archived(database_url, nats_server.url, tmp_path / "cold") as archive:
+        ids = await archive.events(3)
+        with ExitStack() as away:
+            leaving = away.enter_context(serving())
+            bucket = leaving.create()
+            with pytest.raises(StoreUnreachable):
+                await archive.command(leaving.store(bucket), rows=1).run(ANN, on_batch=lambda _: away.close())
+        assert archive.in_table() == sorted(ids[1:])
+        with serving() as back:
+            command = archive.command(back.store(bucket), rows=1)
+            await command.run(ANN)
+            assert [(found.error, found.left_over) async for found in command.verify()] == [(None, False)] * 3
+        assert archive.in_table() == []
 
 
 async def test_of_two_databases_the_second_does_not_overwrite_the_first(buckets: Buckets) -> None:

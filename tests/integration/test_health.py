@@ -102,6 +102,19 @@ def test_the_place_of_an_archive_is_asked_and_a_short_time_is_warned_of(
     output = health().stdout
     assert f"{tmp_path}/cold answers" in output
     assert "after is 10d; usual are 90d to 1y" in output
+    assert "is handled again" not in output
+
+
+def test_a_consumer_that_forgets_ids_before_their_events_are_deleted_is_warned(
+    health: Callable[..., Result], tmp_path: Path
+) -> None:
+    archive = f'[contexts.{{}}.archive]\nafter = "90d"\ndirectory = "{tmp_path}"\nkeep = "{{}}"\n'
+    reads = '[contexts.{0}]\ndatabase_url = "postgresql://127.0.0.1:1/{0}"\n[contexts.{0}.subscriptions.{0}]\n'
+    reads += 'stream = "SEA_EVENTS"\nfilter_subject = "sea.>"\nhandler = "http://h/"\n'
+    kept = [archive.format("sea", "3y"), archive.format("port", "2y"), archive.format("quay", "3y")]
+    (tmp_path / "relay.toml").write_text("".join([*kept, reads.format("port"), reads.format("quay")]))
+    findings = [it for examined in json.loads(health("--json").stdout) for it in examined["findings"]]
+    assert [it["subject"] for it in findings if it["code"] == "ARCHIVE_KEEP"] == ["archive port"]
 
 
 @pytest.mark.parametrize(

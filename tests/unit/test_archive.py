@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from uuid import UUID, uuid4
 
 import pytest
@@ -14,10 +14,12 @@ from relay.commands import batchfile
 from relay.commands.archive import held_back
 from relay.commands.batchfile import BatchFile
 from relay.commands.reconcile import StreamState
-from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest
+from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, RowFilter
 
 AT = datetime(2026, 1, 31, 3, tzinfo=UTC)
 DAY = timedelta(days=1)
+TICK = timedelta(microseconds=1)
+INDIA = timezone(timedelta(hours=5, minutes=30))
 
 
 def rows(count: int, key: str = "id") -> list[ArchivedRow]:
@@ -65,24 +67,73 @@ def test_a_manifest_says_all_that_is_needed_without_the_database() -> None:
     assert (said["size"], said["sha256"]) == (manifest.size, manifest.sha256)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[:-1],
-        lambda data: data[: len(data) // 2],
-        lambda data: b"",
-        lambda data: b"something else",
-        lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:],
-        lambda data: data + data,
-        lambda data: gzip.compress(gzip.decompress(data), mtime=1),
-        lambda data: gzip.compress(b'{"id": 5}\n'),
-        lambda data: gzip.compress(b"[]\n"),
-    ],
-)
+DAMAGES = [
+    lambda data: data[:-1],
+    lambda data: data[: len(data) // 2],
+    lambda data: b"",
+    lambda data: b"something else",
+    lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:],
+    lambda data: data + data,
+    lambda data: gzip.compress(gzip.decompress(data), mtime=1),
+    lambda data: gzip.compress(b'{"id": 5}\n'),
+    lambda data: gzip.compress(b"[]\n"),
+    lambda data: written(4)[0].getvalue(),  # of another batch
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_seen(damage) -> None:  # type: ignore[no-untyped-def]
     file, manifest = written()
     with pytest.raises(ArchiveDamaged):
         batchfile.check(batchfile.read(io.BytesIO(damage(file.getvalue())), manifest.kind), manifest)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_no_row_of_a_damaged_file_comes_back(damage) -> None:  # type: ignore[no-untyped-def]
+    file, manifest = written()
+    assert len(batchfile.lines(file, manifest)) == 3
+    with pytest.raises(ArchiveDamaged):
+        batchfile.lines(io.BytesIO(damage(file.getvalue())), manifest)
+
+
+def test_an_id_is_read_wherever_it_stands() -> None:
+    text = f'{{"text": "é", "id": "{UUID(int=7)}"}}\n'
+    assert batchfile.read(io.BytesIO(gzip.compress(text.encode())), ArchiveKind.OUTBOX).ids == [UUID(int=7)]
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "selected"),
+    [
+        (AT, None, True),  # included
+        (AT + TICK, None, False),
+        (None, AT, False),  # excluded
+        (None, AT + TICK, True),
+        (AT, AT + TICK, True),
+        (AT, AT, False),
+        (AT.astimezone(INDIA), None, True),
+        (AT.astimezone(INDIA).replace(tzinfo=UTC), None, False),
+        (None, AT.astimezone(INDIA), False),
+    ],
+)
+def test_times_bound_rows_and_batches_to_the_microsecond(
+    since: datetime | None, until: datetime | None, selected: bool
+) -> None:
+    """And whatever the zone: PostgreSQL writes UTC, and no digits where there are none."""
+    wanted = RowFilter(since=since, until=until)
+    at = "2026-01-31T03:00:00+00:00"
+    row = {"id": str(UUID(int=1)), "event_type": "e", "partition_key": "k", "published_at": at}
+    assert wanted.fits(ArchiveKind.OUTBOX, row, lambda _row: None) is selected
+    assert not selected or wanted.may_be_in(written(1)[1])  # whose only row ended then
+    fraction = row | {"published_at": "2026-01-31T03:00:00.5+00:00"}
+    assert RowFilter(since=AT + TICK).fits(ArchiveKind.OUTBOX, fraction, lambda _row: None)
+
+
+def test_a_batch_is_opened_unless_all_of_it_is_too_early_or_too_late() -> None:
+    batch = written(3)[1]  # from AT to AT + 2 days
+    assert RowFilter(since=AT + 2 * DAY).may_be_in(batch)
+    assert not RowFilter(since=AT + 2 * DAY + TICK).may_be_in(batch)
+    assert RowFilter(until=AT + TICK).may_be_in(batch)
+    assert not RowFilter(until=AT).may_be_in(batch)
 
 
 def test_a_missing_row_is_seen_even_if_the_bytes_were_as_said() -> None:

@@ -105,3 +105,21 @@ def test_a_day_longer_is_enough(load: Load) -> None:
 def test_the_stream_of_a_context_that_sea_does_not_read_is_not_asked(load: Load) -> None:
     text = BASE.replace("VIBESPRO_EVENTS", "OTHER").replace("vibespro.event", "other.event")
     load(f'{text}{ARCHIVE}[contexts.vibespro.stream]\nmax_age = "unlimited"\n')
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "warned"),
+    [
+        ("", "", []),  # no ids are ever forgotten
+        ('keep = "3y"', "", ["vibespro"]),  # its events stay for ever
+        ('keep = "3y"', 'keep = "4y"', ["vibespro"]),
+        ('keep = "3y"', 'keep = "3y"', []),
+        ('keep = "3y"', 'keep = "2y"', []),
+    ],
+)
+def test_a_consumer_that_forgets_ids_before_their_events_are_deleted_is_found(
+    load: Load, reader: str, writer: str, warned: list[str]
+) -> None:
+    settings = load(f"{BASE}{ARCHIVE}{reader}\n{ARCHIVE.replace('sea', 'vibespro')}{writer}\n")
+    assert settings.outlived("sea") == warned
+    assert settings.outlived("vibespro") == []

@@ -17,8 +17,11 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.archive import ArchivedRow, ArchiveKind, Manifest
 from relay.domain.operators import Operator
 
-#: How many rows are in memory at a time. A row may be as large as the broker's largest message.
+#: How many rows are in memory at a time. A row may be as large as the broker's largest message. So a page is small
+#: until the rows that came tell that more of their size take no more than `_PAGE_CHARS`.
 _PAGE_ROWS: Final = 50
+_LARGE_PAGE_ROWS: Final = 250
+_PAGE_CHARS: Final = 2 * 1024**2
 _STREAMS: Final = {ArchiveKind.OUTBOX: "outbox/ledger_streams", ArchiveKind.INBOX: "archive/inbox_streams"}
 
 
@@ -32,8 +35,12 @@ class _Batch:
     async def rows(self) -> AsyncGenerator[Sequence[ArchivedRow], None]:
         async with self._conn.cursor("archive") as cursor:
             await cursor.execute(statement(f"archive/archive_{self._kind}"), self._wanted)
-            while page := await cursor.fetchmany(_PAGE_ROWS):
-                yield [ArchivedRow(*row) for row in page]
+            size = _PAGE_ROWS
+            while page := await cursor.fetchmany(size):
+                rows = [ArchivedRow(*row) for row in page]
+                yield rows
+                fitting = _PAGE_CHARS // max(len(row.line) for row in rows)
+                size = max(_PAGE_ROWS, min(2 * size, fitting, _LARGE_PAGE_ROWS))
 
     async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
         deleted = await self._conn.execute(statement(f"archive/delete_{self._kind}"), {"ids": list(ids)})

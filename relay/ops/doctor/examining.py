@@ -99,7 +99,9 @@ class Examination:
         assert store is not None
         await store.names("none/")
         place = f"archive {context.name}"
-        return f"{context.archive.place} answers", list(handlers.unusual_time(place, context.archive))
+        found = [*handlers.unusual_time(place, context.archive)]
+        found += handlers.forgotten_ids(place, self._settings.outlived(context.name))
+        return f"{context.archive.place} answers", found
 
     async def _nats(self) -> Answer:
         settings = self._settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
@@ -110,3 +110,11 @@ def unusual_time(place: str, archive: ArchiveSettings) -> Iterator[Finding]:
         least, most = map(format_duration, USUAL)
         text = f"after is {format_duration(archive.after)}; usual are {least} to {most}"
         yield warning("ARCHIVE_TIME", place, text, "set archive.after")
+
+
+def forgotten_ids(place: str, outlived: Sequence[str]) -> Iterator[Finding]:
+    """Ids of handled messages are kept as long as their events. ``outlived``: contexts that keep them longer."""
+    if outlived:
+        longer = ", ".join(outlived)
+        text = f"keep is shorter than {longer} keeps events: one that is replayed later is handled again"
+        yield warning("ARCHIVE_KEEP", place, text, "set archive.keep as long as theirs")

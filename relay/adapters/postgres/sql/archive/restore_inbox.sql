@@ -2,4 +2,4 @@
 INSERT INTO inbox_messages
 SELECT row.*
 FROM unnest(%(lines)s::text[]) AS line, json_populate_record(NULL::inbox_messages, line::json) AS row
-ON CONFLICT (message_id) DO NOTHING
+ON CONFLICT DO NOTHING

@@ -1,5 +1,6 @@
--- Put archived rows back as they were. A row that is in its table stays as it is.
+-- Put archived rows back as they were. A row that is in its table stays as it is, also one that has the same text
+-- as its id and another UUID: it was added after the first had left.
 INSERT INTO outbox_events
 SELECT row.*
 FROM unnest(%(lines)s::text[]) AS line, json_populate_record(NULL::outbox_events, line::json) AS row
-ON CONFLICT (id) DO NOTHING
+ON CONFLICT DO NOTHING

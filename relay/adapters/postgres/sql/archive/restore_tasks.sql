@@ -2,4 +2,4 @@
 INSERT INTO task_outbox
 SELECT row.*
 FROM unnest(%(lines)s::text[]) AS line, json_populate_record(NULL::task_outbox, line::json) AS row
-ON CONFLICT (id) DO NOTHING
+ON CONFLICT DO NOTHING
