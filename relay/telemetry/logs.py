@@ -53,7 +53,9 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.MessagesReEnqueued: logging.INFO,
 }
 #: What is called ``class`` everywhere but in Python.
-_CLASSES: Final = {it: {"kind": "class"} for it in (facts.MessageDeadLettered, facts.IncidentRecorded)}
+_CLASSES: Final[dict[type[Fact], dict[str, str]]] = {
+    it: {"kind": "class"} for it in (facts.MessageDeadLettered, facts.IncidentRecorded)
+}
 #: Loggers of code that handles the application's data without knowing it: ours and our libraries'.
 _LIBRARIES: Final = {
     *("relay", "consumer", "tasks", "scheduler", "dramatiq", "apscheduler", "asyncio"),
