@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from uuid import uuid4
 
 import psycopg
@@ -34,8 +36,18 @@ async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypa
     monkeypatch.setattr(wakeup, "_SLOW_S", -1.0)
     monkeypatch.setattr(wakeup, "_PAUSE_FACTOR", 1e6)
     assert await waker.due(10) == Due(1, 1 << lane)
-    assert await waker.due(10) == Due(1, 1 << lane)  # once may be this process, which was busy
+    assert await waker.due(10) == Due(1, 1 << lane)  # once may be chance
     assert await waker.due(10) == Due(10, (1 << LANES) - 1)
+    await waker.close()
+
+
+async def test_a_process_that_is_late_for_the_answer_goes_on_asking(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take all for due, and send jobs for nothing to a machine that is busy."""
+    waker, minutes = Wakeup(relay.pool, relay.url), itertools.count(step=60)
+    monkeypatch.setattr(wakeup, "time", SimpleNamespace(monotonic=lambda: next(minutes)))
+    assert [await waker.due(10) for _ in range(3)] == [Due(0, 0)] * 3
     await waker.close()
 
 

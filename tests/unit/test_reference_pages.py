@@ -10,7 +10,8 @@ import pytest
 from docsite.reference import FOLDER, PAGES
 
 ROOT = Path(__file__).parents[2]
-CODE = re.compile(r'^    code(?:: ClassVar\[str\])? = "([A-Z_]+)"', re.MULTILINE)
+#: Of a class, and of a line that the command prints where no class is raised.
+CODE = re.compile(r'(?:^    code(?:: ClassVar\[str\])? = "|"error (?=[A-Z_]+: ))([A-Z_]+)', re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

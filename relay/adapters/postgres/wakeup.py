@@ -30,7 +30,7 @@ CHANNEL: Final = "relay_outbox"
 #: The payloads of hints: an event was recorded, a task was scheduled.
 EVENTS: Final = ""
 TASKS: Final = "tasks"
-#: A question that takes longer than _SLOW_S twice in a row is asked again only after _PAUSE_FACTOR times as long.
+#: A question that took the server longer than _SLOW_S, twice, is asked again after _PAUSE_FACTOR times that time.
 _SLOW_S: Final = 0.1
 _PAUSE_FACTOR: Final = 20
 _ALL_LANES: Final = (1 << LANES) - 1
@@ -66,7 +66,7 @@ class Wakeup:
     async def due(self, limit: int) -> Due:
         """Return what waits to be published, counted up to ``limit``. Raises DatabaseUnreachable, SchemaMissing.
 
-        When the answer takes long, for example after an hour under an old snapshot, this asks seldom. Between two
+        When the server takes long, for example after an hour under an old snapshot, this asks seldom. Between two
         questions, and after a time-out, it returns ``limit`` and all lanes. An outage raises.
         """
         begun = time.monotonic()
@@ -78,10 +78,12 @@ class Wakeup:
         except DatabaseUnreachable as error:
             if not isinstance(error.__cause__, QueryCanceled):
                 raise
-        count, lanes = (limit, _ALL_LANES) if rows is None else rows[0].values()
-        took, before = time.monotonic() - begun, self._slow
-        self._slow = took > _SLOW_S
-        # Once may be this process. While it rests it takes all for due, which would make a busy machine busier.
+        if rows is None:
+            count, lanes, took = limit, _ALL_LANES, time.monotonic() - begun
+        else:
+            count, lanes, took = rows[0].values()
+        before, self._slow = self._slow, took > _SLOW_S
+        # Once may be chance. While it rests it takes all for due, which would make a busy machine busier.
         if self._slow and (before or rows is None):
             self._rest_until = begun + _PAUSE_FACTOR * took
         return Due(int(count or 0), lanes or 0)
