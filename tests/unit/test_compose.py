@@ -27,6 +27,8 @@ OURS = sorted(name for name, service in SERVICES.items() if "build" in service)
 SERVERS = sorted(SERVICES.keys() - set(OURS))
 ONCE = {"migrate", "grant", "streams"}
 FLEET = ("scheduler", "worker")
+#: To look at it, with `--profile boards` only.
+BOARDS = {"prometheus", "grafana"}
 #: How a variable of .env is used. Without the file, compose says what to do.
 VARIABLE = re.compile(r"\$\{(\w+):\?run make compose-env\}")
 
@@ -66,7 +68,8 @@ def nats_port(key: str) -> str:
 
 def test_the_processes_of_a_deployment_are_there() -> None:
     assert set(OURS) == {*ONCE, *FLEET, "handler"}
-    assert set(SERVERS) == {"postgres", "nats", "redis"}
+    assert set(SERVERS) == {"postgres", "nats", "redis", *BOARDS}
+    assert {name for name, service in SERVICES.items() if "profiles" in service} == BOARDS
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -133,7 +136,14 @@ def test_each_service_gets_the_passwords_it_needs_and_no_others() -> None:
         "streams": {"RELAY_NATS_ADMIN_PASSWORD"},
         **dict.fromkeys(FLEET, fleet),
         "handler": {"APPLICATION_PASSWORD"},
+        **{name: set() for name in BOARDS},
     }
+
+
+def test_what_has_no_password_is_reached_from_this_machine_only() -> None:
+    ports = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert set(ports) == BOARDS
+    assert all(port.startswith("127.0.0.1:") for every in ports.values() for port in every)
 
 
 def test_no_password_is_the_same_everywhere() -> None:
@@ -192,9 +202,12 @@ def test_the_contexts_are_those_of_the_demo() -> None:
 
 
 def test_every_mounted_file_is_there() -> None:
-    files = [file for service in SERVICES.values() for file in mounts(service).values()]
+    files = [file for name in SERVICES.keys() - BOARDS for file in mounts(SERVICES[name]).values()]
     assert len(files) == len(OURS) + 4
     assert all(file.is_file() for file in files)
+    folders = [folder for name in BOARDS for folder in mounts(SERVICES[name]).values()]
+    assert len(folders) == 3
+    assert all(folder.is_dir() for folder in folders)
 
 
 def test_the_server_accepts_nats_conf(tmp_path: Path) -> None:
