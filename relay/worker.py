@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -27,7 +28,7 @@ from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import Application, job_broker
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.domain.archive import ArchiveBusy
-from relay.domain.errors import Outage
+from relay.domain.errors import Outage, QueueUnreachable, RelayError
 from relay.domain.facts import OutageSeen
 from relay.domain.members import Member, State
 from relay.jobs import Duty, Kind
@@ -35,7 +36,19 @@ from relay.metering import Exposition, worker_metrics
 from relay.settings import load_settings
 from relay.telemetry.logs import LogFacts, configure
 
-settings = load_settings()
+
+@contextmanager
+def told() -> Iterator[None]:
+    """End this process with one line where an error has a code. Dramatiq would print a traceback."""
+    try:
+        yield
+    except RelayError as error:
+        sys.stderr.write(f"error {error}\n")
+        raise SystemExit(1) from None
+
+
+with told():
+    settings = load_settings()
 configure(settings.log_level, settings.log_format)
 failpoints.enable(settings.failpoints)
 application = Application(settings, role="worker")
@@ -55,6 +68,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _log = logging.getLogger(__name__)
 _background: set[asyncio.Task[None]] = set()
+_connected = False
 
 
 def _budgets() -> dict[str, int | None]:
@@ -66,22 +80,42 @@ def _budgets() -> dict[str, int | None]:
 
 
 async def _start() -> None:
-    application.nats.on_up.append(_drain_all)
+    application.nats.on_up.append(_nats_is_up)
+    spawn(_take_over())
     await application.start()
 
 
-def _drain_all() -> None:
-    """The broker is back, or this worker is new: publish and pull at once, even if a job is in back-off.
+async def _take_over() -> None:
+    """Begin at once what workers of this host had in hand when they were killed. Queues give them a minute."""
+    with suppress(QueueUnreachable):
+        for member in await application.members.gone():
+            await asyncio.to_thread(broker.take_over, member.id)
 
-    Also check for lost messages: the server may have been restored from a backup while it was away.
+
+def _nats_is_up() -> None:
+    global _connected  # noqa: PLW0603 - of the process, as its connection
+    spawn(_go_on(again=_connected))
+    _connected = True
+
+
+async def _go_on(*, again: bool) -> None:
+    """NATS is back, or this worker is new: publish and pull at once, even if a job is in back-off.
+
+    After a loss also check for lost messages: the server may have been restored from a backup meanwhile. A job
+    that already runs has checked it before, or waits for the lost connection. One step at a time: Redis has few
+    connections, and there may be many contexts.
     """
-    for name, context in settings.contexts.items():
-        # A job that already runs has checked the server before the outage, or waits for the lost connection.
-        spawn(_force(jobs.RECONCILE_STREAM.of(name), 0, interval=RECONCILE_EVERY))
-        # A pull that runs continues. The next tick replaces a pull that waits.
-        spawn(application.gates.wake([jobs.PULL.of(name, it).key for it in context.subscriptions]))
-        for shard in range(context.publish.shards):
-            spawn(_force(jobs.PUBLISH.of(name, shard)))
+    contexts = settings.contexts.items()
+    pulls = [jobs.PULL.of(name, it).key for name, context in contexts for it in context.subscriptions]
+    publishes = [jobs.PUBLISH.of(name, it) for name, context in contexts for it in range(context.publish.shards)]
+    # A pull that runs continues. The next tick replaces one that waits, and publishes where no job is outstanding.
+    await application.gates.wake(pulls)
+    free = await application.gates.lost([it.key for it in publishes])
+    for work in publishes:
+        if work.key not in free:
+            await _force(work)
+    for name in settings.contexts if again else ():
+        await _force(jobs.RECONCILE_STREAM.of(name), 0, interval=RECONCILE_EVERY)
 
 
 async def _force(work: Duty, *more: int, interval: timedelta = timedelta()) -> None:
@@ -175,6 +209,8 @@ def _say_ready() -> None:
 
 
 _this = this_process("worker", uuid4().hex, settings.fleet)
+# So others know what a member has fetched.
+broker.broker_id = _this.id
 _heart = Heart(application.members, _describe)
 application.on_start.append(_heart.start)
 application.on_quiesce.append(_heart.tell)

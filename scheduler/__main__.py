@@ -17,8 +17,7 @@ from uuid import uuid4
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from relay.adapters.postgres.pool import pooled
-from relay.adapters.postgres.schedule import PostgresLease
+from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.adapters.redis import RelayBroker
 from relay.adapters.workers import use_uvloop
 from relay.bootstrap import Application, job_broker
@@ -111,15 +110,13 @@ def _leaders(
     send = Sender(application, broker)
     for name in application.settings.contexts:
         parts = application.context(name)
-        store = PostgresLease(pooled(parts.pool), _HOLDER, _WHO)
-        tick = CronTick(name, crons[name], store, parts.schedule, partial(send.runs, name), application.facts)
+        store, records = PostgresLease(parts.wakeup.lend, _HOLDER, _WHO), PostgresSchedule(parts.wakeup.lend)
+        tick = CronTick(name, crons[name], store, records, partial(send.runs, name), application.facts)
         table = [*ticks(application, broker, name)]
         if tick.jobs:
             table.append(Tick(f"crons:{name}", EVERY, tick.tick, tick.forget))
         lease = Lease(store, application.settings.scheduler_lease)
-        yield Leader(
-            name, table, tick, lease, parts.schedule, clock, application.facts, release=parts.wakeup.close
-        )
+        yield Leader(name, table, tick, lease, records, clock, application.facts, release=parts.wakeup.close)
 
 
 if __name__ == "__main__":

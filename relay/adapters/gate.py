@@ -36,7 +36,7 @@ TTL: Final = timedelta(seconds=6)
 #: The longest back-off of a job that waits for a server. Nothing renews its gate meanwhile: its worker may die, or
 #: Redis may lose the job. So the job is back before the gate expires.
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
-#: A step takes well under a millisecond, so the ticks of many contexts can share a few connections.
+#: Steps of gates share one, so this is for heartbeats and the like.
 _MAX_CONNECTIONS: Final = 4
 #: How long a step may wait for a connection, in seconds. Only an outage takes so long.
 CONNECTION_WAIT_S: Final = 5.0
@@ -101,9 +101,10 @@ class Gates:
             retry=Retry(NoBackoff(), 1),
         )
         self._client: Any = redis.asyncio.Redis.from_pool(pool)
-        scripts = map(self._client.register_script, SCRIPTS)
+        scripts = (self._client.register_script(it).sha for it in SCRIPTS)
         self._open, self._extend, self._close, self._wake, self._take = scripts
         self._looks: Batcher[Sequence[str], list[str]] = Batcher(self._lost)
+        self._steps: Batcher[Sequence[Any], Any] = Batcher(self._together)
 
     async def open(
         self,
@@ -127,7 +128,7 @@ class Gates:
             keys += [entry.queue, self._sent]
             args += [entry.id, entry.data, duty]
         try:
-            opened = await self._open(keys=keys, args=args)
+            opened = await self._run(self._open, keys, args)
         except redis.exceptions.RedisError as error:
             raise queue_error(error) from error
         return token if opened else None
@@ -158,7 +159,7 @@ class Gates:
         if not well:
             interval = min(interval, _ms(LONGEST_BACKOFF))
         keys = [self._key(duty), self._sent]
-        await self._quietly(self._close(keys=keys, args=[token, interval, duty]))
+        await self._quietly(self._run(self._close, keys, [token, interval, duty]))
 
     async def lost(self, duties: Sequence[str]) -> list[str]:
         """Return the duties that are not done and have no job outstanding; none if Redis does not answer.
@@ -185,7 +186,7 @@ class Gates:
     async def wake(self, duties: Sequence[str]) -> None:
         """A server is back: open the gates of jobs in back-off, so that the next tick starts new jobs."""
         if duties:
-            await self._quietly(self._wake(keys=[self._key(duty) for duty in duties], args=[_WAITS]))
+            await self._quietly(self._run(self._wake, [self._key(duty) for duty in duties], [_WAITS]))
 
     # --- the parts of a duty ---
 
@@ -197,7 +198,7 @@ class Gates:
         longest = [(name, max(_ms(rest), _ms(TAKEN))) for name, rest in parts.items()]
         args: list[str | int] = [_ms(TAKEN), *(it for pair in longest for it in pair)]
         try:
-            now, taken = await self._take(keys=[self._parts(duty)], args=args)
+            now, taken = await self._run(self._take, [self._parts(duty)], args)
         except redis.exceptions.RedisError as error:
             raise queue_error(error) from error
         return now, taken
@@ -205,7 +206,8 @@ class Gates:
     async def rest(self, duty: str, until: Mapping[str, int]) -> None:
         """Note until when parts rest, in milliseconds as `take` tells the time."""
         if until:
-            await self._quietly(self._client.hset(self._parts(duty), mapping=dict(until)))
+            pairs = (it for pair in until.items() for it in pair)
+            await self._quietly(self._step("HSET", self._parts(duty), *pairs))
 
     async def forget_rest(self, duty: str) -> None:
         """Have all parts of a duty be due. Raises QueueUnreachable."""
@@ -232,8 +234,35 @@ class Gates:
     async def _renew(self, duty: str, token: str, state: str = "") -> bool:
         """Extend the gate, or take it when no job has it. False only when another job has it."""
         args: list[str | int] = [token, _ms(TTL), _WAITS, token + state]
-        kept = await self._quietly(self._extend(keys=[self._key(duty)], args=args))
+        kept = await self._quietly(self._run(self._extend, [self._key(duty)], args))
         return kept is None or bool(kept)
+
+    async def _run(self, script: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> Any:
+        return await self._step("EVALSHA", script, len(keys), *keys, *args)
+
+    async def _step(self, *words: str | int | bytes) -> Any:
+        """Run a command after those before it. Commands of the same moment share a round trip."""
+        answer = await self._steps.ask(words)
+        if isinstance(answer, redis.exceptions.RedisError):
+            raise answer
+        return answer
+
+    async def _together(self, steps: Sequence[Sequence[Any]]) -> Sequence[Any]:
+        answers = await self._piped(steps)
+        if any(isinstance(it, redis.exceptions.NoScriptError) for it in answers):
+            # Redis has begun anew.
+            for script in SCRIPTS:
+                await self._client.script_load(script)
+            unknown = [at for at, it in enumerate(answers) if isinstance(it, redis.exceptions.NoScriptError)]
+            for at, answer in zip(unknown, await self._piped([steps[at] for at in unknown]), strict=True):
+                answers[at] = answer
+        return answers
+
+    async def _piped(self, steps: Sequence[Sequence[Any]]) -> list[Any]:
+        pipeline = self._client.pipeline(transaction=False)
+        for words in steps:
+            pipeline.execute_command(*words)
+        return list(await pipeline.execute(raise_on_error=False))
 
     async def _quietly(self, command: Any) -> Any:
         try:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 import redis.exceptions
@@ -114,6 +115,11 @@ class Members:
                 seen.append(Seen(member=read_member(json.loads(text)), silent_seconds=max(0, silent_ms) / 1000))
         return sorted(seen, key=lambda it: (it.member.host, it.member.kind, it.member.pid))
 
+    async def gone(self) -> Sequence[Member]:
+        """The members whose processes were here and have ended without a word. Raises QueueUnreachable."""
+        here = _place()
+        return [it.member for it in await self.all() if it.member.place == here != "" and not _runs(it.member.pid)]
+
 
 class Heart:
     """Beats for this process from `start` to `stop`. During an outage of Redis it goes on: each beat says all."""
@@ -166,6 +172,7 @@ def this_process(kind: str, id: str, fleet: str | None = None) -> Member:
         kind=kind,
         host=socket.gethostname(),
         pid=os.getpid(),
+        place=_place(),
         command=None if command is None else command.pid,
         fleet=fleet,
         version=release,
@@ -175,6 +182,25 @@ def this_process(kind: str, id: str, fleet: str | None = None) -> Member:
 def up_seconds() -> float:
     """For how long this process has been running, about."""
     return round(time.monotonic() - _BEGAN, 1)
+
+
+def _place() -> str:
+    """This host and what numbers its processes: a container may have the name of its host."""
+    try:
+        return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process. One that has ended and that nobody has asked about does not run."""
+    try:
+        about = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return about.rpartition(")")[2].split()[:1] not in (["Z"], ["X"])
 
 
 async def _reached(asked: Any) -> Any:

@@ -26,7 +26,7 @@ from dramatiq.middleware import Middleware
 from relay.adapters.gate import Entry, queue_error
 from relay.adapters.redis_clock import RedisClock
 from relay.adapters.redis_wakeup import Wakeups, bounded_client
-from relay.adapters.shares import FETCH, MARK, MAX_FETCH_MESSAGES, Capacity, arguments, share_of
+from relay.adapters.shares import FETCH, GIVE_BACK, MARK, MAX_FETCH_MESSAGES, Capacity, arguments, share_of
 
 #: A command takes well under a millisecond, so all threads of a process share a few connections.
 _MAX_CONNECTIONS: Final = 4
@@ -70,6 +70,7 @@ class RelayBroker(RedisBroker):
         self.unacknowledged: dict[str, list[str]] = {}
         self._ack_script = self.client.register_script(_ACK)
         self._fetch_script = self.client.register_script(FETCH)
+        self._give_back = self.client.register_script(GIVE_BACK)
         self._clock = RedisClock(self.client)
 
     @property
@@ -115,6 +116,14 @@ class RelayBroker(RedisBroker):
         """Acknowledge messages in one round trip, as the broker's own script does for a single one."""
         acks = f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
         self._ack_script(keys=[acks, f"{self.namespace}:{queue_name}.msgs"], args=ids)
+
+    def take_over(self, worker: str) -> None:
+        """Have others begin what a worker whose process is gone has not finished. Raises QueueUnreachable."""
+        acks, space, names = f"__acks__.{worker}.", f"{self.namespace}:", [*self.queues, *self.delay_queues]
+        try:
+            self._give_back(keys=[space + key for name in names for key in (acks + name, name)])
+        except redis.exceptions.RedisError as error:
+            raise queue_error(error) from error
 
     def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
         """Enqueue as the stock broker does, with the share in the id. Retries come this way."""

@@ -76,6 +76,16 @@ while more == 1 and taken < most and seen < 1000 do
 end
 return {more, next(aside) and 1 or 0, found}
 """
+#: Puts what a worker has fetched and not finished back into its queues. KEYS: in turn its unacknowledged messages
+#: of a queue, and the queue.
+GIVE_BACK: Final = """
+for i = 1, #KEYS, 2 do
+    for _, id in ipairs(redis.call("smembers", KEYS[i])) do
+        if redis.call("hexists", KEYS[i + 1] .. ".msgs", id) == 1 then redis.call("rpush", KEYS[i + 1], id) end
+    end
+    redis.call("del", KEYS[i])
+end
+"""
 #: The most messages of a share in one fetch. Lua limits the number of arguments of a call.
 MAX_FETCH_MESSAGES: Final = 1_000
 #: When a share is fetched again within this time, in seconds, its prefetch doubles.

@@ -28,9 +28,24 @@ Answer = TypeVar("Answer")
 
 Options = dict[str, tuple[Any, Any]]
 
-ContextOption = Annotated[str | None, typer.Option("--context", help="One context only; all if not given.")]
+
+def _contexts(incomplete: str) -> list[str]:
+    """Complete the name of a context."""
+    try:
+        return [name for name in load_settings().contexts if name.startswith(incomplete)]
+    except RelayError:
+        return []
+
+
+ContextOption = Annotated[
+    str | None,
+    typer.Option("--context", help="One context only; all if not given.", autocompletion=_contexts),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
-OneContextOption = Annotated[str | None, typer.Option("--context", help="Needed where several are configured.")]
+OneContextOption = Annotated[
+    str | None,
+    typer.Option("--context", help="Needed where several are configured.", autocompletion=_contexts),
+]
 ColumnsOption = Annotated[
     str | None, typer.Option("--columns", help="Show these only: NAME,NAME,… in this order.")
 ]

@@ -273,10 +273,10 @@ class PublishOutboxEvents:
 
 
 def _age(occurred_at: str) -> timedelta:
-    """How old an event is. One of a time that Python cannot hold, or that is infinite, is very old."""
+    """How old an event is. One without a time, or of a time that Python cannot hold, is very old."""
     try:
         return datetime.now(UTC) - datetime.fromisoformat(occurred_at)
-    except ValueError:
+    except (TypeError, ValueError):
         return timedelta.max
 
 

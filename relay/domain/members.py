@@ -60,6 +60,7 @@ class Crew:
 class Member:
     """A process as it describes itself. ``id`` is its own and never used again.
 
+    ``place``: where ``pid`` means the same process; "" if unknown.
     ``command``: the process of the `dramatiq` command that a worker belongs to. ``fleet``: the id of the
     supervisor that started it; None if it was started in another way. ``up_seconds``: for how long it has run.
     ``publishes``: whether it takes jobs that publish.
@@ -69,6 +70,7 @@ class Member:
     kind: str
     host: str
     pid: int
+    place: str = ""
     command: int | None = None
     fleet: str | None = None
     version: str = ""

@@ -11,7 +11,7 @@ import logging
 import sys
 import traceback
 from collections.abc import MutableMapping
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import structlog
 
@@ -52,6 +52,10 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.ScheduledRunFinished: logging.INFO,
     facts.MessagesReEnqueued: logging.INFO,
 }
+#: What is called ``class`` everywhere but in Python.
+_CLASSES: Final[dict[type[Fact], dict[str, str]]] = {
+    it: {"kind": "class"} for it in (facts.MessageDeadLettered, facts.IncidentRecorded)
+}
 #: Loggers of code that handles the application's data without knowing it: ours and our libraries'.
 _LIBRARIES: Final = {
     *("relay", "consumer", "tasks", "scheduler", "dramatiq", "apscheduler", "asyncio"),
@@ -62,10 +66,11 @@ _LIBRARIES: Final = {
 def configure(level: str, log_format: str) -> None:
     """Set up the root logger. ``log_format``: ``console``, ``json``, or ``auto`` (console on a terminal)."""
     console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
-    renderer: Any = structlog.processors.JSONRenderer()
+    renderers: list[Any] = [structlog.processors.JSONRenderer()]
     if console:
         plain = structlog.dev.plain_traceback
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        colors = colored(sys.stderr)
+        renderers = [stacked, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     shared: list[Any] = [
         disclose if console else disclose_values,
         structlog.stdlib.add_log_level,
@@ -75,7 +80,7 @@ def configure(level: str, log_format: str) -> None:
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
     )
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
@@ -95,6 +100,16 @@ def configure(level: str, log_format: str) -> None:
     )
 
 
+def colored(output: IO[str]) -> bool:
+    """Whether text for this output may have colours: it is a terminal that has them, and NO_COLOR is not set."""
+    if not output.isatty():
+        return False
+    from rich.console import Console  # noqa: PLC0415 - only for terminals
+
+    console = Console(file=output)
+    return console.color_system is not None and not console.no_color
+
+
 def disclose(logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Write an exception as a traceback without data, unless the application logs it. A structlog processor."""
     if (error := _failure(line)) is not None:
@@ -107,6 +122,13 @@ def disclose_values(logger: Any, _method: str, line: MutableMapping[str, Any]) -
     """As `disclose`, but as values, so that whoever reads JSON finds type, file and line."""
     if (error := _failure(line)) is not None:
         line["exception"] = traced(error, in_full=_is_of_application(logger, line))
+    return line
+
+
+def stacked(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Write a stack as text, as the console shows it: a line each, below the line it belongs to."""
+    if isinstance(line.get("stack"), list):
+        line["stack"] = "\n".join(f"    {it}" for it in line["stack"])
     return line
 
 
@@ -164,8 +186,9 @@ class LogFacts:
 def _fields(fact: Fact) -> dict[str, Any]:
     if isinstance(fact, facts.OutboxEventsPublished):
         return {"context": fact.context, "count": len(fact.events), "duplicates": fact.duplicates}
+    renamed = _CLASSES.get(type(fact), {})
     found: dict[str, Any] = {
-        field.name: value if isinstance(value, int | float | str | None) else str(value)
+        renamed.get(field.name, field.name): value if isinstance(value, int | float | str | None) else str(value)
         for field in dataclasses.fields(fact)
         for value in [getattr(fact, field.name)]
         if value is not None or field.name != "trace_id"

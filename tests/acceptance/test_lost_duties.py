@@ -19,7 +19,6 @@ ARCHIVE = """
 after = "90d"
 directory = "{directory}"
 """
-#: A worker that starts sends ``reconcile_stream`` of itself.
 DUTIES = ["prune:sea", "archive:sea"]
 PARTS = [
     "sweep_inbox",
@@ -85,6 +84,19 @@ def test_a_pull_that_lost_its_gate_makes_room_for_the_one_that_has_it(start_flee
         return renewed()
 
     wait_for("the other pull runs", runs)
+
+
+def test_what_a_killed_worker_had_in_hand_its_successor_begins_at_once(start_fleet: Callable[..., Fleet]) -> None:
+    """Without a scheduler nobody sends another job, and the queue itself would wait for a minute."""
+    fleet = start_fleet()
+    scheduler, worker = fleet.scheduler(), fleet.worker()
+    wait_for("a pull runs", renewing(fleet, PULL.key))
+    token, _ = gate(fleet, PULL.key)
+    for process in (scheduler, worker):
+        fleet.kill(process)
+    fleet.worker()
+    wait_for("the gate is held again", renewing(fleet, PULL.key), 40)
+    assert gate(fleet, PULL.key)[0] == token, "by the same job"
 
 
 def gate(fleet: Fleet, duty: str) -> tuple[str | None, int]:

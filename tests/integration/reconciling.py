@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import nats.errors
 from nats.js.errors import NotFoundError
 
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
@@ -81,8 +82,11 @@ async def losing(url: str, server: NatsServer, tmp_path: Path) -> AsyncIterator[
 
 async def connected(relay: Relay) -> None:
     async def usable() -> bool:
-        with suppress(BrokerUnreachable):
-            return (await relay.nats.client()).is_connected
+        # A client may not have noticed yet that its server was stopped: only an answer shows that it is connected.
+        with suppress(BrokerUnreachable, nats.errors.Error):
+            client = await relay.nats.client()
+            await client.flush(2)
+            return client.is_connected
         return False
 
     await eventually("the publisher is connected again", usable)

@@ -68,15 +68,33 @@ async def test_a_renewal_that_is_under_way_does_not_shut_the_gate_again(
     assert asyncio.all_tasks() == before
 
 
-async def test_the_ticks_of_a_thousand_duties_at_once_share_four_connections(
-    gates: Gates, valkey: ValkeyServer
+async def test_the_steps_of_a_thousand_duties_at_once_share_a_connection_and_wait_for_none(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """redis-py's own pool raises "Too many connections" for the 101st, which looks like an outage."""
-    server = redis.Redis.from_url(valkey.url)
+    """redis-py's pool raises "No connection available" after a while, which looks like an outage."""
+    monkeypatch.setattr(gate_module, "CONNECTION_WAIT_S", 0.001)
+    gates, server = Gates(valkey.url, f"test-{uuid4().hex}"), redis.Redis.from_url(valkey.url)
     before = server.info("clients")["connected_clients"]
     tokens = await asyncio.gather(*(gates.open(f"publish:{number}") for number in range(1_000)))
     assert None not in tokens
-    assert server.info("clients")["connected_clients"] - before <= 4
+    assert server.info("clients")["connected_clients"] - before == 1
+    await gates.aclose()
+
+
+async def test_a_server_that_begins_anew_learns_the_steps_again(gates: Gates, valkey: ValkeyServer) -> None:
+    await opened(gates, "first")
+    redis.Redis.from_url(valkey.url).script_flush()
+    tokens = await asyncio.gather(*(gates.open(duty) for duty in ("first", "second", "third")))
+    assert [token is None for token in tokens] == [True, False, False]
+
+
+async def test_a_step_that_redis_refuses_fails_no_other(gates: Gates, valkey: ValkeyServer) -> None:
+    redis.Redis.from_url(valkey.url).set(gates._parts("wrong"), "no hash")
+    took, token = await asyncio.gather(
+        gates.take("wrong", {"part": timedelta(seconds=1)}), gates.open("pull"), return_exceptions=True
+    )
+    assert isinstance(took, QueueUnreachable)
+    assert isinstance(token, str)
 
 
 async def test_no_renewal_outlives_its_job(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,31 @@ def test_jobs_enqueued_together_are_run_in_order_and_leave_nothing_behind(valkey
     assert not [key for key in left if "heartbeats" not in key]
 
 
+def test_what_a_worker_left_behind_is_taken_over_and_run(valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(valkey.url), []
+    dramatiq.actor(ran.append, broker=broker, actor_name="note", queue_name="q")
+    broker.enqueue_many([job("q", "note", n) for n in range(3)])
+    left = create_broker(valkey.url, namespace=broker.namespace, middleware=[])
+    left.broker_id = "gone"
+    assert len(left.fetch("q", shares.Capacity(2, 2))[2]) == 2
+    with working(broker):
+        soon("the rest has run", lambda: ran == [2])
+        broker.take_over("somebody")
+        broker.take_over("gone")
+        soon("all have run", lambda: sorted(ran) == [0, 1, 2])
+        soon("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+        broker.take_over("gone")
+    assert len(ran) == 3, "once"
+    assert not broker.client.exists(f"{broker.namespace}:__acks__.gone.q")
+
+
+def test_without_redis_nothing_is_taken_over() -> None:
+    broker = create_broker(NOWHERE, namespace="test", middleware=[])
+    broker.declare_queue("q")
+    with pytest.raises(QueueUnreachable):
+        broker.take_over("gone")
+
+
 def test_a_delayed_job_runs_when_it_is_due(valkey: ValkeyServer) -> None:
     broker, ran = fresh_broker(valkey.url), []
     actor = dramatiq.actor(lambda: ran.append(time.monotonic()), broker=broker, actor_name="n", queue_name="q")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -142,6 +144,37 @@ async def test_a_redis_that_is_away_is_an_error() -> None:
         with pytest.raises(QueueUnreachable):
             await asked
     await found.gates.aclose()
+
+
+@pytest.fixture
+def processes() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Two that end at once. Of one the system still knows that it has."""
+    found = {name: subprocess.Popen([sys.executable, "--version"]) for name in ("ended", "unasked")}
+    found["ended"].wait()
+    yield found
+    found["unasked"].wait()
+
+
+async def test_those_are_gone_whose_processes_were_here_and_have_ended(
+    found: Found, processes: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    here = this_process("worker", "this")
+    for id in ("ended", "unasked"):
+        pid = processes[id].pid
+        await eventually("it has ended", lambda pid=pid: not members_module._runs(pid))  # type: ignore[misc]
+        await found.members.beat(replace(here, id=id, pid=pid))
+        await found.members.beat(replace(here, id=f"{id} elsewhere", pid=pid, place="elsewhere"))
+        await found.members.beat(replace(here, id=f"{id} of the last release", pid=pid, place=""))
+    await found.members.beat(here)
+    assert sorted(it.id for it in await found.members.gone()) == ["ended", "unasked"]
+
+
+async def test_where_processes_cannot_be_told_apart_none_is_gone(
+    found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members_module, "_place", lambda: "")
+    await found.members.beat(replace(this_process("worker", "this"), pid=2**22 + 1))
+    assert await found.members.gone() == []
 
 
 # --- who publishes ---

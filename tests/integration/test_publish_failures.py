@@ -104,7 +104,8 @@ async def test_a_row_of_bad_ones_in_one_key_holds_up_what_follows_for_no_time(re
 
 
 async def test_the_wait_between_attempts_grows_and_is_kept(relay: Relay) -> None:
-    [bad] = relay.add(event())
+    await relay.create_stream(max_msg_size=2_000)
+    [bad] = relay.add(event(payload="x" * 3_000))
     backoff = Backoff(initial=timedelta(minutes=1), maximum=timedelta(minutes=3))
     command = relay.command(max_attempts=9, backoff=backoff)
     for attempts, nominal in enumerate([1, 2, 3, 3], start=1):

@@ -19,7 +19,7 @@ from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.devstack import NatsServer, PostgresServer
-from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
+from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, SchemaMissing
 from relay.domain.policies import NotSent, OutcomeUnknown, Published
 from relay.ports import Message
 from tests.integration.publishing import ALL, Relay, event, eventually, outbox_rows, query
@@ -309,7 +309,8 @@ async def test_a_database_that_restarts_meanwhile_is_an_outage(
     ("sql", "error"),
     [
         ("SET TRANSACTION READ ONLY", DatabaseUnreachable),  # after a failover
-        ("SELECT no_such_column FROM outbox_events", psycopg.errors.UndefinedColumn),
+        ("SELECT no_such_column FROM outbox_events", SchemaMissing),
+        ("SELECT 1 / 0", psycopg.errors.DivisionByZero),
     ],
 )
 async def test_a_database_that_may_only_be_read_is_an_outage_and_a_mistake_is_none(

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
+from datetime import timedelta
+from types import SimpleNamespace
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from relay.adapters.postgres import wakeup
+from relay.adapters.postgres import wakeup, watch
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import create_pool
-from relay.adapters.postgres.wakeup import Due, Question, Rows, Wakeup
+from relay.adapters.postgres.schedule import PostgresLease
+from relay.adapters.postgres.wakeup import Due, Wakeup
+from relay.adapters.postgres.watch import Question, Rows
 from relay.devstack import PostgresServer
 from relay.domain.errors import SchemaMissing
 from relay.domain.ordering import LANES
-from tests.integration.publishing import Relay, event
+from tests.integration.publishing import Relay, event, query
 
 pytestmark = pytest.mark.anyio
 
@@ -31,14 +36,24 @@ async def test_a_question_that_takes_long_is_seldom_asked(relay: Relay, monkeypa
     monkeypatch.setattr(wakeup, "_SLOW_S", -1.0)
     monkeypatch.setattr(wakeup, "_PAUSE_FACTOR", 1e6)
     assert await waker.due(10) == Due(1, 1 << lane)
-    assert await waker.due(10) == Due(1, 1 << lane)  # once may be this process, which was busy
+    assert await waker.due(10) == Due(1, 1 << lane)  # once may be chance
     assert await waker.due(10) == Due(10, (1 << LANES) - 1)
+    await waker.close()
+
+
+async def test_a_process_that_is_late_for_the_answer_goes_on_asking(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take all for due, and send jobs for nothing to a machine that is busy."""
+    waker, minutes = Wakeup(relay.pool, relay.url), itertools.count(step=60)
+    monkeypatch.setattr(wakeup, "time", SimpleNamespace(monotonic=lambda: next(minutes)))
+    assert [await waker.due(10) for _ in range(3)] == [Due(0, 0)] * 3
     await waker.close()
 
 
 async def test_one_that_was_given_up_is_asked_again_at_once(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may be frozen: when it is back, what waits in a back-off has to be sent anew, and not before."""
-    monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '60s'")  # who asks gives up, however slow it is
+    monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '60s'")  # who asks gives up, however slow it is
     waker = Wakeup(relay.pool, relay.url)
     await waker.due(10)
     with psycopg.connect(relay.url) as conn:
@@ -51,7 +66,7 @@ async def test_one_that_was_given_up_is_asked_again_at_once(relay: Relay, monkey
 
 
 async def test_one_without_an_answer_in_time_is_no_outage(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '200ms'")
+    monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '200ms'")
     monkeypatch.setattr(wakeup, "_SLOW_S", 0.1)
     waker = Wakeup(relay.pool, relay.url)
     await waker.due(10)
@@ -84,7 +99,7 @@ async def test_questions_at_the_same_time_share_a_transaction(
 async def test_one_without_an_answer_in_time_takes_none_from_others(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '200ms'")
+    monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '200ms'")
     waker = Wakeup(relay.pool, relay.url)
     await waker.due(10)
     with psycopg.connect(relay.url) as conn:
@@ -109,3 +124,19 @@ async def test_a_schema_that_is_older_than_the_process_is_told(postgres: Postgre
             with pytest.raises(SchemaMissing, match="relay db upgrade"):
                 await claim.__aenter__()
     postgres.drop_database(url.rpartition("/")[2])
+
+
+async def test_who_leads_needs_one_connection_to_a_database(database_url: str) -> None:
+    """The lease is renewed on the connection that asks; while that one waits for an answer, on one of the pool."""
+    ours = (
+        "SELECT application_name FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    async with create_pool(database_url, max_size=2, application_name="pooled") as pool:
+        waker = Wakeup(pool, database_url)
+        await waker.due(1)
+        lease = PostgresLease(waker.lend, uuid4(), "test")
+        await pool.close()
+        assert (await lease.take(timedelta(minutes=1))).term == 1
+        assert query(database_url, ours) == [{"application_name": "jetrelay-wakeup"}]
+    await waker.close()

@@ -9,9 +9,9 @@ from functools import partial
 import psycopg
 import pytest
 
-from relay.adapters.postgres import wakeup
+from relay.adapters.postgres import watch
 from relay.adapters.postgres.migrations import upgrade
-from relay.adapters.postgres.wakeup import Watch
+from relay.adapters.postgres.watch import Watch
 from relay.devstack import PostgresServer
 from relay.domain.errors import DatabaseUnreachable
 from tests.integration.publishing import eventually, query
@@ -25,6 +25,7 @@ EVENTS = (
 )
 OURS = "application_name = 'jetrelay-wakeup' AND datname = current_database()"
 CONNECTED = f"SELECT pid FROM pg_stat_activity WHERE {OURS}"
+WAITS = f"SELECT pid FROM pg_stat_activity WHERE {OURS} AND wait_event_type = 'Lock'"
 END = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS}"
 
 
@@ -94,7 +95,7 @@ async def test_an_answer_that_nobody_waits_for_is_no_answer_to_the_next_question
 async def test_a_question_that_takes_too_long_leaves_others_alone(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeup, "_LIMIT", "SET statement_timeout = '200ms'")
+    monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '200ms'")
     assert await watched.due() == 0
     tasks = partial(watched.watch.ask, "tasks/pending_queues")
     assert await tasks() == []
@@ -110,7 +111,7 @@ async def test_a_lost_connection_is_made_again_though_nobody_asks(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was notified meanwhile is lost: whoever listens is told to look, and by looking connects."""
-    monkeypatch.setattr(wakeup, "_RECONNECT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(watch, "_RECONNECT_INTERVAL_S", 0.05)
     assert await watched.due() == 0
     await eventually("it listens", lambda: watched.heard == [None])
     query(watched.url, END)
@@ -122,7 +123,7 @@ async def test_a_lost_connection_is_made_again_though_nobody_asks(
 
 
 async def test_an_outage_is_one_and_it_ends(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wakeup, "_RECONNECT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(watch, "_RECONNECT_INTERVAL_S", 0.05)
     url = own_postgres.create_database("sea")
     await asyncio.to_thread(upgrade, url)
     watched = Watched(url)
@@ -147,7 +148,7 @@ async def test_an_outage_is_one_and_it_ends(own_postgres: PostgresServer, monkey
 async def test_once_closed_it_is_quiet_and_may_be_asked_again(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeup, "_RECONNECT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(watch, "_RECONNECT_INTERVAL_S", 0.01)
     assert await watched.due() == 0
     await watched.watch.close()
     await watched.watch.close()
@@ -156,3 +157,48 @@ async def test_once_closed_it_is_quiet_and_may_be_asked_again(
     await asyncio.sleep(0.1)
     assert len(watched.heard) == heard
     assert await watched.due() == 0
+
+
+async def test_it_is_lent_between_questions_and_hears_meanwhile(watched: Watched) -> None:
+    async with watched.watch.lend() as conn:
+        assert conn is None, "nobody has asked yet, so it is not connected"
+    assert await watched.due() == 0
+    async with watched.watch.lend() as conn:
+        assert conn is not None
+        query(watched.url, "NOTIFY news, 'a'")
+        await conn.execute("SELECT 1")
+        async with watched.watch.lend() as second:
+            assert second is None, "it is lent already"
+    await eventually("it heard", lambda: watched.heard == [None, "a"])
+    query(watched.url, "NOTIFY news, 'b'")
+    await eventually("it hears as before", lambda: watched.heard == [None, "a", "b"])
+    assert len(query(watched.url, CONNECTED)) == 1
+
+
+async def test_while_a_question_is_under_way_it_is_not_lent(watched: Watched, locked: psycopg.Connection) -> None:
+    assert await watched.watch.ask("tasks/pending_queues") == []
+    asked = asyncio.create_task(watched.due())
+    await eventually("it waits for the lock", lambda: bool(query(watched.url, WAITS)))
+    async with watched.watch.lend() as conn:
+        assert conn is None
+    locked.rollback()
+    assert await asked == 0
+
+
+async def test_what_a_borrower_leaves_behind_harms_no_question(watched: Watched) -> None:
+    """After a rollback the driver forgets every statement that is prepared; an open transaction is dropped."""
+    query(watched.url, EVENTS)
+    assert await watched.due() == 3
+    async with watched.watch.lend() as conn:
+        assert conn is not None
+        for _ in range(10):
+            await conn.execute("SELECT 2")
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            async with conn.transaction():
+                await conn.execute("SELECT 1 / 0")
+    assert await watched.due() == 3
+    async with watched.watch.lend() as conn:
+        assert conn is not None
+        await conn.execute("BEGIN")
+    assert await watched.due() == 3
+    assert len(query(watched.url, CONNECTED)) == 1

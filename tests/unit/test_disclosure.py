@@ -225,20 +225,25 @@ def test_a_text_that_is_asked_for_stands_before_the_stack() -> None:
     assert stack
 
 
+def failed_task() -> TaskFailed:
+    error, id = with_stack(failing(plain)), uuid4()
+    return TaskFailed(
+        context="sea", task_id=id, task_type="mail", correlation_id=id, causation_id=id, attempts=1, error=error
+    )
+
+
+def test_a_line_about_a_failure_has_its_stack_below_it_on_a_terminal(lines: Callable[[str], io.StringIO]) -> None:
+    stream = lines("console")
+    LogFacts()(failed_task())
+    line, *below = stream.getvalue().splitlines()
+    assert "TaskFailed" in line
+    assert "ValueError at " in line
+    assert re.match("    .*test_disclosure.py:[0-9]+ in plain$", below[0])
+
+
 def test_a_line_about_a_failure_has_its_stack_apart(lines: Callable[[str], io.StringIO]) -> None:
     stream = lines("json")
-    error, id = with_stack(failing(plain)), uuid4()
-    LogFacts()(
-        TaskFailed(
-            context="sea",
-            task_id=id,
-            task_type="mail",
-            correlation_id=id,
-            causation_id=id,
-            attempts=1,
-            error=error,
-        )
-    )
+    LogFacts()(failed_task())
     [line] = map(json.loads, stream.getvalue().splitlines())
     assert line["error"].startswith("ValueError at ")
     assert "test_disclosure.py" in line["stack"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -115,8 +116,39 @@ def _noting() -> type[_Noting]:
 async def connection(pool: Pool) -> AsyncIterator[Connection]:
     """Lend a connection of the pool. Raises DatabaseUnreachable and SchemaMissing."""
     with migrated(), reached(pool):
-        async with pool.connection() as conn:
-            yield conn
+        conn = await _take(pool)
+        try:
+            async with conn:
+                yield conn
+        finally:
+            await pool.putconn(conn)
+
+
+async def _take(pool: Pool) -> Connection:
+    """Take a connection that the server has not closed. A restart closes all idle ones.
+
+    Otherwise each of them would cost a job and its back-off. The pool's own check asks the server about each
+    connection that it lends, and waits after each one that is closed.
+    """
+    while True:
+        conn = await pool.getconn()
+        try:
+            if _has_news(conn):
+                await pool.check_connection(conn)
+        except psycopg.OperationalError:
+            await pool.putconn(conn)
+        except BaseException:
+            await pool.putconn(conn)
+            raise
+        else:
+            return conn
+
+
+def _has_news(conn: Connection) -> bool:
+    """Whether there is something to read: the server says nothing on an idle connection unless it closes it."""
+    waiting = select.poll()
+    waiting.register(conn.fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 async def query(conn: Connection, name: str, /, **parameters: Any) -> list[Any]:

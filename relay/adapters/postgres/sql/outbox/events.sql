@@ -1,6 +1,7 @@
 -- Outbox events that match a filter, the newest first, and how many match in all, counted up to a limit. Each state
 -- is read by its own index, so a page does not read all that is in the table: the newest of it first. Of failing
--- events beyond the limit of the count, those of the first keys.
+-- events beyond the limit of the count, those of the first keys. `coalesce`: a plan takes a pattern that it does not
+-- know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at
     FROM outbox_events
@@ -10,7 +11,7 @@ WITH matching AS NOT MATERIALIZED (
       AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
       AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
       AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
-      AND (%(error)s::text IS NULL OR publish_error ~ %(error)s)
+      AND (%(error)s::text IS NULL OR coalesce(publish_error ~ %(error)s, false))
 ), found AS MATERIALIZED (
     (SELECT id, seq, 'published' AS status
      FROM matching

@@ -1,0 +1,185 @@
+"""A connection for short questions that are asked all day. Meanwhile it receives notifications.
+
+With a pool and a cursor, a question would cost several times as much as the server needs to answer it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg.errors import InvalidSqlStatementName
+from psycopg.pq import ConnStatus, TransactionStatus
+
+from relay.adapters.postgres.pipeline import Sent, fetch_all
+from relay.adapters.postgres.pool import CONNECTION, Connection, migrated, reached
+from relay.adapters.postgres.sql import statement
+
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+#: A statement in ``sql/`` and its parameters.
+Question: TypeAlias = tuple[str, Mapping[str, Any]]
+
+#: The shortest time between two attempts to connect, in seconds.
+_RECONNECT_INTERVAL_S: Final = 1.0
+#: Shortly after this time the caller gives up, and the server would not notice.
+_LIMIT: Final = "SET statement_timeout = '4s'"
+
+
+class Watch:
+    """A connection for the same short questions, asked all day. Meanwhile it receives notifications.
+
+    Connects on the first question and after every loss. Asks one question at a time.
+
+    ``hear`` gets the payload of every notification on ``channel``. It gets None after each connect and each loss:
+    notifications may be missing then, so ask again. It is called in the event loop.
+    """
+
+    def __init__(self, url: str, channel: str, hear: Callable[[str | None], None]) -> None:
+        self._url, self._channel, self._hear = url, channel, hear
+        self._lock = asyncio.Lock()
+        self._conn: Connection | None = None
+        self._socket = -1
+        self._connecting: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+        self._again: asyncio.TimerHandle | None = None
+        self._questions: dict[Any, Sent] = {}
+
+    async def ask(self, question: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+        """Return the rows of a statement in ``sql/``. Raises DatabaseUnreachable and SchemaMissing."""
+        [rows] = await self.ask_all([(question, parameters or {})])
+        return rows
+
+    async def ask_all(self, questions: Sequence[Question]) -> list[Rows]:
+        """As `ask`, in one round trip and one transaction: if one fails, all do."""
+        with reached(), migrated():
+            if self._conn is None:
+                await self._connected()
+            async with self._lock:
+                if self._conn is None:
+                    raise psycopg.OperationalError("the connection was lost")
+                try:
+                    return await self._exchange(self._conn, [self._sent(self._conn, *it) for it in questions])
+                except BaseException:
+                    # If the exchange is not over, its answer may still arrive and would look like the next one's.
+                    if self._conn.pgconn.transaction_status != TransactionStatus.IDLE:
+                        self._drop()
+                    raise
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Connection | None]:
+        """Lend the connection for other short statements; None if it is not there, or a question is under way."""
+        if self._lock.locked():
+            yield None
+            return
+        async with self._lock:
+            if (conn := self._conn) is None:
+                yield None
+                return
+            asyncio.get_running_loop().remove_reader(self._socket)
+            try:
+                yield conn
+            finally:
+                if conn.pgconn.transaction_status != TransactionStatus.IDLE:
+                    self._drop()
+                else:
+                    asyncio.get_running_loop().add_reader(self._socket, self._read)
+                    self._hear_news(conn)
+
+    async def close(self) -> None:
+        """Close the connection. The next question opens it again."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        async with self._lock:
+            self._drop()
+        if self._again is not None:
+            self._again.cancel()
+
+    # --- the connection ---
+
+    async def _connected(self) -> None:
+        """Connect. Callers that ask meanwhile share the attempt."""
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._connect())
+        await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._not_before - loop.time())
+        self._not_before = loop.time() + _RECONNECT_INTERVAL_S
+        try:
+            self._conn = conn = await self._dial()
+        except psycopg.Error:
+            self._ask_again()
+            raise
+        self._socket = conn.pgconn.socket
+        loop.add_reader(self._socket, self._read)
+        loop.call_soon(self._hear, None)
+
+    async def _dial(self) -> Connection:
+        options = {**CONNECTION, "application_name": "jetrelay-wakeup"}
+        conn = await psycopg.AsyncConnection.connect(self._url, **options)
+        try:
+            conn.add_notify_handler(lambda news: self._hear(news.payload))
+            await conn.execute(_LIMIT)
+            await conn.execute(f"LISTEN {self._channel}")
+        except BaseException:
+            conn.pgconn.finish()
+            raise
+        return conn
+
+    def _drop(self) -> None:
+        if self._conn is not None:
+            # By the stored number, because libpq may have closed the socket already.
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._conn.pgconn.finish()
+            self._conn = None
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Call ``hear`` soon, so that somebody asks and so connects."""
+        if self._again is not None:
+            self._again.cancel()
+        self._again = asyncio.get_running_loop().call_later(_RECONNECT_INTERVAL_S, self._hear, None)
+
+    # --- questions ---
+
+    def _sent(self, conn: Connection, question: str, parameters: Mapping[str, Any]) -> Sent:
+        """Return a question with its parameters in its text, so that it is planned for them once."""
+        key = (question, *parameters.items())
+        if key not in self._questions:
+            name = f"{question}_{len(self._questions)}".replace("/", "_")
+            text = psycopg.AsyncClientCursor(conn).mogrify(statement(question), parameters)
+            self._questions[key] = Sent(name.encode(), text.encode(), [])
+        return self._questions[key]
+
+    async def _exchange(self, conn: Connection, sent: Sequence[Sent]) -> list[Rows]:
+        loop = asyncio.get_running_loop()
+        # One reader at a time: the exchange has its own.
+        loop.remove_reader(self._socket)
+        try:
+            try:
+                return [*await fetch_all(conn, sent)]
+            except InvalidSqlStatementName:
+                # It was lent, and the driver has deallocated every statement, as it does after a rollback.
+                return [*await fetch_all(conn, sent)]
+        finally:
+            if conn.pgconn.status == ConnStatus.OK:
+                loop.add_reader(self._socket, self._read)
+                self._hear_news(conn)
+
+    def _read(self) -> None:
+        """Read what has arrived between two questions: notifications, or the end of the connection."""
+        assert self._conn is not None
+        try:
+            self._conn.pgconn.consume_input()
+            self._hear_news(self._conn)
+        except psycopg.Error:
+            self._drop()
+
+    def _hear_news(self, conn: Connection) -> None:
+        while (news := conn.pgconn.notifies()) is not None:
+            self._hear(news.extra.decode())
