@@ -24,7 +24,17 @@ from relay.domain.topology import covers
 from relay.metering import known_labels
 from relay.settings.model import QueriesSettings
 from relay.wire import writer
-from relay.worker import OUTAGE_RETRIES, actor, application, long_running, metrics, periodic, row_actor, settings
+from relay.worker import (
+    OUTAGE_RETRIES,
+    actor,
+    application,
+    long_running,
+    metrics,
+    periodic,
+    row_actor,
+    settings,
+    told,
+)
 
 
 @actor(jobs.PUBLISH, priority=0, **OUTAGE_RETRIES)
@@ -97,15 +107,16 @@ def _answer(name: str, queries: QueriesSettings) -> None:
     application.on_stop.append(answers.stop)
 
 
-# Load now, so that a worker does not start with an envelope that cannot be used.
-for _context in settings.contexts:
-    writer(settings, _context)
-for _module in settings.actor_modules:
-    importlib.import_module(_module)
-for _context, _found in settings.contexts.items():
-    if _found.queries is not None:
-        _answer(_context, _found.queries)
-# If a cron job belongs to no configured context, the worker does not start. The scheduler does the same.
-_crons = {name: [it.name for it in registry.of(name, settings.contexts)] for name in settings.contexts}
-if metrics is not None:
-    metrics.expect(known_labels(settings, jobs=_crons))
+# Load now, so that a worker does not start with an envelope or a handler that cannot be used.
+with told():
+    for _context in settings.contexts:
+        writer(settings, _context)
+    for _module in settings.actor_modules:
+        importlib.import_module(_module)
+    for _context, _found in settings.contexts.items():
+        if _found.queries is not None:
+            _answer(_context, _found.queries)
+    # If a cron job belongs to no configured context, the worker does not start. The scheduler does the same.
+    _crons = {name: [it.name for it in registry.of(name, settings.contexts)] for name in settings.contexts}
+    if metrics is not None:
+        metrics.expect(known_labels(settings, jobs=_crons))

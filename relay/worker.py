@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager, suppress
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -27,7 +28,7 @@ from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import Application, job_broker
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.domain.archive import ArchiveBusy
-from relay.domain.errors import Outage, QueueUnreachable
+from relay.domain.errors import Outage, QueueUnreachable, RelayError
 from relay.domain.facts import OutageSeen
 from relay.domain.members import Member, State
 from relay.jobs import Duty, Kind
@@ -35,7 +36,19 @@ from relay.metering import Exposition, worker_metrics
 from relay.settings import load_settings
 from relay.telemetry.logs import LogFacts, configure
 
-settings = load_settings()
+
+@contextmanager
+def told() -> Iterator[None]:
+    """End this process with one line where an error has a code. Dramatiq would print a traceback."""
+    try:
+        yield
+    except RelayError as error:
+        sys.stderr.write(f"error {error}\n")
+        raise SystemExit(1) from None
+
+
+with told():
+    settings = load_settings()
 configure(settings.log_level, settings.log_format)
 failpoints.enable(settings.failpoints)
 application = Application(settings, role="worker")

@@ -15,6 +15,7 @@ import aiohttp
 
 from relay.adapters.http import HttpAccess, open_session, read_detail, sign, why
 from relay.commands.check_handler import Answer, Signature
+from relay.domain.errors import HandlerUnreachable
 
 _OLD: Final = timedelta(hours=1)
 #: After this time a handler has begun with a request, in seconds.
@@ -37,6 +38,30 @@ class HttpProbe:
         """Close the connections."""
         if "_session" in self.__dict__:
             await self._session.close()
+
+    async def reach(self) -> None:
+        """See HandlerProbe."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                _, writer = await self._connect()
+        except TimeoutError:
+            raise self._nobody(f"no connection within {self._timeout:g} s") from None
+        except OSError as error:
+            raise self._nobody(why(error)) from error
+        writer.close()
+
+    def _nobody(self, reason: str) -> HandlerUnreachable:
+        place = "{}:{}".format(*self._place)
+        return HandlerUnreachable(f"nobody answers at {place}: {reason}", hint="start it, or mend the address")
+
+    @property
+    def _place(self) -> tuple[str | None, int]:
+        url = urlsplit(self._url)
+        return url.hostname, url.port or (443 if url.scheme == "https" else 80)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        encrypted = urlsplit(self._url).scheme == "https"
+        return await asyncio.open_connection(*self._place, ssl=(self._access.tls or True) if encrypted else None)
 
     async def send(self, message_id: UUID, body: bytes, signature: Signature = Signature.GOOD) -> Answer:
         """See HandlerProbe."""
@@ -62,11 +87,7 @@ class HttpProbe:
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         try:
             async with asyncio.timeout(self._timeout):
-                reader, writer = await asyncio.open_connection(
-                    url.hostname,
-                    url.port or (443 if url.scheme == "https" else 80),
-                    ssl=(self._access.tls or True) if url.scheme == "https" else None,
-                )
+                reader, writer = await self._connect()
                 target = urlunsplit(("", "", url.path or "/", url.query, ""))
                 writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode() + body)
                 await writer.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -30,9 +31,10 @@ def create_app(names: Iterable[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
         name="relay",
         help="Transactional messaging on PostgreSQL, NATS JetStream and Dramatiq.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_options)
     for name in names:
         if name == _CHAOS and not _has_chaos():
             continue
@@ -45,12 +47,30 @@ def create_app(names: Iterable[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
     return app
 
 
-def print_version() -> None:
+def _print_and_end(asked: bool) -> None:
+    if asked:
+        print_version()
+        raise typer.Exit
+
+
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_and_end, is_eager=True, help="Print the version, and end."),
+    ] = False,
+) -> None:
+    """Hold the options of the bare command."""
+
+
+def print_version(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
     """Print the installed version."""
     try:
-        print(version("jetrelay"))
+        found = version("jetrelay")
     except PackageNotFoundError:
-        print("unknown: running from a source tree that is not installed")
+        found = "unknown: running from a source tree that is not installed"
+    print(json.dumps({"version": found}) if as_json else found)
 
 
 def main() -> None:
@@ -62,6 +82,11 @@ def main() -> None:
     except RelayError as error:
         print(error_line(error), file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error FILE_UNUSABLE: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _asked_for(arguments: Sequence[str]) -> Iterable[str]:
@@ -69,6 +94,8 @@ def _asked_for(arguments: Sequence[str]) -> Iterable[str]:
     named = arguments[:1]
     if named == [_CHAOS] and not _has_chaos():
         raise MissingExtraError("the package has no chaos runs", hint="in a checkout: pip install -e '.[chaos]'")
+    if named in (["--version"], ["version"]):
+        return ()
     return named if named and named[0] in (*_COMMANDS, *_GROUPS) else (*_COMMANDS, *_GROUPS)
 
 

@@ -11,6 +11,7 @@ import typer
 from relay.adapters.postgres import grants, microdao, migrations
 from relay.adapters.postgres.migrations import MigrationStatus
 from relay.cli.operating import ContextOption, JsonOption, print_json, visiting, visiting_contexts
+from relay.cli.progress import bar
 from relay.domain.errors import of_context
 from relay.settings import ContextSettings, load_settings
 
@@ -21,9 +22,14 @@ app = typer.Typer(help="Create, compare and print the tables of each context's d
 
 
 @app.command()
-def upgrade(context: ContextOption = None) -> None:
+def upgrade(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """Apply the migrations that are missing. Safe to repeat, and to start on several hosts at once."""
     with visiting_contexts(context, _upgrade) as answers:
+        if as_json:
+            answers.print_json(
+                {"context": name, "applied": applied, "view": view} for name, (applied, view) in answers.items()
+            )
+            return
         for name, (applied, view) in answers.items():
             what = f"applied {', '.join(applied)}" if applied else "up to date"
             print(f"{name}: {what}; view {view}" if view else f"{name}: {what}")
@@ -60,6 +66,7 @@ def grant(
     ] = None,
     context: ContextOption = None,
     as_sql: Annotated[bool, typer.Option("--sql", help="Print the SQL and do nothing.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Give roles the rights they need on the tables, and revoke all others. Repeat it after each upgrade.
 
@@ -75,6 +82,9 @@ def grant(
         print("BEGIN;", *(f"{it};" for it in (*path, *grants.statements(*roles))), "COMMIT;", sep="\n")
         return
     with visiting(context, lambda url: grants.grant(url, *roles)) as answers:
+        if as_json:
+            answers.print_json({"context": name, "relay": roles[0], "application": roles[1]} for name in answers)
+            return
         for name in answers:
             print(f"{name}: granted")
 
@@ -83,7 +93,8 @@ def _upgrade(context: ContextSettings) -> tuple[tuple[str, ...], str | None]:
     """Upgrade a database; return the revisions that it lacked and the view of MicroDAO, if it has one."""
     url = context.database
     pending = migrations.status(url).pending
-    migrations.upgrade(url, waiting=_tell)
+    with bar(f"{context.name}: migrations", "applied") as progress:
+        migrations.upgrade(url, waiting=_tell, progress=progress)
     if context.microdao_schema is None:
         return pending, None
     microdao.lay(url, context.microdao_schema, waiting=_tell)

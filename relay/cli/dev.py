@@ -106,8 +106,9 @@ def close(fleet: Fleet, say: Callable[[str], object]) -> None:
         fleet.kill()
 
 
-def _sample(fleet: Fleet, handler: str) -> str:
-    return "  (a sample)" if handler in fleet.handlers.values() else ""
+def _handler(fleet: Fleet, handler: str) -> str:
+    sample = "  (a sample)" if handler in fleet.handlers.values() else ""
+    return f"{hide_url(handler)}{sample}" if "://" in handler else handler
 
 
 def describe(fleet: Fleet) -> str:
@@ -119,7 +120,7 @@ def describe(fleet: Fleet) -> str:
     ]
     rows += [("NATS", hide_url(fleet.stack.nats.url)), ("Redis", hide_url(fleet.stack.valkey.url))]
     rows += [
-        (f"handler of {name}.{it.name}", f"{hide_url(it.handler)}{_sample(fleet, it.handler)}")
+        (f"handler of {name}.{it.name}", _handler(fleet, it.handler))
         for name, found in settings.contexts.items()
         for it in found.subscriptions.values()
     ]

@@ -70,7 +70,7 @@ _LETTERS: Final = Things(
                 "status",
                 "recorded_at",
                 "reason_code",
-                "kind",
+                "class",
                 "subscription",
                 "event_type",
                 "attempts",

@@ -23,6 +23,8 @@ from relay.domain.subject import check_token
 
 app = typer.Typer(help="Try a handler service.", no_args_is_help=True)
 
+#: What is sent without --event-type. A handler may declare it, for checks: {"relay_check.v1": dict}.
+_DEFAULT: Final = "relay_check"
 _EVENT: Final = re.compile(r"(?P<name>.+?)(?:\.v(?P<version>[1-9][0-9]{0,8}))?")
 
 
@@ -36,7 +38,7 @@ def check(
     url: Annotated[str, typer.Argument(help="Where the handler answers, http://127.0.0.1:8000/handle say.")],
     event_type: Annotated[
         str, typer.Option("--event-type", help="An event it handles: vibe_created or vibe_created.v2.")
-    ] = "relay_check",
+    ] = _DEFAULT,
     payload: Annotated[
         Path | None, typer.Option(help="A file with a payload that is valid for it; {} if not given.")
     ] = None,
@@ -63,6 +65,8 @@ def check(
         print(json.dumps(plain(outcomes), indent=2))
     else:
         _print(outcomes)
+        if event_type == _DEFAULT and not outcomes[0].passed:
+            print(f"--event-type names an event that the handler knows; it was sent {_DEFAULT}.v1")
     if not all(outcome.passed for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -124,4 +128,6 @@ def _print(outcomes: Sequence[Outcome]) -> None:
         table.add_row(mark, outcome.case, outcome.expected, Text(outcome.answered))
     Console().print(table)
     failed = sum(not outcome.passed for outcome in outcomes)
+    for note in filter(None, (outcome.note for outcome in outcomes)):
+        print(f"note: {note}")
     print(f"{failed} of {len(outcomes)} cases failed." if failed else f"All {len(outcomes)} cases passed.")

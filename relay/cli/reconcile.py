@@ -13,6 +13,7 @@ from rich.table import Table
 from relay import jobs
 from relay.bootstrap import Application, job_broker
 from relay.cli.operating import ContextOption, JsonOption, coded, print_failure, print_json, unread
+from relay.cli.progress import bar
 from relay.commands.missing import InboxReport
 from relay.commands.reconcile import StreamReport
 from relay.domain.errors import RelayError, of_context
@@ -73,9 +74,11 @@ async def _one(
     *,
     repair: bool,
 ) -> None:
-    streams += await application.context(name).reconcile.everything(repair=repair)
+    with bar(f"{name}: streams", "messages") as progress:
+        streams += await application.context(name).reconcile.everything(repair=repair, progress=progress)
     for subscription in application.context(name).settings.subscriptions:
-        found = await application.find_missing(name, subscription).run()
+        with bar(f"{name}: inbox of {subscription}", "messages") as progress:
+            found = await application.find_missing(name, subscription).run(progress=progress)
         inboxes.append(found)
         if found.missing and repair:
             await _send(application, name, subscription)

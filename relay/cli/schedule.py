@@ -20,6 +20,7 @@ from relay.cli.operating import (
     ask,
     one_context,
     operator,
+    print_json,
     visiting,
 )
 from relay.cli.tables import View, print_rows
@@ -84,12 +85,16 @@ def run(
     note: Annotated[str | None, typer.Option("--note", help="Why; kept with the action.")] = None,
     actor: Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")] = None,
     context: OneContextOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Have the leader run a job now, outside its schedule. Status 1 if it failed, or has not ended in time."""
     chosen, url = one_context(context, lambda _: True)
     by = operator(actor, note)
     ended, line = ask(url, lambda source: _run(source, name, by, wait))
-    print(f"{chosen}: {name} {line}")
+    if as_json:
+        print_json({"context": chosen, "job": name, "ran": ended, "outcome": line})
+    else:
+        print(f"{chosen}: {name} {line}")
     if not ended:
         raise typer.Exit(1)
 

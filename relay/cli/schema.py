@@ -21,11 +21,10 @@ _WHERE: Final = "A file, or a schema of `list`."
 
 
 @app.command("list")
-def list_schemas() -> None:
+def list_schemas(as_json: JsonOption = False) -> None:
     """List the schemas of the package, a version each."""
-    for name, versions in schemas.names().items():
-        for version in versions:
-            print(f"{name}.{version}")
+    found = [f"{name}.{version}" for name, versions in schemas.names().items() for version in versions]
+    print(json.dumps(found) if as_json else "\n".join(found))
 
 
 @app.command("diff")

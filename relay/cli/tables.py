@@ -137,7 +137,7 @@ def _records(view: View, cells: Sequence[Mapping[str, str]], width: int) -> list
     if view.chosen:
         lead, text, rest = [], "", names
     else:
-        lead, text, rest = names[: view.lead], names[-1], names[view.lead : -1]
+        lead, text, rest = names[:-1][: view.lead], names[-1], names[view.lead : -1]
     found: list[str] = []
     for row in cells:
         head = _wrapped(_GAP.join(filter(None, (row[name] for name in lead))), width)
@@ -193,13 +193,19 @@ def plain(value: object) -> str:
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print one thing, a line for each field that has a value, and for each member of a list.
+    """Print one thing, a line for each field that has a value, and for each member of a list or a mapping.
 
     Times say how long ago they are, too.
     """
     now = datetime.now(UTC)
     width = max(len(name) for name, value in fields.items() if value is not None)
     for name, value in fields.items():
-        for number, one in enumerate(value if isinstance(value, list) else [] if value is None else [value]):
+        for number, one in enumerate(_members(value)):
             text = cell(one, now) if isinstance(one, datetime) else plain(one)
             print(f"{'' if number else name:<{width}}  {text}")
+
+
+def _members(value: object) -> Sequence[object]:
+    if isinstance(value, Mapping):
+        return [f"{name}: {plain(one)}" for name, one in value.items()]
+    return value if isinstance(value, list) else [] if value is None else [value]

@@ -54,6 +54,9 @@ class Answer:
 class HandlerProbe(Protocol):
     """Calls one handler as the relay does."""
 
+    async def reach(self) -> None:
+        """Connect, and hang up again. Raises HandlerUnreachable."""
+
     async def send(self, message_id: UUID, body: bytes, signature: Signature = Signature.GOOD) -> Answer:
         """Send a request and wait for the answer as long as the relay would. Never raises."""
 
@@ -98,12 +101,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one case: whether the handler passed, the expected answer and the actual one."""
+    """The result of one case: whether the handler passed, the expected answer and the actual one.
+
+    ``note``: what the case cannot see, and the operator should know.
+    """
 
     case: str
     passed: bool
     expected: str
     answered: str
+    note: str = ""
 
 
 Run = Callable[[HandlerProbe, Sample], Awaitable[tuple[bool, str]]]
@@ -120,13 +127,22 @@ class Case:
 
 
 async def check_handler(probe: HandlerProbe, sample: Sample, *, signed: bool) -> Sequence[Outcome]:
-    """Run every case against the handler, one after the other. Signature cases run only if ``signed``."""
+    """Run every case against the handler, one after the other. Signature cases run only if ``signed``.
+
+    Raises HandlerUnreachable, before the first case.
+    """
+    await probe.reach()
     outcomes = []
     for case in CASES:
         if signed or not case.signed:
             passed, answered = await case.run(probe, sample)
-            outcomes.append(Outcome(case.name, passed, case.expected, answered))
+            outcomes.append(Outcome(case.name, passed, case.expected, answered, _note(case, passed, answered)))
     return outcomes
+
+
+def _note(case: Case, passed: bool, answered: str) -> str:
+    again = case.name == "repeated" and passed and not answered.endswith("409")
+    return "repeats are done again: fine where doing it twice is the same as once" if again else ""
 
 
 # --- the cases ---
@@ -155,7 +171,12 @@ async def _repeated(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
     message_id = uuid4()
     body = sample.body(message_id)
     first, second = await probe.send(message_id, body), await probe.send(message_id, body)
-    return first.done and second.status == 409, f"{first}, then {second}"
+    return first.done and _done_once(second), f"{first}, then {second}"
+
+
+def _done_once(answer: Answer) -> bool:
+    """Whether a repeat is answered well: done before, or done again by a handler to which that is the same."""
+    return answer.done or answer.status == 409
 
 
 async def _at_once(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
@@ -165,7 +186,9 @@ async def _at_once(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
     last = await probe.send(message_id, body)
     others = [answer for answer in answers if not answer.done]
     fine = all(answer.status is not None and (answer.status == 409 or answer.status >= 500) for answer in others)
-    return len(others) == 3 and fine and last.status == 409, f"{', '.join(map(str, answers))}, then {last}"
+    # One that knows messages (it answers 409 in the end) has one done; to another, all may be.
+    once = len(others) == 3 if last.status == 409 else len(others) < 4
+    return once and fine and _done_once(last), f"{', '.join(map(str, answers))}, then {last}"
 
 
 async def _given_up(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
@@ -214,8 +237,8 @@ CASES: Final[Sequence[Case]] = (
     Case("good", "200, 201 or 204 in time", _taken()),
     Case("optional fields null", "200: events may lack time, correlation and causation", _taken(**_NULLS)),
     Case("unknown field", "200: the contract may grow", _taken(field_of_a_later_version=1)),
-    Case("repeated", "200, then 409", _repeated),
-    Case("four at once", "one 200, the others 409 or 5xx, then 409", _at_once),
+    Case("repeated", "200, then 409; or 200 again", _repeated),
+    Case("four at once", "one 200, the others 409 or 5xx, then 409; or 200 each time", _at_once),
     Case("caller gives up", "200 or 409 when repeated, 5xx before that at most", _given_up),
     Case("malformed JSON", "422", _malformed),
     Case("missing message_id", "422", _poison(message_id=...)),

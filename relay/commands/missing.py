@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 from uuid import UUID
 
-from relay.commands.reconcile import PAGE_SEQS, Stored, StreamAuditor, windows
+from relay.commands.reconcile import PAGE_SEQS, Progress, Stored, StreamAuditor, nobody, windows
 from relay.domain.identity import stand_in_id
 from relay.ports import JetStreamConsumer
 
@@ -55,7 +55,7 @@ class FindMissing:
     inbox: ReceivedMessages
     horizon: timedelta = HORIZON
 
-    async def run(self, page: int | None = None) -> InboxReport:
+    async def run(self, page: int | None = None, progress: Progress = nobody) -> InboxReport:
         """Compare the page of this number and the latest one, or everything if ``page`` is None.
 
         Raises BrokerUnreachable and DatabaseUnreachable.
@@ -68,6 +68,7 @@ class FindMissing:
             stored = await self._recent(begin, end)
             checked += len(stored)
             missing |= await self._absent(stored)
+            progress(end - first + 1, ack_floor - first + 1)
         return InboxReport(
             context=self.context,
             subscription=self.subscription,

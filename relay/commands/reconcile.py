@@ -88,6 +88,17 @@ class Losses:
         return Losses(self.count + other.count, (*self.ids, *other.ids)[:_MAX_IDS])
 
 
+class Progress(Protocol):
+    """Is told how much is done, and of how much."""
+
+    def __call__(self, done: int, total: int, /) -> object:
+        """Show it."""
+
+
+def nobody(_done: int, _total: int, /) -> None:
+    """Show it to nobody."""
+
+
 class StreamAuditor(Protocol):
     """Reads what a stream holds. Both methods raise BrokerUnreachable."""
 
@@ -160,11 +171,14 @@ class ReconcileStream:
         """The scheduled check, with repair: the tail, suspect ranges, the latest page, and one more by number."""
         return [await self._stream(stream, repair=True, page=page) for stream in await self._ledger.streams()]
 
-    async def everything(self, *, repair: bool) -> Sequence[StreamReport]:
+    async def everything(self, *, repair: bool, progress: Progress = nobody) -> Sequence[StreamReport]:
         """Compare everything that the streams should hold. Raises BrokerUnreachable and DatabaseUnreachable."""
-        return [await self._stream(stream, repair=repair) for stream in await self._ledger.streams()]
+        streams = await self._ledger.streams()
+        return [await self._stream(stream, repair=repair, progress=progress) for stream in streams]
 
-    async def _stream(self, stream: str, *, repair: bool, page: int | None = None) -> StreamReport:
+    async def _stream(
+        self, stream: str, *, repair: bool, page: int | None = None, progress: Progress = nobody
+    ) -> StreamReport:
         # Read the ledger first: what it holds now, the stream must hold a moment later.
         highest, before = await self._ledger.highest(stream)
         state = await self._auditor.state(stream)
@@ -175,7 +189,8 @@ class ReconcileStream:
             state = await self._confirmed(stream, state)
             report = replace(report, tail=await self._ledger.beyond(stream, state, before, republish=repair))
         for first, last in await self._ranges(stream, state, page):
-            checked, lost = await self._audit(stream, state, first, last, before, repair=repair)
+            progress(0, last - first + 1)
+            checked, lost = await self._audit(stream, state, first, last, before, repair=repair, progress=progress)
             report = replace(report, checked=report.checked + checked, middle=report.middle + lost)
         self._report(report)
         return report
@@ -197,9 +212,17 @@ class ReconcileStream:
         return ranges if reused is None else [(max(reused[0], first), min(reused[1], last)), *ranges]
 
     async def _audit(
-        self, stream: str, state: StreamState, first: int, last: int, before: datetime, *, repair: bool
+        self,
+        stream: str,
+        state: StreamState,
+        first: int,
+        last: int,
+        before: datetime,
+        *,
+        repair: bool,
+        progress: Progress,
     ) -> tuple[int, Losses]:
-        checked, lost, pause = 0, Losses(), CONFIRM
+        checked, lost, pause, begin = 0, Losses(), CONFIRM, first
         while entries := _whole(await self._ledger.page(stream, state, first, last, before, PAGE_SEQS)):
             missing = await self._missing(stream, entries)
             if missing:
@@ -212,6 +235,7 @@ class ReconcileStream:
                 lost += Losses(len(missing), tuple(entry.text or entry.id for entry in missing[:_MAX_IDS]))
             checked += len(entries)
             first = entries[-1].seq + 1
+            progress(first - begin, last - begin + 1)
         return checked, lost
 
     async def _missing(self, stream: str, entries: Sequence[LedgerEntry]) -> Sequence[LedgerEntry]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
+from relay.telemetry.logs import colored
+
 _POLL_SECONDS: Final = 0.05
 _COLORS: Final = (36, 33, 35, 32, 34, 31)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -49,7 +51,7 @@ class LogConsole:
 
     def __init__(self, output: IO[str] | None = None, *, width: int = 9) -> None:
         self._output = output or sys.stdout
-        self._color = self._output.isatty()
+        self._color = colored(self._output)
         self._width = width
         self._logs: list[_Log] = []
         self._lock = threading.Lock()

@@ -37,6 +37,7 @@
     ├── NotParked               NOT_PARKED
     ├── NotReplayable           NOT_REPLAYABLE
     ├── AlertRefused            ALERT_REFUSED
+    ├── HandlerUnreachable      HANDLER_UNREACHABLE
     ├── MissingExtraError       MISSING_EXTRA
     ├── InvalidHandler          INVALID_HANDLER
     ├── InvalidCommand          INVALID_COMMAND      (relay.bus, with INVALID_QUERY, NO_HANDLER,
@@ -292,6 +293,12 @@ class AlertRefused(RelayError):
     """The channel for alerts did not accept an alert."""
 
     code = "ALERT_REFUSED"
+
+
+class HandlerUnreachable(RelayError):
+    """Nobody accepts connections at the address of a handler that is to be checked."""
+
+    code = "HANDLER_UNREACHABLE"
 
 
 class MissingExtraError(RelayError):

@@ -35,6 +35,14 @@ _TRANSACTION: Final[dict[Any, Inject]] = {
 }
 _SYNC: Final = {Inject.SESSION, Inject.CONNECTION}
 _ASYNC: Final = {Inject.ASYNC_SESSION, Inject.ASYNC_CONNECTION}
+#: By the name of a type: what plain functions take instead of it, and what async functions take.
+_FITTING: Final = {
+    **dict.fromkeys(("Session", "AsyncSession"), ("Session", "AsyncSession")),
+    **dict.fromkeys(("Connection", "AsyncConnection"), ("psycopg.Connection", "psycopg.AsyncConnection")),
+    **{name: (name, name) for name in ("MessageContext", "TaskContext")},
+}
+_PLAIN: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_NO_PARAMETER: Final = inspect.Parameter("payload", _PLAIN)
 
 
 class Injectable:
@@ -114,7 +122,7 @@ def _fitting(function: Callable[..., Any], name: str, kind: Inject, is_async: bo
     if kind in (_SYNC if is_async else _ASYNC):
         wanted = "AsyncSession or psycopg.AsyncConnection" if is_async else "Session or psycopg.Connection"
         what = "an async function" if is_async else "a function in a thread"
-        raise invalid(function, f"is a {kind.value}: {what} takes {wanted}", parameter=name)
+        raise invalid(function, f"is of the wrong kind: {what} takes {wanted}", parameter=name)
     return kind
 
 
@@ -146,8 +154,31 @@ def _unknown(
 def invalid(
     function: Callable[..., Any], message: str, hint: str | None = None, parameter: str | None = None
 ) -> InvalidHandler:
-    """Make the error that names the function, and the parameter, at fault."""
+    """Make the error that names the function, and the parameter, at fault, and says what can be written."""
     where = f"{function.__module__}.{function.__qualname__}"
-    if parameter is None:
-        return InvalidHandler(message, field=where, hint=hint)
-    return InvalidHandler(message, field=f"{where}({parameter})", hint=hint)
+    field = where if parameter is None else f"{where}({parameter})"
+    example = f"write {_example(function)}"
+    code = inspect.unwrap(function).__code__
+    place = f"{code.co_filename}:{code.co_firstlineno}"
+    return InvalidHandler(message, field=field, hint="; ".join(filter(None, (example, hint, place))))
+
+
+def _example(function: Callable[..., Any]) -> str:
+    """Return a signature that can be called: the function's own, without what is wrong in it."""
+    is_async = inspect.iscoroutinefunction(function)
+    first, *others = [*inspect.signature(function).parameters.values()] or [_NO_PARAMETER]
+    named = _type_name(first)
+    payload = "VibeCreated" if not named or named in _FITTING or first.kind is not _PLAIN else named
+    name = first.name if first.kind is _PLAIN and named not in _FITTING else "payload"
+    kept = {it.name: _FITTING[_type_name(it)][is_async] for it in others if _type_name(it) in _FITTING}
+    parameters = ", ".join(f"{name}: {kind}" for name, kind in {name: payload, **kept}.items())
+    return f"{'async ' if is_async else ''}def {function.__name__}({parameters})"
+
+
+def _type_name(parameter: inspect.Parameter) -> str:
+    """Return the last name of an annotation, as it is written: ``Session`` of ``orm.Session[Any]``."""
+    kind = parameter.annotation
+    if kind is inspect.Parameter.empty:
+        return ""
+    text = kind if isinstance(kind, str) else getattr(get_origin(kind) or kind, "__name__", "")
+    return text.partition("[")[0].rpartition(".")[2]

@@ -11,7 +11,7 @@ import logging
 import sys
 import traceback
 from collections.abc import MutableMapping
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import structlog
 
@@ -52,6 +52,10 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.ScheduledRunFinished: logging.INFO,
     facts.MessagesReEnqueued: logging.INFO,
 }
+#: What is called ``class`` everywhere but in Python.
+_CLASSES: Final[dict[type[Fact], dict[str, str]]] = {
+    it: {"kind": "class"} for it in (facts.MessageDeadLettered, facts.IncidentRecorded)
+}
 #: Loggers of code that handles the application's data without knowing it: ours and our libraries'.
 _LIBRARIES: Final = {
     *("relay", "consumer", "tasks", "scheduler", "dramatiq", "apscheduler", "asyncio"),
@@ -65,7 +69,7 @@ def configure(level: str, log_format: str) -> None:
     renderers: list[Any] = [structlog.processors.JSONRenderer()]
     if console:
         plain = structlog.dev.plain_traceback
-        colors = sys.stderr.isatty()
+        colors = colored(sys.stderr)
         renderers = [stacked, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     shared: list[Any] = [
         disclose if console else disclose_values,
@@ -94,6 +98,16 @@ def configure(level: str, log_format: str) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+def colored(output: IO[str]) -> bool:
+    """Whether text for this output may have colours: it is a terminal that has them, and NO_COLOR is not set."""
+    if not output.isatty():
+        return False
+    from rich.console import Console  # noqa: PLC0415 - only for terminals
+
+    console = Console(file=output)
+    return console.color_system is not None and not console.no_color
 
 
 def disclose(logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -172,8 +186,9 @@ class LogFacts:
 def _fields(fact: Fact) -> dict[str, Any]:
     if isinstance(fact, facts.OutboxEventsPublished):
         return {"context": fact.context, "count": len(fact.events), "duplicates": fact.duplicates}
+    renamed = _CLASSES.get(type(fact), {})
     found: dict[str, Any] = {
-        field.name: value if isinstance(value, int | float | str | None) else str(value)
+        renamed.get(field.name, field.name): value if isinstance(value, int | float | str | None) else str(value)
         for field in dataclasses.fields(fact)
         for value in [getattr(fact, field.name)]
         if value is not None or field.name != "trace_id"

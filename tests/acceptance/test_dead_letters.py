@@ -68,7 +68,7 @@ def test_from_422_to_handled_by_an_operators_hand(
     fleet.worker()
     message_id = commit_one(fleet.urls["vibespro"], iban="DE02")
     [incident] = wait_for("the incident appears", lambda: incidents(fleet))
-    assert (incident["message_id"], incident["kind"]) == (str(message_id), "deterministic")
+    assert (incident["message_id"], incident["class"]) == (str(message_id), "deterministic")
     assert (incident["reason"], incident["attempts"]) == ("verdict 422", 1)
     assert "DE02" in fleet.relay("dlq", "show", str(incident["id"]), "--payload")
     [alert] = wait_for("somebody is told", lambda: webhook.alerts)

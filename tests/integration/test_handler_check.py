@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import uvicorn
+from sqlalchemy.ext.asyncio import create_async_engine
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from relay.adapters.http import sign
 from relay.cli import main
@@ -22,6 +25,7 @@ from relay.commands import check_handler
 from relay.commands.check_handler import CASES
 from relay.devstack import sample
 from relay.devstack.ports import free_port
+from relay.handler import HandlerEndpoint
 
 SECRET = "one two"
 REASON = (b"relay-reason", b"because")
@@ -89,7 +93,7 @@ class Handler:
 
     async def take(self, message_id: str, *, abandoned: bool) -> int:
         if message_id in self.done:
-            return 200 if self.fault == "repeated" else 409
+            return 400 if self.fault == "repeated" else 409
         if self.fault == "four at once":
             await self.meet(message_id)
         elif message_id in self.busy:
@@ -161,10 +165,58 @@ def test_each_case_fails_for_a_handler_with_its_fault_and_only_that_one(check: C
     assert (status, failed(output)) == (1, [fault])
 
 
-def test_a_handler_that_takes_repeats_fails_wherever_something_is_repeated(check: Check) -> None:
+def test_a_handler_that_refuses_repeats_fails_wherever_something_is_repeated(check: Check) -> None:
     with serving(Handler("repeated")) as url:
         _, output, _ = check(url, "--secret", SECRET, "--json")
-    assert failed(output) == ["repeated", "four at once"]
+    assert failed(output) == ["repeated", "four at once", "caller gives up"]
+
+
+def test_doing_it_again_is_allowed_and_said(check: Check) -> None:
+    class Again(Handler):
+        async def take(self, message_id: str, *, abandoned: bool) -> int:
+            return 200
+
+    with serving(Again()) as url:
+        status, output, _ = check(url, "--secret", SECRET)
+    assert (status, "All 16 cases passed." in output) == (0, True)
+    assert "note: repeats are done again: fine where doing it twice is the same as once" in output
+
+
+def test_what_is_done_twice_by_one_that_knows_messages_fails(check: Check) -> None:
+    class Racing(Handler):
+        async def take(self, message_id: str, *, abandoned: bool) -> int:
+            if message_id in self.done:
+                return 409
+            await self.meet(message_id)
+            self.done.add(message_id)
+            return 200
+
+    with serving(Racing()) as url:
+        _, output, _ = check(url, "--secret", SECRET, "--json")
+    assert failed(output) == ["four at once"]
+
+
+def test_a_handler_that_declares_the_default_event_is_checked_without_options(
+    check: Check, database_url: str
+) -> None:
+    engine = create_async_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+    endpoint = HandlerEndpoint("checked", engine, {"relay_check.v1": dict[str, Any]})
+
+    async def handle(event: Any) -> None: ...
+
+    with serving(Starlette(routes=[Route("/handle", endpoint.route(handle), methods=["POST"])])) as url:
+        status, output, _ = check(url)
+    assert (status, "All 13 cases passed." in output) == (0, True), output
+
+
+def test_the_default_event_is_named_where_the_handler_does_not_know_it(check: Check) -> None:
+    class Knowing(Handler):
+        def refuses(self, request: dict[str, Any]) -> int:
+            return 422 if request.get("event_type") == "relay_check" else super().refuses(request)
+
+    with serving(Knowing()) as url:
+        assert "it was sent relay_check.v1" in check(url, "--secret", SECRET)[1]
+        assert "it was sent" not in check(url, "--secret", SECRET, "--event-type", "vibe_created")[1]
 
 
 @pytest.mark.parametrize("fault", ["good", "never"])
@@ -176,10 +228,13 @@ def test_a_slow_handler_fails_what_must_be_done_in_time(check: Check, fault: str
     assert json.loads(output)["cases"][0]["answered"] == "no answer within 1 s"
 
 
-def test_a_handler_that_is_not_there_fails_everything(check: Check) -> None:
-    status, output, _ = check(f"http://127.0.0.1:{free_port()}/handle", "--json")
-    assert (status, len(failed(output))) == (1, len([case for case in CASES if not case.signed]))
-    assert "ConnectError" in json.loads(output)["cases"][0]["answered"]
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_handler_that_is_not_there_is_one_line(check: Check, options: tuple[str, ...]) -> None:
+    port = free_port()
+    status, output, error = check(f"http://127.0.0.1:{port}/handle?token=s3cret", *options)
+    assert (status, output, error.count("\n")) == (1, "", 1)
+    assert error.startswith(f"error HANDLER_UNREACHABLE: nobody answers at 127.0.0.1:{port}: ")
+    assert "s3cret" not in error
 
 
 def test_people_get_a_table_and_the_handlers_reason(check: Check) -> None:

@@ -21,6 +21,7 @@ from relay.domain.facts import (
     MessageProcessed,
     MessageRetried,
     PublishFailed,
+    RowsArchived,
     TaskCompleted,
     TaskFailed,
     TaskRetried,
@@ -41,6 +42,14 @@ def stream() -> Iterator[io.StringIO]:
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.reset_defaults()
+
+
+def test_the_class_of_a_dead_letter_has_one_name(stream: io.StringIO) -> None:
+    LogFacts()(told(MessageDeadLettered))
+    LogFacts()(told(RowsArchived))
+    letter, archived = map(json.loads, stream.getvalue().splitlines())
+    assert ("class" in letter, "kind" in letter) == (True, False)
+    assert ("class" in archived, "kind" in archived) == (False, True)
 
 
 def told(kind: type[Fact], **ids: UUID | None) -> Fact:

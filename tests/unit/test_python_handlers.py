@@ -218,6 +218,27 @@ def test_a_handler_that_could_not_be_called_is_refused_where_it_is_declared(
     assert expected in text
     if "not a function" not in expected:
         assert f"{__name__}.{function.__name__}" in text
+        assert f"{__file__}:" in text
+
+
+def _no_type_at_all(vibe, context: MessageContext, session: AsyncSession) -> None: ...  # type: ignore[no-untyped-def]
+
+
+@pytest.mark.parametrize(
+    ("function", "written"),
+    [
+        (_no_type_at_all, "def _no_type_at_all(vibe: VibeCreated, context: MessageContext, session: Session)"),
+        (_async_in_sync, "def _async_in_sync(vibe: Vibe, session: Session)"),
+        (_connection_in_async, "async def _connection_in_async(vibe: Vibe, connection: psycopg.AsyncConnection)"),
+        (_unknown_type, "def _unknown_type(vibe: Vibe)"),
+        (_star, "def _star(vibe: Vibe, more: Session)"),
+        (_positional, "def _positional(payload: VibeCreated)"),
+    ],
+)
+def test_a_refused_handler_is_shown_as_it_can_be_written(function: Callable[..., Any], written: str) -> None:
+    with pytest.raises(InvalidHandler) as caught:
+        Registry().handles("vibe_created")(function)
+    assert f"(write {written}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

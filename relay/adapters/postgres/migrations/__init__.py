@@ -48,6 +48,7 @@ def upgrade(
     *,
     waiting: Callable[[str], None] = lambda _: None,
     patience: float = STEP_TIMEOUT_S,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> None:
     """Apply the missing revisions up to ``revision``, each in a transaction of its own.
 
@@ -55,6 +56,7 @@ def upgrade(
     the middle. Many processes may start it at once: one works, the others wait and find it done. A database of a
     newer release does not change. An empty database gets everything or nothing. While the upgrade waits for
     others, it calls ``waiting`` with a line of text. It waits up to ``patience`` seconds for each step.
+    ``progress`` is called with how many revisions are applied, and of how many.
     Raises DatabaseUnreachable, UpgradeBlocked when patience ends, and ConfigurationError when the role may not.
     """
     with _connect(url) as engine:
@@ -63,14 +65,16 @@ def upgrade(
         runner.make_schema()
         with engine.begin() as connection:
             found = _status(connection)
+        pending = found.pending if revision == "head" else found.pending[: _place(found.pending, revision)]
+        progress(0, len(pending))
         if found.current is None:
             runner.apply(_config(), revision)
             return
-        pending = found.pending if revision == "head" else found.pending[: _place(found.pending, revision)]
         directory = ScriptDirectory.from_config(_config())
-        for step in pending:
+        for number, step in enumerate(pending, start=1):
             runner.prepare(beforehand(directory, step))
             runner.apply(_config(prepared=True), step)
+            progress(number, len(pending))
 
 
 def run(
