@@ -7,7 +7,7 @@ SOAK_LIVENESS_MINUTES ?= 20
 SOAK_TOPOLOGY_MINUTES ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev compose-env test soak lint bench clean
+.PHONY: help setup demo dev compose-env test soak lint docs bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ lint: $(READY) ## check style, types and who imports whom
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY) ## build the documentation into build/site, and check its links, anchors and pictures
+	$(BIN)/python -m docsite.build
 
 bench: $(READY) ## measure speed against hand-written loops; less of it: make bench BENCH_ARGS='--only drain'
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

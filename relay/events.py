@@ -112,7 +112,7 @@ def event(
 def command(
     name: str, *, to: str, version: int = 1, aggregate_id: str | None = None
 ) -> Callable[[type[Model]], type[Model]]:
-    """Register a pydantic class as a command (SR-MESSAGE-CONTRACTS §4.2).
+    """Register a pydantic class as a command.
 
     ``name`` is ``domain.action``. ``to`` is the context that executes it: the command goes to the subject
     ``{to}.commands.{name}``, whoever sends it. ``aggregate_id`` names the field with the id of what the command

@@ -1,4 +1,4 @@
-"""Application jobs at fixed times: ``@cron("0 3 * * *", bus=bus)`` on a function that returns a Command (§2.6).
+"""Application jobs at fixed times: ``@cron("0 3 * * *", bus=bus)`` on a function that returns a Command.
 
     @cron("0 3 * * *", bus=bus, timezone="Europe/Kyiv")
     def close_stale_cases() -> CloseStaleCases:

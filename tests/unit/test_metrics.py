@@ -301,7 +301,7 @@ def test_each_alert_asks_for_metrics_and_labels_that_exist(
 
 
 def test_the_documentation_lists_every_metric_and_no_other(shown: dict[str, set[str]]) -> None:
-    page = (ROOT / "docs" / "how-to" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     listed = set(re.findall(r"^\| `(jetrelay_\w+)", page, re.MULTILINE))
     parts = ("_bucket", "_sum", "_count")
     histograms = {f"jetrelay_{timing.name}" for timings in TIMINGS.values() for timing in timings}
@@ -309,7 +309,7 @@ def test_the_documentation_lists_every_metric_and_no_other(shown: dict[str, set[
 
 
 def test_the_documentation_tells_the_labels_of_each(shown: dict[str, set[str]]) -> None:
-    page = (ROOT / "docs" / "how-to" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     for name, labels in re.findall(r"^\| `(jetrelay_\w+)` \| ([^|]*) \|", page, re.MULTILINE):
         found = shown.get(name) or shown[f"{name}_sum"]
         assert set(re.findall(r"`(\w+)`", labels)) == found - {"context"}, name

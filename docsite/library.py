@@ -1,0 +1,135 @@
+"""docs/reference/python.md, from the docstrings of what applications import."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+#: What an application imports, and in which words a reader looks for it.
+MODULES: Final = {
+    "relay": "Events: write them in your transaction",
+    "consumer.handlers": "Handlers: Python functions for events and commands",
+    "tasks": "Tasks: work for later",
+    "relay.cron": "Cron jobs",
+    "relay.handler": "Handler services: the HTTP contract as a dependency",
+    "relay.bus": "Commands, queries and the unit of work",
+}
+HEAD = """\
+# The Python library
+
+Written from the docstrings. A name that is not on this page is internal, and may change in any release. Errors
+that have a code are on [a page of their own](errors.md). What `relay.testing` has is in
+[Test without servers](../how-to/test-without-servers.md).
+"""
+#: A default that prints an address, or the repr of an object.
+UNREADABLE = re.compile(r"<[^<>]*(?: object)? at 0x[0-9a-f]+>|<object[^<>]*>|<factory>")
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *_modules()]).rstrip() + "\n"
+
+
+def _modules() -> Iterator[str]:
+    for name, title in MODULES.items():
+        module = importlib.import_module(name)
+        yield f"## {title}: `{name}`\n"
+        yield _told(module.__doc__) + "\n"
+        for public in sorted(module.__all__, key=lambda it: (it.isupper(), it.lower())):
+            yield from _entry(public, getattr(module, public))
+
+
+def _entry(name: str, value: Any) -> Iterator[str]:
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return
+    yield f"### `{name}`\n"
+    if signature := _signature(name, value):
+        yield f"```python\n{signature}\n```\n"
+    if told := _told(_own_doc(value)):
+        yield told + "\n"
+    if inspect.isclass(value):
+        yield from _members(value)
+
+
+def _members(kind: type) -> Iterator[str]:
+    for name, member in vars(kind).items():
+        plain = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        if name.startswith("_") or not getattr(plain, "__doc__", None):
+            continue
+        if isinstance(plain, property):
+            yield f"- **`{name}`**: {_line(plain.__doc__)}"
+        elif inspect.isfunction(plain):
+            said = _signature(name, plain, bound=not isinstance(member, staticmethod))
+            yield f"- **`{_short(said) or name}`**: {_line(plain.__doc__)}"
+    yield ""
+
+
+def _own_doc(value: Any) -> str | None:
+    """The docstring that somebody wrote, and not what a dataclass makes up."""
+    said = value.__doc__ if not inspect.isclass(value) else vars(value).get("__doc__")
+    return None if said and said.startswith(f"{value.__name__}(") else said
+
+
+def _signature(name: str, value: Any, *, bound: bool = False) -> str:
+    """How it is called; nothing where that says nothing, as of errors and enumerations."""
+    if inspect.isclass(value) and issubclass(value, BaseException | tuple | enum.Enum):
+        return ""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return ""
+    parameters = list(found.parameters.values())[1 if bound else 0 :]
+    text = UNREADABLE.sub("…", str(found.replace(parameters=parameters))).replace("'", '"')
+    text = re.sub(r'(?<=: )"([^"]*)"|(?<=-> )"([^"]*)"', lambda it: it[1] or it[2], text)
+    if inspect.isclass(value):
+        text = text.removesuffix(" -> None")
+    return f"{name}{text}" if len(name + text) <= 100 else _folded(name, text)
+
+
+def _folded(name: str, text: str) -> str:
+    """One parameter on a line."""
+    inner, _, answer = text[1:].rpartition(")")
+    depth, parts = 0, [""]
+    for sign in inner:
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return f"{name}(\n" + "".join(f"    {part.strip()},\n" for part in parts) + f"){answer}"
+
+
+def _short(signature: str) -> str:
+    return re.sub(r"\(\s+", "(", " ".join(signature.split())).replace(", )", ")").replace("( ", "(")
+
+
+def _told(doc: str | None) -> str:
+    """A docstring as Markdown: its indented parts are code."""
+    text = inspect.cleandoc(doc or "").replace("``", "`")
+    parts = re.split(r"\n{2,}", text)
+    return _joined(parts)
+
+
+def _joined(parts: list[str]) -> str:
+    made: list[str] = []
+    for part in parts:
+        code = _is_code(part)
+        body = inspect.cleandoc("\n" + part) if code else part
+        if code and made and made[-1].startswith("```python"):
+            made[-1] = made[-1].removesuffix("\n```") + f"\n\n{body}\n```"
+        else:
+            made.append(f"```python\n{body}\n```" if code else body)
+    return "\n\n".join(made)
+
+
+def _is_code(part: str) -> bool:
+    first = part.lstrip()
+    return part.startswith("    ") or first.startswith(("@", "outbox = ", "schedule(", "with Session("))
+
+
+def _line(doc: str | None) -> str:
+    return " ".join(inspect.cleandoc(doc or "").replace("``", "`").split())
