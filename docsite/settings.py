@@ -1,11 +1,8 @@
-"""The reference of all settings, made of the model and of docs/reference/settings.toml.
-
-``python -m tests.unit.settings_page --accept`` writes the page anew.
-"""
+"""docs/reference/settings.md: all keys of relay.toml, made of the model and of settings.toml beside this file."""
 
 from __future__ import annotations
 
-import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +12,7 @@ from relay.settings import Settings, effective, load_settings
 from relay.settings.section import Section
 from relay.settings.values import format_duration, format_size
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
-MEANINGS = tomllib.loads(PAGE.with_suffix(".toml").read_text())
+MEANINGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 #: Their keys are those of ``stream``.
 LIKE_STREAM = {"contexts.NAME.streams.NAME", "contexts.NAME.dlq"}
 NAMED = {"contexts", "subscriptions", "streams"}
@@ -46,13 +42,14 @@ counts as not set. In a variable `NAME` is the name of the context or subscripti
 A *duration* is a number of seconds, or a text such as `100ms`, `1.5s`, `1h30m`, `7d`, `3y`. A *size* is a number
 of bytes, or a text such as `64KB`, `10GB`. A *list* is a list, or a text with commas.
 
-<!-- Made of relay/settings/model.py and settings.toml: python -m tests.unit.settings_page --accept -->
+<!-- Made of relay/settings/model.py and docsite/settings.toml: python -m docsite.reference -->
 """
 #: A limit that says nothing: the largest number there is.
 NO_LIMIT = 2**63 - 1
 
 
 def section_of(annotation: Any) -> type[Section] | None:
+    """Return the table that a field holds, itself or in a list or mapping."""
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, Section) else None
     return next(filter(None, map(section_of, get_args(annotation))), None)
@@ -73,10 +70,12 @@ def keys(model: type[Section]) -> dict[str, Any]:
     return {key: field for key, field in fields.items() if section_of(field.annotation) is None}
 
 
-def defaults(directory: Path) -> dict[str, str]:
-    file = directory / "relay.toml"
-    file.write_text(LEAST)
-    rows = [row for row in effective(load_settings(file, {})) if row[2] == "default"]
+def defaults() -> dict[str, str]:
+    """The default of each key, as it holds when nothing is set."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "relay.toml"
+        file.write_text(LEAST)
+        rows = [row for row in effective(load_settings(file, {})) if row[2] == "default"]
     return {_named(path).replace(".0.", "."): _named(value) for path, value, _ in rows}
 
 
@@ -85,6 +84,7 @@ def _named(text: str) -> str:
 
 
 def unit(key: str, field: Any) -> str:
+    """Say what the value is, and its limits."""
     kind = str(field.annotation)
     if "timedelta" in kind:
         found, show = "duration", format_duration
@@ -99,9 +99,9 @@ def unit(key: str, field: Any) -> str:
     return " ".join([found, *(f"{word} {show(limit)}" for word, limit in limits if limit != NO_LIMIT)])
 
 
-def page(directory: Path) -> str:
-    """The text of the page. ``directory``: for a file of the moment."""
-    known, parts = defaults(directory), [HEAD]
+def page() -> str:
+    """The text of the page."""
+    known, parts = defaults(), [HEAD]
     for path, model in sections():
         if path in LIKE_STREAM:
             continue
@@ -117,10 +117,3 @@ def page(directory: Path) -> str:
             rows.append(f"| `{key}` | {meanings[key]} | {value} | {unit(key, field)} | {shown} |")
         parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)
-
-
-if __name__ == "__main__" and sys.argv[1:] == ["--accept"]:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as made:
-        PAGE.write_text(page(Path(made)))
