@@ -66,14 +66,14 @@ takes the subject, here `SHOP_EVENTS`. Dead letters of a context are in the stre
 _FOREIGN: Final = """\
 ## Messages of other producers
 
-A message that jetrelay has not written is read by the envelope of the subscription. It needs an id: the header
-`Nats-Msg-Id`, or the id that the envelope has. Then it needs:
+A message that jetrelay has not written is read by the envelope of the subscription. It needs the header
+`Nats-Msg-Id`; a CloudEvent may have its own id instead. And it needs:
 
 | Envelope | What makes it readable |
 |---|---|
-| `handler` | an object with `event_type`, `event_version` and `payload`; the id may be `message_id` there |
+| `handler` | an object with `event_type`, `event_version` and `payload` |
 | `message-envelope` | the fields that its schema requires: `relay schema message-envelope` |
-| `cloudevents` | `specversion` and `type`, as headers `ce-…` or in a JSON body with `data`; the id may be `id` |
+| `cloudevents` | `specversion` and `type`, as headers `ce-…` or in a JSON body with `data` |
 | `raw` | any JSON. The type is the header `Relay-Event-Type`, else it is made of the subject |
 
 Under `raw`, the subject `shop.event.order_placed.v1` is the type `order_placed`, version 1, and `orders.placed` is

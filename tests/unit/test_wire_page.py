@@ -22,7 +22,6 @@ SUBJECT = "shop.event.order_placed.v1"
     ("envelope", "subject", "headers", "body", "id", "event_type"),
     [
         ("handler", SUBJECT, ID, BARE, "m1", "order_placed"),
-        ("handler", "orders.placed", {}, BARE | {"message_id": "m2"}, "m2", "order_placed"),
         (
             "cloudevents",
             "orders.placed",
@@ -55,6 +54,7 @@ def test_what_is_enough(
     ("envelope", "headers", "body", "fault"),
     [
         ("handler", {}, BARE, "Nats-Msg-Id"),
+        ("handler", {}, BARE | {"message_id": "m2"}, "Nats-Msg-Id"),
         ("handler", ID, {"item": "x"}, "event_type"),
         ("cloudevents", ID, {"item": "x"}, "ce-specversion"),
         ("cloudevents", CE, {}, "ce-id"),
