@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def test_it_says_why() -> None:
         full("sea", limits(age=MINUTE), Pressure(0, 61))
         == "the outbox of sea is full: its limit is a wait of 60 s"
     )
+
+
+def test_producers_are_told_anew_when_the_action_or_its_delay_has_changed() -> None:
+    told = Pressure(0, 0, "warn", timedelta(milliseconds=50))
+    assert told.tells(limits())
+    assert not replace(told, action="delay").tells(limits())
+    assert not replace(told, delay=timedelta(milliseconds=60)).tells(limits())
 
 
 def test_a_pause_of_the_pulls_begins_at_the_limit_and_ends_below_a_part_of_it() -> None:
