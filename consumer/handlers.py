@@ -2,7 +2,7 @@
 
     @handles("vibe_created", version=2)
     def count(vibe: VibeCreated, session: Session) -> None:
-        session.add(...)        # commits together with the inbox row: once in effect
+        session.add(...)        # commits together with the inbox row, so it happens once
 
     @upcasts("vibe_created", from_version=1)
     def add_tags(payload: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from docsite import commands, library
+from docsite import commands, library, settings, wire
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
-PAGES: Final[Mapping[str, Callable[[], str]]] = {"cli.md": commands.page, "python.md": library.page}
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "cli.md": commands.page,
+    "python.md": library.page,
+    "settings.md": settings.page,
+    "wire.md": wire.page,
+}
 
 
 def main() -> None:

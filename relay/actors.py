@@ -6,8 +6,10 @@ Loads the modules with actors that ``RELAY_ACTOR_MODULES`` names.
 from __future__ import annotations
 
 import importlib
+import time
 from datetime import datetime
 from functools import cache
+from typing import Any
 
 from relay import jobs
 from relay.adapters.jetstream.answering import AnswerQueries
@@ -16,7 +18,7 @@ from relay.cron import registry
 from relay.cron.run import RunCron
 from relay.domain.errors import Outage
 from relay.domain.facts import OutageSeen
-from relay.domain.ordering import Shard
+from relay.domain.ordering import Shard, goes_on
 from relay.domain.schedule import WaitingRun
 from relay.domain.topology import covers
 from relay.metering import known_labels
@@ -36,15 +38,24 @@ from relay.worker import (
 
 
 @actor(jobs.PUBLISH, priority=0, **OUTAGE_RETRIES)
-async def publish_shard(context: str, shard: int, token: str) -> None:
-    """Drain one shard of a context's outbox (CMD-050)."""
-    count = application.context(context).settings.publish.shards
+async def publish_shard(context: str, shard: int, *more: Any) -> None:
+    """Drain one shard of a context's outbox (CMD-050). ``more``: of how many, if not as configured; the token.
+
+    A long drain ends when there are more or fewer workers by now: the scheduler then sends as many as these need.
+    """
+    *told, token = more
+    configured, began = application.context(context).settings.publish.shards, time.monotonic()
+    count = told[0] if told else configured
     if shard >= count:
         return
+
+    def fits() -> bool:
+        return goes_on(count, configured, application.members.known, time.monotonic() - began)
+
     async with long_running(jobs.PUBLISH.of(context, shard), token) as ours:
         if ours:
             await application.context(context).publish.drain(
-                Shard(shard, count), go_on=lambda: bool(ours) and not application.stopping
+                Shard(shard, count), go_on=lambda: bool(ours) and not application.stopping and fits()
             )
 
 

@@ -12,7 +12,7 @@ from relay.adapters.postgres.wakeup import EVENTS, Due, Wakeup
 from relay.bootstrap import Application
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import FactSink, OutageSeen
-from relay.domain.ordering import Shard
+from relay.domain.ordering import Shard, shards_of
 from scheduler.sender import Sender
 
 #: The time limit of a tick, in seconds.
@@ -27,7 +27,7 @@ _LOAD_HINTS: Final = 20
 _POLLING_S: Final = 1.0
 #: How long nothing must have been due, in seconds, before polls become seldom, and how seldom they are.
 _QUIET_AFTER_S: Final = 5.0
-_QUIET: Final = timedelta(milliseconds=500)
+_QUIET: Final = timedelta(seconds=1)
 
 
 class Pace:
@@ -130,7 +130,7 @@ class PublishTick:
 
     def __init__(self, application: Application, context: str, send: Sender) -> None:
         self._parts = application.context(context)
-        self._send = send
+        self._send, self._members = send, application.members
         self.pace = Pace(self._parts.settings.publish.poll_interval)
         self._hints = Hints(context, self._parts.wakeup, EVENTS, self._poll, application.facts, self.pace)
         self._awake_until = 0.0
@@ -168,6 +168,8 @@ class PublishTick:
         # After an outage of the database the outstanding job may sit in a back-off.
         force, self._lost = self._lost, False
         name, count = self._parts.name, self._parts.settings.publish.shards
+        if due.count >= _LOAD_EVENTS and (many := shards_of(count, await self._members.publishing())) != count:
+            return await self._send.some([jobs.PUBLISH.of(name, n) for n in range(many)], many, force=force)
         # With many events not all were counted, and a forced job must cover all that the lost one held.
         everywhere = force or due.count >= _LOAD_EVENTS
         shards = [n for n in range(count) if everywhere or due.concerns(Shard(n, count))]

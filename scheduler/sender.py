@@ -45,6 +45,15 @@ class Sender:
             return False
         return token is not None
 
+    async def some(self, duties: Sequence[Duty], *more: int, force: bool = False) -> bool:
+        """Enqueue a job for each of many duties that has none outstanding; returns whether none had.
+
+        One question finds out which. ``force`` replaces those that are outstanding.
+        """
+        found = {duty.key: duty for duty in duties}
+        wanted = duties if force else [found[key] for key in await self._application.gates.lost(list(found))]
+        return all([await self.job(it, *more, force=force) for it in wanted]) and len(wanted) == len(duties)
+
     async def job_if(self, needed: Callable[[], Awaitable[bool]], duty: Duty) -> bool | None:
         """Enqueue a job if it is needed; returns whether that is left to an outstanding job, None if not needed.
 

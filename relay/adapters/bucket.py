@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any
 
+from relay.adapters.coldstore import MOVE_AWAY
 from relay.domain.archive import ArchiveConflict, StoreUnreachable
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, MissingExtraError
@@ -62,7 +63,7 @@ class BucketStore:
                 found = await self._obstore.get_async(self._store, name)
                 if bytes(await found.bytes_async()) != read:
                     raise ArchiveConflict(
-                        f"{self._url}/{name} is there already and holds something else"
+                        f"{self._url}/{name} is there already and holds something else", hint=MOVE_AWAY
                     ) from None
 
     async def get(self, name: str, into: IO[bytes]) -> bool:

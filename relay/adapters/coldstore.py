@@ -16,6 +16,8 @@ from relay.domain.archive import ArchiveConflict, StoreUnreachable
 
 Answer = TypeVar("Answer")
 
+#: What helps where the file of a batch that was not recorded is in the way.
+MOVE_AWAY: Final = "move it away: no batch has it; relay archive verify names all such files"
 _UNFINISHED: Final = ".part"
 
 
@@ -62,7 +64,7 @@ class FolderStore:
             part.flush()
             os.fsync(part.fileno())
             if target.exists() and not filecmp.cmp(part.name, target, shallow=False):
-                raise ArchiveConflict(f"{target} is there already and holds something else")
+                raise ArchiveConflict(f"{target} is there already and holds something else", hint=MOVE_AWAY)
             Path(part.name).replace(target)
         _sync(target.parent)
 

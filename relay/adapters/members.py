@@ -102,6 +102,11 @@ class Members:
                 self._note(await _reached(self._count(keys=self._keys, args=self._limits)))
         return self._publishing
 
+    @property
+    def known(self) -> int:
+        """What `publishing` last said, at least 1."""
+        return self._publishing
+
     def _note(self, publishing: int) -> None:
         self._publishing, self._counted_at = max(1, publishing), time.monotonic()
 

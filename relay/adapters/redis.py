@@ -26,7 +26,7 @@ from dramatiq.middleware import Middleware
 from relay.adapters.gate import Entry, queue_error
 from relay.adapters.redis_clock import RedisClock
 from relay.adapters.redis_wakeup import Wakeups, bounded_client
-from relay.adapters.shares import FETCH, GIVE_BACK, MARK, MAX_FETCH_MESSAGES, Capacity, arguments, share_of
+from relay.adapters.shares import ACK, FETCH, GIVE_BACK, MARK, MAX_FETCH_MESSAGES, Capacity, arguments, share_of
 
 #: A command takes well under a millisecond, so all threads of a process share a few connections.
 _MAX_CONNECTIONS: Final = 4
@@ -43,12 +43,6 @@ _MAX_PREFETCH: Final = 128
 _LOOK_BEHIND_INTERVAL_S: Final = 0.05
 #: How long a consumer without any capacity waits before it looks again, in seconds.
 _CAPACITY_WAIT_S: Final = 0.005
-#: As the broker's own script: a message that was given back to the queue meanwhile keeps its content.
-_ACK: Final = """
-for _, id in ipairs(ARGV) do
-    if redis.call("srem", KEYS[1], id) > 0 then redis.call("hdel", KEYS[2], id) end
-end
-"""
 #: After this many idle waits a worker fetches all the same. So it finds what a worker put aside that died since.
 _UPKEEP_WAITS: Final = 5
 #: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
@@ -68,10 +62,12 @@ class RelayBroker(RedisBroker):
         super().__init__(**options)
         self.wakeups = wakeups
         self.unacknowledged: dict[str, list[str]] = {}
-        self._ack_script = self.client.register_script(_ACK)
+        self._ack_script = self.client.register_script(ACK)
         self._fetch_script = self.client.register_script(FETCH)
         self._give_back = self.client.register_script(GIVE_BACK)
         self._clock = RedisClock(self.client)
+        #: Set when this process is about to end: what it fetches now would wait for that.
+        self.ending = threading.Event()
 
     @property
     def consumer_class(self) -> type[_RedisConsumer]:
@@ -214,6 +210,10 @@ class _BlockingConsumer(_RedisConsumer):
     def _fill(self) -> bool:
         """Fetch what there is capacity for. False when there is no capacity or nothing to fetch."""
         self._flush()
+        if self.broker.ending.is_set():
+            self._freed.wait(_DELAY_WAIT_S)
+            self._freed.clear()
+            return False
         full = self.capacity.full()
         if "" in full:
             self._freed.wait(_CAPACITY_WAIT_S)
@@ -221,7 +221,7 @@ class _BlockingConsumer(_RedisConsumer):
             return False
         # When no share of the last fetch has capacity left, a further fetch would only put more messages aside.
         stuck = bool(self._came) and self._came <= full
-        if (stuck or not self._more) and not self._wait(full):
+        if ((stuck or not self._more) and not self._wait(full)) or self.broker.ending.is_set():
             return False
         self._freed.clear()
         self._fetched_at = time.monotonic()

@@ -76,6 +76,12 @@ while more == 1 and taken < most and seen < 1000 do
 end
 return {more, next(aside) and 1 or 0, found}
 """
+#: As the broker's own script: a message that was given back to the queue meanwhile keeps its content.
+ACK: Final = """
+for _, id in ipairs(ARGV) do
+    if redis.call("srem", KEYS[1], id) > 0 then redis.call("hdel", KEYS[2], id) end
+end
+"""
 #: Puts what a worker has fetched and not finished back into its queues. KEYS: in turn its unacknowledged messages
 #: of a queue, and the queue.
 GIVE_BACK: Final = """

@@ -16,17 +16,21 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, cast
 
+import redis.exceptions
 from dramatiq.asyncio import EventLoopThread, get_event_loop_thread
-from dramatiq.broker import Broker
+from dramatiq.broker import Broker, MessageProxy
+from dramatiq.common import iter_queue
 from dramatiq.message import Message
 from dramatiq.middleware import AsyncIO
 from dramatiq.worker import Worker, WorkerThread
 
 from relay.adapters.budgets import DEFAULT, BudgetedQueue
 from relay.adapters.onloop import LoopActor, OnLoop
+from relay.adapters.redis import RelayBroker
 from relay.domain.members import Usage
 
 #: A second SIGTERM within this time, in seconds, counts as the same one.
@@ -128,12 +132,26 @@ class WorkerRuntime(AsyncIO):
             # Nothing would stop a thread that is added from now on.
             self._worker = None
         self._quiesce()
+        if isinstance(broker, RelayBroker):
+            broker.ending.set()
         if isinstance(worker.work_queue, BudgetedQueue):
             worker.work_queue.hurry()
+            _give_back(worker)
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         event_loop().run_coroutine(self._stop())
         super().after_worker_shutdown(broker, worker)
+
+
+def _give_back(worker: Worker) -> None:
+    """Let others have at once what no thread has begun: this process may take seconds to end."""
+    left: dict[str, list[MessageProxy]] = {}
+    for item in iter_queue(worker.work_queue):
+        left.setdefault(item.message.queue_name, []).append(item.message)
+    for queue, messages in left.items():
+        # What cannot be given back now comes back when the heartbeats of this process have run out.
+        with suppress(redis.exceptions.RedisError):
+            worker.consumers[queue].requeue_messages(messages)
 
 
 def heed_termination_once() -> None:

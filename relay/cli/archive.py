@@ -13,9 +13,20 @@ import typer
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.bootstrap import Application
 from relay.cli.archived import replay, restore
-from relay.cli.operating import Answers, ContextOption, JsonOption, ask, operator, print_failure, visiting_contexts
+from relay.cli.operating import (
+    Answers,
+    ColumnsOption,
+    ContextOption,
+    JsonOption,
+    WideOption,
+    ask,
+    operator,
+    print_failure,
+    visiting_contexts,
+)
 from relay.cli.progress import bar
-from relay.cli.tables import print_table
+from relay.cli.tables import View, print_rows, print_table
+from relay.cli.tables import columns as columns_of
 from relay.commands.archive import ArchiveReport, ArchiveRows, Finding
 from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
@@ -26,7 +37,8 @@ Answer = TypeVar("Answer")
 
 app = typer.Typer(help="Cold storage: move rows there, list, verify, restore, replay, delete.")
 
-_COLUMNS: Final = ("number", "rows", "size", "first_at", "last_at", "file")
+_COLUMNS: Final = ("context", "kind", "number", "rows", "size", "first_at", "last_at", "file")
+_VIEW: Final = View(columns=columns_of(*_COLUMNS), lead=3)
 
 
 @app.callback(invoke_without_command=True)
@@ -105,15 +117,21 @@ app.command()(replay)
 
 
 @app.command("list")
-def list_(context: ContextOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+    columns: ColumnsOption = None,
+    wide: WideOption = False,
+) -> None:
     """List the batches in the archive. Status 1 if a database does not answer."""
+    view = _VIEW.choose(columns)
     with visiting_contexts(context, _batches) as answers:
         rows = [_row(manifest) for found in answers.values() for manifest in found]
         if as_json:
             answers.print_json(rows)
             return
         if rows:
-            print_table(("context", "kind", *_COLUMNS), [list(row.values()) for row in rows])
+            print_rows(view, rows, wide=wide)
         elif answers:
             print(f"Nothing is archived in {', '.join(answers)}.")
         _print_unread(answers)
@@ -129,8 +147,7 @@ def _print_unread(answers: Answers[Any]) -> None:
 
 
 def _row(manifest: Manifest) -> dict[str, Any]:
-    values = {name: getattr(manifest, name) for name in _COLUMNS}
-    return {"context": manifest.context, "kind": manifest.kind, **values}
+    return {name: getattr(manifest, name) for name in _COLUMNS}
 
 
 @app.command()

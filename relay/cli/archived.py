@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Annotated, Any, Final
 
 import typer
@@ -26,6 +27,7 @@ from relay.domain.identity import Identity
 from relay.domain.operators import Operator
 from relay.domain.topology import is_pattern
 from relay.settings import load_settings
+from relay.settings.values import format_duration
 
 _SELECTING: Final[Options] = {
     "ids": (Annotated[list[str] | None, typer.Argument(help="The rows, by their ids.")], None),
@@ -48,6 +50,8 @@ _FILTERS: Final = ("ids", "subject", "type", "key", "correlation", "since", "unt
 _LIMIT: Final[Options] = {
     "limit": (Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Refuse to act on more.")], 100_000)
 }
+#: What is said of events that were replayed.
+_REPLAYED: Final = "published once more"
 KindOption = Annotated[ArchiveKind, typer.Option("--kind", help="Which rows.")]
 
 
@@ -64,16 +68,30 @@ def restore(*, kind: KindOption = ArchiveKind.OUTBOX, options: dict[str, Any]) -
 def replay(*, options: dict[str, Any]) -> None:
     """Publish archived events once more, to every consumer of the stream. The archive keeps them.
 
-    Consumers know the ids, also of messages that they have archived. May be repeated: what was replayed since is
-    left out.
+    Consumers know the ids, also of messages that they have archived, until they delete those. May be repeated:
+    what was replayed since is left out.
     """
-    _act("published once more", ArchiveKind.OUTBOX, options)
+    _act(_REPLAYED, ArchiveKind.OUTBOX, options)
+
+
+def _warn_of_forgotten(producer: str) -> None:
+    """Say which consumers no longer know what they handled long ago."""
+    settings = load_settings()
+    for name, context in settings.contexts.items():
+        if (keep := context.archive.keep) is not None and producer in settings.outlived(name):
+            print(
+                f"warning: {name} deletes its archive after {format_duration(keep)}, with the ids of what it has"
+                " handled; older events it would handle again",
+                file=sys.stderr,
+            )
 
 
 def _act(done: str, kind: ArchiveKind, options: dict[str, Any]) -> None:
     wanted, by = _filter(kind, options), operator(options["actor"], options["note"])
     context = one_context(options["context"], lambda found: found.archive.place is not None)[0]
     count = asyncio.run(_run(context, "found", kind, wanted, by))
+    if count and done == _REPLAYED:
+        _warn_of_forgotten(context)
     if not options["dry_run"]:
         if count > options["limit"]:
             raise TooMany(f"{count} match and the limit is {options['limit']}", hint="narrow it or raise --limit")

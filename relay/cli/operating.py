@@ -9,7 +9,7 @@ import os
 import pwd
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
@@ -216,13 +216,15 @@ def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[.
 
 
 def as_time(text: str | None, field: str) -> datetime | None:
-    """Read ``90m`` (so long ago) or an ISO 8601 time, UTC if it names no zone. Raises InvalidRequest."""
+    """Read ``90m`` (so long ago) or an ISO 8601 time, UTC if it names no zone. Raises InvalidRequest.
+
+    A number without a unit is no time: who writes 2025 does not mean seconds.
+    """
     if text is None:
         return None
-    try:
-        return datetime.now(UTC) - parse_duration(text)
-    except ValueError:
-        pass
+    if text.strip()[-1:].isalpha():
+        with suppress(ValueError):
+            return datetime.now(UTC) - parse_duration(text)
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

@@ -137,7 +137,7 @@ def _records(view: View, cells: Sequence[Mapping[str, str]], width: int) -> list
     if view.chosen:
         lead, text, rest = [], "", names
     else:
-        lead, text, rest = names[: view.lead], names[-1], names[view.lead : -1]
+        lead, text, rest = names[:-1][: view.lead], names[-1], names[view.lead : -1]
     found: list[str] = []
     for row in cells:
         head = _wrapped(_GAP.join(filter(None, (row[name] for name in lead))), width)

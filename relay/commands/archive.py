@@ -165,7 +165,9 @@ class ArchiveRows:
     async def verify(self) -> AsyncIterator[Finding]:
         """Read every file again. Compare it with its manifest, and the manifest with the record."""
         for manifest in await self._tables.batches():
-            yield Finding(manifest.file, await self._doubt(manifest))
+            error = await self._doubt(manifest)
+            if error is None or manifest in await self._tables.batches():  # else it was deleted meanwhile
+                yield Finding(manifest.file, error)
         folders = [folder(self._context, kind) for kind in ArchiveKind]
         names = [name for prefix in folders for name in await self._store.names(prefix)]
         # Read the record after the names, so that it includes batches that were committed meanwhile.

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import IO, Final
 from uuid import UUID
 
-from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest
+from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, StoreUnreachable
 
 #: The highest level takes twice as long, for files that are a thirtieth smaller.
 _LEVEL: Final = 4
@@ -71,9 +71,14 @@ class BatchFile:
 
 @contextmanager
 def spool() -> Iterator[IO[bytes]]:
-    """A temporary file that is deleted afterwards."""
-    with tempfile.TemporaryFile(prefix="jetrelay-archive-") as file:
-        yield file
+    """A temporary file that is deleted afterwards. Raises StoreUnreachable where it has no room."""
+    try:
+        with tempfile.TemporaryFile(prefix="jetrelay-archive-") as file:
+            yield file
+    except OSError as error:
+        raise StoreUnreachable(
+            f"no temporary file: {error.strerror or error}", hint="make room for a batch, or name a disk in TMPDIR"
+        ) from error
 
 
 def read(file: IO[bytes], kind: ArchiveKind) -> Contents:

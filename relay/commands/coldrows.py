@@ -83,7 +83,9 @@ class ColdRows:
             progress(done, len(batches))
             with batchfile.spool() as file:
                 if not await self._store.get(manifest.file, file):
-                    raise ArchiveDamaged(f"{manifest.file} is missing")
+                    if manifest not in await self._tables.batches():
+                        continue  # a run has deleted it meanwhile
+                    raise ArchiveDamaged(f"{manifest.file} is missing", hint="relay archive verify")
                 lines = await asyncio.to_thread(self._select, batchfile.lines(file, manifest), kind, wanted, fits)
             if lines:
                 yield manifest, lines

@@ -23,6 +23,8 @@ KEY: Final = "Relay-Partition-Key"
 #: What happens to messages behind a dead one. "block" and "park": they wait for an operator; "park" also sets the
 #: key aside. "skip": they are handled.
 FailedHead: TypeAlias = Literal["block", "park", "skip"]
+#: Schedulers and workers agree on the number of workers after so many seconds.
+_AGREED_AFTER_S: Final = 8.0
 #: The longest key that is sure to fit into an index of PostgreSQL, in characters.
 _MAX_KEY_CHARS: Final = 600
 
@@ -44,6 +46,16 @@ class Shard:
     def lanes(self) -> list[int]:
         """The lanes of this shard."""
         return list(range(self.index, LANES, self.count))
+
+
+def shards_of(shards: int, workers: int) -> int:
+    """How many jobs publish a context with a backlog: ``shards`` for each worker. Each has a lane at least."""
+    return min(LANES, shards * workers)
+
+
+def goes_on(count: int, shards: int, workers: int, seconds: float) -> bool:
+    """Whether a drain of one of ``count`` shards goes on after so many seconds, or makes room for others."""
+    return seconds < _AGREED_AFTER_S or count == shards_of(shards, workers)
 
 
 def halves(lanes: Sequence[int], busy: Collection[int]) -> tuple[list[int], list[int]]:

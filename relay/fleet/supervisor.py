@@ -38,7 +38,6 @@ _LOOK_INTERVAL_S: Final = 1.0
 _READY_S: Final = 120.0
 #: Dramatiq ends a worker this much before we kill it, in seconds, if there is so much time.
 _MARGIN_S: Final = 2.0
-#: The module whose actors run background tasks.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

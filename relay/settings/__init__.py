@@ -190,7 +190,7 @@ def _as_text(key: str, value: object) -> str:
             text = ", ".join(value)
         case bool():
             text = str(value).lower()
-        case int() if key == "max_bytes":
+        case int() if key.endswith("_bytes"):
             text = format_size(value)
         case str() if key == "handler" and "://" in value:
             text = hide_url(value)

@@ -122,8 +122,9 @@ class RouteSettings(Section):
 class PublishSettings(Section):
     """How a context's outbox is published.
 
+    ``shards``: how many jobs publish the context at a time; so many for each worker while much waits.
     ``batch_bytes``: a batch ends with the event that brings it to this size of text; a larger event goes alone. A
-    worker holds two batches of each shard, and a few copies of them. ``ack_timeout``: how long the broker may be
+    worker holds two batches of each of ``shards``, and a few copies. ``ack_timeout``: how long the broker may be
     silent. A batch takes at most twice that time, which is less than the 5 s for which it may hold its rows.
     ``max_attempts``: how often an event is sent to a stream that refuses it as too large. ``dead_head``: whether
     an event that can never be published is skipped, or blocks its key until an operator decides.

@@ -260,6 +260,25 @@ async def test_batches_that_were_kept_long_enough_are_deleted_and_nothing_else(a
     assert (await archive.command(keep=KEEP).run(ANN)).deleted == []
 
 
+async def test_a_batch_that_is_deleted_while_others_read_is_not_taken_for_missing(archive: Archive) -> None:
+    await archive.events(2)
+    await archive.command(rows=1).run(ANN)
+    looking = archive.command().verify()
+    found = [await anext(looking)]
+    counting = cold(archive).count(
+        ArchiveKind.OUTBOX, ALL, lambda done, _: _deleted(archive) if done == 1 else None
+    )
+    assert await counting == 1
+    found += [it async for it in looking]
+    assert [(it.file.rpartition("/")[2][:8], it.error) for it in found] == [("00000001", None)]
+
+
+def _deleted(archive: Archive) -> None:
+    query(archive.url, "UPDATE archive_batches SET deleted_at = now() WHERE number = 2")
+    for path in (archive.root / archive.relay.context / "outbox").glob("00000002*"):
+        path.unlink()
+
+
 async def test_a_deleted_batch_is_forgotten_and_one_that_is_damaged_is_not(archive: Archive) -> None:
     """An id that is forgotten too early would have its message handled twice."""
     ids = archive.messages(2)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from relay import Outbox
-from relay.adapters.postgres import wakeup as wakeup_module
+from relay.adapters.postgres import watch as watch_module
 from relay.devstack import ValkeyServer
 from relay.domain.facts import ProducersBraked, ProducersReleased
 from scheduler import brake as brake_module
@@ -183,7 +183,7 @@ async def look_in_vain(scheduler: Scheduler) -> None:
 async def test_a_look_without_an_answer_does_not_begin_it(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeup_module, "_LIMIT", "SET statement_timeout = '100ms'")
+    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '100ms'")
     scheduler.produce(11)
     await look_in_vain(scheduler)
     assert (brake(scheduler)["brake_until"], scheduler.facts) == (None, [])
@@ -195,7 +195,7 @@ async def test_a_look_without_an_answer_keeps_what_holds_for_a_while(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An overload must not end it. But nobody can tell whether there still is one."""
-    monkeypatch.setattr(wakeup_module, "_LIMIT", "SET statement_timeout = '100ms'")
+    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '100ms'")
     scheduler.produce(11)
     await scheduler.tick(BRAKE)
     nearly_over = "UPDATE relay_wakeup SET brake_until = clock_timestamp() + interval '20 s' RETURNING brake_until"
@@ -211,7 +211,7 @@ async def test_a_look_without_an_answer_keeps_what_holds_for_a_while(
 async def test_a_look_without_an_answer_does_not_revive_what_has_ended(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeup_module, "_LIMIT", "SET statement_timeout = '100ms'")
+    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '100ms'")
     query(scheduler.database_url, "UPDATE relay_wakeup SET brake = 'warn', brake_until = clock_timestamp()")
     before = brake(scheduler)
     await look_in_vain(scheduler)

@@ -128,6 +128,18 @@ def test_restore_and_replay(cli: Cli, context: str, database_url: str) -> None:
     assert [row["generation"] for row in generations] == [1, 0, 0]
 
 
+def test_a_replay_says_who_may_handle_it_again(cli: Cli, context: str, tmp_path: Path) -> None:
+    cli("archive")
+    reads = f'stream = "{context.upper()}_EVENTS"\nfilter_subject = "{context}.>"\nhandler = "http://h/"\n'
+    archive = f'[contexts.quiet.archive]\nafter = "90d"\nkeep = "2y"\ndirectory = "{tmp_path}"\n'
+    with (tmp_path / "relay.toml").open("a") as file:
+        file.write(f"[contexts.quiet.subscriptions.all]\n{reads}{archive}")
+    said = "warning: quiet deletes its archive after 2y, with the ids of what it has handled"
+    arguments = ("--all", "--dry-run", "--context", context)
+    assert said in cli("archive", "replay", *arguments)[2]
+    assert said not in cli("archive", "restore", *arguments)[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -136,6 +148,7 @@ def test_restore_and_replay(cli: Cli, context: str, database_url: str) -> None:
         (("replay", "--subject", "a..b"), "is no pattern of subjects"),
         (("restore", "--kind", "tasks", "--subject", "a.b"), "tasks have none"),
         (("restore", "--kind", "inbox", "--since", "soon"), "'soon' is no time"),
+        (("replay", "--until", "2025"), "'2025' is no time"),
         (("restore", "--all", "--context", "quiet"), "error ARCHIVE_OFF"),
     ],
 )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import dramatiq
 import pytest
@@ -19,7 +20,7 @@ from dramatiq.middleware import Retries
 
 from relay.adapters import shares, workers
 from relay.adapters.gate import LONGEST_BACKOFF
-from relay.adapters.redis import create_broker
+from relay.adapters.redis import RelayBroker, create_broker
 from relay.adapters.workers import WorkerRuntime
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
@@ -66,6 +67,44 @@ def test_without_redis_nothing_is_taken_over() -> None:
     broker.declare_queue("q")
     with pytest.raises(QueueUnreachable):
         broker.take_over("gone")
+
+
+def test_a_worker_that_is_about_to_end_leaves_to_others_what_it_has_not_begun(valkey: ValkeyServer) -> None:
+    """It may take seconds. What it had fetched, or fetches then, would wait for its end."""
+    release, ran = threading.Event(), list[tuple[str, int]]()
+
+    async def nothing() -> None:
+        return
+
+    def process(name: str, namespace: str | None = None) -> RelayBroker:
+        def work(number: int) -> None:
+            if number == 0:
+                release.wait(60)
+            ran.append((name, number))
+
+        runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=lambda: None, budgets={})
+        broker = fresh_broker(valkey.url, [runtime] if namespace is None else [])
+        broker.namespace = namespace or broker.namespace
+        dramatiq.actor(work, broker=broker, actor_name="work", queue_name="q")
+        return broker
+
+    first = process("first")
+    first.enqueue_many([job("q", "work", number) for number in range(2)])
+    worker = dramatiq.Worker(first, worker_threads=1, worker_timeout=100)
+    worker.start()
+    acks = f"{first.namespace}:__acks__.{first.broker_id}.q"
+    soon("it has fetched all", lambda: first.client.scard(acks) == 2)
+    held: Any = worker.work_queue
+    soon("it has begun one", lambda: (held.usage().busy, held.usage().waiting) == (1, 1))
+    ending = threading.Thread(target=worker.stop)
+    ending.start()
+    soon("it is about to end", first.ending.is_set)
+    first.enqueue_many([job("q", "work", 2)])
+    with working(process("second", first.namespace)):
+        soon("another has run the others", lambda: sorted(ran) == [("second", 1), ("second", 2)])
+        release.set()
+        ending.join()
+    assert ran[-1] == ("first", 0)
 
 
 def test_a_delayed_job_runs_when_it_is_due(valkey: ValkeyServer) -> None:

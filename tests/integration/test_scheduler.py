@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import redis
 
 from relay.adapters import gate as gate_module
+from relay.adapters.members import this_process
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import OutageSeen
@@ -52,6 +54,26 @@ async def test_what_is_due_brings_one_job_per_shard_and_no_other_until_it_has_en
     for _ in range(5):
         await scheduler.tick()
     assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 0), ("sea", 1)]
+
+
+async def test_a_backlog_brings_as_many_jobs_as_there_are_workers_for(scheduler: Scheduler) -> None:
+    """What little is due is left to as many as configured, as every job costs something."""
+    members, gates = scheduler.application.members, scheduler.application.gates
+    for number in range(3):
+        await members.beat(replace(this_process("worker", f"w{number}"), publishes=True))
+    scheduler.produce(20)
+    await scheduler.tick()
+    assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 1)]
+    scheduler.produce(100)
+    for _ in range(3):
+        await scheduler.tick()
+    assert sorted(scheduler.sent()) == [("sea", 0), ("sea", 1), *(("sea", shard, 6) for shard in (2, 3, 4, 5))]
+    for message in scheduler.messages()[:2]:
+        await gates.close(f"publish:sea:{message.args[1]}", message.args[-1])
+    await scheduler.tick()
+    assert sorted(it for it in scheduler.sent() if len(it) == 3) == [("sea", shard, 6) for shard in range(6)]
+    for number in range(3):
+        await members.leave(this_process("worker", f"w{number}"))
 
 
 async def test_an_event_brings_a_job_for_the_shard_of_its_key_and_no_other(scheduler: Scheduler) -> None:
@@ -346,7 +368,7 @@ async def test_when_nothing_has_been_due_and_hints_are_sent_polls_are_seldom_unt
     await eventually("hints are welcome", scheduler.sleeping)
     await eventually("it is known", lambda: scheduler.application.context("sea").wakeup.hinted)
     await scheduler.tick(name)
-    assert pace.every == timedelta(seconds=0.5)
+    assert pace.every == timedelta(seconds=1)
     changed: list[timedelta] = []
     pace.changed = lambda: changed.append(pace.every)
     scheduler.schedule()
@@ -357,7 +379,7 @@ async def test_when_nothing_has_been_due_and_hints_are_sent_polls_are_seldom_unt
     monkeypatch.setattr(polls_module, "_QUIET_AFTER_S", -3600.0)
     scheduler.schedule()
     await scheduler.tick(name)
-    assert pace.every == timedelta(seconds=0.5)
+    assert pace.every == timedelta(seconds=1)
 
 
 async def test_a_hint_that_finds_a_job_outstanding_looks_again(

@@ -39,7 +39,7 @@ class Watched:
 
     async def due(self) -> int:
         rows = await self.watch.ask("outbox/due", LIMIT)
-        return int(rows[0]["sum"] or 0)
+        return int(rows[0]["count"] or 0)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def locked(database_url: str) -> Iterator[psycopg.Connection]:
 async def test_it_answers_what_several_ask_at_once(watched: Watched) -> None:
     query(watched.url, EVENTS)
     assert await asyncio.gather(*(watched.due() for _ in range(20))) == [3] * 20
-    assert (await watched.watch.ask("outbox/due", {"limit": 2}))[0]["sum"] == 2
+    assert (await watched.watch.ask("outbox/due", {"limit": 2}))[0]["count"] == 2
     assert await watched.watch.ask("tasks/pending_queues") == []
     assert len(query(watched.url, CONNECTED)) == 1
 

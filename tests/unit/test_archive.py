@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import tempfile
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -14,7 +16,7 @@ from relay.commands import batchfile
 from relay.commands.archive import held_back
 from relay.commands.batchfile import BatchFile
 from relay.commands.reconcile import StreamState
-from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, RowFilter
+from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, RowFilter, StoreUnreachable
 
 AT = datetime(2026, 1, 31, 3, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -94,6 +96,12 @@ def test_no_row_of_a_damaged_file_comes_back(damage) -> None:  # type: ignore[no
     assert len(batchfile.lines(file, manifest)) == 3
     with pytest.raises(ArchiveDamaged):
         batchfile.lines(io.BytesIO(damage(file.getvalue())), manifest)
+
+
+def test_no_room_for_a_temporary_file_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "away"))
+    with pytest.raises(StoreUnreachable, match="No such file or directory"), batchfile.spool():
+        pytest.fail("there is no file")
 
 
 def test_an_id_is_read_wherever_it_stands() -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 #: Not of the site, and read by themselves.
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "AGENTS.md", "llms.txt")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
@@ -55,3 +55,9 @@ def test_each_link_of_a_file_beside_the_site_leads_to_a_file(name: str) -> None:
     found = [link.partition("#")[0] for link in links(ROOT / name)]
     assert found
     assert [link for link in found if not (ROOT / link).exists()] == []
+
+
+def test_the_list_for_agents_has_each_page_but_single_decisions() -> None:
+    listed_there = {link.removeprefix("docs/") for link in links(ROOT / "llms.txt") if link.startswith("docs/")}
+    pages = {page.relative_to(DOCS).as_posix() for page in PAGES}
+    assert listed_there == {page for page in pages if not page.startswith("decisions/0")}

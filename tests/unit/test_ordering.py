@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.domain.ordering import LANES, UNORDERED, Shard, chains, default_key, order_key
+from relay.domain.ordering import LANES, UNORDERED, Shard, chains, default_key, goes_on, order_key, shards_of
 
 quick = settings(max_examples=100, deadline=None)
 
@@ -99,3 +99,23 @@ def test_a_received_key_is_its_own_order_unless_no_index_takes_it() -> None:
     assert one is not None
     assert one != other
     assert len(one) < 100
+
+
+@pytest.mark.parametrize(
+    ("shards", "workers", "count"), [(2, 1, 2), (2, 3, 6), (1, 5, 5), (2, 100, 64), (64, 2, 64)]
+)
+def test_a_backlog_is_shared_by_all_workers_as_far_as_there_are_lanes(
+    shards: int, workers: int, count: int
+) -> None:
+    assert shards_of(shards, workers) == count
+
+
+@pytest.mark.parametrize(
+    ("count", "workers", "seconds", "goes"),
+    [(2, 1, 1000.0, True), (2, 4, 1.0, True), (2, 4, 1000.0, False), (8, 4, 1000.0, True), (8, 1, 1000.0, False)],
+)
+def test_a_long_drain_makes_room_when_the_number_of_workers_is_another(
+    count: int, workers: int, seconds: float, goes: bool
+) -> None:
+    """It has a while in any case: who sends jobs may know of the number later than who runs them."""
+    assert goes_on(count, 2, workers, seconds) is goes

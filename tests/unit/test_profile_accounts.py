@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from relay.cli import init
 from relay.cli.demo import profile
 from relay.cli.demo.evidence import Counts
 from relay.cli.demo.profile import Production, find
@@ -47,12 +48,11 @@ def test_each_fault_is_named(changed: dict[str, Any], said: str) -> None:
     assert list(audit(replace(BOOKS, **changed))) == [said]
 
 
-def test_a_wheel_has_the_profiles_where_they_are_looked_for() -> None:
+def test_a_wheel_has_the_profiles_and_the_project_where_they_are_looked_for() -> None:
     root = Path(__file__).parents[2]
     wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    [(source, target)] = wheel["force-include"].items()
-    installed, checkout = profile._PLACES
-    assert (root / target, root / source) == (installed, checkout)
+    places = {root / target: root / source for source, target in wheel["force-include"].items()}
+    assert places == {profile._PLACES[0]: profile._PLACES[1], init._PLACES[0]: init._PLACES[1]}
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "..", "cloudevents/..", "/"])

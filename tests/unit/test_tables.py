@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -67,6 +68,14 @@ def test_no_line_is_wider_than_the_terminal_and_no_id_is_cut_that_fits(width: in
     assert max(map(len, found)) <= width
     assert (str(ID) in "\n".join(found)) == (width >= 40)
     assert "dead" in "\n".join(found)
+
+
+def test_a_record_whose_columns_all_lead_says_nothing_twice() -> None:
+    view = View(columns=columns("context", "reason"), lead=2)
+    assert lines(view, [row()], 20, NOW) == [
+        "sea",
+        *(f"    {it}" for it in textwrap.wrap(REASON, 16, break_on_hyphens=False)),
+    ]
 
 
 def test_a_value_stays_on_its_line() -> None:

@@ -1,0 +1,3 @@
+CREATE DATABASE shop;
+CREATE DATABASE billing;
+CREATE DATABASE shipping;
