@@ -51,7 +51,7 @@ class PythonEventHandler:
         timeout: timedelta,
         unknown: Unknown = "dead-letter",
     ) -> None:
-        self._registry = registry
+        self.registry = registry
         self.transactions = transactions
         self.timeout = timeout.total_seconds()
         plain = [it.signature for it in registry.handlers.values() if not it.signature.is_async]
@@ -106,7 +106,7 @@ class PythonEventHandler:
     def prepared(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
         """Return the call for a request, or an answer when no call is needed."""
         try:
-            return self._prepare(request)
+            return self.prepare(request)
         except Exception as error:
             return answer(error)
 
@@ -115,10 +115,10 @@ class PythonEventHandler:
         await self.transactions.close()
 
     async def _handle(self, request: HandlerRequest) -> HandlerResult:
-        call = self._prepare(request)
+        call = self.prepare(request)
         return call if isinstance(call, HandlerResult) else await self._calls.run(call)
 
-    def _prepare(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
+    def prepare(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
         """Return the call for a request, or an answer. Raises Poison, and what an upcaster raises."""
         event = _read(request)
         route = self._find(event)
@@ -152,13 +152,13 @@ class PythonEventHandler:
     def _find(self, event: IncomingEvent) -> Route | None:
         """Find the function of an event by its type, that of a command by its subject."""
         if self._commands and (name := command_name(event.subject)) is not None:
-            return self._registry.find(name, event.event_version)
-        return self._registry.find(event.event_type, event.event_version)
+            return self.registry.find(name, event.event_version)
+        return self.registry.find(event.event_type, event.event_version)
 
     def _without_handler(self, event: IncomingEvent) -> HandlerResult:
         reason = (
             f"no handler for {event.event_type} v{event.event_version}: "
-            f"{self._registry.name} handles {self._registry.known()}"
+            f"{self.registry.name} handles {self.registry.known()}"
         )[:MAX_DETAIL_CHARS]
         match self._unknown:
             case "dead-letter":

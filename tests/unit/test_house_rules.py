@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("relay", "tasks", "consumer", "scheduler", "chaos")
+PACKAGES = ("relay", "tasks", "consumer", "scheduler", "jetrelay_pytest", "chaos")
 LINES_PER_FILE = 300
 #: Catalogues hold many small things of one kind, and are looked up, not read.
 LINES_PER_CATALOGUE = 500

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("relay", "consumer", "tasks", "scheduler", "chaos")
+PACKAGES = ("relay", "consumer", "tasks", "scheduler", "jetrelay_pytest", "chaos")
 #: A process for each module, forked from one that has loaded what others have written, and nothing of ours.
 SCRIPT = """
 import importlib, os, sys, traceback
+import pytest
 import aiohttp, apscheduler.schedulers.asyncio, dramatiq, nats, psycopg, pydantic, redis.asyncio, rich
 import sqlalchemy.ext.asyncio, sqlalchemy.orm, structlog, typer
 ours = tuple(sys.argv[1].split(","))

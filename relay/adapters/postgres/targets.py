@@ -21,6 +21,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
+from relay.adapters.postgres import taking
 from relay.adapters.postgres.enqueue import Ready, Row, Write, refusals, statements
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 
@@ -109,12 +110,14 @@ class _Waiting:
 
     ``announced``: a savepoint is about to be released. ``written``: the commit has begun and has written its
     rows. Rows that are added after that, for example by listeners of the flush, are written at once.
+    ``kept``: written rows that are for a test, see `taking`, until the commit has succeeded.
     """
 
     session: Session
     batches: list[tuple[SessionTransaction, Sequence[Row]]] = field(default_factory=list)
     announced: bool = False
     written: bool = False
+    kept: list[Row] = field(default_factory=list)
 
 
 def collect(session: Session, rows: Sequence[Row]) -> None:
@@ -139,6 +142,9 @@ def write_later(session: Session, rows: list[Row]) -> None:
 
 
 def _insert(session: Session, rows: Sequence[Row]) -> None:
+    if taking.taker() is not None:
+        _watch(session).kept.extend(rows)
+        return
     owner, later = session.info.get(_LATER, (None, None))
     if owner is session:
         later.extend(rows)
@@ -147,6 +153,8 @@ def _insert(session: Session, rows: Sequence[Row]) -> None:
 
 
 def _check_bind(session: Session) -> None:
+    if taking.taker() is not None:
+        return
     try:
         bind = session.get_bind()
     except UnboundExecutionError as error:
@@ -210,10 +218,11 @@ def _on_create(session: Session, _: SessionTransaction) -> None:
 
 @listen.listens_for(Session, "after_commit")
 def _on_commit(session: Session) -> None:
-    released = session.get_nested_transaction()
+    released, waiting = session.get_nested_transaction(), _watch(session)
     if released is None or released.parent is None:
+        if waiting.kept and (take := taking.taker()) is not None:
+            take(tuple(waiting.kept))
         return
-    waiting = _watch(session)
     waiting.announced = False
     waiting.batches = [
         (released.parent if owner is released else owner, batch) for owner, batch in waiting.batches
@@ -225,6 +234,7 @@ def _on_end(session: Session, ended: SessionTransaction) -> None:
     waiting = _watch(session)
     if ended.parent is None:
         waiting.batches.clear()
+        waiting.kept.clear()
         waiting.announced = waiting.written = False
     elif ended.nested:
         waiting.announced = False
@@ -262,6 +272,7 @@ def write(target: SyncTarget | AsyncTarget, rows: Sequence[Row], answer: Value) 
 
     for base in type(target).__mro__:
         if base in _WRITERS:
+            taking.check(base)
             written = _WRITERS[base](target, rows)
             return answer if written is None else then(written, answering)
     raise UnsupportedTarget(

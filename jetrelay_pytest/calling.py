@@ -1,0 +1,100 @@
+"""Calls handlers and tasks in the test itself, each in its own transaction, as a worker does elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from relay.adapters.postgres.transactions import Settlement
+from relay.domain.errors import AlreadyProcessed, UnsupportedTarget
+from relay.execution.calls import PreparedCall
+from relay.execution.signatures import Inject
+
+#: More calls than this in one `drain` are taken for events or tasks that cause each other without end.
+MAX_CALLS: Final = 1_000
+
+#: Makes the session of one call: a sessionmaker, or ``Session``, which has no database.
+Sessions = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """What a function gets of its transaction: the session. `call` refuses one that takes a connection."""
+
+    session: Any
+    connection: None = None
+    settled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """Transactions of the test's sessions, instead of those that settle a row.
+
+    ``sessions`` and ``async_sessions`` make them for plain functions and for coroutines.
+    """
+
+    sessions: Sessions = Session
+    async_sessions: Sessions = AsyncSession
+
+    def claimed(self, _limit: timedelta | None = None) -> Transactions:
+        """See `relay.adapters.postgres.transactions.HandlerTransactions`."""
+        return self
+
+    @contextmanager
+    def settle(self, _settlement: Settlement) -> Iterator[Any]:
+        """Begin the transaction of a plain function; it commits when the block ends."""
+        with self.sessions() as session, session.begin():
+            yield _Lent(session)
+
+    @asynccontextmanager
+    async def settle_async(self, _settlement: Settlement) -> AsyncIterator[Any]:
+        """Begin the transaction of a coroutine; it commits when the block ends."""
+        async with self.async_sessions() as session, session.begin():
+            yield _Lent(session)
+
+
+def call(prepared: PreparedCall) -> None:
+    """Make a call. What the function raises comes through, but for AlreadyProcessed: its work was done before."""
+    _check(prepared)
+    with prepared.context.use():
+        try:
+            if prepared.function.signature.is_async:
+                asyncio.run(_running(prepared))
+            else:
+                prepared.run_in_thread()
+        except AlreadyProcessed:
+            return
+
+
+async def call_async(prepared: PreparedCall) -> None:
+    """Do the same on the event loop of the test; a plain function runs in a thread."""
+    if not prepared.function.signature.is_async:
+        await asyncio.to_thread(call, prepared)
+        return
+    _check(prepared)
+    with prepared.context.use():
+        try:
+            await prepared.run()
+        except AlreadyProcessed:
+            return
+
+
+def _check(prepared: PreparedCall) -> None:
+    """Raise UnsupportedTarget if the function takes a connection: in memory there is none."""
+    signature = prepared.function.signature
+    if not {Inject.CONNECTION, Inject.ASYNC_CONNECTION}.isdisjoint(signature.others.values()):
+        raise UnsupportedTarget(
+            f"{prepared.function.function.__qualname__} takes a psycopg connection, and in memory there is none",
+            hint="take a SQLAlchemy session, or test on real servers: docs/how-to/testing.md",
+        )
+
+
+async def _running(prepared: PreparedCall) -> None:
+    await prepared.run()

@@ -1,0 +1,300 @@
+"""The outbox of a test: what was published, and what handlers do with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import ModuleType
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from consumer.functions import PythonEventHandler, Unknown
+from consumer.handlers import Poison, Registry, load
+from jetrelay_pytest.calling import MAX_CALLS, Sessions, Transactions, call, call_async
+from jetrelay_pytest.expecting import check_columns, expect, holds, plain
+from relay import Event, Outbox
+from relay.adapters.postgres.taking import taking
+from relay.commands.outgoing import outgoing
+from relay.domain.envelopes import prepared_request
+from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
+from relay.domain.model import HandlerResult, OutboxEvent, Verdict
+from relay.domain.routing import Routing
+from relay.events import registration_of
+from relay.execution.calls import PreparedCall
+from relay.ports import HandlerRequest, OutboxRow
+from relay.testing import Clock, MemoryOutbox
+
+_ENVELOPE: Final = "handler"
+#: No function of a test is stopped for its time.
+_LONG: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedEvent:
+    """An event of a committed transaction. ``row``: all that is known of it, as it would be in the table."""
+
+    row: OutboxEvent
+
+    @property
+    def event_type(self) -> str:
+        """The type of the event."""
+        return self.row.event_type
+
+    @property
+    def payload(self) -> Any:
+        """The payload as JSON values."""
+        return json.loads(self.row.payload)
+
+    def __str__(self) -> str:
+        return f"{self.row.event_type} v{self.row.event_version} {self.row.payload}"
+
+
+class OutboxInMemory:
+    """The events that transactions have committed, in their order. ``events`` is for a test to look at.
+
+    What was rolled back is not here. ``context``: the producer's name, for the subject that handlers see.
+    """
+
+    def __init__(self, context: str = "test") -> None:
+        self.context = context
+        self.events: list[PublishedEvent] = []
+        self._attempts: dict[UUID, int] = {}
+        #: What the functions of a module have done. The same event is for other modules, too.
+        self._done: set[tuple[str, UUID]] = set()
+
+    def take(self, row: OutboxEvent) -> None:
+        """Keep an event that was committed."""
+        self.events.append(PublishedEvent(row))
+
+    def clear(self) -> None:
+        """Forget all events, for example those of the preparation of a test."""
+        self.events.clear()
+        self._done.clear()
+
+    # --- what was published ---
+
+    def assert_published(
+        self,
+        event: str | type[BaseModel] | BaseModel,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        times: int | None = 1,
+        **columns: Any,
+    ) -> PublishedEvent:
+        """Check that an event was committed ``times``, or at least once for None; returns the last one.
+
+        ``event``: its type, its class, or the whole event, whose payload is compared as well. ``payload``: fields
+        that it must have, among others. ``columns``: what else it must have, as `OutboxEvent` names it:
+        ``aggregate_id``, ``partition_key``, ``correlation_id``, ``headers`` …
+        Raises AssertionError, which shows what was committed.
+        """
+        __tracebackhide__ = True
+        if times == 0:
+            raise ValueError("times is at least 1; see assert_not_published")
+        return self._expect(event, payload, times, columns)[-1]
+
+    def assert_not_published(
+        self, event: str | type[BaseModel] | BaseModel, payload: Mapping[str, Any] | None = None, **columns: Any
+    ) -> None:
+        """Check that no such event was committed; see `assert_published`."""
+        __tracebackhide__ = True
+        self._expect(event, payload, 0, columns)
+
+    def assert_nothing_published(self) -> None:
+        """Check that no event was committed at all."""
+        __tracebackhide__ = True
+        expect("any event", self.events, 0, lambda _: True, str)
+
+    def _expect(
+        self, event: Any, payload: Mapping[str, Any] | None, times: int | None, columns: Mapping[str, Any]
+    ) -> list[PublishedEvent]:
+        __tracebackhide__ = True
+        check_columns(OutboxEvent, columns)
+        kind, version, whole = _named(event)
+        part = plain(payload or {})
+
+        def fits(it: PublishedEvent) -> bool:
+            return (
+                it.event_type == kind
+                and version in (None, it.row.event_version)
+                and (whole is None or it.payload == whole)
+                and holds(it.payload, part)
+                and all(holds(getattr(it.row, name), value) for name, value in columns.items())
+            )
+
+        asked = [kind, *(f"{it}" for it in (whole, part, {**columns}) if it)]
+        return expect(" ".join(asked), self.events, times, fits, str)
+
+    # --- what handlers do with it ---
+
+    def drain(
+        self,
+        handlers: str | ModuleType | Registry,
+        *,
+        sessions: Sessions = Session,
+        async_sessions: Sessions = AsyncSession,
+        delayed: bool = False,
+    ) -> int:
+        """Call the functions of a module for every event that is due, and for those that they publish in turn.
+
+        Returns the number of calls. Each call has a transaction of its own, of ``sessions`` or, for coroutines, of
+        ``async_sessions``: a sessionmaker; without one, a session without a database. An event without a function
+        there is for others, and is passed over. ``delayed``: also events whose time has not come.
+
+        What a function raises comes through. Its transaction is rolled back, and the event is due again: the next
+        `drain` is its next attempt. Raises Poison for a payload that does not fit the function.
+        """
+        calls = 0
+        transactions = Transactions(sessions, async_sessions)
+        for prepared in self._due(handlers, transactions, delayed=delayed):
+            call(prepared)
+            calls += 1
+        return calls
+
+    async def drain_async(
+        self,
+        handlers: str | ModuleType | Registry,
+        *,
+        sessions: Sessions = Session,
+        async_sessions: Sessions = AsyncSession,
+        delayed: bool = False,
+    ) -> int:
+        """Do what `drain` does, in a test that is a coroutine."""
+        calls = 0
+        transactions = Transactions(sessions, async_sessions)
+        for prepared in self._due(handlers, transactions, delayed=delayed):
+            await call_async(prepared)
+            calls += 1
+        return calls
+
+    def deliver(
+        self,
+        handlers: str | ModuleType | Registry,
+        event: Event | BaseModel,
+        *,
+        sessions: Sessions = Session,
+        async_sessions: Sessions = AsyncSession,
+    ) -> None:
+        """Call the function for an event of another service, once. It is not among ``events``.
+
+        Raises what the function raises, and Poison if there is none for this event.
+        """
+        call(self._delivery(handlers, event, Transactions(sessions, async_sessions)))
+
+    async def deliver_async(
+        self,
+        handlers: str | ModuleType | Registry,
+        event: Event | BaseModel,
+        *,
+        sessions: Sessions = Session,
+        async_sessions: Sessions = AsyncSession,
+    ) -> None:
+        """Do what `deliver` does, in a test that is a coroutine."""
+        await call_async(self._delivery(handlers, event, Transactions(sessions, async_sessions)))
+
+    def _delivery(
+        self, handlers: str | ModuleType | Registry, event: Event | BaseModel, transactions: Transactions
+    ) -> PreparedCall:
+        row = _committed(self.context, event)
+        prepared = self._prepared(_handler(handlers, transactions, "dead-letter"), row)
+        assert prepared is not None  # without a function it is poison
+        return prepared
+
+    def _due(
+        self, handlers: str | ModuleType | Registry, transactions: Transactions, *, delayed: bool
+    ) -> Iterator[PreparedCall]:
+        """Yield the calls of events that are due. An event is done when the next call is asked for."""
+        handler = _handler(handlers, transactions, "skip")
+        reader, calls = handler.registry.name, 0
+        for event in self.events:  # it grows meanwhile
+            row = event.row
+            if (reader, row.id) in self._done or not (delayed or _is_due(row)):
+                continue
+            prepared = self._prepared(handler, row)
+            if prepared is None:
+                continue
+            calls += 1
+            if calls > MAX_CALLS:
+                raise AssertionError(f"{MAX_CALLS} calls, and {row.event_type} comes again: do they end?")
+            yield prepared
+            self._done.add((reader, row.id))
+
+    def _prepared(self, handler: PythonEventHandler, row: OutboxEvent) -> PreparedCall | None:
+        """Return the call for an event, or None. Raises Poison, and what an upcaster raises."""
+        self._attempts[row.id] = self._attempts.get(row.id, 0) + 1
+        prepared = handler.prepare(_request(row, self.context, self._attempts[row.id]))
+        if isinstance(prepared, HandlerResult):
+            if prepared.verdict is Verdict.POISON:
+                raise Poison(prepared.detail)
+            return None
+        return prepared
+
+
+def _named(event: str | type[BaseModel] | BaseModel) -> tuple[str, int | None, Any]:
+    """Return the type of an event, its version if that is known, and its whole payload if it was given."""
+    if isinstance(event, str):
+        return event, None, None
+    kind = event if isinstance(event, type) else type(event)
+    registration = registration_of(kind)
+    if registration is None:
+        raise TypeError(f"{kind.__name__} is not registered: decorate it with @event or @command")
+    return registration.event_type, registration.event_version, plain(event) if kind is not event else None
+
+
+def _handler(
+    handlers: str | ModuleType | Registry, transactions: Transactions, unknown: Unknown
+) -> PythonEventHandler:
+    if not isinstance(handlers, Registry):
+        handlers = load(handlers if isinstance(handlers, str) else handlers.__name__)
+    lent: Any = transactions
+    return PythonEventHandler(handlers, lent, timeout=_LONG, unknown=unknown)
+
+
+def _committed(context: str, event: Event | BaseModel) -> OutboxEvent:
+    """Return the row of an event that is not among those of the test."""
+    rows: list[Any] = []
+    with taking(rows.extend), Session() as session, session.begin():
+        Outbox(context).add(session, event)
+    return rows[0]  # type: ignore[no-any-return]
+
+
+def _is_due(row: OutboxEvent) -> bool:
+    return row.available_at is None or row.available_at <= datetime.now(UTC)
+
+
+def _request(row: OutboxEvent, context: str, attempt: int) -> HandlerRequest:
+    """Send an event through the wire's form and back, as a handler gets it."""
+    message = outgoing(
+        _stored(row),
+        routing=Routing(context=context),
+        envelope=_ENVELOPE,
+        max_payload=DEFAULT_MAX_PAYLOAD_BYTES,
+    )
+    asked = prepared_request(_ENVELOPE, message.subject, message.headers, message.body)
+    return HandlerRequest(
+        message_id=asked.event.message_id,
+        subject=message.subject,
+        event_type=asked.event.event_type,
+        event_version=asked.event.event_version,
+        correlation_id=asked.event.correlation_id,
+        attempt=attempt,
+        body=asked.body,
+        headers=message.headers,
+        token=uuid4(),
+        originals=asked.event.originals,
+        idempotency_key=asked.idempotency_key,
+        actor=asked.event.actor,
+        traceparent=asked.event.traceparent,
+    )
+
+
+def _stored(row: OutboxEvent) -> OutboxRow:
+    memory = MemoryOutbox(Clock(datetime.now(UTC)))
+    memory.add(row)
+    return memory.events[str(row.id)].row

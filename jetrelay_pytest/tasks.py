@@ -1,0 +1,209 @@
+"""The task outbox of a test: what was scheduled, and what it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from jetrelay_pytest.calling import MAX_CALLS, Sessions, Transactions, call, call_async
+from jetrelay_pytest.expecting import check_columns, expect, holds, plain
+from relay.adapters.postgres.transactions import Settlement
+from relay.bus import RequestContext
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, shown
+from relay.domain.tasks import BackgroundTask
+from relay.domain.tracing import TRACEPARENT
+from relay.execution.calls import PreparedCall
+from relay.execution.signatures import Inject
+from tasks import TaskContext
+from tasks.registry import Registry, TaskHandler, registry
+
+Task = str | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTask:
+    """A task of a committed transaction. ``row``: all that is known of it, as it would be in the table."""
+
+    row: BackgroundTask
+
+    @property
+    def type(self) -> str:
+        """The type of the task."""
+        return self.row.type
+
+    @property
+    def payload(self) -> Any:
+        """The payload as JSON values."""
+        return json.loads(self.row.payload)
+
+    def __str__(self) -> str:
+        return f"{self.row.type} {self.row.payload}"
+
+
+class TasksInMemory:
+    """The tasks that transactions have committed, in their order. ``tasks`` is for a test to look at.
+
+    What was rolled back is not here.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: list[ScheduledTask] = []
+        self._attempts: dict[UUID, int] = {}
+        self._done: set[UUID] = set()
+
+    def take(self, row: BackgroundTask) -> None:
+        """Keep a task that was committed."""
+        self.tasks.append(ScheduledTask(row))
+
+    def clear(self) -> None:
+        """Forget all tasks, for example those of the preparation of a test."""
+        self.tasks.clear()
+        self._done.clear()
+
+    # --- what was scheduled ---
+
+    def assert_scheduled(
+        self,
+        task: Task,
+        payload: Mapping[str, Any] | BaseModel | None = None,
+        *,
+        times: int | None = 1,
+        **columns: Any,
+    ) -> ScheduledTask:
+        """Check that a task was committed ``times``, or at least once for None; returns the last one.
+
+        ``task``: its type or its function. ``payload``: fields that it must have, or the whole as a model.
+        ``columns``: what else it must have, as `BackgroundTask` names it: ``queue``, ``delay``, ``priority`` …
+        Raises AssertionError, which shows what was committed.
+        """
+        __tracebackhide__ = True
+        if times == 0:
+            raise ValueError("times is at least 1; see assert_not_scheduled")
+        return self._expect(task, payload, times, columns)[-1]
+
+    def assert_not_scheduled(
+        self, task: Task, payload: Mapping[str, Any] | BaseModel | None = None, **columns: Any
+    ) -> None:
+        """Check that no such task was committed; see `assert_scheduled`."""
+        __tracebackhide__ = True
+        self._expect(task, payload, 0, columns)
+
+    def assert_nothing_scheduled(self) -> None:
+        """Check that no task was committed at all."""
+        __tracebackhide__ = True
+        expect("any task", self.tasks, 0, lambda _: True, str)
+
+    def _expect(
+        self,
+        task: Task,
+        payload: Mapping[str, Any] | BaseModel | None,
+        times: int | None,
+        columns: Mapping[str, Any],
+    ) -> list[ScheduledTask]:
+        __tracebackhide__ = True
+        check_columns(BackgroundTask, columns)
+        kind = task if isinstance(task, str) else registry.named(task).type
+        wanted = None if payload is None else plain(payload)
+
+        def fits(it: ScheduledTask) -> bool:
+            return (
+                it.type == kind
+                and (wanted is None or _fits(it.payload, wanted, whole=isinstance(payload, BaseModel)))
+                and all(holds(getattr(it.row, name), value) for name, value in columns.items())
+            )
+
+        asked = [kind, *(f"{it}" for it in (wanted, {**columns}) if it)]
+        return expect(" ".join(asked), self.tasks, times, fits, str)
+
+    # --- what it does ---
+
+    def drain(
+        self,
+        *,
+        sessions: Sessions = Session,
+        async_sessions: Sessions = AsyncSession,
+        delayed: bool = False,
+        within: Registry = registry,
+    ) -> int:
+        """Run every task that is due and registered in this process, and those that they schedule in turn.
+
+        Returns the number of calls. Sessions, ``delayed`` and errors are as in `OutboxInMemory.drain`. Limits of
+        rate and concurrency do not count here, nor does the time limit.
+        """
+        calls = 0
+        transactions = Transactions(sessions, async_sessions)
+        for prepared in self._due(transactions, within, delayed=delayed):
+            call(prepared)
+            calls += 1
+        return calls
+
+    async def drain_async(
+        self,
+        *,
+        sessions: Sessions = Session,
+        async_sessions: Sessions = AsyncSession,
+        delayed: bool = False,
+        within: Registry = registry,
+    ) -> int:
+        """Do what `drain` does, in a test that is a coroutine."""
+        calls = 0
+        transactions = Transactions(sessions, async_sessions)
+        for prepared in self._due(transactions, within, delayed=delayed):
+            await call_async(prepared)
+            calls += 1
+        return calls
+
+    def _due(self, transactions: Transactions, within: Registry, *, delayed: bool) -> Iterator[PreparedCall]:
+        """Yield the calls of tasks that are due. A task is done when the next call is asked for."""
+        calls = 0
+        for task in self.tasks:  # it grows meanwhile
+            row, handler = task.row, within.find(task.type)
+            if handler is None or row.id in self._done or not (delayed or _is_due(row)):
+                continue
+            calls += 1
+            if calls > MAX_CALLS:
+                raise AssertionError(f"{MAX_CALLS} calls, and {row.type} comes again: do they end?")
+            self._attempts[row.id] = self._attempts.get(row.id, 0) + 1
+            yield _prepared(row, handler, self._attempts[row.id], transactions)
+            self._done.add(row.id)
+
+
+def _fits(found: Any, wanted: Any, *, whole: bool) -> bool:
+    return bool(found == wanted) if whole else holds(found, wanted)
+
+
+def _is_due(row: BackgroundTask) -> bool:
+    later = row.available_at is not None and row.available_at > datetime.now(UTC)
+    return not later and not (row.delay or timedelta())
+
+
+def _prepared(row: BackgroundTask, handler: TaskHandler, attempt: int, transactions: Transactions) -> PreparedCall:
+    context = TaskContext(
+        task_id=row.id,
+        task_type=row.type,
+        correlation_id=shown(row.correlation_id or row.id, row.originals, CORRELATION_ID),
+        causation_id=shown(row.causation_id, row.originals, CAUSATION_ID),
+        attempt=attempt,
+        metadata=row.metadata,
+    )
+    around = RequestContext(
+        correlation_id=context.correlation_id, causation_id=row.id, traceparent=row.metadata.get(TRACEPARENT)
+    )
+    lent: Any = transactions
+    return PreparedCall(
+        row.id,
+        handler.function,
+        handler.adapter.validate_json(row.payload),
+        {Inject.CONTEXT: context},
+        around,
+        Settlement("tasks/settle", {"id": row.id, "token": uuid4()}),
+        lent,
+    )

@@ -1,0 +1,46 @@
+"""Tests of applications take the rows of their sessions: nothing is written, and any database will do, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from relay.adapters.postgres.enqueue import Row
+from relay.domain.errors import UnsupportedTarget
+
+Taker: TypeAlias = Callable[[Sequence[Row]], None]
+
+_taker: Taker | None = None
+
+
+@contextmanager
+def taking(take: Taker) -> Iterator[None]:
+    """Give the rows of sessions that commit in this block to ``take``.
+
+    Connections are refused: nothing tells here whether they commit.
+    """
+    global _taker  # noqa: PLW0603 - for all threads: an application may commit in any of them
+    before, _taker = _taker, take
+    try:
+        yield
+    finally:
+        _taker = before
+
+
+def taker() -> Taker | None:
+    """Return what takes the rows of sessions now; None outside of tests."""
+    return _taker
+
+
+def check(kind: type) -> None:
+    """Raise UnsupportedTarget if rows are taken, and cannot be taken from a target of this kind."""
+    if _taker is not None and not issubclass(kind, Session | scoped_session | AsyncSession | async_scoped_session):
+        raise UnsupportedTarget(
+            f"{kind.__module__.partition('.')[0]}'s {kind.__name__} cannot be used with an outbox in memory",
+            field="target",
+            hint="pass a SQLAlchemy session, or test on real servers: docs/how-to/testing.md",
+        )
