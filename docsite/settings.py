@@ -15,7 +15,7 @@ from relay.settings.values import format_duration, format_size
 MEANINGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 #: Their keys are those of ``stream``.
 LIKE_STREAM = {"contexts.NAME.streams.NAME", "contexts.NAME.dlq"}
-NAMED = {"contexts", "subscriptions", "streams"}
+NAMED = {"contexts", "subscriptions", "streams", "users"}
 #: All sections, with as little as they need.
 LEAST = """\
 [contexts.thename]
@@ -29,6 +29,8 @@ stream = "THENAME_EVENTS"
 stream = "THENAME_EVENTS"
 filter_subject = "thename.event.>"
 handler = "http://h/handle"
+[ops.users.thename]
+token = "0123456789abcdef"
 """
 HEAD = """\
 # Settings
@@ -103,7 +105,7 @@ def page() -> str:
     """The text of the page."""
     known, parts = defaults(), [HEAD]
     for path, model in sections():
-        if path in LIKE_STREAM:
+        if path in LIKE_STREAM or not keys(model):
             continue
         meanings = MEANINGS[path]
         parts.append(f"## {f'`[{path}]`' if path else 'At the top'}\n\n{meanings['']}\n")

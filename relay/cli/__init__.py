@@ -19,7 +19,9 @@ from relay.domain.errors import MissingExtraError, RelayError
 #: Modules of this package that hold one command of their name, and modules that hold a group of commands, in the
 #: order of the help. The chaos commands are in another package, which only a checkout has.
 _CHAOS: Final = "chaos"
-_COMMANDS: Final = ("init", "demo", "dev", _CHAOS, "health", "doctor", "explain", "config", "backlog", "reconcile")
+_COMMANDS: Final = (
+    *("init", "demo", "dev", _CHAOS, "health", "doctor", "explain", "config", "backlog", "reconcile", "ops"),
+)
 _GROUPS: Final = (
     *("db", "streams", "fleet", "handler", "dlq", "outbox", "parked", "schedule", "tasks", "archive", "schema"),
 )

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from relay.adapters.postgres.archive import PostgresArchive
 from relay.bootstrap import Application
 from relay.cli.archived import replay, restore
 from relay.cli.operating import (
@@ -19,7 +18,7 @@ from relay.cli.operating import (
     ContextOption,
     JsonOption,
     WideOption,
-    ask,
+    asked,
     operator,
     print_failure,
     visiting_contexts,
@@ -31,6 +30,7 @@ from relay.commands.archive import ArchiveReport, ArchiveRows, Finding
 from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
 from relay.domain.operators import Operator
+from relay.ops.rows import ListBatches
 from relay.settings import ContextSettings, load_settings
 
 Answer = TypeVar("Answer")
@@ -138,7 +138,7 @@ def list_(
 
 
 def _batches(context: ContextSettings) -> Sequence[Manifest]:
-    return ask(context.database, lambda source: PostgresArchive(source, context.name).batches())
+    return asyncio.run(asked(context, ListBatches(context=context.name)))
 
 
 def _print_unread(answers: Answers[Any]) -> None:

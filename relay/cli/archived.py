@@ -88,7 +88,7 @@ def _warn_of_forgotten(producer: str) -> None:
 
 def _act(done: str, kind: ArchiveKind, options: dict[str, Any]) -> None:
     wanted, by = _filter(kind, options), operator(options["actor"], options["note"])
-    context = one_context(options["context"], lambda found: found.archive.place is not None)[0]
+    context = one_context(options["context"], lambda found: found.archive.place is not None).name
     count = asyncio.run(_run(context, "found", kind, wanted, by))
     if count and done == _REPLAYED:
         _warn_of_forgotten(context)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
 from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
-from relay.adapters.postgres.backlogs import PostgresBacklogReader
-from relay.adapters.postgres.pool import Source
-from relay.cli.operating import ContextOption, JsonOption, ask, visiting_contexts
+from relay.cli.operating import ContextOption, JsonOption, asked, visiting_contexts
 from relay.cli.tables import plain
-from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
+from relay.domain.backlogs import InboxBacklog, OutboxBacklog
+from relay.ops.rows import Backlog, ReadBacklog
 from relay.settings import ContextSettings
-
-Backlog = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
 
 
 def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
@@ -43,13 +39,7 @@ def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
 
 
 def _ask(settings: ContextSettings) -> Backlog:
-    return ask(settings.database, partial(_read, settings.inbox_limits))
-
-
-async def _read(limits: Mapping[str, int], source: Source) -> Backlog:
-    reader = PostgresBacklogReader(source)
-    outbox, inbox = await reader.outbox_backlog(), await reader.inbox_backlog()
-    return outbox, inbox, await reader.brake(), await reader.full_inboxes(limits)
+    return asyncio.run(asked(settings, ReadBacklog(context=settings.name)))
 
 
 def _plain(name: str, found: Backlog) -> dict[str, object]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.cli.found import LISTING, Things, print_one, reason_option
 from relay.cli.operating import (
     ACTING,
@@ -23,6 +22,7 @@ from relay.cli.tables import View, columns
 from relay.domain.errors import UnknownIncident
 from relay.domain.incidents import IncidentFilter, IncidentStatus
 from relay.domain.policies import DeadLetterClass
+from relay.ops.rows import DiscardIncidents, FindIncidents, GetIncident, RequeueIncidents, ResolveIncidents
 
 app = typer.Typer(help="Dead letters: list, show, requeue, discard, resolve.", no_args_is_help=True)
 
@@ -59,7 +59,8 @@ def _filter(options: dict[str, Any], statuses: tuple[IncidentStatus, ...]) -> In
 
 
 _LETTERS: Final = Things(
-    store=PostgresIncidents,
+    one=GetIncident,
+    find=FindIncidents,
     filters=_FILTER,
     wanted=_filter,
     view=View(
@@ -129,18 +130,18 @@ def _payload(original: bytes | None) -> dict[str, str | None]:
 @with_options(_ACTING)
 def requeue(*, options: dict[str, Any]) -> None:
     """Put messages back into the failing consumer's inbox, with new attempts. Others do not see them again."""
-    _LETTERS.act("requeued", PostgresIncidents.requeue, options, _OPEN)
+    _LETTERS.act("requeued", RequeueIncidents, options, _OPEN)
 
 
 @app.command()
 @with_options(_ACTING | NOTE_REQUIRED)
 def discard(*, options: dict[str, Any]) -> None:
     """Give messages up. They stay recorded, and requeue still takes them by id."""
-    _LETTERS.act("discarded", PostgresIncidents.discard, options, _OPEN)
+    _LETTERS.act("discarded", DiscardIncidents, options, _OPEN)
 
 
 @app.command()
 @with_options(_ACTING | NOTE_REQUIRED)
 def resolve(*, options: dict[str, Any]) -> None:
     """Close incidents that were dealt with by other means."""
-    _LETTERS.act("resolved", PostgresIncidents.resolve, options, _OPEN)
+    _LETTERS.act("resolved", ResolveIncidents, options, _OPEN)

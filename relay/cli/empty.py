@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from relay.adapters.postgres.operating import Page, counted
+from relay.adapters.postgres.operating import Page, Row, counted
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.sql import statement
+from relay.cli.operating import asked, connecting
 from relay.domain.errors import RelayError
 from relay.domain.reasons import frequent
+from relay.settings import ContextSettings
 
 if TYPE_CHECKING:
     from relay.cli.found import Things
@@ -38,35 +41,42 @@ class Absence:
     codes: Sequence[tuple[str, int]] = ()
 
 
-async def instead(things: Things, source: Source, options: Mapping[str, Any], states: Sequence[Enum]) -> Absence:
+async def instead(
+    things: Things, context: ContextSettings, options: Mapping[str, Any], states: Sequence[Enum]
+) -> Absence:
     """Count what a list does not show. Never fails."""
-    async with source() as conn:
-        await conn.execute(statement("session/limit"), {"limit": _LIMIT_MS, "local": False})
     others = {}
     for state in things.states:
         if state not in states:
-            others[state.value] = await _count(things, source, things.wanted({**options}, (state,)))
+            others[state.value] = await _count(things, context, things.wanted({**options}, (state,)))
     if not _said(things, options):
         return Absence(others)
     all_of_it = {**options, **{name: default for name, (_, default) in things.filters.items()}}
     option, field = things.text
-    page = await _page(things, source, things.wanted(all_of_it, states), _NEWEST if options[option] else 1)
+    page = await _page(things, context, things.wanted(all_of_it, states), _NEWEST if options[option] else 1)
     if page is None or not options[option]:
         return Absence(others, None if page is None else page.total)
     return Absence(others, page.total, frequent(row[field] for row in page.items))
 
 
-async def _count(things: Things, source: Source, wanted: object) -> int | None:
-    page = await _page(things, source, wanted, 1)
+async def _count(things: Things, context: ContextSettings, wanted: object) -> int | None:
+    page = await _page(things, context, wanted, 1)
     return None if page is None else page.total
 
 
-async def _page(things: Things, source: Source, wanted: object, limit: int) -> Page[dict[str, Any]] | None:
+async def _page(things: Things, context: ContextSettings, wanted: object, limit: int) -> Page[Row] | None:
     try:
-        found: Page[dict[str, Any]] = await things.store(source).find(wanted, limit)
+        return await asked(context, things.find(context=context.name, wanted=wanted, limit=limit), _hurried)
     except RelayError:
         return None
-    return found
+
+
+@asynccontextmanager
+async def _hurried(context: ContextSettings) -> AsyncIterator[Source]:
+    async with connecting(context) as source:
+        async with source() as conn:
+            await conn.execute(statement("session/limit"), {"limit": _LIMIT_MS, "local": False})
+        yield source
 
 
 def told(

@@ -80,17 +80,11 @@ def status(as_json: JsonOption = False) -> None:
 
 
 async def _members() -> Sequence[Seen]:
-    from relay.access import redis_options
-    from relay.adapters.gate import Gates
-    from relay.adapters.members import Members
+    from relay.bus import QueryBus
+    from relay.ops.servers import ListMembers, answer_for_servers
     from relay.settings import load_settings
 
-    settings = load_settings()
-    gates = Gates(settings.redis_url.get_secret_value(), settings.redis_namespace, **redis_options(settings))
-    try:
-        return await Members(gates.client, settings.redis_namespace).all()
-    finally:
-        await gates.aclose()
+    return (await answer_for_servers(QueryBus(), load_settings()).ask_async(ListMembers())).unwrap()
 
 
 def _plain(seen: Seen) -> Mapping[str, Any]:

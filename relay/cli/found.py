@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.operating import Page, counted
-from relay.adapters.postgres.pool import Source
+from relay.adapters.postgres.operating import Page, Row, counted
+from relay.bus.errors import NothingFound
 from relay.cli.empty import Absence, instead, told
 from relay.cli.operating import (
     ColumnsOption,
@@ -18,23 +19,21 @@ from relay.cli.operating import (
     JsonOption,
     Options,
     WideOption,
-    ask,
+    asked,
     chosen,
     confirm,
+    done,
     one_context,
     operator,
     print_json,
     report,
-    visiting,
+    visiting_contexts,
 )
 from relay.cli.tables import View, print_fields, print_rows
 from relay.domain.errors import RelayError
-from relay.domain.operators import Operator, Outcome
 from relay.domain.reasons import CODES, FAMILIES
+from relay.ops.rows import Act, Find, Get
 from relay.settings import ContextSettings
-
-#: An action of a store: it gets the ids and who acts.
-Action = Callable[[Any, Sequence[Any], Operator], Awaitable[Outcome]]
 
 #: The options of commands that list; each as (type, default).
 LISTING: Final[Options] = {
@@ -61,13 +60,14 @@ def _complete(incomplete: str) -> Iterator[tuple[str, str]]:
 class Things:
     """What a group of commands is about.
 
-    ``store`` makes the operations on one database. ``filters``: the options from which ``wanted`` makes a filter
-    of things in these ``states``. ``view``: how they are listed; ``more``: what other fields a list may show.
+    ``one`` and ``find`` are the queries that look for them. ``filters``: the options from which ``wanted`` makes
+    a filter of things in these ``states``. ``view``: how they are listed; ``more``: what else a list may show.
     ``called``: the word for many of them. ``text``: the filter by reason, and its field. ``fits``: whether a
     context may have any.
     """
 
-    store: Callable[[Source], Any]
+    one: type[Get]
+    find: type[Find]
     filters: Options
     wanted: Callable[[dict[str, Any], Any], Any]
     view: View
@@ -82,11 +82,11 @@ class Things:
         view, limit = self.view.choose(options["columns"], self.more), options["limit"]
         wanted = self.wanted(options, states)
 
-        async def look(source: Source) -> tuple[Page[dict[str, Any]], Absence | None]:
-            page = await self.store(source).find(wanted, limit)
-            return page, None if page.items else await instead(self, source, options, states)
+        async def look(context: ContextSettings) -> tuple[Page[Row], Absence | None]:
+            page = await asked(context, self.find(context=context.name, wanted=wanted, limit=limit))
+            return page, None if page.items else await instead(self, context, options, states)
 
-        with visiting(options["context"], lambda url: ask(url, look)) as answers:
+        with visiting_contexts(options["context"], lambda found: asyncio.run(look(found))) as answers:
             pages = {name: page for name, (page, _) in answers.items()}
             rows = [{"context": name, **found} for name, page in pages.items() for found in page.items]
             if options["as_json"]:
@@ -103,43 +103,39 @@ class Things:
 
     def get(self, id: object, context: str | None, missing: RelayError) -> dict[str, Any]:
         """Return all fields of one thing. Raises ``missing``."""
-        _, url = one_context(context, self.fits)
-        found: dict[str, Any] | None = ask(url, lambda source: self.store(source).get(id))
-        if found is None:
-            raise missing
-        return found
+        chosen = one_context(context, self.fits)
+        try:
+            return asyncio.run(asked(chosen, self.one(context=chosen.name, id=id)))
+        except NothingFound:
+            raise missing from None
 
-    def choose(self, options: dict[str, Any], states: object) -> tuple[str, str, Sequence[Any]]:
-        """Return the context, its database, and the ids given or those of all things that the filters find.
+    def choose(self, options: dict[str, Any], states: object) -> tuple[ContextSettings, Sequence[Any]]:
+        """Return the context, and the ids given or those of all things that the filters find.
 
         Raises InvalidRequest, and TooMany if more are found than ``--limit`` allows.
         """
-        name, url = one_context(options["context"], self.fits)
+        context = one_context(options["context"], self.fits)
         chosen(options, self.filters)
         if options["ids"]:
-            return name, url, options["ids"]
+            return context, options["ids"]
         limit = options["limit"]
-        page = self._find(url, self.wanted(options, states), limit)
-        return name, url, [found["id"] for found in page.all_of(limit)]
+        query = self.find(context=context.name, wanted=self.wanted(options, states), limit=limit)
+        return context, [found["id"] for found in asyncio.run(asked(context, query)).all_of(limit)]
 
-    def act(self, done: str, action: Action, options: dict[str, Any], states: object, reported: str = "") -> None:
-        """Ask whether what is chosen may be ``done`` (such as "discarded"), act in one transaction, answer by id.
+    def act(
+        self, word: str, action: type[Act], options: dict[str, Any], states: object, reported: str = ""
+    ) -> None:
+        """Ask whether to act on what is chosen, act in one transaction, answer by id.
 
-        ``reported``: the word for ``done`` in the answer, if it is another. What a filter chose and does not find
-        any more, as it has changed meanwhile, is left out of the answer: the operator named no such thing.
+        ``word``: what becomes of it, such as "discarded"; ``reported``: the word in the answer, if it is another.
         """
-        name, url, ids = self.choose(options, states)
-        by = operator(options["actor"], options["note"])
-        confirm(f"{len(ids)} {self.called} of {name} will be {done}. Go on?", len(ids), yes=options["yes"])
-        outcome = ask(url, lambda source: action(self.store(source), ids, by))
-        if outcome.refused and not options["ids"]:
-            page = self._find(url, self.wanted(options, states), options["limit"])
-            outcome = outcome.refusing({str(found["id"]) for found in page.items})
-        report(name, reported or done, outcome, as_json=options["as_json"])
-
-    def _find(self, url: str, wanted: object, limit: int) -> Page[dict[str, Any]]:
-        page: Page[dict[str, Any]] = ask(url, lambda source: self.store(source).find(wanted, limit))
-        return page
+        context, ids = self.choose(options, states)
+        name, by = context.name, operator(options["actor"], options["note"])
+        confirm(f"{len(ids)} {self.called} of {name} will be {word}. Go on?", len(ids), yes=options["yes"])
+        wanted = None if options["ids"] else self.wanted(options, states)
+        command = action(context=name, ids=ids, wanted=wanted, limit=options["limit"], by=by)
+        outcome = asyncio.run(done(context, command))
+        report(name, reported or word, outcome, as_json=options["as_json"])
 
 
 def print_one(fields: dict[str, Any], payload: dict[str, Any], *, as_json: bool) -> None:

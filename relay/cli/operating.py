@@ -9,7 +9,7 @@ import os
 import pwd
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
@@ -17,10 +17,12 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 import typer
 
 from relay.adapters.postgres.pool import Source, connected
+from relay.bus import Command, Query, QueryBus
 from relay.cli.tables import plain
 from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, of_context
 from relay.domain.identity import Id, check_id
 from relay.domain.operators import Operator, Outcome
+from relay.ops.desk import Desk, Sources
 from relay.settings import ContextSettings, load_settings
 from relay.settings.values import parse_duration
 
@@ -127,8 +129,8 @@ def print_failure(what: str, error: RelayError) -> None:
     print(f"error {error.code}: {what}: {error.message}{hint}", file=sys.stderr)
 
 
-def one_context(name: str | None, fits: Callable[[ContextSettings], bool]) -> tuple[str, str]:
-    """Return the context to act in and its database. Ids are valid in one context only.
+def one_context(name: str | None, fits: Callable[[ContextSettings], bool]) -> ContextSettings:
+    """Return the context to act in. Ids are valid in one context only.
 
     Raises UnknownContext. Raises InvalidRequest when no context is given and several fit.
     """
@@ -138,7 +140,7 @@ def one_context(name: str | None, fits: Callable[[ContextSettings], bool]) -> tu
         if len(fitting) != 1:
             raise InvalidRequest("say which context", field="--context", hint=f"one of: {', '.join(contexts)}")
         name = fitting[0]
-    return name, of_context(contexts, name).database
+    return of_context(contexts, name)
 
 
 def ask(url: str, question: Callable[[Source], Awaitable[Answer]]) -> Answer:
@@ -149,6 +151,21 @@ def ask(url: str, question: Callable[[Source], Awaitable[Answer]]) -> Answer:
             return await question(source)
 
     return asyncio.run(once())
+
+
+async def asked(found: ContextSettings, query: Query[Answer], sources: Sources | None = None) -> Answer:
+    """Ask the bus about one context. Raises DatabaseUnreachable, SchemaMissing, and NothingFound."""
+    return (await Desk({found.name: found}, sources or connecting).answer(QueryBus()).ask_async(query)).unwrap()
+
+
+async def done(found: ContextSettings, command: Command[Answer]) -> Answer:
+    """Have the bus carry out a command in one context. Raises DatabaseUnreachable and SchemaMissing."""
+    return (await Desk({found.name: found}, connecting).commands().dispatch_async(command)).unwrap()
+
+
+def connecting(found: ContextSettings) -> AbstractAsyncContextManager[Source]:
+    """Open one connection to the database of a context, for one question."""
+    return connected(found.database, "operator")
 
 
 def operator(actor: str | None, note: str | None) -> Operator:

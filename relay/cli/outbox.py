@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.operating import EventFilter, PostgresOutboxOperations
-from relay.cli.found import LISTING, Action, Things, print_one, reason_option
+from relay.adapters.postgres.operating import EventFilter
+from relay.cli.found import LISTING, Things, print_one, reason_option
 from relay.cli.operating import (
     ACTING,
     JsonOption,
@@ -22,6 +22,7 @@ from relay.cli.operating import (
 )
 from relay.cli.tables import View, columns
 from relay.domain.errors import InvalidRequest, NotPublishable
+from relay.ops.rows import Act, FindEvents, GetEvent, ReplayEvents, RetryEvents
 
 app = typer.Typer(help="Events: list, show, retry failed ones, replay published ones.", no_args_is_help=True)
 
@@ -73,7 +74,8 @@ def _filter(options: dict[str, Any], statuses: tuple[Status, ...]) -> EventFilte
 
 
 _EVENTS: Final = Things(
-    store=PostgresOutboxOperations,
+    one=GetEvent,
+    find=FindEvents,
     filters=_FILTER,
     wanted=_filter,
     view=View(
@@ -125,7 +127,7 @@ def show(
 @with_options(_ACTING | _EVERY)
 def retry(*, options: dict[str, Any]) -> None:
     """Retry failed events: attempts and back-off start anew, the business rows do not change."""
-    _act("published", PostgresOutboxOperations.retry, _FAILED, options)
+    _act("published", RetryEvents, _FAILED, options)
 
 
 @app.command()
@@ -134,15 +136,16 @@ def replay(*, options: dict[str, Any]) -> None:
     """Publish events once more, to every consumer of the stream. Consumers deduplicate events by id."""
     if options["error"] is not None:
         raise InvalidRequest("a published event has no error", field="--error")
-    _act("published once more", PostgresOutboxOperations.replay, (Status.PUBLISHED,), options)
+    _act("published once more", ReplayEvents, (Status.PUBLISHED,), options)
 
 
-def _act(done: str, action: Action, statuses: tuple[Status, ...], options: dict[str, Any]) -> None:
+def _act(done: str, action: type[Act], statuses: tuple[Status, ...], options: dict[str, Any]) -> None:
     options["ids"] = [as_id(id, "id") for id in options["ids"] or ()]
     if not options["dry_run"]:
         _EVENTS.act(done, action, options, statuses, reported=f"to be {done}")
         return
-    context, _, ids = _EVENTS.choose(options, statuses)
+    found, ids = _EVENTS.choose(options, statuses)
+    context = found.name
     if options["as_json"]:
         print_json({"context": context, "action": done, "dry_run": True, "count": len(ids)})
     else:

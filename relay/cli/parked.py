@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.incidents import PostgresParkedKeys
+from relay.adapters.postgres.operating import Row
 from relay.cli.operating import (
     ACTING,
     ColumnsOption,
@@ -14,19 +16,22 @@ from relay.cli.operating import (
     JsonOption,
     Options,
     WideOption,
-    ask,
+    asked,
     chosen,
     confirm,
+    done,
     one_context,
     operator,
     report,
-    visiting,
+    visiting_contexts,
     with_options,
 )
 from relay.cli.tables import View, print_rows
 from relay.cli.tables import columns as named
 from relay.domain.disclosure import stack_of
 from relay.domain.errors import TooMany
+from relay.ops.rows import ListParked, ReleaseKeys
+from relay.settings import ContextSettings
 
 app = typer.Typer(help="Keys set aside behind a dead letter: list, release.", no_args_is_help=True)
 
@@ -48,7 +53,7 @@ def list_(
 ) -> None:
     """List parked keys, the longest parked first. Status 1 if a database does not answer."""
     view = _VIEW.choose(columns)
-    with visiting(context, lambda url: ask(url, lambda source: PostgresParkedKeys(source).list())) as found:
+    with visiting_contexts(context, _listed) as found:
         rows = [
             {"context": name, **key, "reason": stack_of(key["reason"])[0]}
             for name, keys in found.items()
@@ -65,17 +70,22 @@ def list_(
             print(found.unread())
 
 
+def _listed(found: ContextSettings) -> Sequence[Row]:
+    return asyncio.run(asked(found, ListParked(context=found.name)))
+
+
 @app.command()
 @with_options(_RELEASE)
 def release(*, options: dict[str, Any]) -> None:
     """Let keys go on in order: first the message that died, with new attempts, then those behind it."""
     chosen(options, ["everything"])
-    name, url = one_context(options["context"], lambda found: bool(found.subscriptions))
+    found = one_context(options["context"], lambda found: bool(found.subscriptions))
     by = operator(options["actor"], options["note"])
     keys, subscription = options["ids"] or None, options["subscription"]
-    count = len(keys) if keys else len(ask(url, lambda source: PostgresParkedKeys(source).list()))
+    count = len(keys) if keys else len(_listed(found))
     if count > options["limit"]:
         raise TooMany(f"{count} keys and the limit is {options['limit']}", hint="name keys or raise --limit")
-    confirm(f"{count} keys of {name} will be released. Go on?", count, yes=options["yes"])
-    outcome = ask(url, lambda source: PostgresParkedKeys(source).release(keys, subscription, by))
-    report(name, "released", outcome, as_json=options["as_json"])
+    confirm(f"{count} keys of {found.name} will be released. Go on?", count, yes=options["yes"])
+    command = ReleaseKeys(context=found.name, keys=keys, subscription=subscription, by=by)
+    outcome = asyncio.run(done(found, command))
+    report(found.name, "released", outcome, as_json=options["as_json"])

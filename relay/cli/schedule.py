@@ -9,7 +9,6 @@ from typing import Annotated, Final
 
 import typer
 
-from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.cli.operating import (
     ColumnsOption,
@@ -18,16 +17,18 @@ from relay.cli.operating import (
     OneContextOption,
     WideOption,
     ask,
+    asked,
+    done,
     one_context,
     operator,
     print_json,
-    visiting,
+    visiting_contexts,
 )
 from relay.cli.tables import View, print_rows
 from relay.cli.tables import columns as named
 from relay.domain.disclosure import stack_of
-from relay.domain.operators import Operator
-from relay.domain.schedule import JobView, RunState, Schedule, UnknownJob
+from relay.domain.schedule import JobView, RunState, Schedule
+from relay.ops.rows import ReadSchedule, RunJob
 
 app = typer.Typer(help="Scheduled jobs: list, run.", no_args_is_help=True)
 
@@ -47,7 +48,9 @@ def list_(
 ) -> None:
     """List what is scheduled, with the last run and the next. Status 1 if a database does not answer."""
     view = _VIEW.choose(columns)
-    with visiting(context, lambda url: ask(url, lambda source: PostgresSchedule(source).schedule())) as found:
+    with visiting_contexts(
+        context, lambda found: asyncio.run(asked(found, ReadSchedule(context=found.name)))
+    ) as found:
         if as_json:
             found.print_json({"context": name, **asdict(schedule)} for name, schedule in found.items())
             return
@@ -88,23 +91,19 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Have the leader run a job now, outside its schedule. Status 1 if it failed, or has not ended in time."""
-    chosen, url = one_context(context, lambda _: True)
+    chosen = one_context(context, lambda _: True)
     by = operator(actor, note)
-    ended, line = ask(url, lambda source: _run(source, name, by, wait))
+    requested_at = asyncio.run(done(chosen, RunJob(context=chosen.name, name=name, by=by)))
+    ended, line = ask(chosen.database, lambda source: _wait(PostgresSchedule(source), name, requested_at, wait))
     if as_json:
-        print_json({"context": chosen, "job": name, "ran": ended, "outcome": line})
+        print_json({"context": chosen.name, "job": name, "ran": ended, "outcome": line})
     else:
-        print(f"{chosen}: {name} {line}")
+        print(f"{chosen.name}: {name} {line}")
     if not ended:
         raise typer.Exit(1)
 
 
-async def _run(source: Source, name: str, by: Operator, wait: float) -> tuple[bool, str]:
-    schedule = PostgresSchedule(source)
-    requested_at = await schedule.request(name, by)
-    if requested_at is None:
-        known = ", ".join(job.name for job in (await schedule.schedule()).jobs) or "none"
-        raise UnknownJob(f"no job is called {name[:200]!r}", field="name", hint=f"scheduled: {known}")
+async def _wait(schedule: PostgresSchedule, name: str, requested_at: datetime, wait: float) -> tuple[bool, str]:
     end = asyncio.get_running_loop().time() + wait
     while True:
         if (answer := await _ended(schedule, name, requested_at)) is not None:

@@ -15,9 +15,11 @@ from relay.access import jetstream
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.topology import Change, StreamView
 from relay.adapters.jetstream.topology_fields import Difference
+from relay.bus import Query, QueryBus
 from relay.cli.operating import ContextOption, JsonOption, print_json
 from relay.domain.permissions import of_admin, of_fleet
 from relay.domain.topology import ConsumerSpec, StreamSpec
+from relay.ops.servers import DiffStreams, ShowStreams, answer_for_servers
 from relay.settings import load_settings
 
 T = TypeVar("T")
@@ -41,7 +43,7 @@ def ensure(context: ContextOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def diff(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """Compare the broker with relay.toml and change nothing. Status 1 if they differ."""
-    differences = _run(topology.diff, context)
+    differences = _asked(DiffStreams(context=context))
     _print(differences, _difference_line, "No differences.", as_json)
     if differences:
         raise typer.Exit(1)
@@ -50,7 +52,7 @@ def diff(context: ContextOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def show(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """Show what streams hold and how far consumers have come."""
-    _print(_run(topology.show, context), _view_lines, "Nothing declared.", as_json)
+    _print(_asked(ShowStreams(context=context)), _view_lines, "Nothing declared.", as_json)
 
 
 @app.command()
@@ -78,6 +80,10 @@ def permissions() -> None:
             print("        allow_responses: true")
         print("      }\n    }")
     print("  ]\n}")
+
+
+def _asked(query: Query[Sequence[T]]) -> Sequence[T]:
+    return asyncio.run(answer_for_servers(QueryBus(), load_settings()).ask_async(query)).unwrap()
 
 
 def _run(action: Action[T], context: str | None) -> list[T]:

@@ -9,11 +9,12 @@ from uuid import UUID
 
 import typer
 
-from relay.adapters.postgres.operating import PostgresTaskOperations, TaskFilter
+from relay.adapters.postgres.operating import TaskFilter
 from relay.cli.found import LISTING, Things, print_one, reason_option
 from relay.cli.operating import ACTING, JsonOption, OneContextOption, Options, as_id, as_time, with_options
 from relay.cli.tables import View, columns
 from relay.domain.tasks import UnknownTask
+from relay.ops.rows import CancelTasks, FindTasks, GetTask, RetryTasks
 
 app = typer.Typer(help="Tasks: list, show, retry failed ones, cancel waiting ones.", no_args_is_help=True)
 
@@ -57,7 +58,8 @@ def _filter(options: dict[str, Any], statuses: tuple[Status, ...]) -> TaskFilter
 
 
 _TASKS: Final = Things(
-    store=PostgresTaskOperations,
+    one=GetTask,
+    find=FindTasks,
     filters=_FILTER,
     wanted=_filter,
     view=View(
@@ -109,11 +111,11 @@ def show(
 @with_options(_ACTING)
 def retry(*, options: dict[str, Any]) -> None:
     """Run failed tasks again, with new attempts; by id cancelled ones too."""
-    _TASKS.act("run again", PostgresTaskOperations.retry, options, (Status.FAILED,))
+    _TASKS.act("run again", RetryTasks, options, (Status.FAILED,))
 
 
 @app.command()
 @with_options(_ACTING)
 def cancel(*, options: dict[str, Any]) -> None:
     """Give up tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
-    _TASKS.act("cancelled", PostgresTaskOperations.cancel, options, (Status.PENDING, Status.DELIVERED))
+    _TASKS.act("cancelled", CancelTasks, options, (Status.PENDING, Status.DELIVERED))

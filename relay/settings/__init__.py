@@ -28,6 +28,7 @@ from relay.settings.model import (
     SubscriptionSettings,
     tables,
 )
+from relay.settings.ops import OpsSettings, OpsUser
 from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.section import Section
@@ -45,6 +46,8 @@ __all__ = [
     "KeyPath",
     "MetricsSettings",
     "NatsSettings",
+    "OpsSettings",
+    "OpsUser",
     "Problem",
     "PublishSettings",
     "RedisSettings",

@@ -31,6 +31,7 @@ from relay.domain.topology import (
 )
 from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.archive import ArchiveSettings
+from relay.settings.ops import OpsSettings
 from relay.settings.section import Section
 from relay.settings.urls import (
     DatabaseUrl,
@@ -410,6 +411,7 @@ class Settings(Section):
     fleet: str | None = Field(default=None, pattern=r"^[0-9a-f]{1,32}-[0-9]{1,10}$")
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()
+    ops: OpsSettings = OpsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)
 
     #: The origin of each value, by key path. A value that is not listed is a default.

@@ -28,6 +28,7 @@ WITHOUT_JSON = {
     "db sql",  # SQL
     "streams permissions",  # nats.conf
     "schema message-envelope",  # a JSON Schema
+    "ops",  # runs until it is stopped
 }
 
 

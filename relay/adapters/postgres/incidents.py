@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.operating import Operations, Page, Row, as_key, audit, coded, named, who
+from relay.adapters.postgres.operating import Operations, Page, Row, as_key, audit, bounds, coded, named, who
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
@@ -87,8 +87,8 @@ class PostgresIncidents(Operations):
             rows = await query(conn, "incidents/unalerted") if due else []
             yield _Alerts(conn, [_recorded(row) for row in rows])
 
-    async def find(self, wanted: IncidentFilter, limit: int) -> Page[Row]:
-        """Up to ``limit`` incidents without their messages, the newest first."""
+    async def find(self, wanted: IncidentFilter, limit: int, *, before: int | None = None) -> Page[Row]:
+        """Up to ``limit`` incidents without their messages, the newest first. ``before``: below this number."""
         parameters = {
             **asdict(wanted),
             "statuses": [status.value for status in wanted.statuses] or None,
@@ -97,7 +97,7 @@ class PostgresIncidents(Operations):
             "message_id": as_key(wanted.message_id),
             "correlation_id": as_key(wanted.correlation_id),
             "reason": pattern_of(wanted.reason),
-            "limit": limit,
+            **bounds(limit, before),
         }
         page = await self._page("incidents/incidents", parameters)
         return Page([coded(named(row, "message_id"), "reason") for row in page.items], page.total)

@@ -106,9 +106,9 @@ class Operations:
         return Outcome(tuple(map(str, wanted)), tuple(refused))
 
 
-def _bounds(limit: int) -> dict[str, int]:
-    """How many rows a page has, and how far matches are counted, as parameters of a statement."""
-    return {"limit": limit, "counted": max(MAX_COUNTED, limit + 1)}
+def bounds(limit: int, before: int | None) -> dict[str, int | None]:
+    """What rows a page has, and how far matches are counted, as parameters of a statement."""
+    return {"limit": limit, "before": before, "counted": max(MAX_COUNTED, limit + 1)}
 
 
 def named(row: Row, column: str) -> Row:
@@ -151,6 +151,19 @@ def who(by: Operator) -> dict[str, str | None]:
     return {"actor": clean(by.actor), "note": None if by.note is None else clean(by.note)}
 
 
+class Actions:
+    """The audit log. Raises DatabaseUnreachable and SchemaMissing."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    async def find(self, wanted: Mapping[str, Any]) -> Sequence[Row]:
+        """What operators did, the newest first. ``wanted``: the parameters of its statement."""
+        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement("session/actions"), wanted)
+            return await cursor.fetchall()
+
+
 # --- events and tasks ---
 
 
@@ -178,9 +191,9 @@ class PostgresOutboxOperations(Operations):
     kind = "outbox"
     state = EventState
 
-    async def find(self, wanted: EventFilter, limit: int) -> Page[Row]:
-        """Up to ``limit`` events without their payloads, the newest first."""
-        page = await self._page("outbox/events", _parameters(wanted, limit))
+    async def find(self, wanted: EventFilter, limit: int, *, before: int | None = None) -> Page[Row]:
+        """Up to ``limit`` events without their payloads, the newest first. ``before``: below this ``seq``."""
+        page = await self._page("outbox/events", _parameters(wanted, limit, before))
         return Page([coded(named(row, "id"), "publish_error") for row in page.items], page.total)
 
     async def get(self, id: Id) -> Row | None:
@@ -245,10 +258,10 @@ class TaskFilter:
     error: str | None = None
 
 
-def _parameters(wanted: EventFilter | TaskFilter, limit: int) -> dict[str, Any]:
+def _parameters(wanted: EventFilter | TaskFilter, limit: int, before: int | None) -> dict[str, Any]:
     """Return a filter as the parameters of its statement."""
     key, error = as_key(wanted.correlation_id), pattern_of(wanted.error)
-    return {**asdict(wanted), **_bounds(limit), "correlation_id": key, "error": error}
+    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, "error": error}
 
 
 class PostgresTaskOperations(Operations):
@@ -257,9 +270,12 @@ class PostgresTaskOperations(Operations):
     kind = "tasks"
     state = tasks.TaskState
 
-    async def find(self, wanted: TaskFilter, limit: int) -> Page[Row]:
-        """Up to ``limit`` tasks without their payloads, the newest first. One that is claimed is ``running``."""
-        page = await self._page("tasks/tasks", _parameters(wanted, limit))
+    async def find(self, wanted: TaskFilter, limit: int, *, before: int | None = None) -> Page[Row]:
+        """Up to ``limit`` tasks without their payloads, the newest first. One that is claimed is ``running``.
+
+        ``before``: below this ``seq``.
+        """
+        page = await self._page("tasks/tasks", _parameters(wanted, limit, before))
         return Page([coded(named(row, "id"), "last_error") for row in page.items], page.total)
 
     async def get(self, id: UUID) -> Row | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias
@@ -37,12 +37,22 @@ CONNECTION: Final[dict[str, Any]] = {
 }
 
 
-def create_pool(url: str, *, max_size: int, application_name: str) -> Pool:
-    """Return a pool that connects on demand. Open it with ``await pool.open()`` inside the event loop."""
+def create_pool(
+    url: str,
+    *,
+    max_size: int,
+    application_name: str,
+    configure: Callable[[Connection], Awaitable[None]] | None = None,
+) -> Pool:
+    """Return a pool that connects on demand. Open it with ``await pool.open()`` inside the event loop.
+
+    ``configure`` is given each new connection.
+    """
     return AsyncConnectionPool(
         url,
         connection_class=_noting(),
         kwargs={**CONNECTION, "application_name": application_name},
+        configure=configure,
         min_size=1,
         max_size=max_size,
         timeout=3,

@@ -1,19 +1,31 @@
--- Incidents that match a filter, the newest first, and how many match in all.
+-- Incidents that match a filter, the newest first, and how many match in all, counted up to a limit.
+WITH found AS MATERIALIZED (
+    SELECT d.id
+    FROM dead_letters AS d
+    WHERE (%(statuses)s::text[] IS NULL OR d.status = ANY (%(statuses)s::text[]))
+      AND (%(kinds)s::text[] IS NULL OR d.class = ANY (%(kinds)s::text[]))
+      AND (%(subscription)s::text IS NULL OR d.subscription = %(subscription)s)
+      AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
+      AND (%(reason)s::text IS NULL OR d.reason ~ %(reason)s)
+      AND (%(since)s::timestamptz IS NULL OR d.recorded_at >= %(since)s)
+      AND (%(message_id)s::uuid IS NULL OR d.message_id = %(message_id)s
+           OR d.originals ->> 'id' = %(message_name)s::text)
+      AND (%(correlation_id)s::uuid IS NULL OR d.correlation_id = %(correlation_id)s)
+    ORDER BY d.id DESC
+    LIMIT %(counted)s
+), page AS MATERIALIZED (
+    SELECT id
+    FROM found
+    WHERE %(before)s::bigint IS NULL OR id < %(before)s
+    ORDER BY id DESC
+    LIMIT %(limit)s
+)
 SELECT d.id, d.message_id, d.occurrence, d.recorded_at, d.subscription, d.subject, d.stream, d.stream_seq,
        d.event_type, d.correlation_id, d.causation_id, d.originals, d.class, d.reason, d.attempts, d.status,
        d.closed_at, d.closed_by, d.note,
        CASE WHEN d.status = 'requeued' THEN i.processed_at END AS handled_at,
-       count(*) OVER () AS total
-FROM dead_letters AS d
+       least(%(counted)s, (SELECT count(*) FROM found)) AS total
+FROM page
+JOIN dead_letters AS d USING (id)
 LEFT JOIN inbox_messages AS i ON i.message_id = d.message_id
-WHERE (%(statuses)s::text[] IS NULL OR d.status = ANY (%(statuses)s::text[]))
-  AND (%(kinds)s::text[] IS NULL OR d.class = ANY (%(kinds)s::text[]))
-  AND (%(subscription)s::text IS NULL OR d.subscription = %(subscription)s)
-  AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
-  AND (%(reason)s::text IS NULL OR d.reason ~ %(reason)s)
-  AND (%(since)s::timestamptz IS NULL OR d.recorded_at >= %(since)s)
-  AND (%(message_id)s::uuid IS NULL OR d.message_id = %(message_id)s
-       OR d.originals ->> 'id' = %(message_name)s::text)
-  AND (%(correlation_id)s::uuid IS NULL OR d.correlation_id = %(correlation_id)s)
 ORDER BY d.id DESC
-LIMIT %(limit)s

@@ -39,7 +39,11 @@ WITH matching AS NOT MATERIALIZED (
      ORDER BY occurred_at DESC
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (
-    SELECT id, status FROM found ORDER BY seq DESC LIMIT %(limit)s
+    SELECT id, status
+    FROM found
+    WHERE %(before)s::bigint IS NULL OR seq < %(before)s
+    ORDER BY seq DESC
+    LIMIT %(limit)s
 )
 SELECT id, seq, aggregate_type, aggregate_id, event_type, event_version, occurred_at,
        correlation_id::text, causation_id::text, originals, partition_key, topic, stream,

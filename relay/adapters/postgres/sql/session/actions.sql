@@ -1,0 +1,10 @@
+-- What operators did, the newest first: of an action that changed many rows the first hundred ids, and how many.
+SELECT id, at, actor, action, note, ids[1:100] AS ids, cardinality(ids) AS count
+FROM audit_log
+WHERE (%(before)s::bigint IS NULL OR id < %(before)s)
+  AND (%(actor)s::text IS NULL OR actor = %(actor)s)
+  AND (%(action)s::text IS NULL OR action = %(action)s)
+  AND (%(since)s::timestamptz IS NULL OR at >= %(since)s)
+  AND (%(id)s::text IS NULL OR %(id)s = ANY (ids))
+ORDER BY id DESC
+LIMIT %(limit)s

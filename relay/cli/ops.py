@@ -1,0 +1,33 @@
+"""`relay ops`: the HTTP API for operators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from relay.domain.errors import MissingExtraError
+
+
+def ops(
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8085,
+) -> None:
+    """Serve the HTTP API: look at backlogs, events, dead letters and tasks, and decide about them.
+
+    Probes at /healthz and /readyz; all else below /api/v1, described by /api/v1/openapi.json.
+    On this machine nobody needs a token, unless ops.users of relay.toml names users. Elsewhere everybody does.
+    """
+    try:
+        from relay.ops.api.server import check_address, serve
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"not installed: {error.name}", hint="pip install 'jetrelay[ops]'") from None
+    from relay.settings import load_settings
+    from relay.telemetry.logs import configure
+
+    settings = load_settings()
+    configure(settings.log_level, settings.log_format)
+    check_address(settings, host)
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}/api/v1/openapi.json", flush=True)
+    serve(settings, host, port)

@@ -1,0 +1,217 @@
+"""Who asks, and what they may do: tokens and roles, and the checks that keep foreign web pages out.
+
+A route says by `Allowed` what it needs. Everything else holds for each request, before any route.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relay.bus.http import json_response
+from relay.settings import OpsSettings
+
+_log = logging.getLogger("relay.ops")
+
+#: Paths that need no token: those of probes.
+OPEN: Final = frozenset({"/healthz", "/readyz"})
+#: The name in the audit log of whoever acts without a token, on this machine.
+LOCAL: Final = "local"
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_MAX_BODY_BYTES: Final = 4 * 1024**2
+#: The body of a 500 that nobody thought of.
+FAULT: Final = {
+    "error": {"code": "INTERNAL_ERROR", "message": "a fault of the program", "field": None, "hint": None}
+}
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. ``operate``: may act. ``payloads``: may see payloads. Everybody who is let in may read."""
+
+    name: str
+    operate: bool
+    payloads: bool
+
+
+class Refused(Exception):
+    """A request that is not answered, with its status, and a code that says why."""
+
+    def __init__(self, status: int, code: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"code": code, "message": message, "field": None, "hint": hint}}
+
+    def response(self) -> Response:
+        """The answer to the request."""
+        return json_response(self.body, self.status)
+
+
+class Doorkeeper:
+    """Lets requests in. Without users everybody on this machine is let in, as long as they ask it by its name."""
+
+    def __init__(self, settings: OpsSettings) -> None:
+        self._callers: Mapping[bytes, Caller] = {
+            _digest(user.token.get_secret_value()): Caller(name, user.role == "operate", user.payloads)
+            for name, user in settings.users.items()
+        }
+
+    def admit(self, method: str, path: str, headers: Headers) -> Caller | None:
+        """Return who asks; None at a path that is open to all. Raises Refused."""
+        self._check_host(headers)
+        if path in OPEN:
+            return None
+        caller = self._caller(headers)
+        if method not in _READING:
+            _check_same_origin(headers)
+        return caller
+
+    def _check_host(self, headers: Headers) -> None:
+        """A page in a browser here could have its own name resolved to this machine: such names are refused."""
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        if not self._callers and not is_loopback(host):
+            raise Refused(403, "FOREIGN_HOST", "this address is not of this machine", "ask 127.0.0.1 or localhost")
+
+    def _caller(self, headers: Headers) -> Caller:
+        if not self._callers:
+            return Caller(LOCAL, operate=True, payloads=True)
+        digest = _digest(_token(headers.get("authorization", "")))
+        found = [caller for known, caller in self._callers.items() if hmac.compare_digest(known, digest)]
+        if not found:
+            raise Refused(401, "UNAUTHENTICATED", "a token is needed", "Authorization: Bearer …")
+        return found[0]
+
+
+def _check_same_origin(headers: Headers) -> None:
+    """Refuse writes that a page of another origin sends: browsers say so in one of these headers."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+    if foreign or site not in (None, "same-origin", "none"):
+        raise Refused(403, "FOREIGN_ORIGIN", "a page of another origin may not do this")
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "NOT_JSON", "the body must be JSON", "Content-Type: application/json")
+
+
+def _token(authorization: str) -> str:
+    """The token of ``Bearer TOKEN``, or of ``Basic`` with the token as the password, as browsers ask for it."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(value, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine as seen by itself."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Door:
+    """An ASGI application around the API: admits requests, adds headers, and keeps faults to itself."""
+
+    def __init__(self, app: ASGIApp, doorkeeper: Doorkeeper) -> None:
+        self._app = app
+        self._doorkeeper = doorkeeper
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request. There are no WebSockets."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def tell(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                message["headers"] = [
+                    *message["headers"],
+                    *((n.encode(), v.encode()) for n, v in _HEADERS.items()),
+                ]
+            await send(message)
+
+        try:
+            headers = Headers(scope=scope)
+            scope.setdefault("state", {})["caller"] = self._doorkeeper.admit(
+                scope["method"], scope["path"], headers
+            )
+            _check_size(headers)
+            await self._app(scope, receive, tell)
+        except Refused as refused:
+            response = refused.response()
+            if refused.status == 401:
+                response.headers["WWW-Authenticate"] = 'Basic realm="jetrelay", charset="UTF-8"'
+            await response(scope, receive, tell)
+        except Exception as error:
+            # Its text may hold values of rows.
+            _log.error("%s %s failed: %s", scope["method"], scope["path"], type(error).__name__)
+            if not begun:
+                await json_response(FAULT, 500)(scope, receive, tell)
+
+
+def _check_size(headers: Headers) -> None:
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
+        raise Refused(413, "TOO_LARGE", f"a body has a length, of {_MAX_BODY_BYTES} bytes at most")
+
+
+# --- what a route needs ---
+
+
+def _reading(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _operating(request: Request) -> Caller:
+    caller = _reading(request)
+    if not caller.operate:
+        raise Refused(
+            403, "NOT_ALLOWED", f"{caller.name} may not do this", f'ops.users.{caller.name}: role = "operate"'
+        )
+    return caller
+
+
+def check_payloads(caller: Caller) -> None:
+    """Raise Refused if a caller may not see payloads."""
+    if not caller.payloads:
+        raise Refused(
+            403, "NO_PAYLOADS", f"{caller.name} may not see payloads", f"ops.users.{caller.name}: payloads"
+        )
+
+
+Reading = Annotated[Caller, Depends(_reading)]
+Operating = Annotated[Caller, Depends(_operating)]

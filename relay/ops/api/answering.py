@@ -1,0 +1,124 @@
+"""From a request to the bus and back: what all routes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Protocol
+
+from fastapi import Depends, Path, Request
+from starlette.responses import Response
+
+from relay.adapters.postgres.operating import MAX_COUNTED, Page, Row
+from relay.bus import CommandBus, Failed, Nothing, Query, QueryBus, Result
+from relay.bus.http import as_response, json_response, status_of, told
+from relay.domain.findings import Diagnosis
+from relay.domain.operators import Operator, Outcome
+from relay.ops.api.access import Caller
+from relay.ops.api.models import ProblemOut, Selection
+from relay.ops.queries import Diagnose
+from relay.ops.rows import Act, Find
+from relay.settings import Settings
+
+_MEANINGS: Final = {
+    400: "the body is no JSON that can be read",
+    401: "a token is needed",
+    403: "not allowed",
+    404: "there is no such thing, or no such context",
+    409: "its state forbids this, or a filter finds too many",
+    413: "the body is too large",
+    415: "the body is not JSON",
+    422: "the request is not valid",
+    500: "a fault of the program",
+    503: "a server does not answer",
+}
+#: What any route may answer besides its own, for the OpenAPI document.
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"model": ProblemOut, "description": meaning} for status, meaning in _MEANINGS.items()
+}
+
+
+class Recent(Protocol):
+    """The last diagnosis, for a moment."""
+
+    async def ask(self, ops: Ops, query: Diagnose) -> Diagnosis:
+        """Return a diagnosis that is at most a second old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """What the routes ask: the system that ``settings`` describes."""
+
+    settings: Settings
+    queries: QueryBus
+    commands: CommandBus
+    recent: Recent
+
+
+def _ops(request: Request) -> Ops:
+    ops: Ops = request.app.state.ops
+    return ops
+
+
+Asked = Annotated[Ops, Depends(_ops)]
+InContext = Annotated[str, Path(description="A context of relay.toml.", max_length=100)]
+
+
+async def answered(ops: Ops, query: Query[Any]) -> Response:
+    """The answer of the query bus as it is."""
+    return as_response(await ops.queries.ask_async(query))
+
+
+async def paged(ops: Ops, query: Find, key: str) -> Response:
+    """A page of rows. ``key``: the column by which pages follow each other."""
+    found = await ops.queries.ask_async(query)
+    page: Page[Row] = found.unwrap()
+    more = len(page.items) == query.limit and page.total > query.limit
+    exact = page.total < MAX_COUNTED
+    following = page.items[-1][key] if more else None
+    return json_response({"items": page.items, "total": page.total, "exact": exact, "next": following})
+
+
+async def row_of(ops: Ops, query: Query[Row]) -> Row | Response:
+    """One row; or the response that says that there is none."""
+    found = await ops.queries.ask_async(query)
+    return as_response(found) if isinstance(found, Nothing) else dict(found.value)
+
+
+async def acted(
+    ops: Ops, caller: Caller, action: str, find: type[Find], do: type[Act], what: Mapping[str, Any]
+) -> Response:
+    """Carry out an action, or count what it would be done to. ``what``: its objects."""
+    selection: Selection[Any, Any] = what["selection"]
+    context, ids, wanted = what["context"], what["ids"], what["wanted"]
+    if selection.dry_run:
+        count = len(ids or ())
+        if ids is None:
+            query = find(context=context, wanted=wanted, limit=selection.limit)
+            page: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+            count = len(page.all_of(selection.limit))
+        return json_response({"action": action, "dry_run": True, "count": count, "done": [], "refused": []})
+    by = Operator(caller.name, selection.note)
+    result = await ops.commands.dispatch_async(
+        do(context=context, ids=ids, wanted=wanted, limit=selection.limit, by=by)
+    )
+    return outcome_of(action, result)
+
+
+def outcome_of(action: str, result: Result[Outcome]) -> Response:
+    """What became of each id. If nothing could be done, this is an error: the first one."""
+    if isinstance(result, Failed):
+        return as_response(result)
+    outcome = result.value
+    refused = [{"id": id, **told(error)} for id, error in outcome.refused]
+    body = {
+        "action": action,
+        "dry_run": False,
+        "count": len(outcome.done),
+        "done": outcome.done,
+        "refused": refused,
+    }
+    if outcome.refused and not outcome.done:
+        error = outcome.refused[0][1]
+        return json_response(body | told(error), status_of(error))
+    return json_response(body)

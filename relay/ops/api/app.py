@@ -1,0 +1,117 @@
+"""The application: routes, buses, and the connections under them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from relay.adapters.postgres.pool import Connection, Pool, Source, create_pool, pooled
+from relay.adapters.postgres.sql import statement
+from relay.bus import RequestContextMiddleware
+from relay.bus.http import answer_errors, json_response
+from relay.ops.api import contexts, events, letters, system, tasks
+from relay.ops.api.access import FAULT, Door, Doorkeeper, Refused
+from relay.ops.api.answering import Ops
+from relay.ops.desk import Desk
+from relay.ops.queries import queries
+from relay.ops.servers import answer_for_servers
+from relay.settings import ContextSettings, Settings
+
+#: The connections for one context. A page that takes longer than the limit is given up, in milliseconds.
+_CONNECTIONS: Final = 4
+_LIMIT_MS: Final = "10000"
+_ABOUT: Final = "Look at what waits and what failed in jetrelay, and decide about it."
+
+
+def create_app(settings: Settings) -> Door:
+    """Return the ASGI application for a configuration. It connects when it is first asked."""
+    pools = _Pools()
+
+    @asynccontextmanager
+    async def living(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await pools.close()
+
+    app = FastAPI(
+        title="jetrelay",
+        version="1",
+        description=_ABOUT,
+        openapi_url="/api/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=living,
+    )
+    desk = Desk(settings.contexts, pools.of)
+    asked = answer_for_servers(desk.answer(queries(settings)), settings)
+    app.state.ops = Ops(settings, asked, desk.commands(), system.Recent())
+    for router in (events.router, letters.router, tasks.router, contexts.router, system.router):
+        app.include_router(router, prefix="/api/v1")
+    app.include_router(system.probes)
+    answer_errors(app)
+    app.add_exception_handler(Exception, _fault)
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    return Door(RequestContextMiddleware(app), Doorkeeper(settings.ops))
+
+
+class _Pools:
+    """A few connections for each context, made when it is first asked about."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, Pool] = {}
+
+    @asynccontextmanager
+    async def of(self, context: ContextSettings) -> AsyncIterator[Source]:
+        """Lend the database of a context."""
+        if context.name not in self._pools:
+            name = f"jetrelay-ops-{context.name}"
+            pool = create_pool(context.database, max_size=_CONNECTIONS, application_name=name, configure=_limited)
+            self._pools[context.name] = pool
+            await pool.open(wait=False)
+        yield pooled(self._pools[context.name])
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.close(timeout=2)
+
+
+async def _limited(conn: Connection) -> None:
+    await conn.execute(statement("session/limit"), {"limit": _LIMIT_MS, "local": False})
+
+
+def _fault(_request: Request, _error: Exception) -> Response:
+    return json_response(FAULT, 500)
+
+
+def _refused(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return error.response()
+
+
+def _invalid(_request: Request, error: Exception) -> Response:
+    """Name the first field that is wrong, and why; never its value."""
+    assert isinstance(error, RequestValidationError)
+    first: dict[str, Any] = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
+    return json_response(_problem("INVALID_REQUEST", first["msg"], field), 422)
+
+
+def _http(_request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: unknown paths and methods, bodies that are no JSON."""
+    assert isinstance(error, HTTPException)
+    codes = {404: "NO_SUCH_PATH", 405: "METHOD_NOT_ALLOWED"}
+    body = _problem(codes.get(error.status_code, "INVALID_REQUEST"), str(error.detail))
+    response = json_response(body, error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _problem(code: str, message: str, field: str | None = None) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, "field": field, "hint": None}}

@@ -1,0 +1,101 @@
+"""The rest of a context over HTTP: parked keys, the schedule, the archive, the audit log."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from starlette.responses import Response
+
+from relay.bus.http import as_response, json_response
+from relay.domain.operators import Operator
+from relay.ops.api.access import Operating, Reading
+from relay.ops.api.answering import PROBLEMS, Asked, InContext, answered, outcome_of
+from relay.ops.api.models import Number, OutcomeOut, Text
+from relay.ops.rows import ListBatches, ListParked, ReadAudit, ReadSchedule, ReleaseKeys, RunJob
+
+router: Final = APIRouter(prefix="/contexts/{context}", tags=["contexts"], responses=PROBLEMS)
+_STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class Keys(BaseModel):
+    """Which parked keys: ``keys`` by their names, or ``all``, maybe of one ``subscription``."""
+
+    model_config = _STRICT
+
+    keys: Annotated[list[Text], Field(min_length=1, max_length=10_000)] | None = None
+    all: bool = False
+    subscription: Text | None = None
+    note: Text | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Keys:
+        if (self.keys is None) != self.all:
+            raise ValueError("say which, in one way: keys, or all")
+        return self
+
+
+class Why(BaseModel):
+    """Why somebody acts."""
+
+    model_config = _STRICT
+
+    note: Text | None = None
+
+
+class AuditAsked(BaseModel):
+    """Which entries of the audit log. ``id``: about this row. ``before``: the last ``id`` of the page above."""
+
+    model_config = _STRICT
+
+    actor: Text | None = None
+    action: Text | None = None
+    id: Text | None = None
+    since: AwareDatetime | None = None
+    before: Number | None = None
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+
+
+@router.get("/parked", response_model=list[dict[str, Any]])
+async def list_parked_keys(ops: Asked, _: Reading, context: InContext) -> Response:
+    """List the keys that ordered subscriptions have set aside, the longest parked first."""
+    return await answered(ops, ListParked(context=context))
+
+
+@router.post("/parked/release", response_model=OutcomeOut)
+async def release_keys(ops: Asked, caller: Operating, context: InContext, chosen: Keys) -> Response:
+    """Let keys go on in order: first the message that died, with new attempts, then those behind it."""
+    by = Operator(caller.name, chosen.note)
+    command = ReleaseKeys(context=context, keys=chosen.keys, subscription=chosen.subscription, by=by)
+    return outcome_of("release", await ops.commands.dispatch_async(command))
+
+
+@router.get("/schedule", response_model=dict[str, Any])
+async def show_schedule(ops: Asked, _: Reading, context: InContext) -> Response:
+    """Say what is scheduled, when it ran last and runs next, and which scheduler leads."""
+    return json_response(asdict((await ops.queries.ask_async(ReadSchedule(context=context))).unwrap()))
+
+
+@router.post("/schedule/{name}/run", response_model=dict[str, Any], status_code=202)
+async def run_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
+    """Have the leader run a job now. The answer says when this was first asked; the schedule says how it went."""
+    command = RunJob(context=context, name=name, by=Operator(caller.name, why.note))
+    result = await ops.commands.dispatch_async(command)
+    return json_response({"name": name, "requested_at": result.unwrap()}, 202)
+
+
+@router.get("/archive", response_model=list[dict[str, Any]])
+async def list_batches(ops: Asked, _: Reading, context: InContext) -> Response:
+    """List the batches in the archive."""
+    found = (await ops.queries.ask_async(ListBatches(context=context))).unwrap()
+    return json_response([{**asdict(it), "file": it.file} for it in found])
+
+
+@router.get("/audit", response_model=list[dict[str, Any]])
+async def read_audit(
+    ops: Asked, _: Reading, context: InContext, asked: Annotated[AuditAsked, Query()]
+) -> Response:
+    """List who did what to which rows, when and why, the newest first."""
+    return as_response(await ops.queries.ask_async(ReadAudit(context=context, **asked.model_dump())))

@@ -1,0 +1,35 @@
+"""Serves the API at an address, and refuses one where anybody could ask without a token."""
+
+from __future__ import annotations
+
+import uvicorn
+
+from relay.domain.errors import ConfigurationError
+from relay.ops.api.access import is_loopback
+from relay.ops.api.app import create_app
+from relay.settings import Settings
+
+
+def serve(settings: Settings, host: str, port: int) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError if the address needs users and there are none."""
+    check_address(settings, host)
+    uvicorn.run(
+        create_app(settings),
+        host=host,
+        port=port,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        log_config=None,
+        timeout_graceful_shutdown=5,
+    )
+
+
+def check_address(settings: Settings, host: str) -> None:
+    """Raise ConfigurationError if others than this machine could ask, and no token keeps them out."""
+    if not settings.ops.users and not is_loopback(host):
+        raise ConfigurationError(
+            f"{host} can be reached from outside, and nobody needs a token",
+            field="ops.users",
+            hint="add a user with a token, or listen at 127.0.0.1",
+        )

@@ -1,0 +1,144 @@
+"""The whole system over HTTP: backlogs of all contexts, the life of a message, what is wrong, and the probes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from relay.bus import Some
+from relay.bus.http import as_response, json_response, told
+from relay.domain.errors import RelayError, of_context
+from relay.domain.findings import Diagnosis, Severity
+from relay.domain.identity import check_id
+from relay.ops.api.access import Reading
+from relay.ops.api.answering import PROBLEMS, Asked, Ops
+from relay.ops.api.models import Text
+from relay.ops.queries import Diagnose, Explain
+from relay.ops.rows import Backlog, ReadBacklog
+from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
+
+router: Final = APIRouter(tags=["system"], responses=PROBLEMS)
+probes: Final = APIRouter(tags=["probes"])
+#: An answer about all servers is given again for so long, in seconds, however many ask.
+_FRESH_S: Final = 1.0
+
+
+class Recent:
+    """The last diagnosis, so that probes cost the servers one question a second at most."""
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[Diagnose, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._known: dict[Diagnose, tuple[float, Diagnosis]] = {}
+
+    async def ask(self, ops: Ops, query: Diagnose) -> Diagnosis:
+        """Return a diagnosis that is at most a second old."""
+        async with self._locks[query]:
+            at, known = self._known.get(query, (0.0, None))
+            if known is None or time.monotonic() - at > _FRESH_S:
+                known = (await ops.queries.ask_async(query)).unwrap()
+                self._known[query] = (time.monotonic(), known)
+            return known
+
+
+@router.get("/contexts", response_model=list[str])
+async def list_contexts(ops: Asked, _: Reading) -> Response:
+    """Name the contexts of the configuration."""
+    return json_response(list(ops.settings.contexts))
+
+
+@router.get("/backlogs", response_model=list[dict[str, Any]])
+async def list_backlogs(ops: Asked, _: Reading, context: Annotated[Text | None, Query()] = None) -> Response:
+    """Say how much of each context waits, and since when. One that does not answer has an ``error`` instead."""
+    contexts = ops.settings.contexts
+    names = list(contexts) if context is None else [of_context(contexts, context).name]
+    return json_response(await asyncio.gather(*(_backlog(ops, name) for name in names)))
+
+
+async def _backlog(ops: Ops, name: str) -> dict[str, Any]:
+    try:
+        found: Backlog = (await ops.queries.ask_async(ReadBacklog(context=name))).unwrap()
+    except RelayError as error:
+        return {"context": name, **told(error)}
+    outbox, inbox, brake, full = found
+    return {
+        "context": name,
+        "outbox": asdict(outbox),
+        "inbox": asdict(inbox),
+        "brake": asdict(brake) if brake.braking else None,
+        "full": [asdict(it) for it in full],
+    }
+
+
+@router.get("/explain", response_model=dict[str, Any])
+async def explain(ops: Asked, _: Reading, id: Annotated[Text, Query()], archive: bool = False) -> Response:
+    """Tell the life of a message by any id of it or of its chain, as `relay explain` does; no payloads.
+
+    ``archive``: look in the archives, too, which may take long.
+    """
+    found = await ops.queries.ask_async(Explain(id=str(check_id(id, "id").value), archive=archive))
+    return json_response(asdict(found.value)) if isinstance(found, Some) else as_response(found)
+
+
+@router.get("/doctor", response_model=dict[str, Any])
+async def doctor(ops: Asked, _: Reading) -> Response:
+    """Say what of the promises does not hold and what to change, the worst first, as `relay doctor` does."""
+    found = await ops.recent.ask(ops, Diagnose(close=True))
+    examined = [
+        {"server": it.server, "healthy": it.healthy, "milliseconds": it.milliseconds, "detail": it.detail}
+        for it in found.examined
+    ]
+    return json_response({"findings": [asdict(it) for it in found.findings], "examined": examined})
+
+
+@router.get("/fleet", response_model=list[dict[str, Any]])
+async def list_members(ops: Asked, _: Reading) -> Response:
+    """List workers and supervisors of all hosts: version, state, and what they do."""
+    seen = (await ops.queries.ask_async(ListMembers())).unwrap()
+    return json_response(
+        [{**asdict(it.member), "state": it.state, "silent_seconds": it.silent_seconds} for it in seen]
+    )
+
+
+@router.get("/streams", response_model=dict[str, Any])
+async def list_streams(ops: Asked, _: Reading, context: Annotated[Text | None, Query()] = None) -> Response:
+    """Say what streams hold, how far consumers have come, and what differs from relay.toml."""
+    found = (await ops.queries.ask_async(ShowStreams(context=context))).unwrap()
+    differences = (await ops.queries.ask_async(DiffStreams(context=context))).unwrap()
+    return json_response({"streams": found, "differences": differences})
+
+
+# --- probes: open to all, so without what only a reader may know ---
+
+
+@probes.get("/healthz", response_model=dict[str, str])
+async def alive() -> Response:
+    """Say that the process answers."""
+    return json_response({"status": "ok"})
+
+
+@probes.get("/readyz", response_model=dict[str, Any], responses={503: {"description": "no database answers"}})
+async def ready(ops: Asked) -> Response:
+    """Name each server with the time it took, and the codes of its errors. 503 if no database answers."""
+    found = await ops.recent.ask(ops, Diagnose())
+    databases = [it.healthy for it in found.examined if it.server.startswith("postgresql")]
+    answers = any(databases) or not databases
+    return json_response({"ready": answers, "servers": servers(found)}, 200 if answers else 503)
+
+
+def servers(found: Diagnosis) -> list[dict[str, Any]]:
+    """Each server of a diagnosis, with its time and the codes of its errors."""
+    return [
+        {
+            "server": it.server,
+            "healthy": it.healthy,
+            "milliseconds": it.milliseconds,
+            "errors": [finding.code for finding in it.findings if finding.severity is Severity.ERROR],
+        }
+        for it in found.examined
+    ]

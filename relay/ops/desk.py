@@ -1,0 +1,157 @@
+"""Answers the queries of `relay.ops.rows` and carries out its commands: one implementation for all who ask."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+from relay.adapters.postgres.archive import PostgresArchive
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
+from relay.adapters.postgres.incidents import PostgresIncidents, PostgresParkedKeys
+from relay.adapters.postgres.operating import Actions, Page, PostgresOutboxOperations, PostgresTaskOperations, Row
+from relay.adapters.postgres.pool import Source
+from relay.adapters.postgres.schedule import PostgresSchedule
+from relay.bus import CommandBus, QueryBus
+from relay.domain.archive import Manifest
+from relay.domain.errors import InvalidRequest, of_context
+from relay.domain.operators import Outcome
+from relay.domain.schedule import Schedule, UnknownJob
+from relay.ops import rows
+from relay.settings import ContextSettings
+
+#: Lends the database of a context. Raises DatabaseUnreachable.
+Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
+#: Groups are counted among so many of the newest rows.
+MAX_GROUPED: Final = 10_000
+
+_STORES: Final[Mapping[type[Any], type[Any]]] = {
+    rows.FindEvents: PostgresOutboxOperations,
+    rows.GetEvent: PostgresOutboxOperations,
+    rows.FindIncidents: PostgresIncidents,
+    rows.GetIncident: PostgresIncidents,
+    rows.FindTasks: PostgresTaskOperations,
+    rows.GetTask: PostgresTaskOperations,
+}
+_ACTIONS: Final[Mapping[type[rows.Act], tuple[type[Any], str]]] = {
+    rows.RetryEvents: (PostgresOutboxOperations, "retry"),
+    rows.ReplayEvents: (PostgresOutboxOperations, "replay"),
+    rows.RequeueIncidents: (PostgresIncidents, "requeue"),
+    rows.DiscardIncidents: (PostgresIncidents, "discard"),
+    rows.ResolveIncidents: (PostgresIncidents, "resolve"),
+    rows.RetryTasks: (PostgresTaskOperations, "retry"),
+    rows.CancelTasks: (PostgresTaskOperations, "cancel"),
+}
+
+
+class Desk:
+    """The databases of contexts, and buses over them. All raise UnknownContext, and DatabaseUnreachable."""
+
+    def __init__(self, contexts: Mapping[str, ContextSettings], sources: Sources) -> None:
+        self._contexts = contexts
+        self._sources = sources
+
+    def _lend(self, context: str) -> AbstractAsyncContextManager[Source]:
+        return self._sources(of_context(self._contexts, context))
+
+    def answer(self, bus: QueryBus) -> QueryBus:
+        """Have a bus answer the queries about rows; returns the bus."""
+        bus.handles(rows.ReadBacklog)(self._backlog)
+        bus.handles(rows.GroupIncidents)(self._groups)
+        bus.handles(rows.ListParked)(self._parked)
+        bus.handles(rows.ReadSchedule)(self._schedule)
+        bus.handles(rows.ListBatches)(self._batches)
+        bus.handles(rows.ReadAudit)(self._audit)
+        for query, store in _STORES.items():
+            bus.handles(query)(self._finding(store) if issubclass(query, rows.Find) else self._getting(store))
+        return bus
+
+    def commands(self) -> CommandBus:
+        """Return the bus that carries out the commands on rows."""
+        bus = CommandBus()
+        for command, (store, action) in _ACTIONS.items():
+            bus.handles(command)(self._acting(store, action))
+        bus.handles(rows.ReleaseKeys)(self._release)
+        bus.handles(rows.RunJob)(self._run)
+        return bus
+
+    async def _backlog(self, query: rows.ReadBacklog) -> rows.Backlog:
+        async with self._lend(query.context) as source:
+            reader, limits = PostgresBacklogReader(source), self._contexts[query.context].inbox_limits
+            outbox, inbox = await reader.outbox_backlog(), await reader.inbox_backlog()
+            return outbox, inbox, await reader.brake(), await reader.full_inboxes(limits)
+
+    async def _groups(self, query: rows.GroupIncidents) -> rows.Groups:
+        async with self._lend(query.context) as source:
+            page = await PostgresIncidents(source).find(query.wanted, MAX_GROUPED)
+        counts = Counter((found["reason_code"], found["class"]) for found in page.items)
+        return [{"reason_code": code, "class": kind, "count": n} for (code, kind), n in counts.most_common()]
+
+    async def _parked(self, query: rows.ListParked) -> Sequence[Row]:
+        async with self._lend(query.context) as source:
+            return await PostgresParkedKeys(source).list()
+
+    async def _release(self, command: rows.ReleaseKeys) -> Outcome:
+        async with self._lend(command.context) as source:
+            return await PostgresParkedKeys(source).release(command.keys, command.subscription, command.by)
+
+    async def _schedule(self, query: rows.ReadSchedule) -> Schedule:
+        async with self._lend(query.context) as source:
+            return await PostgresSchedule(source).schedule()
+
+    async def _run(self, command: rows.RunJob) -> datetime:
+        async with self._lend(command.context) as source:
+            schedule = PostgresSchedule(source)
+            if (requested_at := await schedule.request(command.name, command.by)) is not None:
+                return requested_at
+            known = ", ".join(job.name for job in (await schedule.schedule()).jobs) or "none"
+        raise UnknownJob(f"no job is called {command.name[:200]!r}", field="name", hint=f"scheduled: {known}")
+
+    async def _batches(self, query: rows.ListBatches) -> Sequence[Manifest]:
+        async with self._lend(query.context) as source:
+            return await PostgresArchive(source, query.context).batches()
+
+    async def _audit(self, query: rows.ReadAudit) -> Sequence[Row]:
+        async with self._lend(query.context) as source:
+            return await Actions(source).find(query.model_dump(exclude={"context"}))
+
+    def _finding(self, store: type[Any]) -> Callable[[rows.Find], Awaitable[Page[Row]]]:
+        async def find(query: rows.Find) -> Page[Row]:
+            async with self._lend(query.context) as source:
+                found: Page[Row] = await store(source).find(query.wanted, query.limit, before=query.before)
+                return found
+
+        return find
+
+    def _getting(self, store: type[Any]) -> Callable[[rows.Get], Awaitable[Row | None]]:
+        async def get(query: rows.Get) -> Row | None:
+            async with self._lend(query.context) as source:
+                found: Row | None = await store(source).get(query.id)
+                return found
+
+        return get
+
+    def _acting(self, store: type[Any], action: str) -> Callable[[rows.Act], Awaitable[Outcome]]:
+        async def act(command: rows.Act) -> Outcome:
+            async with self._lend(command.context) as source:
+                return await _act(store(source), action, command)
+
+        return act
+
+
+async def _act(store: Any, action: str, command: rows.Act) -> Outcome:
+    ids = await _chosen(store, command) if command.ids is None else command.ids
+    outcome: Outcome = await getattr(store, action)(ids, command.by)
+    if outcome.refused and command.wanted is not None:
+        page = await store.find(command.wanted, command.limit)
+        outcome = outcome.refusing({str(found["id"]) for found in page.items})
+    return outcome
+
+
+async def _chosen(store: Any, command: rows.Act) -> list[Any]:
+    if command.wanted is None:
+        raise InvalidRequest("say which: ids or a filter")
+    page: Page[Row] = await store.find(command.wanted, command.limit)
+    return [found["id"] for found in page.all_of(command.limit)]

@@ -1,0 +1,216 @@
+"""What operators look for and do to rows, as queries and commands that the command line and the API share.
+
+A command names what it changes in one of two ways: by ``ids``, or by a filter in ``wanted``, of which nothing is
+changed if it finds more than ``limit``. With both, the filter says how the ids were chosen: what it does not find
+any more is left out of the refusals, as nobody named such a thing. The answer says of each id: done, or why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, TypeAlias
+from uuid import UUID
+
+from pydantic import Field
+
+from relay.adapters.postgres.operating import EventFilter, Page, Row, TaskFilter
+from relay.bus import Command, Query
+from relay.domain.archive import Manifest
+from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
+from relay.domain.identity import Id
+from relay.domain.incidents import IncidentFilter
+from relay.domain.operators import Operator, Outcome
+from relay.domain.schedule import Schedule
+
+#: What waits in a context: the brake says what its producers are told, the last which inboxes are full.
+Backlog: TypeAlias = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
+#: A page ends before this key of the order in which the rows are listed.
+Before = Annotated[int, Field(ge=1, le=2**63 - 1)]
+Rows = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class ReadBacklog(Query[Backlog]):
+    """How much of a context waits, since when, and what became of it (QRY-050, QRY-051)."""
+
+    context: str
+
+
+class Find(Query[Page[Row]]):
+    """The newest rows that a filter finds, without their payloads. ``before``: those behind the last of a page."""
+
+    context: str
+    wanted: Any
+    limit: Rows = 50
+    before: Before | None = None
+
+
+class Get(Query[Row]):
+    """All fields of one row, its payload too, and its history; nothing if there is no such row."""
+
+    context: str
+    id: Any
+
+
+class Act(Command[Outcome]):
+    """An action on rows. All of them change in one transaction, with a row in the audit log that names ``by``."""
+
+    context: str
+    ids: Sequence[Any] | None = None
+    wanted: Any = None
+    limit: Rows = 1_000
+    by: Operator
+
+
+# --- events ---
+
+
+class FindEvents(Find):
+    """Events of the outbox."""
+
+    key: ClassVar[str] = "seq"
+    wanted: EventFilter
+
+
+class GetEvent(Get):
+    """An event, by its id."""
+
+    id: Id
+
+
+class RetryEvents(Act):
+    """Retry failed events: attempts and back-off start anew, the business rows do not change."""
+
+    ids: Sequence[Id] | None = None
+    wanted: EventFilter | None = None
+
+
+class ReplayEvents(Act):
+    """Publish events once more, to every consumer of the stream. Consumers deduplicate events by id."""
+
+    ids: Sequence[Id] | None = None
+    wanted: EventFilter | None = None
+
+
+# --- dead letters ---
+
+Groups: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+class FindIncidents(Find):
+    """Dead letters, as incidents."""
+
+    key: ClassVar[str] = "id"
+    wanted: IncidentFilter
+
+
+class GroupIncidents(Query[Groups]):
+    """How many dead letters a filter finds of each class and code of a reason, the most frequent first."""
+
+    context: str
+    wanted: IncidentFilter
+
+
+class GetIncident(Get):
+    """A dead letter, by its number."""
+
+    id: int
+
+
+class _ActOnIncidents(Act):
+    ids: Sequence[int] | None = None
+    wanted: IncidentFilter | None = None
+
+
+class RequeueIncidents(_ActOnIncidents):
+    """Put messages back into the failing consumer's inbox, with new attempts. Others do not see them again."""
+
+
+class DiscardIncidents(_ActOnIncidents):
+    """Give messages up. They stay recorded, and requeue still takes them by id. Needs a note."""
+
+
+class ResolveIncidents(_ActOnIncidents):
+    """Close incidents that were dealt with by other means. Needs a note."""
+
+
+# --- tasks ---
+
+
+class FindTasks(Find):
+    """Background tasks."""
+
+    key: ClassVar[str] = "seq"
+    wanted: TaskFilter
+
+
+class GetTask(Get):
+    """A task, by its id."""
+
+    id: UUID
+
+
+class _ActOnTasks(Act):
+    ids: Sequence[UUID] | None = None
+    wanted: TaskFilter | None = None
+
+
+class RetryTasks(_ActOnTasks):
+    """Run failed tasks again, with new attempts; by id cancelled ones too."""
+
+
+class CancelTasks(_ActOnTasks):
+    """Give up tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
+
+
+# --- parked keys, the schedule, the archive, the audit log ---
+
+
+class ListParked(Query[Sequence[Row]]):
+    """The keys that ordered subscriptions have set aside, the longest parked first."""
+
+    context: str
+
+
+class ReleaseKeys(Command[Outcome]):
+    """Let keys go on in order: first the message that died, with new attempts, then those behind it.
+
+    ``keys`` None: all, of one ``subscription`` or of all.
+    """
+
+    context: str
+    keys: Sequence[str] | None = None
+    subscription: str | None = None
+    by: Operator
+
+
+class ReadSchedule(Query[Schedule]):
+    """What is scheduled in a context, and who leads it."""
+
+    context: str
+
+
+class RunJob(Command[datetime]):
+    """Have the leader run a job now; answers when this was first asked. Raises UnknownJob."""
+
+    context: str
+    name: str
+    by: Operator
+
+
+class ListBatches(Query[Sequence[Manifest]]):
+    """The batches in the archive of a context."""
+
+    context: str
+
+
+class ReadAudit(Query[Sequence[Row]]):
+    """What operators did, the newest first. ``id``: to this row. ``action``: such as ``dlq.requeue``."""
+
+    context: str
+    actor: str | None = None
+    action: str | None = None
+    id: str | None = None
+    since: datetime | None = None
+    before: Before | None = None
+    limit: Rows = 50

@@ -1,0 +1,64 @@
+"""What tests of the HTTP API share: the API on real servers, asked as different users."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from relay.ops.api.app import create_app
+from relay.settings import Settings
+from tests.unit.ops_support import TOKENS
+
+
+@dataclass
+class Api:
+    """Use `serving`."""
+
+    client: httpx2.AsyncClient
+
+    async def get(self, path: str, status: int = 200, **how: Any) -> Any:
+        return await self._ask("GET", path, status, **how)
+
+    async def post(self, path: str, body: Any, status: int = 200, **how: Any) -> Any:
+        return await self._ask("POST", path, status, json=body, **how)
+
+    async def _ask(
+        self, method: str, path: str, status: int, *, user: str | None = None, headers: Any = None, **more: Any
+    ) -> Any:
+        token = {"Authorization": f"Bearer {TOKENS[user]}"} if user else {}
+        url = path if path.startswith(("/healthz", "/readyz")) else f"/api/v1{path}"
+        answer = await self.client.request(method, url, headers={**token, **(headers or {})}, **more)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+
+@asynccontextmanager
+async def serving(settings: Settings, *, base_url: str = "http://127.0.0.1:8085") -> AsyncIterator[Api]:
+    """The API for a configuration, with its connections."""
+    app = create_app(settings)
+    fastapi = app._app._app
+    async with (
+        fastapi.router.lifespan_context(fastapi),
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url=base_url) as client,
+    ):
+        yield Api(client)
+
+
+def configured(database: str, nats: str, redis: str, **more: Any) -> Settings:
+    """The context `sea`, which has a subscription, on servers; and `quiet`, whose database does not answer."""
+    subscription = {"stream": "UP", "filter_subject": "up.>", "handler": "http://127.0.0.1:9/handle"}
+    return Settings.model_validate(
+        {
+            "nats_url": nats,
+            "redis_url": redis,
+            "contexts": {
+                "sea": {"database_url": database, "subscriptions": {"from_upstream": subscription}},
+                "quiet": {"database_url": "postgresql://127.0.0.1:1/quiet"},
+            },
+            **more,
+        }
+    )

@@ -1,0 +1,184 @@
+"""Who is let into the HTTP API, and for what: tokens, roles, hosts and origins."""
+
+from __future__ import annotations
+
+import base64
+from functools import cache
+from typing import Any
+
+import httpx2
+import pytest
+
+from relay.domain.errors import ConfigurationError, DatabaseUnreachable
+from relay.ops.api.app import create_app
+from relay.ops.api.server import check_address
+from relay.settings import Settings
+from tests.unit.ops_support import TOKENS, USERS
+
+pytestmark = pytest.mark.anyio
+
+#: Nothing listens there: whoever is let in is told so, by 503.
+CONTEXTS = {"sea": {"database_url": "postgresql://127.0.0.1:1/sea"}}
+EVENTS = "/api/v1/contexts/sea/events"
+RETRY = f"{EVENTS}/retry"
+OPEN = Settings.model_validate({"contexts": CONTEXTS})
+GUARDED = Settings.model_validate({"contexts": CONTEXTS, "ops": {"users": USERS}})
+
+
+class Away:
+    """Databases of which none answers, at once."""
+
+    error: Exception = DatabaseUnreachable("nothing listens")
+
+    def of(self, _: Any) -> Any:
+        raise self.error
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.ops.api.app._Pools", Away)
+
+
+@cache
+def app_of(*, guarded: bool) -> Any:
+    return create_app(GUARDED if guarded else OPEN)
+
+
+async def asked(
+    settings: Settings, method: str, path: str, headers: dict[str, str] | None = None, host: str = "127.0.0.1:8085"
+) -> tuple[int, str]:
+    """The status, and the code of the error."""
+    transport = httpx2.ASGITransport(app=app_of(guarded=settings is GUARDED))
+    async with httpx2.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
+        body = {"json": {"all": True}} if method == "POST" else {}
+        answer = await client.request(method, path, headers=headers, **body)
+    return answer.status_code, answer.json().get("error", {}).get("code", "")
+
+
+def bearer(user: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {TOKENS[user]}"}
+
+
+def routes() -> list[tuple[str, str]]:
+    """Every route below /api/v1, as (method, path)."""
+    app = create_app(GUARDED)._app._app
+    document = app.openapi()["paths"]
+    return [(m.upper(), path) for path, methods in document.items() for m in methods if path.startswith("/api")]
+
+
+def at(path: str) -> str:
+    return path.replace("{context}", "sea").replace("{id}", "1")
+
+
+async def test_every_route_needs_a_token_and_every_write_the_role() -> None:
+    found = routes()
+    assert len(found) >= 15
+    for method, path in found:
+        assert await asked(GUARDED, method, at(path)) == (401, "UNAUTHENTICATED"), path
+        assert await asked(GUARDED, method, at(path), {"Authorization": "Bearer wrong"}) == (
+            401,
+            "UNAUTHENTICATED",
+        )
+        if method == "POST":
+            assert await asked(GUARDED, method, at(path), bearer("reader")) == (403, "NOT_ALLOWED"), path
+
+
+async def test_a_reader_reads_and_an_operator_acts() -> None:
+    assert await asked(GUARDED, "GET", EVENTS, bearer("reader")) == (503, "DATABASE_UNREACHABLE")
+    assert await asked(GUARDED, "POST", RETRY, bearer("operator")) == (503, "DATABASE_UNREACHABLE")
+
+
+@pytest.mark.parametrize("path", [f"{EVENTS}/1", "/api/v1/contexts/sea/dead-letters/1"])
+async def test_payloads_need_a_right_of_their_own(path: str) -> None:
+    for user in ("reader", "operator"):
+        assert await asked(GUARDED, "GET", f"{path}?payload=true", bearer(user)) == (403, "NO_PAYLOADS")
+    assert await asked(GUARDED, "GET", f"{path}?payload=true", bearer("auditor")) == (503, "DATABASE_UNREACHABLE")
+
+
+async def test_a_browser_gives_the_token_as_a_password() -> None:
+    basic = base64.b64encode(f"anybody:{TOKENS['reader']}".encode()).decode()
+    assert await asked(GUARDED, "GET", EVENTS, {"Authorization": f"Basic {basic}"}) == (
+        503,
+        "DATABASE_UNREACHABLE",
+    )
+    for broken in ("Basic ###", "Basic", f"Basic {TOKENS['reader']}", f"Digest {TOKENS['reader']}", ""):
+        assert await asked(GUARDED, "GET", EVENTS, {"Authorization": broken}) == (401, "UNAUTHENTICATED")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8085", "localhost:1", "[::1]:8085", "127.8.8.8"])
+async def test_this_machine_needs_no_token(host: str) -> None:
+    assert await asked(OPEN, "GET", EVENTS, host=host) == (503, "DATABASE_UNREACHABLE")
+    assert await asked(OPEN, "POST", RETRY, host=host) == (503, "DATABASE_UNREACHABLE")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example:8085", "127.0.0.1.evil.example", "10.0.0.7", "localhost.evil.example"]
+)
+async def test_a_name_that_a_web_page_has_resolved_to_this_machine_is_refused(host: str) -> None:
+    for method, path in (("GET", EVENTS), ("POST", RETRY), ("GET", "/healthz")):
+        assert await asked(OPEN, method, path, host=host) == (403, "FOREIGN_HOST")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:9999"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+async def test_a_page_of_another_origin_writes_nothing(headers: dict[str, str]) -> None:
+    assert await asked(OPEN, "POST", RETRY, headers) == (403, "FOREIGN_ORIGIN")
+    assert await asked(GUARDED, "POST", RETRY, {**bearer("operator"), **headers}) == (403, "FOREIGN_ORIGIN")
+
+
+async def test_a_page_of_our_own_writes_and_a_form_does_not() -> None:
+    ours = {"Origin": "http://127.0.0.1:8085", "Sec-Fetch-Site": "same-origin"}
+    assert await asked(OPEN, "POST", RETRY, ours) == (503, "DATABASE_UNREACHABLE")
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        assert await asked(OPEN, "POST", RETRY, {"Content-Type": kind}) == (415, "NOT_JSON")
+
+
+async def test_a_body_that_is_too_large_is_not_read() -> None:
+    transport = httpx2.ASGITransport(app=app_of(guarded=False))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answer = await client.post(RETRY, headers={"Content-Type": "application/json"}, content=b" " * 4_194_305)
+    assert (answer.status_code, answer.headers["x-frame-options"]) == (413, "DENY")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "ops.example"])
+def test_elsewhere_it_does_not_start_without_users(host: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"nobody needs a token.*127\.0\.0\.1"):
+        check_address(OPEN, host)
+    check_address(GUARDED, host)
+
+
+def test_on_this_machine_it_starts_without_users() -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_address(OPEN, host)
+
+
+@pytest.mark.parametrize(
+    ("user", "told"),
+    [
+        ({"token": "short"}, "16 to 1000"),
+        ({"token": "with a space in the middle"}, "no space"),
+        ({"token": TOKENS["reader"], "role": "root"}, "read"),
+    ],
+)
+def test_users_that_are_not_as_they_must_be_are_refused(user: dict[str, str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Settings.model_validate({"ops": {"users": {"ann": user}}})
+    with pytest.raises(ValueError, match="same token"):
+        Settings.model_validate({"ops": {"users": {"ann": USERS["reader"], "bob": USERS["reader"]}}})
+
+
+async def test_a_fault_tells_nothing_of_the_program(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(Away, "error", RuntimeError("a secret of a row"))
+    assert await asked(OPEN, "GET", EVENTS) == (500, "INTERNAL_ERROR")
+    assert "secret" not in caplog.text
+    assert "RuntimeError" in caplog.text
