@@ -25,6 +25,8 @@ Written from the docstrings. A name that is not on this page is internal, and ma
 that have a code are on [a page of their own](errors.md). What `relay.testing` has is in
 [Test without servers](../how-to/test-without-servers.md).
 """
+#: Packages whose objects are no values that a reader could write.
+OURS = {"relay", "tasks", "consumer", "scheduler"}
 #: A default that prints an address, or the repr of an object.
 UNREADABLE = re.compile(r"<[^<>]*(?: object)? at 0x[0-9a-f]+>|<object[^<>]*>|<factory>")
 
@@ -82,12 +84,26 @@ def _signature(name: str, value: Any, *, bound: bool = False) -> str:
         found = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    parameters = list(found.parameters.values())[1 if bound else 0 :]
+    parameters = [_shown(it) for it in list(found.parameters.values())[1 if bound else 0 :]]
     text = UNREADABLE.sub("…", str(found.replace(parameters=parameters))).replace("'", '"')
     text = re.sub(r'(?<=: )"([^"]*)"|(?<=-> )"([^"]*)"', lambda it: it[1] or it[2], text)
     if inspect.isclass(value):
         text = text.removesuffix(" -> None")
     return f"{name}{text}" if len(name + text) <= 100 else _folded(name, text)
+
+
+class _Object:
+    """In place of a default that holds what has been registered so far."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+def _shown(parameter: inspect.Parameter) -> inspect.Parameter:
+    own = type(parameter.default).__module__.partition(".")[0] in OURS
+    return (
+        parameter.replace(default=_Object()) if own and not isinstance(parameter.default, enum.Enum) else parameter
+    )
 
 
 def _folded(name: str, text: str) -> str:

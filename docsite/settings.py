@@ -105,10 +105,12 @@ def page() -> str:
     """The text of the page."""
     known, parts = defaults(), [HEAD]
     for path, model in sections():
-        if path in LIKE_STREAM or not keys(model):
+        if path in LIKE_STREAM:
             continue
         meanings = MEANINGS[path]
         parts.append(f"## {f'`[{path}]`' if path else 'At the top'}\n\n{meanings['']}\n")
+        if not keys(model):
+            continue
         rows = ["| Key | Meaning | Default | Unit | Variable |", "|---|---|---|---|---|"]
         for key, field in keys(model).items():
             where = f"{path}.{key}".lstrip(".")

@@ -22,8 +22,9 @@ from tests.unit.settings_support import BASE, Load, loader, refusal
 
 @pytest.fixture(autouse=True)
 def undeclared() -> Iterator[None]:
-    """What a test declares is forgotten after it."""
+    """A test knows nothing of what other modules declare, and what it declares is forgotten after it."""
     before = set(declared_commands)
+    declared_commands.clear()
     yield
     declared_commands.clear()
     declared_commands.update(before)

@@ -30,7 +30,7 @@ _BLOCK = re.compile(r"^```([a-z]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _GOES_ON = "<!-- goes on -->\n"
 #: Shown to readers: what is printed, pictures, and files of other programs.
 SHOWN = {"text", "http", "mermaid", "promql", "ini", "sql"}
-TREATED = {"python", "toml", "sh", "json", "yaml"}
+TREATED = {"python", "toml", "sh", "json", "jsonl", "yaml"}
 APP = create_app()
 
 
@@ -82,6 +82,11 @@ def test_json_can_be_read(text: str) -> None:
     json.loads(text)
 
 
+@pytest.mark.parametrize("text", [*blocks("jsonl")])
+def test_each_line_of_json_can_be_read(text: str) -> None:
+    assert [json.loads(line) for line in text.splitlines()]
+
+
 @pytest.mark.parametrize("text", [*blocks("yaml")])
 def test_yaml_can_be_read(text: str) -> None:
     assert list(yaml.safe_load_all(text))
@@ -92,7 +97,9 @@ def test_a_configuration_holds_when_it_is_made_whole(text: str, tmp_path: Path) 
     environment = whole(tomllib.loads(text))
     secrets = sorted(set(re.findall(r'_file = "([^"]+)"', text)))
     for number, name in enumerate(secrets):
-        (tmp_path / str(number)).write_text("https://hooks.example" if "webhook" in name else "secret")
+        (tmp_path / str(number)).write_text(
+            "https://hooks.example" if "webhook" in name else f"0123456789abcdef{number}"
+        )
         text = text.replace(f'"{name}"', f'"{tmp_path / str(number)}"')
     (tmp_path / "relay.toml").write_text(text)
     load_settings(tmp_path / "relay.toml", environment)
