@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Annotated, Any, Final
 
 import typer
@@ -20,7 +19,7 @@ from relay.cli.operating import (
 )
 from relay.cli.tables import View, columns
 from relay.domain.errors import UnknownIncident
-from relay.domain.incidents import IncidentFilter, IncidentStatus
+from relay.domain.incidents import IncidentFilter, IncidentStatus, show_original
 from relay.domain.policies import DeadLetterClass
 from relay.ops.rows import DiscardIncidents, FindIncidents, GetIncident, RequeueIncidents, ResolveIncidents
 
@@ -113,17 +112,8 @@ def show(
     """Show one incident: ids, reason, outcome, and who did what."""
     missing = UnknownIncident(f"there is no incident {id}", hint="relay dlq list --all")
     fields = _LETTERS.get(id, context, missing)
-    original = _payload(fields.pop("original"))
+    original = show_original(fields.pop("original"))
     print_one(fields, original if payload else {}, as_json=as_json)
-
-
-def _payload(original: bytes | None) -> dict[str, str | None]:
-    if original is None:
-        return {"payload": None, "payload_encoding": None}
-    try:
-        return {"payload": original.decode(), "payload_encoding": "utf-8"}
-    except UnicodeDecodeError:
-        return {"payload": base64.b64encode(original).decode(), "payload_encoding": "base64"}
 
 
 @app.command()

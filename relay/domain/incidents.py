@@ -192,10 +192,21 @@ def release_refusal(head: ParkedHead) -> RelayError | None:
 
 def encode_original(body: bytes) -> dict[str, str]:
     """Encode the original's bytes for JSON without loss: as text, or as base64 if they are not text."""
+    text, encoding = _encoded(body)
+    return {"original": text, "original_encoding": encoding}
+
+
+def show_original(body: bytes | None) -> dict[str, str | None]:
+    """Encode the original as `encode_original` does, for operators, to whom it is the payload."""
+    text, encoding = (None, None) if body is None else _encoded(body)
+    return {"payload": text, "payload_encoding": encoding}
+
+
+def _encoded(body: bytes) -> tuple[str, str]:
     try:
-        return {"original": body.decode(), "original_encoding": "utf-8"}
+        return body.decode(), "utf-8"
     except UnicodeDecodeError:
-        return {"original": base64.b64encode(body).decode(), "original_encoding": "base64"}
+        return base64.b64encode(body).decode(), "base64"
 
 
 def read_letter(subject: str, body: bytes, stream: str, seq: int) -> Letter:

@@ -90,7 +90,14 @@ async def test_a_reader_reads_and_an_operator_acts() -> None:
     assert await asked(GUARDED, "POST", RETRY, bearer("operator")) == (503, "DATABASE_UNREACHABLE")
 
 
-@pytest.mark.parametrize("path", [f"{EVENTS}/1", "/api/v1/contexts/sea/dead-letters/1"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{EVENTS}/1",
+        "/api/v1/contexts/sea/dead-letters/1",
+        "/api/v1/contexts/sea/tasks/019c0000-0000-7000-8000-000000000001",
+    ],
+)
 async def test_payloads_need_a_right_of_their_own(path: str) -> None:
     for user in ("reader", "operator"):
         assert await asked(GUARDED, "GET", f"{path}?payload=true", bearer(user)) == (403, "NO_PAYLOADS")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol
@@ -14,7 +15,7 @@ from relay.bus import CommandBus, Failed, Nothing, Query, QueryBus, Result
 from relay.bus.http import as_response, json_response, status_of, told
 from relay.domain.findings import Diagnosis
 from relay.domain.operators import Operator, Outcome
-from relay.ops.api.access import Caller
+from relay.ops.api.access import Caller, check_payloads
 from relay.ops.api.models import ProblemOut, Selection
 from relay.ops.queries import Diagnose
 from relay.ops.rows import Act, Find
@@ -83,6 +84,17 @@ async def row_of(ops: Ops, query: Query[Row]) -> Row | Response:
     """One row; or the response that says that there is none."""
     found = await ops.queries.ask_async(query)
     return as_response(found) if isinstance(found, Nothing) else dict(found.value)
+
+
+async def detailed(ops: Ops, caller: Caller, query: Query[Row], *, payload: bool) -> Response:
+    """One row, with its payload if that is asked for. Raises what `check_payloads` raises."""
+    if payload:
+        check_payloads(caller)
+    found = await row_of(ops, query)
+    if isinstance(found, Response):
+        return found
+    text = found.pop("payload")
+    return json_response({**found, **({"payload": json.loads(text)} if payload else {})})
 
 
 async def acted(

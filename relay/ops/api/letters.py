@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from relay.bus.http import json_response
-from relay.domain.incidents import IncidentStatus
+from relay.domain.incidents import IncidentStatus, show_original
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
 from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, answered, paged, row_of
 from relay.ops.api.models import LettersAsked, LettersFilter, Number, OutcomeOut, PageOut, Selection
@@ -57,18 +56,8 @@ async def show_dead_letter(
     found = await row_of(ops, GetIncident(context=context, id=id))
     if isinstance(found, Response):
         return found
-    original = found.pop("original")
-    return json_response({**found, **(message(original) if payload else {})})
-
-
-def message(original: bytes | None) -> dict[str, str | None]:
-    """The original message for JSON: as text, or as base64 if it is none."""
-    if original is None:
-        return {"payload": None, "payload_encoding": None}
-    try:
-        return {"payload": original.decode(), "payload_encoding": "utf-8"}
-    except UnicodeDecodeError:
-        return {"payload": base64.b64encode(original).decode(), "payload_encoding": "base64"}
+    original = show_original(found.pop("original"))
+    return json_response({**found, **(original if payload else {})})
 
 
 @router.post("/requeue", response_model=OutcomeOut)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Final, get_args
 from uuid import UUID
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from relay.bus.http import json_response
-from relay.ops.api.access import Caller, Operating, Reading, check_payloads
-from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, paged, row_of
+from relay.ops.api.access import Caller, Operating, Reading
+from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, detailed, paged
 from relay.ops.api.models import OutcomeOut, PageOut, Selection, TasksAsked, TasksFilter, TaskStatus
 from relay.ops.rows import Act, CancelTasks, FindTasks, GetTask, RetryTasks
 
@@ -33,13 +31,7 @@ async def list_tasks(
 @router.get("/{id}", response_model=dict[str, Any])
 async def show_task(ops: Asked, caller: Reading, context: InContext, id: UUID, payload: bool = False) -> Response:
     """Show a task, and who did what to it. Its payload needs the right to see payloads."""
-    if payload:
-        check_payloads(caller)
-    found = await row_of(ops, GetTask(context=context, id=id))
-    if isinstance(found, Response):
-        return found
-    text = found.pop("payload")
-    return json_response({**found, **({"payload": json.loads(text)} if payload else {})})
+    return await detailed(ops, caller, GetTask(context=context, id=id), payload=payload)
 
 
 @router.post("/retry", response_model=OutcomeOut)
