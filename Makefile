@@ -7,7 +7,7 @@ SOAK_LIVENESS_MINUTES ?= 20
 SOAK_TOPOLOGY_MINUTES ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev compose-env test soak lint docs bench clean
+.PHONY: help setup demo dev dashboard compose-env test test-oldest soak lint docs bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,10 @@ demo: $(READY) ## watch events flow from a transaction to a handler (under a min
 
 dev: $(READY) ## run servers, workers, scheduler and the sample handler until Ctrl-C
 	$(BIN)/relay dev --samples
+
+dashboard: $(READY) ## serve dramatiq-dashboard at 127.0.0.1:8086, on the system that `make dev` runs in another shell
+	@test -f .relay/environment || { echo 'nothing runs here: make dev, in another shell'; exit 1; }
+	. .relay/environment && $(BIN)/python -m relay.devstack.dashboard
 
 compose-env: .env ## write .env, the passwords for docker-compose.yml, unless it is there
 
@@ -42,6 +46,11 @@ else
 # Alone: how soon a fleet recovers is part of what is judged.
 	$(BIN)/python -m pytest -q tests/chaos/test_chaos.py
 endif
+
+# Debian 12 has them: apt install postgresql-15 redis-server
+test-oldest: $(READY) ## run the tests that share servers on the oldest ones: PostgreSQL 15 and Redis 7
+	JETRELAY_TEST_SERVERS=oldest $(BIN)/python -m pytest -q -n 4 tests/contract tests/integration \
+	  --ignore tests/integration/test_console_browser.py --ignore tests/integration/test_dashboard.py
 
 soak: $(READY) ## break everything for hours; less of it: make soak SOAK_MINUTES=10
 # Every kind of fault, each many times; what never heals; nodes of a cluster; a PostgreSQL that fails over.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from relay.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from chaos.run import RunOptions
+    from chaos.run import RunOptions, Verdict
 
 #: Runs up to this long get many short faults, so that there is something to see.
 _SHORT_MINUTES: Final = 5.0
@@ -51,6 +53,9 @@ def chaos(  # noqa: PLR0913, PLR0917 - its options
     directory: Annotated[Path, typer.Option(help="Where runs leave records, logs and reports.")] = Path(
         ".relay/chaos"
     ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the verdict as JSON; what happens goes to stderr.")
+    ] = False,
 ) -> None:
     """Kill, pause, restart, flush, cut and delay everything there is, and check that no promise is broken.
 
@@ -75,11 +80,20 @@ def chaos(  # noqa: PLR0913, PLR0917 - its options
     command += "" if topology is Topology.SINGLE else f" --topology {topology.value}"
     command += "".join(f" --only {kind}" for kind in only or ())
     command += "".join(f" --without {kind}" for kind in without or ())
-    typer.echo(command)
+    say = partial(typer.echo, err=as_json)
+    say(command)
     with interruptible():
-        verdict = run(options, command, typer.echo)
-    typer.echo(f"\n{summary(verdict.judgements)}\n\nreport: {verdict.report}")
+        verdict = run(options, command, say)
+    if as_json:
+        typer.echo(json.dumps(_as_json(command, verdict), indent=2))
+    else:
+        say(f"\n{summary(verdict.judgements)}\n\nreport: {verdict.report}")
     raise typer.Exit(0 if verdict.kept else 1)
+
+
+def _as_json(command: str, verdict: Verdict) -> dict[str, Any]:
+    judgements = [{**asdict(it), "verdict": it.verdict} for it in verdict.judgements]
+    return {"command": command, "kept": verdict.kept, "report": str(verdict.report), "judgements": judgements}
 
 
 def _kinds(only: list[str] | None, without: list[str] | None) -> list[str] | None:

@@ -56,7 +56,7 @@ class Producer:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._outbox = Outbox("shop")
+        self._outbox = Outbox("shop", undeclared=True)
         self._connection: Connection | None = None
         self._engine: Engine | None = None
         self._lock = threading.Lock()

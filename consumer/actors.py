@@ -63,12 +63,16 @@ async def pull_messages(context: str, subscription: str, token: str) -> None:
 
 
 @actor(jobs.LOOK_AFTER, priority=5, max_retries=0)
-async def look_after(context: str, token: str) -> None:
-    """Do what a context's subscriptions need now: sweep, recover, rescue, keep, record, compare."""
+async def look_after(context: str, token: str, unfinished: list[str] | None = None) -> None:
+    """Do what a context's subscriptions need now: sweep, recover, rescue, keep, record, compare.
+
+    ``unfinished``: those that had unfinished messages when the job was sent; None if that is not known. The others
+    need no sweep.
+    """
     work = None
     async with periodic(jobs.LOOK_AFTER.of(context), token) as ours:
         if ours:
-            work = await upkeep.begin(context)
+            work = await upkeep.begin(context, unfinished)
             await work.patiently()
     if work is not None:
         await work.end()

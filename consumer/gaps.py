@@ -63,11 +63,12 @@ class Gaps:
     watch: WatchNumbers | None = None
     on_receipt: bool = False
 
-    async def insert_missed(self, seqs: Sequence[int], settled: int = 0) -> int:
+    async def insert_missed(self, seqs: Sequence[int], settled: int = 0, since: datetime | None = None) -> int:
         """Put the consumer's own messages among ``seqs``, in order, into the inbox as a pull would.
 
         Returns how many were new to it. Other sequences belong to other filters, or have left the stream. Of
-        what JetStream has ``settled``, only recent messages are read: the inbox need not keep older rows.
+        what JetStream has ``settled``, only recent messages are read: the inbox need not keep older rows. What was
+        stored before ``since`` is not the consumer's.
         """
         new, wanted, cursor = 0, set(seqs), 0
         for seq in seqs:
@@ -77,7 +78,11 @@ class Gaps:
             if delivery is None or delivery.stream_seq > seqs[-1]:
                 break
             cursor = delivery.stream_seq + 1
-            if delivery.stream_seq in wanted and (delivery.stream_seq > settled or _is_recent(delivery)):
+            if (
+                delivery.stream_seq in wanted
+                and (delivery.stream_seq > settled or _is_recent(delivery))
+                and (since is None or delivery.stored_at is None or delivery.stored_at >= since)
+            ):
                 new += await self.pull.accept([delivery])
         return new
 
@@ -100,7 +105,8 @@ class Gaps:
         now, recovered = await self.consumer.state(), 0
         if suspects:
             after = max(after, now.ack_floor) if mark is None else after
-            recovered = await self.insert_missed(await self._missing(after, upto), before.ack_floor)
+            missing = await self._missing(after, upto)
+            recovered = await self.insert_missed(missing, before.ack_floor, before.since)
             await self._compared(before, upto)
         if now.pending:
             recovered += await self._acknowledge_again(now.ack_floor, before.delivered)
@@ -171,11 +177,13 @@ def _has_arrived(state: ConsumerState, mark: Watermark | None) -> bool:
 def _range(state: ConsumerState, mark: Watermark | None) -> tuple[int, int]:
     """Return the range to compare. With order it starts at the watermark and is at most one stretch long.
 
-    A watermark that is a stretch behind the floor is older than the order. Then the floor counts.
+    A watermark that is a stretch behind the floor is older than the order. Then the floor counts. What lies before
+    the consumer's start is no gap.
     """
     if mark is None:
         return state.ack_floor, state.delivered
-    after = mark.stream_seq if state.ack_floor - mark.stream_seq <= _STRETCH_SEQS else state.ack_floor
+    known = max(mark.stream_seq, state.first - 1)
+    after = known if state.ack_floor - known <= _STRETCH_SEQS else state.ack_floor
     return after, max(after, min(state.delivered, after + _STRETCH_SEQS))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,13 +17,12 @@ from relay import jobs
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and_tokens
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.workers import WorkerRuntime
-from relay.bus.context import next_span
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain import tracing
 from relay.domain.envelopes import Envelope, prepared_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
-from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried
-from relay.domain.model import HandlerResult
+from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
+from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import DeadLetter, DeadLetterClass, Disposition, Retry, decide
 from relay.domain.retry import RetryPolicy
 from relay.execution.calls import PreparedCall
@@ -36,6 +36,7 @@ from relay.ports import (
     JetStreamConsumer,
 )
 
+_DONE: Final = (Verdict.PROCESSED, Verdict.ALREADY_PROCESSED)
 _DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
 
 
@@ -123,7 +124,7 @@ class MessageRows:
             originals=asked.event.originals,
             idempotency_key=asked.idempotency_key,
             actor=asked.event.actor,
-            traceparent=next_span(asked.event.traceparent),
+            traceparent=_span(claim, asked.event.traceparent),
         )
 
     async def ask(self, request: HandlerRequest) -> HandlerResult:
@@ -133,7 +134,9 @@ class MessageRows:
     def decide(self, result: HandlerResult, claim: ClaimedMessage, seconds: float) -> Disposition:
         """Report the answer, and apply the subscription's policy to it."""
         config = self._config
-        self._facts(HandlerAnswered(context=config.context, subscription=config.subscription, seconds=seconds))
+        about = {"context": config.context, "subscription": config.subscription}
+        waited = _waited(claim) if result.verdict in _DONE else None
+        self._facts(HandlerAnswered(**about, seconds=seconds, traced=_traced(claim, result), waited=waited))
         reach("after_handler_before_mark")
         shown = result.in_full() if config.error_text else result
         return decide(shown, claim.attempts, config.policy, random.random())  # noqa: S311
@@ -220,6 +223,29 @@ class MessageRows:
         except BrokerUnreachable:
             # The rows are finished, so the next run of recovery acknowledges them.
             return
+
+
+def _span(claim: ClaimedMessage, received: str | None) -> str | None:
+    """The ``traceparent`` of a call: its trace, and a span of its own."""
+    if received is None:
+        return None
+    return tracing.next_hop(received, tracing.call_span(claim.token, claim.row.message_id))
+
+
+def _waited(claim: ClaimedMessage) -> float | None:
+    """How long a message has been in the inbox, in seconds."""
+    at = claim.received_at
+    return None if at is None else max(0.0, time.time() - at.timestamp())
+
+
+def _traced(claim: ClaimedMessage, result: HandlerResult) -> Traced | None:
+    """What a tracer must know of a call; None if its message belongs to no trace."""
+    received = tracing.find(claim.row.headers)
+    if received is None or (span := _span(claim, received)) is None:
+        return None
+    row, shown = claim.row, claim.row.shown
+    id, verdict = shown["message_id"] or row.message_id, result.verdict.value
+    return Traced(received, span, id, shown["correlation_id"], row.subject, claim.attempts, verdict)
 
 
 class FunctionRows(MessageRows):

@@ -14,6 +14,7 @@ from consumer.order import WatchNumbers
 from relay import jobs
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.redis import RelayBroker
+from relay.domain import tracing
 from relay.domain.backpressure import InboxLimit
 from relay.domain.envelopes import Envelope, Incoming, decode, headers_of
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
@@ -77,6 +78,7 @@ class PullMessages:
         self._facts = facts
         self._order = order
         self._watch = watch
+        self._about: Any = {"context": config.context, "subscription": config.subscription}
         self._limit = None if config.max_inbox is None else InboxLimit(config.max_inbox)
         self._rest_until = 0.0
 
@@ -130,14 +132,14 @@ class PullMessages:
         if paused:
             self._rest_until = begun + _PAUSE_FACTOR * (time.monotonic() - begun)
         if changed:
-            about = {"context": self._config.context, "subscription": self._config.subscription}
-            fact = PullsPaused(**about, max_inbox=self._limit.most) if paused else PullsResumed(**about)
-            self._facts(fact)
+            resumed = PullsResumed(**self._about)
+            self._facts(PullsPaused(**self._about, max_inbox=self._limit.most) if paused else resumed)
         return paused
 
     async def accept(self, deliveries: Sequence[Delivery]) -> int:
         """Put a batch into the inbox; returns how many messages were new to it."""
         reach("after_fetch_before_insert")
+        begun = time.time()
         rows = [self._row(delivery) for delivery in deliveries]
         inserted = await self._insert(rows)
         settled = self._settled(rows, inserted)
@@ -146,14 +148,10 @@ class PullMessages:
         new = [known.message_id for known in inserted if known.new]
         if self._limit is not None:
             self._limit.room -= len(new)
-        self._facts(
-            MessagesReceived(
-                context=self._config.context,
-                subscription=self._config.subscription,
-                received=len(deliveries),
-                duplicates=len(deliveries) - len(new),
-            )
-        )
+        about: dict[str, Any] = {"received": len(deliveries), "duplicates": len(deliveries) - len(new)}
+        traces = [it for row in rows if (it := tracing.find(row.headers)) is not None]
+        waits = _waits(deliveries, rows, {*new}, begun)
+        self._facts(MessagesReceived(**self._about, **about, traces=traces, begun=begun, waits=waits))
         if new:
             await self._hand_over(inserted)
         return len(new)
@@ -294,3 +292,9 @@ def _rejected(row: InboxRow, error: MalformedMessage) -> InboxRow:
         consumer_seq=row.consumer_seq,
         rejected=row.rejected or DeadLetter(str(error), DeadLetterClass.POISON),
     )
+
+
+def _waits(deliveries: Sequence[Delivery], rows: Sequence[InboxRow], new: set[UUID], now: float) -> list[float]:
+    """How long the new ones of a batch were in the stream, in seconds."""
+    stored = [it.stored_at for it, row in zip(deliveries, rows, strict=True) if row.message_id in new]
+    return [max(0.0, now - at.timestamp()) for at in stored if at is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from datetime import timedelta
 from functools import cache, partial
 from typing import Final
@@ -35,33 +35,38 @@ def _shared(size: int) -> asyncio.Semaphore:
 
 
 @cache
-def parts_of(context: str) -> Sequence[Part]:
-    """Everything to look after in a context."""
-    return list(_parts(context))
-
-
-def _parts(context: str) -> Iterator[Part]:
-    settings = application.context(context).settings
-    quick, slow = (
+def _slots(_context: str) -> tuple[Slots, Slots]:
+    """Those for the parts of a context, and those for its comparisons."""
+    return (
         Slots(_MAX_PARTS, _shared(_MAX_PARTS_OF_ALL)),
         Slots(_MAX_COMPARISONS, _shared(_MAX_COMPARISONS_OF_ALL)),
     )
-    yield Part("sweep_inbox", _RECOVER, partial(sweep_all, context), quick)
+
+
+def parts_of(context: str, unfinished: Collection[str] | None) -> Iterator[Part]:
+    """Everything to look after in a context. Subscriptions without ``unfinished`` messages need less."""
+    settings = application.context(context).settings
+    quick, slow = _slots(context)
+    swept = [name for name in settings.subscriptions if unfinished is None or name in unfinished]
+    yield Part("sweep_inbox", _RECOVER, partial(sweep_all, context, swept), quick)
     yield Part("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
     for name, subscription in settings.subscriptions.items():
+        keep = keep_in_progress if name in swept else _nothing
         for what, every, run, slots in (
             ("recover_deliveries", _RECOVER, partial(recover_deliveries, sleep=quick.sleep), quick),
-            ("keep_in_progress", subscription.ack_wait / 4, keep_in_progress, quick),
+            ("keep_in_progress", subscription.ack_wait / 4, keep, quick),
             ("rescue_exhausted", _RESCUE, rescue_exhausted, quick),
             ("reconcile_inbox", RECONCILE_EVERY, reconcile_latest, slow),
         ):
             yield Part(f"{what}:{name}", every, partial(run, context, name), slots)
 
 
-async def begin(context: str) -> Work:
+async def begin(context: str, unfinished: Collection[str] | None) -> Work:
     """Begin what is due in a context. Raises QueueUnreachable."""
     duty, every = jobs.LOOK_AFTER.of(context), application.context(context).settings.look_after_every
-    work = Work(duty, parts_of(context), application.gates, application.facts, lambda: application.stopping)
+    work = Work(
+        duty, parts_of(context, unfinished), application.gates, application.facts, lambda: application.stopping
+    )
     await work.begin(every)
     return work
 
@@ -69,11 +74,14 @@ async def begin(context: str) -> Work:
 # --- the parts. Each raises BrokerUnreachable, DatabaseUnreachable or QueueUnreachable, and may run twice ---
 
 
-async def sweep_all(context: str) -> None:
-    """Sweep the subscriptions that have unfinished messages: an idle context costs one question."""
-    parts = application.context(context)
-    for subscription in await parts.inbox.unfinished(list(parts.settings.subscriptions)):
+async def sweep_all(context: str, subscriptions: Iterable[str]) -> None:
+    """Sweep subscriptions, one after the other."""
+    for subscription in subscriptions:
         await sweep_inbox(context, subscription)
+
+
+async def _nothing(_context: str, _subscription: str) -> None:
+    """What a subscription without unfinished messages needs."""
 
 
 async def sweep_inbox(context: str, subscription: str) -> None:

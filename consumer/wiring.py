@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from consumer.deadletters import RecordDeadLetters, SendAlerts
-from consumer.functions import MAX_CALLS, PythonEventHandler, check_commands, has_plain
+from consumer.functions import PythonEventHandler, check_commands, has_plain
 from consumer.gaps import Gaps
 from consumer.handlers import load
 from consumer.messages import FunctionRows, MessageConfig, MessageRows, waiting_messages
@@ -93,11 +93,13 @@ def _handler(context: str, name: str) -> HttpEventHandler | PythonEventHandler:
             access=http_access(settings, f"contexts.{context}.subscriptions.{name}"),
         )
     else:
+        database = parts.settings.pooler or parts.settings.handler_database
         transactions = HandlerTransactions(
-            parts.settings.handler_database,
+            database,
             limit=settings.handler_timeout,
-            size=MAX_CALLS,
             application_name=f"jetrelay-handler-{context}",
+            budget=application.budgets.of(database),
+            pooler=parts.settings.pooler is not None,
         )
         handler = PythonEventHandler(
             load(settings.python_module), transactions, timeout=settings.handler_timeout, unknown=settings.unknown
@@ -272,18 +274,15 @@ def gaps(context: str, subscription: str) -> Gaps:
 @cache
 def advisories(context: str, subscription: str) -> JetStreamConsumer:
     """Where JetStream says which messages it has given up."""
-    spec = application.subscription(context, subscription).consumer_spec()
-    return application.fetching(advisory_consumer(spec))
+    return application.fetching(advisory_consumer(application.subscription(context, subscription).consumer_spec()))
 
 
 def _handlers() -> Iterator[str]:
     """The handlers of this process, each once: services by their URL, modules with the events that they handle."""
     subscriptions = [sub for it in application.settings.contexts.values() for sub in it.subscriptions.values()]
     for sub in {sub.handler: sub for sub in subscriptions}.values():
-        if sub.python_module is None:
-            yield hide_url(sub.handler)
-        else:
-            yield f"{sub.handler} ({load(sub.python_module).known()})"
+        module = sub.python_module
+        yield hide_url(sub.handler) if module is None else f"{sub.handler} ({load(module).known()})"
 
 
 serves["handlers"] = _handlers

@@ -17,6 +17,7 @@ MODULES: Final = {
     "relay.cron": "Cron jobs",
     "relay.handler": "Handler services: the HTTP contract as a dependency",
     "relay.bus": "Commands, queries and the unit of work",
+    "relay.tracing": "Spans: OpenTelemetry in your service",
 }
 HEAD = """\
 # The Python library

@@ -88,6 +88,8 @@ def _named(text: str) -> str:
 def unit(key: str, field: Any) -> str:
     """Say what the value is, and its limits."""
     kind = str(field.annotation)
+    if "datetime.datetime" in kind:
+        return "`beginning`, `now`, time"
     if "timedelta" in kind:
         found, show = "duration", format_duration
     elif key.endswith("_bytes"):

@@ -260,7 +260,7 @@ def _committed(context: str, event: Event | BaseModel) -> OutboxEvent:
     """Return the row of an event that is not among those of the test."""
     rows: list[Any] = []
     with taking(rows.extend), Session() as session, session.begin():
-        Outbox(context).add(session, event)
+        Outbox(context, undeclared=True).add(session, event)
     return rows[0]  # type: ignore[no-any-return]
 
 

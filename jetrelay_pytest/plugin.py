@@ -10,7 +10,32 @@ import pytest
 if TYPE_CHECKING:
     from jetrelay_pytest.memory import Memory
     from jetrelay_pytest.outbox import OutboxInMemory
+    from jetrelay_pytest.stack import Failpoints, Stack
     from jetrelay_pytest.tasks import TasksInMemory
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a project say where its relay.toml is."""
+    parser.addini("jetrelay_config", "the relay.toml for jetrelay_stack (relay.toml)", default="relay.toml")
+
+
+@pytest.fixture(scope="session")
+def jetrelay_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """PostgreSQL, NATS and Valkey from wheels, with the tables and streams of relay.toml, and its workers."""
+    from jetrelay_pytest.stack import running
+
+    root = request.config.rootpath
+    with running(root / request.config.getini("jetrelay_config"), root) as stack:
+        yield stack
+
+
+@pytest.fixture
+def jetrelay_failpoints(jetrelay_stack: Stack) -> Iterator[Failpoints]:
+    """Kills workers of jetrelay_stack at named points of their work."""
+    from jetrelay_pytest.stack import armed
+
+    with armed(jetrelay_stack) as points:
+        yield points
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.members import Members
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
+from relay.adapters.postgres.budget import Budgets
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -106,6 +107,7 @@ class Application:
         #: The heartbeats share the connections of the gates.
         self.members = Members(self.gates.client, settings.redis_namespace)
         self._role = role
+        self.budgets = Budgets(settings.max_connections)
         # As many batches as one context alone has: two of each shard. All contexts share them.
         self._batches = FairSlots(2 * max((it.publish.shards for it in settings.contexts.values()), default=1))
         self._contexts: dict[str, Context] = {}
@@ -118,7 +120,7 @@ class Application:
     async def start(self) -> None:
         """Begin to connect. Returns at once, even if the servers do not answer."""
         for name in self.settings.contexts:
-            await self.context(name).pool.open(wait=False)
+            await self.context(name).pool.open()
         self.nats.start()
         for begin in self.on_start:
             await begin()
@@ -138,7 +140,7 @@ class Application:
         await self.gates.aclose()
         for context in self._contexts.values():
             await context.wakeup.close()
-            await context.pool.close(timeout=2)
+            await context.pool.close()
 
     def context(self, name: str) -> Context:
         """The run-time parts of a context, made on first use. Raises UnknownContext."""
@@ -218,7 +220,14 @@ class Application:
         return ColdRows(PostgresArchive(pooled(parts.pool), context), store, subject)
 
     def _build(self, name: str, settings: ContextSettings) -> Context:
-        pool = create_pool(settings.database, max_size=16, application_name=f"jetrelay-{self._role}-{name}")
+        database = settings.pooler or settings.database
+        pool = create_pool(
+            database,
+            max_size=16,
+            application_name=f"jetrelay-{self._role}-{name}",
+            budget=self.budgets.of(database),
+            pooler=settings.pooler is not None,
+        )
         outbox = PostgresOutboxAdapter(pool, dead_head_blocks=settings.publish.dead_head == "block")
         publisher = NatsJetStreamPublisher(self.nats, ack_timeout=settings.publish.ack_timeout)
         config = PublishConfig(

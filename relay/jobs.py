@@ -23,6 +23,8 @@ HANDLE_QUEUE: Final = "relay-handle"
 UPKEEP_QUEUE: Final = "relay-upkeep"
 ARCHIVE_QUEUE: Final = "relay-archive"
 CRON_QUEUE: Final = "relay-cron"
+#: The queues of every fleet. Those of tasks have names of their own (`task_queue`).
+QUEUES: Final = (PUBLISH_QUEUE, PULL_QUEUE, HANDLE_QUEUE, UPKEEP_QUEUE, ARCHIVE_QUEUE, CRON_QUEUE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,13 @@ class Duty:
         """The name of the duty's gate and of its row in ``relay schedule list``."""
         return ":".join(map(str, (self.kind.name, self.context, *self.about)))
 
-    def message(self, token: str, *more: int | None) -> Message[Any]:
-        """The message of the job that holds ``token`` at the gate."""
+    def message(self, token: str, *more: int | None, **known: list[str]) -> Message[Any]:
+        """The message of the job that holds ``token`` at the gate. ``known``: what a worker need not ask again."""
         args = (self.context, *self.about, *more, token)
         # A share of its own: a duty that hangs keeps no other from its place on the event loop.
         options = {SHARE: self.key} if self.kind.waits else {}
         return Message(
-            queue_name=self.kind.queue, actor_name=self.kind.actor, args=args, kwargs={}, options=options
+            queue_name=self.kind.queue, actor_name=self.kind.actor, args=args, kwargs=known, options=options
         )
 
 
@@ -103,6 +105,11 @@ def handle(context: str, subscription: str, ids: Sequence[str]) -> Message[Any]:
 def handled_id(message: Message[Any]) -> UUID:
     """The inbox message that a job of `handle` is about."""
     return UUID(message.args[2])
+
+
+def context_of(message: Message[Any]) -> str | None:
+    """The context that a job of any kind is about; None for a job that is not ours."""
+    return message.args[0] if message.args and isinstance(message.args[0], str) else None
 
 
 def run_cron(context: str, run: WaitingRun) -> Message[Any]:

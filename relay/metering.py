@@ -6,11 +6,13 @@ up the files and answers for all workers. The counts of a worker remain after it
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +20,10 @@ from dramatiq.middleware import Middleware
 
 from relay.domain.errors import ConfigurationError, MissingExtraError
 from relay.domain.facts import FactSink
+from relay.probing import examine
 from relay.settings import Settings, load_settings, share_counts
+from relay.telemetry.probes import Probes
+from relay.telemetry.pulse import Pulse, stuck_in, stuck_loop
 
 if TYPE_CHECKING:
     from relay.telemetry.metrics import Known, MetricFacts
@@ -53,8 +58,8 @@ def scheduler_metrics(settings: Settings, jobs: Names, ask: Ask) -> Sequence[Fac
         return []
     with _client():
         from relay.telemetry.exposition import listen_to_samples  # noqa: PLC0415 - optional
-    interval = settings.metrics.interval.total_seconds()
-    return listen_to_samples(known_labels(settings, jobs=jobs), settings.metrics.scheduler, interval, ask)
+    interval, known = settings.metrics.interval.total_seconds(), known_labels(settings, jobs=jobs)
+    return listen_to_samples(known, settings.metrics.scheduler, interval, ask, _probes(settings))
 
 
 def tasks_metrics(settings: Settings, types: Sequence[str]) -> Sequence[FactSink]:
@@ -63,7 +68,7 @@ def tasks_metrics(settings: Settings, types: Sequence[str]) -> Sequence[FactSink
         return []
     with _client():
         from relay.telemetry.exposition import listen  # noqa: PLC0415 - optional
-    return listen(known_labels(settings, types=types), settings.metrics.tasks)
+    return listen(known_labels(settings, types=types), settings.metrics.tasks, _probes(settings))
 
 
 def worker_metrics(settings: Settings) -> MetricFacts | None:
@@ -107,11 +112,26 @@ def answer_for_workers() -> int:
         from relay.telemetry.exposition import answer_for, forget_ended  # noqa: PLC0415 - optional
 
         forget_ended(settings.metrics.directory)
-        answer_for(directory, settings.metrics.worker)
+        probes = Probes(partial(stuck_in, directory), partial(examine, settings))
+        answer_for(directory, settings.metrics.worker, probes)
     # A killed command cannot stop this process. The next command needs the address, so end when the parent ends.
     while parent is not None and parent.is_alive():
         time.sleep(_LOOK_INTERVAL_S)
     return 0
+
+
+def worker_pulse(settings: Settings) -> Pulse | None:
+    """The beat of a worker process, for the probe; None without an address. Start and stop it with the process.
+
+    Call it after `worker_metrics`, which makes the directory.
+    """
+    directory = _directory(settings)
+    return None if directory is None else Pulse(directory)
+
+
+def _probes(settings: Settings) -> Probes:
+    """The probes of a process that answers itself. Call it on the event loop that is to turn."""
+    return Probes(partial(stuck_loop, asyncio.get_running_loop()), partial(examine, settings))
 
 
 def _directory(settings: Settings) -> Path | None:

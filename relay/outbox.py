@@ -19,8 +19,9 @@ from uuid_utils.compat import uuid7
 
 from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, then, write
 from relay.bus import RequestContext
+from relay.bus.context import created
 from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor
-from relay.domain.errors import InvalidHeader, InvalidKey, InvalidPayload
+from relay.domain.errors import InvalidHeader, InvalidKey, InvalidPayload, UnknownContext
 from relay.domain.identity import identified
 from relay.domain.limits import (
     DEFAULT_MAX_PAYLOAD_BYTES,
@@ -35,8 +36,9 @@ from relay.domain.model import OutboxEvent
 from relay.domain.ordering import UNORDERED, default_key
 from relay.domain.routing import Routing
 from relay.domain.subject import MAX_SUBJECT_CHARS, check_token
-from relay.domain.tracing import TRACEPARENT, Trace
+from relay.domain.tracing import TRACEPARENT, Trace, find
 from relay.events import AGGREGATE, Event, as_event
+from relay.settings import declared_contexts
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
 
@@ -49,17 +51,29 @@ _MAX_CHAR_BYTES: Final = 999 // len("1e-999") + 2
 class Outbox:
     """The outbox of one bounded context.
 
+    ``context``: its name as in relay.toml. The subjects, against whose limit `add` checks events, begin with it.
+    It does not choose a database: the target does. Where a relay.toml is in sight (that of ``RELAY_CONFIG``, or in
+    the working directory), a name that it does not declare is refused, unless ``undeclared`` is true:
+    UnknownContext.
     ``schema``: where its tables are, as in relay.toml; without it they are found by the search_path of the target.
     ``max_payload``: the broker's limit in bytes for a whole message; nats-server's default is 1 MiB.
 
     The outbox never commits. No event is published before the caller's transaction commits. Events added
-    to a SQLAlchemy session are written when it commits. Events added to a connection are written at once.
+    to a SQLAlchemy session are written when it commits. Events added to a connection are written at once; those
+    added to an asynchronous connection when they are awaited, or else before its next command.
     """
 
     def __init__(
-        self, context: str, *, schema: str | None = None, max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES
+        self,
+        context: str,
+        *,
+        schema: str | None = None,
+        max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES,
+        undeclared: bool = False,
     ) -> None:
         self.context = check_token(context, "context")
+        if not undeclared:
+            _check_declared(context)
         self._schema = check_schema(schema)
         self._routing = Routing(context=context)
         self._max_payload = max_payload
@@ -75,10 +89,11 @@ class Outbox:
 
         For an event whose id is text, that is the UUID that stands for the text.
 
-        With an asynchronous target, await the result. Raises InvalidEvent or a subclass, with a code and the
-        field at fault, UnsupportedTarget and NoTransaction. Errors that only the database finds are raised when
-        the row is written; for a session, that is at its commit: DuplicateMessage, FutureEvent by the database's
-        clock, WriteConflict and SchemaMissing.
+        With an asynchronous target, await the result. If that is forgotten, the connection writes the event before
+        whatever it does next, and commits nothing if it cannot. Raises InvalidEvent or a subclass, with a code and
+        the field at fault, UnsupportedTarget and NoTransaction. Errors that only the database finds are raised
+        when the row is written; for a session, that is at its commit: DuplicateMessage, FutureEvent by the
+        database's clock, WriteConflict and SchemaMissing.
         """
         return then(self.add_many(target, [event]), _only)
 
@@ -120,7 +135,7 @@ class Outbox:
             causation_id=causation_id,
             partition_key=UNORDERED if key is None else key,
             topic=event.topic,
-            headers=_headers(event.headers, request),
+            headers=_headers(event, id, request),
             available_at=event.available_at,
             originals=originals,
             stream=event.stream,
@@ -145,16 +160,30 @@ class Outbox:
         check_size(len(row.payload.encode()) + zeros + around, self._max_payload)
 
 
+def _check_declared(context: str) -> None:
+    declared = declared_contexts()
+    if declared is not None and context not in declared[1]:
+        path, names = declared
+        raise UnknownContext(
+            f"{path} declares no context {context!r}",
+            field="context",
+            hint=f"it declares {', '.join(sorted(names))}; undeclared=True allows those of another configuration",
+        )
+
+
 def _acting(actor: Actor, headers: Mapping[str, str]) -> Mapping[str, str]:
     """The headers of an event, with the actor of the request if they name none."""
     return headers if ACTOR_ID in headers or ACTOR_KIND in headers else {**headers, **actor.headers}
 
 
-def _headers(headers: Mapping[str, str], request: RequestContext) -> Mapping[str, str]:
+def _headers(event: Event, id: UUID, request: RequestContext) -> Mapping[str, str]:
     """The headers of an event, with the actor and the trace of the request if they name none."""
-    if request.actor is not None:
-        headers = _acting(request.actor, headers)
-    return headers if request.traceparent is None else _traced(headers, request.traceparent)
+    check_headers(event.headers)
+    headers = event.headers if request.actor is None else _acting(request.actor, event.headers)
+    if find(headers) is not None:
+        return headers
+    traceparent = created(request, event.event_type, id)
+    return headers if traceparent is None else _traced(headers, traceparent)
 
 
 def _plain(payload: object) -> object:

@@ -170,7 +170,8 @@ class ConsumerState:
 
     Everything up to ``ack_floor`` is acknowledged. Everything up to ``delivered`` was delivered at least once.
     ``pending`` messages between the two wait for their acknowledgement. ``consumer_seq`` counts deliveries.
-    ``undelivered`` messages behind ``delivered`` are still to come.
+    ``undelivered`` messages behind ``delivered`` are still to come. Messages before ``first``, and those that were
+    stored before ``since``, are not for this consumer: it starts later.
     """
 
     ack_floor: int
@@ -178,6 +179,8 @@ class ConsumerState:
     pending: int
     consumer_seq: int = 0
     undelivered: int = 0
+    first: int = 1
+    since: datetime | None = None
 
 
 class JetStreamConsumer(Protocol):
@@ -270,6 +273,8 @@ class ClaimedMessage(NamedTuple):
     requeues: int = 0
     #: `time.monotonic` before the claim was requested. The lease does not end earlier than its length after this.
     since: float = math.inf
+    #: When the message was stored in the inbox.
+    received_at: datetime | None = None
 
 
 class InboxReceiver(Protocol):

@@ -27,14 +27,16 @@ from relay.adapters.onloop import LoopActor
 from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import Application, job_broker
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
+from relay.concurrency import is_cancelled
 from relay.domain.archive import ArchiveBusy
 from relay.domain.errors import Outage, QueueUnreachable, RelayError
 from relay.domain.facts import OutageSeen
 from relay.domain.members import Member, State
 from relay.jobs import Duty, Kind
-from relay.metering import Exposition, worker_metrics
+from relay.metering import Exposition, worker_metrics, worker_pulse
 from relay.settings import load_settings
 from relay.telemetry.logs import LogFacts, configure
+from relay.tracing import fleet_tracing
 
 
 @contextmanager
@@ -56,6 +58,15 @@ application.facts.listen(LogFacts())
 metrics = worker_metrics(settings)
 if metrics is not None:
     application.facts.listen(metrics)
+pulse = worker_pulse(settings)
+if pulse is not None:
+    application.on_start.append(pulse.start)
+    application.on_stop.append(pulse.stop)
+with told():
+    tracing = fleet_tracing(settings, "worker")
+if tracing is not None:
+    application.facts.listen(tracing)
+    application.on_start.append(tracing.start)
 
 #: Dramatiq's own back-off for jobs that wait for a server: 1 s to 4 s with jitter, without a limit of retries.
 OUTAGE_RETRIES: Final[dict[str, Any]] = {
@@ -63,6 +74,9 @@ OUTAGE_RETRIES: Final[dict[str, Any]] = {
     "min_backoff": 1_000,
     "max_backoff": int(LONGEST_BACKOFF.total_seconds() * 1_000),
 }
+
+#: The pause before Redis is asked again what a killed worker had in hand.
+_TAKE_OVER_PAUSE_S: Final = 1.0
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -86,10 +100,16 @@ async def _start() -> None:
 
 
 async def _take_over() -> None:
-    """Begin at once what workers of this host had in hand when they were killed. Queues give them a minute."""
-    with suppress(QueueUnreachable):
-        for member in await application.members.gone():
-            await asyncio.to_thread(broker.take_over, member.id)
+    """Begin at once what workers of this host had in hand when they were killed. Queues give them a minute.
+
+    What killed them may have taken Redis along, so this waits for it.
+    """
+    while not is_cancelled():
+        with suppress(QueueUnreachable):
+            for member in await application.members.gone():
+                await asyncio.to_thread(broker.take_over, member.id)
+            return
+        await asyncio.sleep(_TAKE_OVER_PAUSE_S)
 
 
 def _nats_is_up() -> None:
@@ -180,6 +200,8 @@ async def periodic(work: Duty, token: str) -> AsyncIterator[Hold]:
 #: Threads for each queue; None means as many as ``--threads``. Modules with actors may add their queues.
 budgets = _budgets()
 runtime = WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets)
+if pulse is not None:
+    pulse.usage = runtime.usage
 broker = job_broker(settings, [Retries(), runtime, Exposition(settings)])
 dramatiq.set_broker(broker)
 
@@ -215,6 +237,8 @@ _heart = Heart(application.members, _describe)
 application.on_start.append(_heart.start)
 application.on_quiesce.append(_heart.tell)
 application.on_stop.append(_heart.stop)
+if tracing is not None:
+    application.on_stop.append(tracing.stop)
 application.nats.on_up.append(_heart.tell)
 application.nats.on_up.append(_say_ready)
 

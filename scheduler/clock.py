@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,11 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 Fire = Callable[[], None]
+
+#: From this interval on, the ticks of several contexts come one after the other.
+_SPREAD_FROM: Final = timedelta(seconds=10)
+#: The longest pause between two of them, in seconds.
+_PAUSE_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -24,6 +30,8 @@ class Clock:
     """Calls functions at fixed intervals, on the event loop. All intervals begin at a full second.
 
     So the ticks of all contexts share APScheduler's wake-ups, and its accounts of them: most of what it costs.
+    Rare ticks spread over half of their interval. Otherwise the jobs of all contexts would start at the same
+    moment, on as many connections.
     """
 
     def __init__(self, engine: AsyncIOScheduler) -> None:
@@ -69,5 +77,10 @@ class Clock:
 
     async def _fire(self, every: timedelta) -> None:
         interval = self._intervals.get(every)
-        for fire in list(interval.members) if interval is not None else ():
-            fire()
+        members = {} if interval is None else interval.members
+        pause = min(_PAUSE_S, every.total_seconds() / 2 / max(1, len(members)))
+        for number, fire in enumerate(list(members)):
+            if number and every >= _SPREAD_FROM:
+                await asyncio.sleep(pause)
+            if fire in members:
+                fire()

@@ -15,7 +15,7 @@ from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.concurrency import is_cancelled
 from relay.domain.errors import DatabaseUnreachable, RelayError, SchemaMissing
 from relay.domain.facts import FactSink, LeadLost, LeadTaken
-from relay.domain.schedule import JobRecord, Lead
+from relay.domain.schedule import EVERY, JobRecord, Lead
 from scheduler.clock import Clock
 from scheduler.crons import CronTick
 from scheduler.polls import TICK_TIMEOUT_S, outage
@@ -254,7 +254,7 @@ class Leader:
         last, error = self._last.get(tick.name, (None, None))
         every, _ = self._fires.get(tick.name, (None, None))
         following = None if every is None else self._clock.next(every)
-        schedule = f"every {tick.every.total_seconds():g} s"
+        schedule = f"{EVERY}{tick.every.total_seconds():g} s"
         if tick.pace is not None and tick.pace.quiet > tick.every:
             schedule += f", quiet {tick.pace.quiet.total_seconds():g} s"
         return JobRecord(tick.name, schedule, last, following, error)

@@ -28,7 +28,9 @@ class Sender:
         self._application = application
         self._broker = broker
 
-    async def job(self, duty: Duty, *more: int, force: bool = False, every: timedelta | None = None) -> bool:
+    async def job(
+        self, duty: Duty, *more: int, force: bool = False, every: timedelta | None = None, **known: list[str]
+    ) -> bool:
         """Enqueue a job unless its duty has an outstanding one; ``force`` replaces that one.
 
         ``every``: the interval of a duty whose job is sent again when it was lost.
@@ -38,7 +40,7 @@ class Sender:
                 duty.key,
                 force=force,
                 interval=timedelta() if every is None else every + _LATE,
-                send=lambda token: self._broker.entry(duty.message(token, *more)),
+                send=lambda token: self._broker.entry(duty.message(token, *more, **known)),
             )
         except Outage as error:
             self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.told))
@@ -74,6 +76,15 @@ class Sender:
                 await asyncio.to_thread(self._broker.enqueue_many, messages)
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.told))
+
+    async def look_after(
+        self, duty: Duty, every: timedelta, unfinished: Callable[[], Awaitable[Sequence[str]]]
+    ) -> bool:
+        """Enqueue a job that looks after a context. It is told which subscriptions have ``unfinished`` messages.
+
+        So workers ask an idle database nothing, and need no connection to it.
+        """
+        return await self.job(duty, every=every, unfinished=list(await unfinished()))
 
     async def all_parts(self, duty: Duty) -> None:
         """Have the next job of a duty do all its parts, however lately they were done."""

@@ -93,8 +93,8 @@ def _seldom(application: Application, send: Sender, context: str) -> Iterator[Ti
     """Yield the rare ticks: if a job is lost, it is sent again. Their names are the names of their gates."""
     settings = application.context(context).settings
 
-    def row(duty: Duty, every: timedelta, on_request: Callable[[], Awaitable[object]] | None = None) -> Tick:
-        return Tick(duty.key, every, partial(send.job, duty, every=every), on_request=on_request)
+    def row(duty: Duty, every: timedelta) -> Tick:
+        return Tick(duty.key, every, partial(send.job, duty, every=every))
 
     audit = jobs.RECONCILE_STREAM.of(context)
     yield Tick(audit.key, RECONCILE_EVERY, partial(send.audit, audit))
@@ -102,8 +102,10 @@ def _seldom(application: Application, send: Sender, context: str) -> Iterator[Ti
     if settings.archive.after is not None:
         yield row(jobs.ARCHIVE.of(context), _ARCHIVE)
     if settings.subscriptions:
-        duty = jobs.LOOK_AFTER.of(context)
-        yield row(duty, settings.look_after_every, partial(send.all_parts, duty))
+        duty, every = jobs.LOOK_AFTER.of(context), settings.look_after_every
+        unfinished = partial(application.context(context).wakeup.unfinished, list(settings.subscriptions))
+        tick = partial(send.look_after, duty, every, unfinished)
+        yield Tick(duty.key, every, tick, on_request=partial(send.all_parts, duty))
 
 
 async def _resend(gates: Gates, duties: Mapping[str, Callable[[], Awaitable[object]]]) -> None:

@@ -10,8 +10,9 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
+from relay.adapters.postgres.budget import Budgets
 from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
@@ -21,6 +22,7 @@ from relay.execution.runners import RunOnLoop
 from relay.metering import tasks_metrics
 from relay.settings import ContextSettings, Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
+from relay.tracing import fleet_tracing
 from tasks.registry import registry
 from tasks.rows import TaskRows
 from tasks.worker import Tasks, TaskWorker
@@ -70,7 +72,12 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     facts = Facts([LogFacts(), *tasks_metrics(settings, list(registry.handlers))])
     async with AsyncExitStack() as stack:
-        started = [await _start(context, facts, options, stack) for context in settings.contexts.values()]
+        if (tracing := fleet_tracing(settings, "tasks")) is not None:
+            facts.listen(tracing)
+            await tracing.start()
+            stack.push_async_callback(tracing.stop)
+        budgets = Budgets(settings.max_connections)
+        started = [await _start(it, budgets, facts, options, stack) for it in settings.contexts.values()]
         loops = [asyncio.create_task(worker.run(run)) for worker, run in started]
         tasks = ", ".join(sorted(registry.handlers))
         _log.info("ready: contexts %s; tasks %s", ", ".join(settings.contexts), tasks)
@@ -87,15 +94,16 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _start(
-    context: ContextSettings, facts: Facts, options: argparse.Namespace, stack: AsyncExitStack
+    context: ContextSettings, budgets: Budgets, facts: Facts, options: argparse.Namespace, stack: AsyncExitStack
 ) -> tuple[TaskWorker, Tasks]:
     threads = max(1, options.threads)
     name = f"jetrelay-tasks-{context.name}"
-    pool = create_pool(context.database, max_size=threads + _SPARE_CONNECTIONS, application_name=name)
-    await pool.open(wait=False)
-    stack.push_async_callback(pool.close, timeout=2)
+    database, pooler = context.pooler or context.database, context.pooler is not None
+    common: dict[str, Any] = {"application_name": name, "budget": budgets.of(database), "pooler": pooler}
+    pool = create_pool(database, max_size=threads + _SPARE_CONNECTIONS, **common)
+    await stack.enter_async_context(pool)
     transactions = HandlerTransactions(
-        context.handler_database, limit=timedelta(minutes=1), size=threads, application_name=name
+        context.pooler or context.handler_database, limit=timedelta(minutes=1), **common
     )
     stack.push_async_callback(transactions.close)
     tasks = PostgresTasks(pool)

@@ -15,11 +15,12 @@ from uuid_utils.compat import uuid7
 
 from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, write
 from relay.bus import RequestContext
+from relay.bus.context import created
 from relay.domain.errors import InvalidPayload, PayloadTooLarge
 from relay.domain.identity import Id, identified
 from relay.domain.limits import check_schema, encode_payload
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, BackgroundTask, InvalidTask
-from relay.domain.tracing import TRACEPARENT
+from relay.domain.tracing import TRACEPARENT, trace_id
 from tasks.registry import Registry, plain, registry
 
 #: The longest payload, in bytes of JSON: tasks carry ids, not documents.
@@ -97,15 +98,18 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
         # A task outside a request begins its own chain.
         correlation_id=correlation or id,
         causation_id=causation,
-        metadata=_traced(_metadata(metadata or {}), request),
+        metadata=_traced(_metadata(metadata or {}), request, task, id),
         originals=originals,
         schema=check_schema(schema),
     )
 
 
-def _traced(metadata: Mapping[str, Any], request: RequestContext) -> Mapping[str, Any]:
+def _traced(metadata: Mapping[str, Any], request: RequestContext, name: str, id: UUID) -> Mapping[str, Any]:
     """The metadata of a task within a trace. A value that the caller has set stays."""
-    return metadata if request.trace_id is None else {TRACEPARENT: request.traceparent, **metadata}
+    if TRACEPARENT in metadata:
+        return metadata
+    traceparent = created(request, name, id)
+    return metadata if trace_id(traceparent) is None else {TRACEPARENT: traceparent, **metadata}
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:

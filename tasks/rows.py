@@ -16,7 +16,6 @@ from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.tasks import PostgresTasks, claim_command, give_back_command, prefetch_command
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
-from relay.bus.context import next_span
 from relay.domain.disclosure import validation
 from relay.domain.errors import Outage
 from relay.domain.facts import (
@@ -27,12 +26,13 @@ from relay.domain.facts import (
     TaskPutOff,
     TaskRetried,
     TaskUnhandled,
+    Traced,
 )
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, NO_ORIGINALS, shown
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
-from relay.domain.tracing import TRACEPARENT, trace_id
+from relay.domain.tracing import TRACEPARENT, call_span, next_hop, trace_id
 from relay.execution.calls import Calls, PreparedCall, answered
 from relay.execution.rows import Terms
 from relay.execution.signatures import Inject
@@ -150,7 +150,7 @@ class TaskRows:
             RequestContext(
                 correlation_id=context.correlation_id,
                 causation_id=claim.id,
-                traceparent=next_span(claim.metadata.get(TRACEPARENT)),
+                traceparent=_span(claim),
             ),
             Settlement("tasks/settle", {"id": claim.id, "token": claim.token}, handler.time_limit),
             self._transactions,
@@ -165,7 +165,8 @@ class TaskRows:
 
     def decide(self, result: HandlerResult, claim: ClaimedTask, seconds: float) -> Disposition:
         """Report the answer, and apply the type's policy to it."""
-        self._facts(TaskAnswered(context=self._context, task_type=claim.type, seconds=seconds))
+        traced = _traced(claim, self._handler(claim), result)
+        self._facts(TaskAnswered(context=self._context, task_type=claim.type, seconds=seconds, traced=traced))
         reach("after_task_answer")
         shown = result.in_full() if self._error_text else result
         return decide(shown, claim.attempts, self._handler(claim).policy, random.random())  # noqa: S311
@@ -252,6 +253,20 @@ class TaskRows:
             "attempts": claim.attempts,
             "trace_id": trace_id(claim.metadata.get(TRACEPARENT)),
         }
+
+
+def _span(claim: ClaimedTask) -> str | None:
+    """The ``traceparent`` of a call: the trace of whoever scheduled the task, and a span of its own."""
+    received = claim.metadata.get(TRACEPARENT)
+    return None if received is None else next_hop(received, call_span(claim.token, claim.id))
+
+
+def _traced(claim: ClaimedTask, handler: TaskHandler, result: HandlerResult) -> Traced | None:
+    """What a tracer must know of a call; None if its task belongs to no trace."""
+    if (span := _span(claim)) is None:
+        return None
+    received, verdict = claim.metadata[TRACEPARENT], result.verdict.value
+    return Traced(received, span, claim.id, claim.correlation_id, handler.queue, claim.attempts, verdict)
 
 
 def in_thread(handler: TaskHandler | None) -> bool:

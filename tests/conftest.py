@@ -9,13 +9,15 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
+import relay.outbox
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
+from tests import oldest
 from tests.s3 import Buckets, serving
 from tests.servers import initialised, memory
 
@@ -24,6 +26,9 @@ from tests.servers import initialised, memory
 for _name in [*os.environ]:
     if _name.startswith(("RELAY_", "NATS_")) or _name in {"DATABASE_URL", "REDIS_URL"}:
         del os.environ[_name]
+
+# Tests have contexts of their own, beside those of the relay.toml of the checkout.
+relay.outbox.declared_contexts = lambda: None
 
 _TIERS = {"unit", "contract", "integration", "acceptance", "chaos", "migration"}
 _TEMPLATE = "relay_template"
@@ -40,20 +45,38 @@ _FIRST = (
     "test_tasks",
     "test_task_failpoints",
 )
+#: So many lines of each log are shown when a test fails.
+_LAST_LINES = 30
 _numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its folder: ``pytest -m unit``."""
+    """Mark each test with its folder: ``pytest -m unit``. Those of the examples, run beside them, have no tier."""
+    here = Path(__file__).parent
     for item in items:
-        for tier in _TIERS.intersection(item.path.relative_to(Path(__file__).parent).parts):
-            item.add_marker(tier)
+        if item.path.is_relative_to(here):
+            for tier in _TIERS.intersection(item.path.relative_to(here).parts):
+                item.add_marker(tier)
     items.sort(key=_when)
 
 
 def _when(item: pytest.Item) -> int:
     """Order the files as `_FIRST` does; the others follow as they were."""
     return _FIRST.index(item.path.stem) if item.path.stem in _FIRST else len(_FIRST)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the processes of a failed test said last: their logs are gone with its directory."""
+    report = yield
+    directory = getattr(item, "funcargs", {}).get("server_directory")
+    if report.failed and directory is not None:
+        for log in sorted(directory.glob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()
+            report.sections.append((f"end of {log.name}", "\n".join(lines[-_LAST_LINES:])))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -84,13 +107,13 @@ def server_directory(server_root: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def cluster(server_root: Path) -> Path:
     """The directory of a PostgreSQL server that was initialised and has ended: to copy, as initdb takes long."""
-    with PostgresServer(server_root / "cluster") as server:
+    with oldest.Postgres(server_root / "cluster") as server:
         return server.directory
 
 
 @pytest.fixture(scope="session")
 def postgres(server_root: Path, cluster: Path) -> Iterator[PostgresServer]:
-    with initialised(PostgresServer(server_root / "postgres"), cluster) as server:
+    with initialised(oldest.Postgres(server_root / "postgres"), cluster) as server:
         yield server
 
 
@@ -102,7 +125,7 @@ def nats_server(server_root: Path) -> Iterator[NatsServer]:
 
 @pytest.fixture(scope="session")
 def valkey(server_root: Path) -> Iterator[ValkeyServer]:
-    with ValkeyServer(server_root / "valkey") as server:
+    with oldest.Valkey(server_root / "valkey") as server:
         yield server
 
 
@@ -147,7 +170,7 @@ def database_url(
 
 @pytest.fixture
 def own_postgres(server_directory: Path, cluster: Path) -> Iterator[PostgresServer]:
-    with initialised(PostgresServer(server_directory / "postgres"), cluster) as server:
+    with initialised(oldest.Postgres(server_directory / "postgres"), cluster) as server:
         yield server
 
 
@@ -159,5 +182,5 @@ def own_nats(server_directory: Path) -> Iterator[NatsServer]:
 
 @pytest.fixture
 def own_valkey(server_directory: Path) -> Iterator[ValkeyServer]:
-    with ValkeyServer(server_directory / "valkey") as server:
+    with oldest.Valkey(server_directory / "valkey") as server:
         yield server

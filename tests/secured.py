@@ -107,24 +107,45 @@ class TlsFront:
         self._thread.join(10)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, LOOPBACK, self.port)
+        self._server = socket.create_server((LOOPBACK, self.port))
+        self._server.setblocking(False)
+        self._tasks = {self._loop.create_task(self._accept())}
 
     async def _end(self) -> None:
-        self._server.close()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._server.close()
+
+    async def _accept(self) -> None:
+        while True:
+            client, _ = await self._loop.sock_accept(self._server)
+            self._tasks.add(self._loop.create_task(self._serve(client)))
+
+    async def _begin(self, client: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Where TLS comes first, it begins with the connection: `start_tls` loses what has come before it."""
+        begun: asyncio.Future[asyncio.StreamWriter] = self._loop.create_future()
+        reader = asyncio.StreamReader()
+        # The writer is the protocol's own: another one would close the connection when `start_tls` replaces it.
+        protocol = asyncio.StreamReaderProtocol(reader, lambda _, writer: begun.set_result(writer))
+        tls = None if self._postgres else self._tls
+        await self._loop.connect_accepted_socket(lambda: protocol, client, ssl=tls)
+        return reader, begun.result()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Raises _Stranger, and what TLS raises."""
         if self._postgres:
             await _wants_tls(reader, writer)
-        await writer.start_tls(self._tls)
+            await writer.start_tls(self._tls)
         if not writer.get_extra_info("ssl_object").getpeercert():
             raise _Stranger(_NO_CERTIFICATE)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, client: socket.socket) -> None:
+        try:
+            reader, writer = await self._begin(client)
+        except OSError as error:
+            self.turned_away += isinstance(error, ssl.SSLError)
+            return
         try:
             await self._admit(reader, writer)
             there, back = await asyncio.open_connection(LOOPBACK, self._target)

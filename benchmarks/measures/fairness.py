@@ -96,7 +96,7 @@ async def _stored(js: JetStreamContext, name: str) -> int:
 async def _commit(url: str, until: asyncio.Future[Any]) -> dict[str, float]:
     """Commit an event of the quiet context four times a second; returns when each was committed."""
     committed: dict[str, float] = {}
-    outbox = Outbox(QUIET)
+    outbox = Outbox(QUIET, undeclared=True)
     async with await psycopg.AsyncConnection.connect(url) as connection:
         while not until.done():
             id = await outbox.add(connection, event(len(committed)))

@@ -19,7 +19,7 @@ from benchmarks.turns import Case, take_turns
 from benchmarks.workload import event, payload
 from relay import Outbox
 
-_OUTBOX: Final = Outbox("bench")
+_OUTBOX: Final = Outbox("bench", undeclared=True)
 _MANY: Final = 1_000
 _COLUMNS: Final = "id, aggregate_type, aggregate_id, event_type, payload, partition_key"
 _BARE: Final = text(

@@ -104,7 +104,7 @@ def _to_stream(stage: Stage, *, hint: bool) -> list[float]:
 
 
 async def _watch_stream(stage: Stage, url: str) -> list[float]:
-    arrivals, outbox = Arrivals(), Outbox("bench")
+    arrivals, outbox = Arrivals(), Outbox("bench", undeclared=True)
 
     async def note(message: Any) -> None:
         arrivals.note(message.headers["Nats-Msg-Id"])
@@ -139,7 +139,7 @@ def _to_handler(stage: Stage) -> list[float]:
 
 
 async def _watch_handler(stage: Stage, url: str) -> list[float]:
-    arrivals, outbox = Arrivals(), Outbox("source")
+    arrivals, outbox = Arrivals(), Outbox("source", undeclared=True)
     async with _port(arrivals) as port:
         return await _sample(
             stage, url, arrivals, lambda conn, n: outbox.add(conn, event(n, name="each", port=port))

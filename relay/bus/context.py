@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from uuid_utils.compat import uuid7
 
@@ -67,11 +67,69 @@ class RequestContext:
     @contextmanager
     def use(self) -> Iterator[RequestContext]:
         """Make this the current context for the block."""
+        around = _current.get()
         token = _current.set(self)
+        spans = None if self.traceparent in (None, around.traceparent) else _spans
+        entered = None if spans is None else spans.enter(self.traceparent)
         try:
             yield self
         finally:
+            if spans is not None:
+                spans.leave(entered)
             _current.reset(token)
+
+
+class Span(Protocol):
+    """A span that has begun. ``traceparent``: its name for those below it; None if nobody can record it."""
+
+    traceparent: str | None
+
+    def end(self, verdict: str, /) -> None:
+        """End it. ``verdict``: what came of the work, as `relay.domain.model.Verdict` names it."""
+
+
+class Spans(Protocol):
+    """Who records spans in this process: OpenTelemetry, if it is switched on (`relay.tracing`)."""
+
+    def current(self) -> str | None:
+        """The ``traceparent`` of the span that the running code is in; None outside of spans."""
+
+    def created(self, destination: str, message_id: str, conversation_id: str | None) -> str | None:
+        """Record the creation of a message or task; returns the ``traceparent`` that it carries, if it has one."""
+
+    def begun(self, context: str, job: str, correlation_id: str, attempt: int) -> Span:
+        """Begin the span of an attempt at a cron job, in a trace of its own."""
+
+    def enter(self, traceparent: str | None, /) -> object:
+        """Begin to run in a span that somebody else records. Gives what `leave` takes."""
+
+    def leave(self, entered: object, /) -> None:
+        """Run outside of it again."""
+
+
+_spans: Spans | None = None
+
+
+def record_spans(spans: Spans | None) -> None:
+    """Have spans of this process recorded, or no longer."""
+    global _spans  # noqa: PLW0603 - of the process, as OpenTelemetry's
+    _spans = spans
+
+
+def created(request: RequestContext, destination: str, message_id: object) -> str | None:
+    """The ``traceparent`` for a new message or task: of the span of its creation where spans are recorded.
+
+    Elsewhere it is that of the request.
+    """
+    if _spans is None:
+        return request.traceparent
+    conversation = None if request.correlation_id is None else str(request.correlation_id)
+    return _spans.created(destination, str(message_id), conversation)
+
+
+def begun(context: str, job: str, correlation_id: object, attempt: int) -> Span | None:
+    """Begin the span of an attempt at a cron job; None where no spans are recorded. Whoever begins it ends it."""
+    return None if _spans is None else _spans.begun(context, job, str(correlation_id), attempt)
 
 
 _current: ContextVar[RequestContext] = ContextVar("relay_request_context", default=RequestContext())  # noqa: B039 - frozen
@@ -81,7 +139,11 @@ def next_span(received: object) -> str | None:
     """The ``traceparent`` of work that a message or request began: its trace, with a new span.
 
     ``received``: the header's value. None if it is missing or not valid: then the work belongs to no trace.
+    Where spans are recorded, the work is in the span that is there already, else in that of the sender.
     """
+    if _spans is not None:
+        trace = tracing.Trace.parse(received)
+        return _spans.current() or (None if trace is None else trace.value)
     return None if received is None else tracing.next_hop(received, os.urandom(8).hex())
 
 

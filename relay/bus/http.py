@@ -36,27 +36,31 @@ from relay.domain.errors import (
     NotPublishable,
     NotReplayable,
     NotRequeueable,
+    NotRetryable,
     Outage,
     OutboxFull,
     RelayError,
     TooMany,
     UnknownContext,
     UnknownIncident,
+    UnknownMessage,
+    UnknownQueue,
     UnreadableMessage,
     WriteConflict,
 )
 from relay.domain.life import UnknownId
-from relay.domain.schedule import InvalidSchedule, UnknownJob
-from relay.domain.tasks import InvalidTask, NotCancellable, NotRetryable, UnknownTask
+from relay.domain.schedule import InvalidSchedule, NotPausable, UnknownJob
+from relay.domain.tasks import InvalidTask, NotCancellable, UnknownTask
 
 _log = logging.getLogger("relay")
 
 _STATUSES: Final[tuple[tuple[int, tuple[type[RelayError], ...]], ...]] = (
-    (404, (NothingFound, UnknownContext, UnknownId, UnknownIncident, UnknownJob, UnknownTask, ArchiveOff)),
+    (404, (NothingFound, UnknownContext, UnknownId, UnknownIncident, UnknownJob, UnknownMessage, UnknownTask)),
+    (404, (ArchiveOff, UnknownQueue)),
     (422, (DomainError, InvalidCommand, InvalidQuery, InvalidRequest, InvalidEvent, InvalidTask, InvalidSchedule)),
     (409, (AlreadyProcessed, DuplicateMessage, IncidentClosed, TooMany, UnreadableMessage, WriteConflict)),
     (409, (NotParked, NotPublishable, NotReplayable, NotRequeueable, NotCancellable, NotRetryable)),
-    (409, (ArchiveBusy, ArchiveConflict)),
+    (409, (ArchiveBusy, ArchiveConflict, NotPausable)),
     (503, (Outage, OutboxFull)),
     (502, (QueryFailed,)),
 )

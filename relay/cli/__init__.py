@@ -23,7 +23,8 @@ _COMMANDS: Final = (
     *("init", "demo", "dev", _CHAOS, "health", "doctor", "explain", "config", "backlog", "reconcile", "ops"),
 )
 _GROUPS: Final = (
-    *("db", "streams", "fleet", "handler", "dlq", "outbox", "parked", "schedule", "tasks", "archive", "schema"),
+    *("db", "streams", "fleet", "handler", "dlq", "outbox", "inbox", "parked", "schedule", "tasks", "queues"),
+    *("archive", "schema"),
 )
 
 

@@ -8,26 +8,26 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.bootstrap import Application
+from relay.bus import Command, CommandBus, Query, QueryBus
 from relay.cli.operating import (
     ACTING,
     Options,
     as_id,
     as_time,
     confirm,
+    connecting,
     one_context,
     operator,
     print_json,
     with_options,
 )
 from relay.cli.progress import bar
-from relay.domain.archive import ArchiveKind, ArchiveOff, RowFilter
+from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import InvalidRequest, TooMany
 from relay.domain.identity import Identity
-from relay.domain.operators import Operator
 from relay.domain.topology import is_pattern
-from relay.settings import load_settings
-from relay.settings.values import format_duration
+from relay.ops.archive import ArchiveDesk, CountArchived, ReplayArchived, RestoreArchived, forgetful
+from relay.settings import ContextSettings, load_settings
 
 _SELECTING: Final[Options] = {
     "ids": (Annotated[list[str] | None, typer.Argument(help="The rows, by their ids.")], None),
@@ -74,52 +74,35 @@ def replay(*, options: dict[str, Any]) -> None:
     _act(_REPLAYED, ArchiveKind.OUTBOX, options)
 
 
-def _warn_of_forgotten(producer: str) -> None:
-    """Say which consumers no longer know what they handled long ago."""
-    settings = load_settings()
-    for name, context in settings.contexts.items():
-        if (keep := context.archive.keep) is not None and producer in settings.outlived(name):
-            print(
-                f"warning: {name} deletes its archive after {format_duration(keep)}, with the ids of what it has"
-                " handled; older events it would handle again",
-                file=sys.stderr,
-            )
-
-
 def _act(done: str, kind: ArchiveKind, options: dict[str, Any]) -> None:
     wanted, by = _filter(kind, options), operator(options["actor"], options["note"])
-    context = one_context(options["context"], lambda found: found.archive.place is not None).name
-    count = asyncio.run(_run(context, "found", kind, wanted, by))
+    found = one_context(options["context"], lambda found: found.archive.place is not None)
+    context, limit = found.name, options["limit"]
+    count = asyncio.run(_run(found, "found", CountArchived(context=context, kind=kind, wanted=wanted)))
     if count and done == _REPLAYED:
-        _warn_of_forgotten(context)
+        for warning in forgetful(load_settings(), context):
+            print(f"warning: {warning}", file=sys.stderr)
     if not options["dry_run"]:
-        if count > options["limit"]:
-            raise TooMany(f"{count} match and the limit is {options['limit']}", hint="narrow it or raise --limit")
+        if count > limit:
+            raise TooMany(f"{count} match and the limit is {limit}", hint="narrow it or raise --limit")
         confirm(f"{count} {kind} rows of {context} will be {done}. Go on?", count, yes=options["yes"])
-        count = asyncio.run(_run(context, done, kind, wanted, by)) if count else 0
+        replays = ReplayArchived(context=context, wanted=wanted, limit=None, by=by)
+        restores = RestoreArchived(context=context, kind=kind, wanted=wanted, limit=None, by=by)
+        command = replays if done == _REPLAYED else restores
+        count = asyncio.run(_run(found, done, command)) if count else 0
     if options["as_json"]:
         print_json({"context": context, "action": done, "dry_run": options["dry_run"], "count": count})
     else:
         print(f"{context}: {count} {kind} rows {'would be ' if options['dry_run'] else ''}{done}")
 
 
-async def _run(context: str, what: str, kind: ArchiveKind, wanted: RowFilter, by: Operator) -> int:
-    application = Application(load_settings(), role="cli")
-    await application.start()
-    try:
-        rows = application.cold_rows(context)
-        if rows is None:
-            raise ArchiveOff(f"{context} has no archive", hint=f"[contexts.{context}.archive] after = …")
-        with bar(what, "batches") as progress:
-            match what:
-                case "found":
-                    return await rows.count(kind, wanted, progress)
-                case "restored":
-                    return await rows.restore(kind, wanted, by, progress)
-                case _:
-                    return await rows.replay(wanted, by, progress)
-    finally:
-        await application.stop()
+async def _run(context: ContextSettings, what: str, question: Query[int] | Command[int]) -> int:
+    """Ask, or do, and show how many batches were looked at."""
+    with bar(what, "batches") as progress:
+        desk = ArchiveDesk({context.name: context}, connecting, progress=progress)
+        if isinstance(question, Query):
+            return (await desk.answer(QueryBus()).ask_async(question)).unwrap()
+        return (await desk.carry_out(CommandBus()).dispatch_async(question)).unwrap()
 
 
 def _filter(kind: ArchiveKind, options: dict[str, Any]) -> RowFilter:

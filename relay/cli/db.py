@@ -49,13 +49,17 @@ def status(context: ContextOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command("sql")
-def print_sql(context: SchemaOption = None) -> None:
+def print_sql(context: SchemaOption = None, as_json: JsonOption = False) -> None:
     """Print all migrations as SQL for an empty database: `relay db sql | psql …`."""
     found = None if context is None else of_context(load_settings().contexts, context)
     own = None if found is None else found.own_schema
-    print(migrations.sql(own), end="")
+    text = migrations.sql(own)
     if found is not None and found.microdao_schema is not None:
-        print(microdao.script(own, found.microdao_schema), end="")
+        text += microdao.script(own, found.microdao_schema)
+    if as_json:
+        print_json({"context": context, "schema": own, "sql": text})
+    else:
+        print(text, end="")
 
 
 @app.command()

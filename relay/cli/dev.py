@@ -27,14 +27,18 @@ def dev(
     samples: Annotated[
         bool, typer.Option("--samples", help="Sample handlers instead of all that relay.toml names.")
     ] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="dramatiq-dashboard, too, in an environment of its own.")
+    ] = False,
 ) -> None:
     """Run servers, scheduler and workers until Ctrl-C, on the contexts and handlers of relay.toml.
 
     PostgreSQL, NATS and Valkey are started here and stand in for the servers of the configuration,
-    which are not touched. Where a subscription names no handler, a sample handler answers.
+    which are not touched. Where a subscription names no handler, a sample handler answers. With the extra ops the
+    console of operators runs, too, at the address that is shown.
     Status 1 when a process ends by itself.
     """
-    from relay.cli.extra import require_extra
+    from relay.cli.extra import has_ops, require_extra
 
     require_extra(handler=samples)
     from relay.devstack.fleet import Fleet, FleetOptions
@@ -43,7 +47,12 @@ def dev(
 
     console = LogConsole()
     options = FleetOptions(
-        directory=directory, processes=processes, threads=threads, samples="all" if samples else "unnamed"
+        directory=directory,
+        processes=processes,
+        threads=threads,
+        samples="all" if samples else "unnamed",
+        ops=has_ops(),
+        dashboard=dashboard,
     )
     fleet = Fleet(options, console)
     require_extra(handler=bool(fleet.sampled()))
@@ -64,6 +73,8 @@ def _run(fleet: Fleet, console: LogConsole) -> bool:
     try:
         fleet.start()
         console.say(f"ready after {time.monotonic() - begin:.1f} s\n{describe(fleet)}\nCtrl-C stops everything")
+        if not fleet.options.ops:
+            console.say("a console in the browser: pip install 'jetrelay[ops]'")
         console.say(examine(fleet))
         return watch(fleet, console)
     except KeyboardInterrupt:
@@ -124,6 +135,10 @@ def describe(fleet: Fleet) -> str:
         for name, found in settings.contexts.items()
         for it in found.subscriptions.values()
     ]
+    if fleet.options.ops:
+        rows += [("console", fleet.ops or "")]
+    if fleet.dashboard is not None:
+        rows += [("dashboard of queues", fleet.dashboard)]
     rows += [("logs", str(fleet.stack.directory / "logs"))]
     rows += [("other shells", f". {fleet.shell_file}; relay backlog")]
     width = max(len(name) for name, _ in rows)

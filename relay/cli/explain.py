@@ -77,7 +77,7 @@ def _grow(tree: Tree, step: Step) -> None:
 
 
 def _label(step: Step) -> Text:
-    """A step in two lines: what it is and how it ended; its id and when. And one for its error, if it has one."""
+    """A step in two lines: what it is and how it ended; its id and when. Then its error and its trace, if any."""
     label = Text(f"{step.kind} {step.name}", style="bold")
     if step.kind is StepKind.PUBLICATION:
         label = Text(f"stored as {step.id}", style="bold")
@@ -109,7 +109,8 @@ def _when(step: Step) -> str:
 
 def _more(step: Step) -> list[str]:
     following = step.details.get("next_attempt")
-    return [f"next attempt {_clock(following)}"] if following else []
+    told = [f"trace {step.trace_id}"] if step.trace_id else []
+    return [*told, *([f"next attempt {_clock(following)}"] if following else [])]
 
 
 def _clock(at: datetime) -> str:

@@ -31,6 +31,7 @@ from relay.cli.operating import (
 )
 from relay.cli.tables import View, print_fields, print_rows
 from relay.domain.errors import RelayError
+from relay.domain.operators import Outcome
 from relay.domain.reasons import CODES, FAMILIES
 from relay.ops.rows import Act, Find, Get
 from relay.settings import ContextSettings
@@ -123,11 +124,18 @@ class Things:
         return context, [found["id"] for found in asyncio.run(asked(context, query)).all_of(limit)]
 
     def act(
-        self, word: str, action: type[Act], options: dict[str, Any], states: object, reported: str = ""
+        self,
+        word: str,
+        action: type[Act],
+        options: dict[str, Any],
+        states: object,
+        reported: str = "",
+        then: Callable[[ContextSettings, Outcome], object] = lambda _context, _outcome: None,
     ) -> None:
         """Ask whether to act on what is chosen, act in one transaction, answer by id.
 
         ``word``: what becomes of it, such as "discarded"; ``reported``: the word in the answer, if it is another.
+        ``then`` is called with what was done before the answer is printed.
         """
         context, ids = self.choose(options, states)
         name, by = context.name, operator(options["actor"], options["note"])
@@ -135,6 +143,7 @@ class Things:
         wanted = None if options["ids"] else self.wanted(options, states)
         command = action(context=name, ids=ids, wanted=wanted, limit=options["limit"], by=by)
         outcome = asyncio.run(done(context, command))
+        then(context, outcome)
         report(name, reported or word, outcome, as_json=options["as_json"])
 
 

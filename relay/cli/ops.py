@@ -1,4 +1,4 @@
-"""`relay ops`: the HTTP API for operators."""
+"""`relay ops`: the web console and the HTTP API for operators."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def ops(
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8085,
 ) -> None:
-    """Serve the HTTP API: look at backlogs, events, dead letters and tasks, and decide about them.
+    """Serve the web console and the HTTP API: look at what waits and what failed, and decide about it.
 
-    Probes at /healthz and /readyz; all else below /api/v1, described by /api/v1/openapi.json.
+    The console is at /, the API below /api/v1 (described by /api/v1/openapi.json), probes at /healthz and /readyz.
     On this machine nobody needs a token, unless ops.users of relay.toml names users. Elsewhere everybody does.
     """
     try:
@@ -29,5 +29,6 @@ def ops(
     settings = load_settings()
     configure(settings.log_level, settings.log_format)
     check_address(settings, host)
-    print(f"http://{f'[{host}]' if ':' in host else host}:{port}/api/v1/openapi.json", flush=True)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print(f"console {address}/\nAPI     {address}/api/v1/openapi.json", flush=True)
     serve(settings, host, port)

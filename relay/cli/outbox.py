@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from enum import Enum
 from typing import Annotated, Any, Final
 
 import typer
 
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.operating import EventFilter
+from relay.adapters.postgres.pool import Source
 from relay.cli.found import LISTING, Things, print_one, reason_option
 from relay.cli.operating import (
     ACTING,
@@ -17,13 +21,19 @@ from relay.cli.operating import (
     Options,
     as_id,
     as_time,
+    ask,
     print_json,
     with_options,
 )
+from relay.cli.progress import bar
 from relay.cli.tables import View, columns
 from relay.domain.errors import InvalidRequest, NotPublishable
+from relay.domain.operators import Outcome
 from relay.ops.rows import Act, FindEvents, GetEvent, ReplayEvents, RetryEvents
+from relay.settings import ContextSettings
 
+#: How often to look whether events are published, in seconds.
+_LOOK_EVERY_S: Final = 0.2
 app = typer.Typer(help="Events: list, show, retry failed ones, replay published ones.", no_args_is_help=True)
 
 
@@ -53,6 +63,10 @@ _ACTING: Final[Options] = {
     "dry_run": (Annotated[bool, typer.Option("--dry-run", help="Print how many, and change nothing.")], False),
     **_FILTER,
     **ACTING,
+    "wait": (
+        Annotated[bool, typer.Option("--wait", help="Wait until they are published; Ctrl-C ends the wait only.")],
+        False,
+    ),
 }
 _EVERY: Final[Options] = {
     "everything": (Annotated[bool, typer.Option("--all", help="Every dead or failing event.")], False)
@@ -142,7 +156,9 @@ def replay(*, options: dict[str, Any]) -> None:
 def _act(done: str, action: type[Act], statuses: tuple[Status, ...], options: dict[str, Any]) -> None:
     options["ids"] = [as_id(id, "id") for id in options["ids"] or ()]
     if not options["dry_run"]:
-        _EVENTS.act(done, action, options, statuses, reported=f"to be {done}")
+        wait = options["wait"]
+        reported = done if wait else f"to be {done}"
+        _EVENTS.act(done, action, options, statuses, reported, *((_wait,) if wait else ()))
         return
     found, ids = _EVENTS.choose(options, statuses)
     context = found.name
@@ -150,3 +166,20 @@ def _act(done: str, action: type[Act], statuses: tuple[Status, ...], options: di
         print_json({"context": context, "action": done, "dry_run": True, "count": len(ids)})
     else:
         print(f"{context}: {len(ids)} events would be {done}")
+
+
+def _wait(context: ContextSettings, outcome: Outcome) -> None:
+    """Wait until workers have published events, with a bar on a terminal."""
+
+    async def watch(source: Source) -> None:
+        reader, count = PostgresBacklogReader(source), len(outcome.done)
+        with bar(f"{context.name}: events", "published") as progress:
+            while waiting := await reader.still_waiting(outcome.done):
+                progress(count - waiting, count)
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+    try:
+        ask(context.database, watch)
+    except KeyboardInterrupt:
+        print("they are published all the same, as soon as workers can", file=sys.stderr)
+        raise typer.Exit(130) from None

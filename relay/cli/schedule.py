@@ -27,10 +27,11 @@ from relay.cli.operating import (
 from relay.cli.tables import View, print_rows
 from relay.cli.tables import columns as named
 from relay.domain.disclosure import stack_of
+from relay.domain.operators import Operator
 from relay.domain.schedule import JobView, RunState, Schedule
-from relay.ops.rows import ReadSchedule, RunJob
+from relay.ops.rows import PauseJob, ReadSchedule, ResumeJob, RunJob
 
-app = typer.Typer(help="Scheduled jobs: list, run.", no_args_is_help=True)
+app = typer.Typer(help="Scheduled jobs: list, run, pause, resume.", no_args_is_help=True)
 
 _LOOK_INTERVAL_S: Final = 0.2
 _OPEN: Final = frozenset({RunState.WAITING, RunState.STARTED})
@@ -72,7 +73,7 @@ def _row(job: JobView) -> dict[str, object]:
     outcome = job.outcome or ("" if job.last_run_at is None else "failed" if job.error else "ok")
     return {
         "job": job.name,
-        "outcome": outcome,
+        "outcome": outcome if job.paused_at is None else f"paused; {outcome or 'never ran'}",
         "last_run": job.last_run_at or "never",
         "next_run": job.next_run_at,
         "schedule": job.schedule,
@@ -80,13 +81,54 @@ def _row(job: JobView) -> dict[str, object]:
     }
 
 
+Name = Annotated[str, typer.Argument(help="A job, by its name in `list`.")]
+Note = Annotated[str | None, typer.Option("--note", help="Why; kept with the action.")]
+Actor = Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")]
+
+
+@app.command()
+def pause(
+    name: Name,
+    note: Note = None,
+    actor: Actor = None,
+    context: OneContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Pause a cron job: nothing of it begins until `resume`. A run that is open goes on; `run` still works."""
+    _switch(PauseJob, name, operator(actor, note), context, as_json=as_json)
+
+
+@app.command()
+def resume(
+    name: Name,
+    note: Note = None,
+    actor: Actor = None,
+    context: OneContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a cron job go on. One run makes up for what passed, unless that is longer ago than the job's grace."""
+    _switch(ResumeJob, name, operator(actor, note), context, as_json=as_json)
+
+
+def _switch(
+    action: type[PauseJob | ResumeJob], name: str, by: Operator, context: str | None, *, as_json: bool
+) -> None:
+    chosen = one_context(context, lambda _: True)
+    asyncio.run(done(chosen, action(context=chosen.name, name=name, by=by)))
+    paused = action is PauseJob
+    if as_json:
+        print_json({"context": chosen.name, "job": name, "paused": paused})
+    else:
+        print(f"{chosen.name}: {name} {'is paused' if paused else 'goes on'}")
+
+
 @app.command()
 def run(
-    name: Annotated[str, typer.Argument(help="A job, by its name in `list`.")],
+    name: Name,
     *,
     wait: Annotated[float, typer.Option(min=0, help="Wait so many seconds for it to end.")] = 30.0,
-    note: Annotated[str | None, typer.Option("--note", help="Why; kept with the action.")] = None,
-    actor: Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")] = None,
+    note: Note = None,
+    actor: Actor = None,
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:

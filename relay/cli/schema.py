@@ -77,6 +77,7 @@ def _named(where: str) -> tuple[str, str | None]:
 def _printing(name: str) -> Callable[..., None]:
     def show(
         version: Annotated[str | None, typer.Option("--version", help="The newest if not given.")] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="It always is.")] = False,  # noqa: ARG001
     ) -> None:
         print(schemas.schema(name, version), end="")
 

@@ -17,7 +17,7 @@ from relay.adapters.jetstream.topology import Change, StreamView
 from relay.adapters.jetstream.topology_fields import Difference
 from relay.bus import Query, QueryBus
 from relay.cli.operating import ContextOption, JsonOption, print_json
-from relay.domain.permissions import of_admin, of_fleet
+from relay.domain.permissions import Permissions, of_admin, of_fleet
 from relay.domain.topology import ConsumerSpec, StreamSpec
 from relay.ops.servers import DiffStreams, ShowStreams, answer_for_servers
 from relay.settings import load_settings
@@ -56,7 +56,7 @@ def show(context: ContextOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def permissions() -> None:
+def permissions(as_json: JsonOption = False) -> None:
     """Print the users of nats.conf with the least they need: the fleet's, and the one for `relay streams`."""
     settings = load_settings()
     streams, consumers = settings.streams(), settings.consumers()
@@ -65,21 +65,34 @@ def permissions() -> None:
     consumed = [found.stream for context in contexts for found in context.subscriptions.values()]
     audited = dict.fromkeys([*published, *consumed])
     inbox = settings.nats.inbox_prefix
+    users = {
+        "relay": ("RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox, settings.queried())),
+        "relay_admin": ("RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, f"{inbox}_admin")),
+    }
+    if as_json:
+        print_json(
+            [
+                {"user": user, "password_variable": name, **asdict(granted)}
+                for user, (name, granted) in users.items()
+            ]
+        )
+        return
     print(_HEAD.format(inbox=inbox))
     print("authorization {\n  users = [")
-    for user, variable, granted in (
-        ("relay", "RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox, settings.queried())),
-        ("relay_admin", "RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, f"{inbox}_admin")),
-    ):
-        print(f"    {{\n      user: {user}, password: ${variable}\n      permissions {{")
-        for verb, subjects in (("publish", granted.publish), ("subscribe", granted.subscribe)):
-            print(f"        {verb} {{ allow: [")
-            print(*(f"          {json.dumps(subject)}" for subject in subjects), sep="\n")
-            print("        ] }")
-        if granted.responses:
-            print("        allow_responses: true")
-        print("      }\n    }")
+    for user, (variable, granted) in users.items():
+        _print_user(user, variable, granted)
     print("  ]\n}")
+
+
+def _print_user(user: str, variable: str, granted: Permissions) -> None:
+    print(f"    {{\n      user: {user}, password: ${variable}\n      permissions {{")
+    for verb, subjects in (("publish", granted.publish), ("subscribe", granted.subscribe)):
+        print(f"        {verb} {{ allow: [")
+        print(*(f"          {json.dumps(subject)}" for subject in subjects), sep="\n")
+        print("        ] }")
+    if granted.responses:
+        print("        allow_responses: true")
+    print("      }\n    }")
 
 
 def _asked(query: Query[Sequence[T]]) -> Sequence[T]:

@@ -94,20 +94,29 @@ def lines(view: View, rows: Sequence[Mapping[str, Any]], width: int | None, now:
         names = _fitting(view, cells, width)
     if not names:
         return _records(view, cells, width)
-    if left_out := [key(name) for name in view.columns if name not in names]:
+    if left_out := [key(name) for name in view.columns if name not in names and _holds(name, cells)]:
         note = f"no room for {', '.join(left_out)}: --wide, or --columns NAME,…"
         return [*_table(names, cells, width), *textwrap.wrap(note, width)]
     return _table(names, cells, width)
 
 
 def _fitting(view: View, cells: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """Return the columns of a table that fits, as many as can be. None where not even what matters fits."""
-    names = [*view.columns]
-    while len(names) > view.lead + 1:
+    """Return the columns of a table that fits, as many as can be. None where not even what matters fits.
+
+    Those without any value go first: nobody misses them.
+    """
+    *named, last = view.columns
+    names = [*named[: view.lead], *(name for name in named[view.lead :] if _holds(name, cells)), last]
+    while not _fits(names, cells, width):
+        if len(names) <= view.lead + 1:
+            return []
         del names[-2]
-        if _fits(names, cells, width):
-            return names
-    return []
+    return names
+
+
+def _holds(name: str, cells: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a column has a value in some row."""
+    return any(row[name] for row in cells)
 
 
 def _fits(names: Sequence[str], cells: Sequence[Mapping[str, str]], width: int) -> bool:

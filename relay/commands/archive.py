@@ -21,6 +21,7 @@ from uuid import UUID
 from relay.archive_ports import ArchiveTables, ColdStore, OpenBatch
 from relay.commands import batchfile
 from relay.commands.batchfile import BatchFile
+from relay.commands.checkfiles import Finding, read_back, verify
 from relay.commands.expiry import expire
 from relay.commands.reconcile import StreamAuditor, StreamState
 from relay.domain.archive import (
@@ -30,7 +31,6 @@ from relay.domain.archive import (
     ArchiveError,
     ArchiveKind,
     Manifest,
-    folder,
 )
 from relay.domain.facts import ArchiveFailed, ArchiveHeld, BatchDeleted, FactSink, RowsArchived
 from relay.domain.operators import Operator
@@ -77,15 +77,6 @@ class ArchiveReport:
     deleted: list[Manifest] = field(default_factory=list)
     waiting: list[Waiting] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One checked file. ``error`` None: it holds what its manifest says. ``left_over``: no batch names it."""
-
-    file: str
-    error: str | None = None
-    left_over: bool = False
 
 
 class ArchiveRows:
@@ -162,19 +153,9 @@ class ArchiveRows:
             report.deleted += await self._tables.expired(self._keep)
         return report
 
-    async def verify(self) -> AsyncIterator[Finding]:
+    def verify(self) -> AsyncIterator[Finding]:
         """Read every file again. Compare it with its manifest, and the manifest with the record."""
-        for manifest in await self._tables.batches():
-            error = await self._doubt(manifest)
-            if error is None or manifest in await self._tables.batches():  # else it was deleted meanwhile
-                yield Finding(manifest.file, error)
-        folders = [folder(self._context, kind) for kind in ArchiveKind]
-        names = [name for prefix in folders for name in await self._store.names(prefix)]
-        # Read the record after the names, so that it includes batches that were committed meanwhile.
-        known = {name for batch in await self._tables.batches() for name in (batch.file, batch.name)}
-        for name in names:
-            if name not in known:
-                yield Finding(name, left_over=True)
+        return verify(self._context, self._tables, self._store)
 
     async def _remember(self) -> None:
         """Keep the ids of messages that left before there was a place for them."""
@@ -240,12 +221,7 @@ class ArchiveRows:
             )
 
     async def _read_back(self, manifest: Manifest) -> Sequence[UUID]:
-        with batchfile.spool() as file:
-            if not await self._store.get(manifest.file, file):
-                raise ArchiveDamaged(f"{manifest.file} is missing")
-            contents = await asyncio.to_thread(batchfile.read, file, manifest.kind)
-        batchfile.check(contents, manifest)
-        return contents.ids
+        return await read_back(self._store, manifest)
 
     async def _announce(self, manifest: Manifest) -> None:
         """Store the manifest of a committed batch. It may be repeated."""
@@ -261,16 +237,6 @@ class ArchiveRows:
                 last_at=manifest.last_at,
             )
         )
-
-    async def _doubt(self, manifest: Manifest) -> str | None:
-        stored = io.BytesIO()
-        try:
-            await self._read_back(manifest)
-        except ArchiveDamaged as error:
-            return error.message
-        if not await self._store.get(manifest.name, stored):
-            return f"{manifest.name} is missing; the next run writes it"
-        return None if stored.getvalue() == manifest.text() else f"{manifest.name} says something else"
 
 
 def held_back(state: StreamState | None, after: timedelta) -> str | None:

@@ -60,12 +60,12 @@ class FindMissing:
 
         Raises BrokerUnreachable and DatabaseUnreachable.
         """
-        ack_floor = (await self.consumer.state()).ack_floor
-        state = await self.auditor.state(self.stream)
+        ours = await self.consumer.state()
+        state, ack_floor = await self.auditor.state(self.stream), ours.ack_floor
         checked, missing = 0, set[int]()
-        first = state.first_seq if state else 1
+        first = max(state.first_seq if state else 1, ours.first)
         for begin, end in _pages(first, ack_floor) if page is None else windows(first, ack_floor, page):
-            stored = await self._recent(begin, end)
+            stored = await self._recent(begin, end, ours.since)
             checked += len(stored)
             missing |= await self._absent(stored)
             progress(end - first + 1, ack_floor - first + 1)
@@ -77,10 +77,11 @@ class FindMissing:
             missing=sorted(missing),
         )
 
-    async def _recent(self, first: int, last: int) -> Sequence[Stored]:
+    async def _recent(self, first: int, last: int, since: datetime | None) -> Sequence[Stored]:
+        """The messages that the inbox should have: young enough, and not from before the subscription's start."""
         stored = await self.auditor.stored(self.stream, first, last, self.filter_subject)
         oldest = datetime.now(UTC) - self.horizon
-        return [message for message in stored if message.at > oldest]
+        return [message for message in stored if message.at > oldest and (since is None or message.at >= since)]
 
     async def _absent(self, stored: Sequence[Stored]) -> set[int]:
         """The messages that the inbox knows neither by their own id nor by the id of their place.

@@ -32,6 +32,7 @@ from relay.domain.policies import (
 )
 from relay.domain.retry import RetryPolicy
 from relay.domain.routing import Routing
+from relay.domain.tracing import find
 from relay.failpoints import reach
 from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
 
@@ -65,11 +66,17 @@ class _Settled:
     """The result of one claimed batch. ``times``: when each event was published, by the database's clock."""
 
     rows: Sequence[OutboxRow]
-    subjects: Mapping[str, str]
+    messages: Mapping[str, Message]
     times: Mapping[str, datetime]
     outcomes: Mapping[str, PublishOutcome]
     failures: Sequence[PublishFailure]
+    begun: float
     seconds: float
+
+    def event(self, row: OutboxRow) -> PublishedEvent:
+        """What is reported of a published row."""
+        sent = self.messages[row.id]
+        return PublishedEvent(row.id, row.event_type, sent.subject, self.times[row.id], find(sent.headers))
 
     @property
     def freed(self) -> bool:
@@ -133,7 +140,7 @@ class PublishOutboxEvents:
             async with self._outbox.find_unpublished(lanes, *limits) as claim:
                 settled = await self._publish(claim)
             slot.cost = len(settled.outcomes)
-        if settled.subjects:
+        if settled.messages:
             reach("after_publish_commit")
         self._report(settled)
         outcomes = settled.outcomes.values()
@@ -167,12 +174,11 @@ class PublishOutboxEvents:
     async def _publish(self, claim: ClaimedBatch) -> _Settled:
         """Publish the claimed rows and settle them inside the claim."""
         messages, outcomes = await self._prepare(claim.rows)
-        seconds = 0.0
+        begun, since, seconds = time.time(), time.perf_counter(), 0.0
         if messages:
             reach("after_claim")
-            begun = time.perf_counter()
             outcomes |= await self._publisher.publish_all(messages, claim.begun)
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - since
             reach("after_publish_before_mark")
         acks = {id: out for id, out in outcomes.items() if isinstance(out, Published)}
         times: dict[str, datetime] = {}
@@ -186,8 +192,8 @@ class PublishOutboxEvents:
         await claim.increment_attempts(failures)
         if messages:
             reach("after_mark_before_commit")
-        subjects = {message.id: message.subject for message in messages}
-        return _Settled(claim.rows, subjects, times, outcomes, failures, seconds)
+        sent = {message.id: message for message in messages}
+        return _Settled(claim.rows, sent, times, outcomes, failures, begun, seconds)
 
     async def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:
         """The messages to send, and the outcomes of rows that must not be sent: bad rows and those behind them."""
@@ -236,20 +242,13 @@ class PublishOutboxEvents:
         context = self._config.routing.context
         acks = {id: out for id, out in settled.outcomes.items() if isinstance(out, Published)}
         if acks:
-            subjects = settled.subjects
-            events = [
-                PublishedEvent(row.id, row.event_type, subjects[row.id], settled.times[row.id])
-                for row in settled.rows
-                if row.id in acks
-            ]
+            events = [settled.event(row) for row in settled.rows if row.id in acks]
             duplicates = sum(ack.duplicate for ack in acks.values())
-            latencies = [ack.seconds for ack in acks.values()]
-            seconds = settled.seconds
-            self._facts(
-                OutboxEventsPublished(
-                    context=context, events=events, duplicates=duplicates, seconds=seconds, latencies=latencies
-                )
-            )
+            times = {"seconds": settled.seconds, "latencies": [ack.seconds for ack in acks.values()]}
+            about: dict[str, Any] = {"context": context, "events": events, "duplicates": duplicates, **times}
+            ages = (_age(row.occurred_at) for row in settled.rows if row.id in acks)
+            waits = [max(0.0, age.total_seconds()) for age in ages if age < timedelta.max]
+            self._facts(OutboxEventsPublished(**about, begun=settled.begun, waits=waits))
         self._report_failures(settled)
 
     def _report_failures(self, settled: _Settled) -> None:

@@ -12,11 +12,13 @@ from typing import Any, Final
 from uuid import uuid4
 
 from relay.bus import Failed, RequestContext, Result
+from relay.bus.context import begun
 from relay.concurrency import Slots
 from relay.cron import Cron, CronRegistry
 from relay.domain.disclosure import full, printable, with_stack, words
 from relay.domain.errors import LeaseOver, Outage
 from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
+from relay.domain.model import Verdict
 from relay.domain.retry import Backoff
 from relay.domain.schedule import CLAIM, ClaimedRun, RunState, UnknownJob, WaitingRun
 from relay.execution.lease import renewing
@@ -68,23 +70,40 @@ class RunCron:
         if run.attempt > job.max_attempts:
             await self._failed(run, "its worker died in every attempt")
             return
+        await self._spanned(job, run, since)
+
+    async def _spanned(self, job: Cron, run: ClaimedRun, since: float) -> None:
+        """Make the attempt at the start of its own chain, in a span of its own, and record its end."""
+        span = begun(self._context, run.job, run.correlation_id, run.attempt)
+        traceparent = None if span is None else span.traceparent
+        with RequestContext(correlation_id=run.correlation_id, traceparent=traceparent).use():
+            outcome: Result[object] | str = ""
+            try:
+                outcome = await self._attempt(job, run, since)
+            finally:
+                if span is not None:
+                    span.end(_verdict(outcome).value)
+            await self._over(job, run, outcome)
+
+    async def _attempt(self, job: Cron, run: ClaimedRun, since: float) -> Result[object] | str:
+        """Dispatch the command; return its result, or why there is none."""
         try:
             async with (
                 renewing(CLAIM, since, lambda: self._runs.renew(run)),
                 asyncio.timeout(job.time_limit.total_seconds()) as limit,
             ):
-                result = await self._dispatch(job, run)
+                return await self._dispatch(job, run)
         except LeaseOver:
             raise
         except Exception as error:
             # A fault of the infrastructure or the program. The command's writes are rolled back, so try again.
-            await self._broken(job, run, f"longer than {job.time_limit}" if limit.expired() else self._why(error))
-            return
-        await self._over(run, result)
+            return f"longer than {job.time_limit}" if limit.expired() else self._why(error)
 
-    async def _over(self, run: ClaimedRun, result: Result[object]) -> None:
-        if isinstance(result, Failed):
-            await self._failed(run, printable(str(result.error)))
+    async def _over(self, job: Cron, run: ClaimedRun, outcome: Result[object] | str) -> None:
+        if isinstance(outcome, str):
+            await self._broken(job, run, outcome)
+        elif isinstance(outcome, Failed):
+            await self._failed(run, printable(str(outcome.error)))
         else:
             await self._settle(run, RunState.FINISHED)
             self._facts(ScheduledRunFinished(**self._of(run)))
@@ -131,13 +150,19 @@ class RunCron:
                 return
 
     async def _dispatch(self, job: Cron, run: ClaimedRun) -> Result[object]:
-        """Dispatch the command on its bus, at the start of its own chain."""
-        with RequestContext(correlation_id=run.correlation_id).use():
-            if job.is_async:
-                return await job.bus.dispatch_async(await job.command(run.scheduled_for))
-            errors: list[BaseException] = []
-            slots = self._slots.setdefault(job.name, Slots(_MAX_THREADS))
-            result = await slots.in_thread(lambda: job.bus.dispatch(job.command(run.scheduled_for)), errors.append)
+        """Dispatch the command on its bus."""
+        if job.is_async:
+            return await job.bus.dispatch_async(await job.command(run.scheduled_for))
+        errors: list[BaseException] = []
+        slots = self._slots.setdefault(job.name, Slots(_MAX_THREADS))
+        result = await slots.in_thread(lambda: job.bus.dispatch(job.command(run.scheduled_for)), errors.append)
         if result is None:
             raise errors[0]
         return result
+
+
+def _verdict(outcome: Result[object] | str) -> Verdict:
+    """What a tracer calls the outcome of an attempt."""
+    if isinstance(outcome, str):
+        return Verdict.TRANSIENT
+    return Verdict.POISON if isinstance(outcome, Failed) else Verdict.PROCESSED

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from relay.devstack import configuration, monitoring, prepare, private, processes
+from relay.devstack import configuration, dashboard, monitoring, prepare, private, processes
 from relay.devstack.configuration import Configuration, Subscriptions
 from relay.devstack.errors import DevStackError, ServerFailed
 from relay.devstack.logs import LogConsole, last_lines, put_aside
@@ -21,6 +21,7 @@ from relay.devstack.ports import LOOPBACK, free_port
 from relay.devstack.stack import DevStack
 
 _READY_SECONDS: Final = 60.0
+_RELAY: Final = "from relay.cli import main; main()"
 _STOP_SECONDS: Final = 20.0
 
 
@@ -30,8 +31,9 @@ class FleetOptions:
 
     ``samples``: sample handlers for the subscriptions that name no handler ("unnamed"), or for all ("all").
     ``inherit``: whether RELAY_* variables of the shell count. ``environment`` wins over them and over the file.
-    ``fresh``: start with empty databases and streams. ``modules``: where workers find the modules that the
-    configuration names; the working directory if None.
+    ``ops``: whether to serve the console of operators. ``fresh``: start with empty databases and streams.
+    ``modules``: where workers find the modules that the configuration names; the working directory if None.
+    ``dashboard``: dramatiq-dashboard, too.
     """
 
     directory: Path
@@ -40,8 +42,10 @@ class FleetOptions:
     threads: int = 8
     samples: Literal["unnamed", "all"] = "unnamed"
     inherit: bool = True
+    ops: bool = False
     fresh: bool = False
     modules: Path | None = None
+    dashboard: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -63,6 +67,10 @@ class Fleet:
         self.options = options
         self.stack = DevStack(options.directory)
         self.handlers: dict[str, str] = {}
+        #: Where the console of operators is; None if it does not run.
+        self.ops: str | None = None
+        self.dashboard: str | None = None
+        self._dashboard_python: Path | None = None
         self._console = console
         self._configuration: Configuration | None = None
         self._members: list[_Member] = []
@@ -89,7 +97,15 @@ class Fleet:
 
         Raises ConfigurationError, MissingExtraError, StackBusy and ServerFailed. Call `stop` after an error too.
         """
+        self.prepare()
+        self.start_processes()
+
+    def prepare(self) -> None:
+        """Start the servers and make databases, tables and streams. Raises as `start` does."""
         sampled = self.sampled()
+        # First, as it may need the network: who has none learns it at once.
+        if self.options.dashboard:
+            self._dashboard_python = dashboard.prepare(self.stack.directory / "dashboard")
         self.stack.start()
         processes.end_leftovers(self.stack.directory)
         self.handlers = {name: f"http://{LOOPBACK}:{free_port()}/handle" for name in sampled}
@@ -102,7 +118,19 @@ class Fleet:
             prepare.wipe(self.stack, self.configuration.settings)
         prepare.prepare(self.stack, self.configuration.settings)
         self._follow_servers()
-        self._start_members()
+
+    def start_processes(self) -> None:
+        """Start handlers, workers and scheduler, those that do not run, and wait until all are connected.
+
+        Raises ServerFailed.
+        """
+        self._members = [member for member in self._members if member.process.poll() is None]
+        running = {member.name for member in self._members}
+        for name, command in self._commands().items():
+            if name not in running:
+                self._start(name, command)
+        if self._dashboard_python is not None and "dashboard" not in running:
+            self._start_dashboard(self._dashboard_python)
         self._await_ready()
 
     def ended(self) -> str | None:
@@ -117,6 +145,11 @@ class Fleet:
 
     def stop(self) -> None:
         """End everything gently: scheduler and workers finish their work, then handlers, then servers."""
+        self.stop_processes()
+        self.stack.stop()
+
+    def stop_processes(self) -> None:
+        """End the processes gently, and leave the servers."""
         handlers = [member for member in self._members if member.name.startswith("handler")]
         others = [member for member in self._members if member not in handlers]
         for group in (others, handlers):
@@ -127,7 +160,6 @@ class Fleet:
             for member in group:
                 _end(member.process, deadline)
         self._members.clear()
-        self.stack.stop()
 
     def kill(self) -> None:
         """End everything at once."""
@@ -143,29 +175,36 @@ class Fleet:
     def _environment(self) -> dict[str, str]:
         return {**configuration.base_environment(inherit=self.options.inherit), **self.options.environment}
 
-    def _start_members(self) -> None:
-        python = [sys.executable, "-m"]
+    def _commands(self) -> dict[str, Sequence[str]]:
+        python, commands = [sys.executable, "-m"], dict[str, Sequence[str]]()
         for context, url in self.handlers.items():
             name = "handler" if len(self.handlers) == 1 else f"handler-{context}"
             port = str(urlsplit(url).port)
-            self._start(name, [*python, "relay.devstack.sample", "--context", context, "--port", port])
+            commands[name] = [*python, "relay.devstack.sample", "--context", context, "--port", port]
         size = ["--processes", str(self.options.processes), "--threads", str(self.options.threads)]
         patience = ["--worker-shutdown-timeout", str(int((_STOP_SECONDS - 5) * 1000))]
-        self._start("worker", [*python, "dramatiq", "relay.actors", *size, *patience])
-        self._start("scheduler", [*python, "scheduler"])
+        commands["worker"] = [*python, "dramatiq", "relay.actors", *size, *patience]
+        commands["scheduler"] = [*python, "scheduler"]
+        if self.options.ops:
+            self.ops = self.ops or f"http://{LOOPBACK}:{free_port()}/"
+            commands["ops"] = [sys.executable, "-c", _RELAY, "ops", "--port", str(urlsplit(self.ops).port)]
+        return commands
 
-    def _start(self, name: str, command: Sequence[str]) -> None:
+    def _start_dashboard(self, python: Path) -> None:
+        queues = dashboard.declared(self.configuration.environment, self.options.modules or Path.cwd())
+        port = free_port()
+        told = dashboard.environment(self.configuration.settings, queues, port)
+        self.dashboard = f"http://{LOOPBACK}:{port}/"
+        self._start("dashboard", [str(python), str(dashboard.APP)], told)
+
+    def _start(self, name: str, command: Sequence[str], own: Mapping[str, str] | None = None) -> None:
         logs = self.stack.directory / "logs"
         private.make_directory(logs)
         log = logs / f"{name}.log"
         put_aside(log)
         self._follow(name, log)
-        environment = {
-            "RELAY_LOG_FORMAT": "console",
-            "PYTHONUNBUFFERED": "1",
-            **self.configuration.environment,
-        }
-        environment = processes.marked(environment, self.stack.directory)
+        common = {"RELAY_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1"}
+        environment = processes.marked(own or common | {**self.configuration.environment}, self.stack.directory)
         home = self.options.modules or Path.cwd()
         process = processes.spawn(command, log=log, directory=home, environment=environment)
         self._members.append(_Member(name, process, log))
@@ -194,6 +233,10 @@ class Fleet:
         for url in self.handlers.values():
             if monitoring.get(url.replace("/handle", "/healthz")) is None:
                 yield f"the handler at {url}"
+        if self.ops and monitoring.get(f"{self.ops}healthz") is None:
+            yield "the console"
+        if self.dashboard is not None and monitoring.get(self.dashboard) is None:
+            yield f"the dashboard at {self.dashboard}"
         clients = monitoring.connected_clients(self.stack.nats.monitor_url)
         if clients["jetrelay-worker"] < self.options.processes:
             yield "the worker"

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import psycopg
 from psycopg import sql
@@ -30,7 +30,7 @@ host replication all 127.0.0.1/32 scram-sha-256
 _DEFAULTS = {
     "listen_addresses": LOOPBACK,
     "unix_socket_directories": "",
-    "max_connections": "200",
+    "max_connections": "500",  # fifty contexts: a scheduler takes two for each, a worker up to 64
 }
 
 
@@ -43,6 +43,8 @@ class PostgresServer(Server):
 
     name = "postgres"
     stop_signal = signal.SIGINT  # "fast": roll back what is open, write a checkpoint, end
+    #: What initdb is told of characters and their order.
+    locale_options: ClassVar[Sequence[str]] = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
 
     def __init__(self, directory: Path | str, *, settings: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(directory)
@@ -114,8 +116,7 @@ class PostgresServer(Server):
         """Run initdb."""
         self._empty()
         options = ["--username=postgres", "--auth=reject", "--encoding=UTF8", "--locale=C"]
-        builtin = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        initdb = self._spawn([self._program("initdb"), "-D", self._data, *options, *builtin])
+        initdb = self._spawn([self._program("initdb"), "-D", self._data, *options, *self.locale_options])
         if initdb.wait(_INITDB_SECONDS) != 0:
             raise self._failure("could not be initialised")
 

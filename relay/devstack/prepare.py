@@ -11,7 +11,8 @@ from nats.js.errors import NotFoundError
 from relay.access import jetstream
 from relay.adapters.jetstream import topology
 from relay.adapters.postgres import microdao
-from relay.adapters.postgres.migrations import upgrade
+from relay.adapters.postgres.migrations import newest, upgrade
+from relay.adapters.postgres.sql import statement
 from relay.devstack.stack import DevStack
 from relay.domain.errors import ConfigurationError
 from relay.settings import Settings
@@ -23,12 +24,22 @@ def prepare(stack: DevStack, settings: Settings, revision: str = "head") -> None
     Raises ConfigurationError when a stream on the server differs in a way that cannot be mended.
     """
     for name, context in settings.contexts.items():
-        with contextlib.suppress(psycopg.errors.DuplicateDatabase):
-            stack.postgres.create_database(name)
-        upgrade(context.database, revision)
+        if not _is_at(context.database, newest() if revision == "head" else revision):
+            with contextlib.suppress(psycopg.errors.DuplicateDatabase):
+                stack.postgres.create_database(name)
+            upgrade(context.database, revision)
         if context.microdao_schema is not None:
             microdao.lay(context.database, context.microdao_schema)
     asyncio.run(_ensure_streams(settings))
+
+
+def _is_at(url: str, revision: str) -> bool:
+    """Whether a database exists and has a revision. An upgrade would find out too, for five times as long."""
+    try:
+        with psycopg.connect(url, connect_timeout=5) as connection:
+            return connection.execute(statement("server/revision")).fetchone() == (revision,)
+    except psycopg.Error:
+        return False
 
 
 def wipe(stack: DevStack, settings: Settings) -> None:

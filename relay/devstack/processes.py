@@ -76,6 +76,15 @@ class Identity:
         return None
 
 
+def describe(pid: int) -> str:
+    """Say which program a process runs by now, and its state: ``process 7, nats-server, is sleeping``."""
+    try:
+        process = psutil.Process(pid)
+        return f"process {pid}, {process.name()}, is {process.status()}"
+    except psutil.NoSuchProcess:
+        return f"process {pid} is gone"
+
+
 def working_in(directory: Path, program: str) -> list[psutil.Process]:
     """List the processes of ``program`` whose working directory is ``directory``."""
     return list(_working_in(directory, program))

@@ -143,8 +143,9 @@ class Server(ABC):
                 elif not self.running:
                     raise self._failure("ended while starting")
                 if time.monotonic() > deadline:
+                    seen = processes.describe(self._process.pid) if self._process else "no process"
                     self.kill()
-                    raise self._failure(f"did not answer within {_START_SECONDS:.0f} s")
+                    raise self._failure(f"did not answer within {_START_SECONDS:.0f} s ({seen})")
                 time.sleep(_POLL_SECONDS)
             self._was_ready = True
 

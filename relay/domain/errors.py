@@ -12,8 +12,9 @@
     │   ├── InvalidActor        INVALID_ACTOR
     │   └── InvalidTimestamp    INVALID_TIMESTAMP
     ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
-    │                                                 NOT_CANCELLABLE, NOT_RETRYABLE beside it)
-    ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB beside it)
+    │                                                 NOT_CANCELLABLE beside it)
+    ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB,
+    │                                                 NOT_PAUSABLE beside it)
     ├── ArchiveError            ARCHIVE_ERROR        (relay.domain.archive, with ARCHIVE_OFF, ARCHIVE_BUSY,
     │                                                 ARCHIVE_DAMAGED, ARCHIVE_CONFLICT below it)
     ├── DuplicateMessage        DUPLICATE_MESSAGE
@@ -36,6 +37,9 @@
     ├── NotRequeueable          NOT_REQUEUEABLE
     ├── NotParked               NOT_PARKED
     ├── NotReplayable           NOT_REPLAYABLE
+    ├── NotRetryable            NOT_RETRYABLE
+    ├── UnknownMessage          UNKNOWN_MESSAGE
+    ├── UnknownQueue            UNKNOWN_QUEUE
     ├── AlertRefused            ALERT_REFUSED
     ├── HandlerUnreachable      HANDLER_UNREACHABLE
     ├── MissingExtraError       MISSING_EXTRA
@@ -58,6 +62,7 @@
         │   ├── BrokerRefused   BROKER_REFUSED
         │   └── ConsumerMissing CONSUMER_MISSING
         ├── DatabaseUnreachable DATABASE_UNREACHABLE
+        │   ├── ConnectionsBusy CONNECTIONS_BUSY
         │   └── LeaseOver       LEASE_OVER
         ├── QueueUnreachable    QUEUE_UNREACHABLE
         └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
@@ -196,7 +201,7 @@ class NoTransaction(RelayError):
 
 
 class UnsupportedTarget(RelayError, TypeError):
-    """The target is neither a SQLAlchemy session or connection nor a psycopg connection."""
+    """The target is no session or connection of SQLAlchemy, and no connection of psycopg, asyncpg or Django."""
 
     code = "UNSUPPORTED_TARGET"
 
@@ -281,6 +286,24 @@ class NotParked(RelayError):
     """No key of this name is parked."""
 
     code = "NOT_PARKED"
+
+
+class NotRetryable(RelayError):
+    """The task has neither failed nor been cancelled, or the message does not wait for another attempt."""
+
+    code = "NOT_RETRYABLE"
+
+
+class UnknownMessage(RelayError):
+    """The inbox has no message of this id, or the queue no dead job."""
+
+    code = "UNKNOWN_MESSAGE"
+
+
+class UnknownQueue(RelayError):
+    """No queue of the fleet or of tasks has this name."""
+
+    code = "UNKNOWN_QUEUE"
 
 
 class NotReplayable(RelayError):
@@ -383,6 +406,12 @@ class DatabaseUnreachable(Outage):
 
     code = "DATABASE_UNREACHABLE"
     server = "postgresql"
+
+
+class ConnectionsBusy(DatabaseUnreachable):
+    """For ten seconds all connections that the process may have to a server were in use (``max_connections``)."""
+
+    code = "CONNECTIONS_BUSY"
 
 
 class LeaseOver(DatabaseUnreachable):

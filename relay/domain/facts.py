@@ -8,7 +8,7 @@ The last ones only measure: how long handlers took, how much waits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -26,25 +26,46 @@ class Fact:
 
 
 class PublishedEvent(NamedTuple):
-    """One published event: outbox_id, event_type, subject, published_at (by the database's clock)."""
+    """One published event: outbox_id, event_type, subject, published_at (by the database's clock), traceparent."""
 
     outbox_id: str
     event_type: str
     subject: str
     published_at: datetime
+    traceparent: str | None = None
+
+
+class Traced(NamedTuple):
+    """A call for a message or task that belongs to a trace.
+
+    ``parent``: the ``traceparent`` it came with. ``span``: that of the call, which its handler got.
+    ``verdict``: the answer, as `relay.domain.model.Verdict` names it. ``source``: the subject of a message, the
+    queue of a task.
+    """
+
+    parent: str
+    span: str
+    id: Id
+    correlation_id: Id | None
+    source: str
+    attempts: int
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEventsPublished(Fact):
     """A batch of events is published and settled. JetStream took ``seconds`` to acknowledge it.
 
-    ``latencies``: the seconds from the sending of each of the events to its PubAck.
+    ``latencies``: the seconds from the sending of each of the events to its PubAck. ``begun``: when the first was
+    sent, in Unix time. ``waits``: the seconds that events have waited since they occurred.
     """
 
     events: Sequence[PublishedEvent]
     duplicates: int
     seconds: float
     latencies: Sequence[float]
+    begun: float = field(default=0.0, repr=False, compare=False)
+    waits: Sequence[float] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +119,18 @@ class OutageSeen(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesReceived(Fact):
-    """A batch arrived from the stream. ``duplicates`` of its messages were known already."""
+    """A batch arrived from the stream. ``duplicates`` of its messages were known already.
+
+    ``traces``: what its messages have as ``traceparent``. ``begun``: when it arrived, in Unix time. ``waits``: the
+    seconds that new messages have waited in the stream.
+    """
 
     subscription: str
     received: int
     duplicates: int
+    traces: Sequence[str] = field(default=(), repr=False, compare=False)
+    begun: float = field(default=0.0, repr=False, compare=False)
+    waits: Sequence[float] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,10 +396,15 @@ class ArchiveFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerAnswered(Fact):
-    """The handler of a subscription answered for a message, or the relay stopped waiting, after ``seconds``."""
+    """The handler of a subscription answered for a message, or the relay stopped waiting, after ``seconds``.
+
+    ``waited``: for how long a message that is now done was in the inbox; None if it is not done.
+    """
 
     subscription: str
     seconds: float
+    waited: float | None = field(default=None, repr=False, compare=False)
+    traced: Traced | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +413,7 @@ class TaskAnswered(Fact):
 
     task_type: str
     seconds: float
+    traced: Traced | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ class Step:
     ``id``: what it is known by; of a publication ``stream:sequence``. ``name``: type, subscription or action.
     ``at``: when it began, ``ended`` when it ended. ``after``: how long after the step above it began, and ``took``
     how long it took, in seconds; None where a time is not known. ``error``: the last one, or the reason of a dead
-    letter. ``archived``: it was found in the archive. No step holds a payload.
+    letter. ``trace_id``: the trace that its ``traceparent`` names, 32 hex digits; None if it carries none that is
+    valid. ``archived``: it was found in the archive. No step holds a payload.
     """
 
     kind: StepKind
@@ -49,6 +50,7 @@ class Step:
     ended: datetime | None = None
     attempts: int | None = None
     error: str | None = None
+    trace_id: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     archived: bool = False
     after: float | None = None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from relay.domain.errors import InvalidRequest, NotPublishable, NotReplayable, RelayError
+from relay.domain.errors import InvalidRequest, NotPublishable, NotReplayable, NotRetryable, RelayError
 
 Id = TypeVar("Id")
 State = TypeVar("State")
@@ -74,3 +74,26 @@ def retry_refusal(event: EventState) -> RelayError | None:
 def replay_refusal(event: EventState) -> RelayError | None:
     """Why an event cannot be published once more; None if it can."""
     return None if event.published else NotReplayable("is not published yet", hint="relay outbox retry")
+
+
+# --- messages of the inbox ------------------------------------------------------------------------
+
+_NOT_FAILING: Final = {
+    "waiting": "it has not failed: it is handled in its turn",
+    "parked": "relay parked release",
+    "dead": "relay dlq requeue",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageState:
+    """The fact that decides about an action: waiting, failing, running, parked, dead or processed."""
+
+    status: str
+
+
+def message_refusal(message: MessageState) -> RelayError | None:
+    """Why a message cannot be tried at once; None if it waits for its next attempt."""
+    if message.status == "failing":
+        return None
+    return NotRetryable(f"is {message.status}", hint=_NOT_FAILING.get(message.status))

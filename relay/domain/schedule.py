@@ -15,6 +15,10 @@ from relay.domain.errors import RelayError
 _LOOKS: Final = (timedelta(minutes=1), timedelta(hours=1))
 
 
+#: How the schedule of a duty of the relay begins. That of a cron job is its expression.
+EVERY: Final = "every "
+
+
 class InvalidSchedule(RelayError, ValueError):
     """A cron job cannot be scheduled as declared."""
 
@@ -27,6 +31,19 @@ class UnknownJob(RelayError, LookupError):
     code = "UNKNOWN_JOB"
 
     __str__ = RelayError.__str__
+
+
+class NotPausable(RelayError):
+    """The job is a duty of the relay: without it messages would wait for ever."""
+
+    code = "NOT_PAUSABLE"
+
+
+def pause_refusal(schedule: str) -> RelayError | None:
+    """Why a job must not be paused; None for a cron job of the application. ``schedule``: as it is recorded."""
+    if not schedule.startswith(EVERY):
+        return None
+    return NotPausable("is a duty of the relay, which messages wait for", hint="pause cron jobs only")
 
 
 class RunState(Enum):
@@ -124,7 +141,10 @@ class ClaimedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A scheduled job as an operator sees it. ``outcome`` is the state of a cron job's last run."""
+    """A scheduled job as an operator sees it. ``outcome`` is the state of a cron job's last run.
+
+    ``paused_at``: since when an operator has paused it; it then has no next run.
+    """
 
     name: str
     schedule: str
@@ -133,6 +153,7 @@ class JobView:
     error: str | None
     next_run_at: datetime | None
     requested_at: datetime | None
+    paused_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

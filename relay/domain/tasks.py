@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from relay.domain.errors import RelayError
+from relay.domain.errors import NotRetryable, RelayError
 from relay.domain.identity import Originals
 
 DEFAULT_QUEUE: Final = "default"
@@ -38,12 +38,6 @@ class NotCancellable(RelayError):
     """The task is running or has ended."""
 
     code = "NOT_CANCELLABLE"
-
-
-class NotRetryable(RelayError):
-    """The task has neither failed nor been cancelled."""
-
-    code = "NOT_RETRYABLE"
 
 
 def check_type(value: object) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Final, Literal, TypeAlias
 
 from relay.domain.routing import dead_letter_subject
 
 _PATTERN_TOKEN = re.compile(r"[A-Za-z0-9_$-]+|\*")
 MAX_PATTERN_CHARS: Final = 255
+StartAt: TypeAlias = Literal["beginning", "now"] | datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +37,10 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSpec:
-    """The required form of a durable pull consumer. Always: explicit acknowledgement, deliver all.
+    """The required form of a durable pull consumer. Always: explicit acknowledgement.
 
-    ``max_deliver`` and ``max_ack_pending`` are -1 for no limit.
+    ``max_deliver`` and ``max_ack_pending`` are -1 for no limit. ``start_at``: which messages a new one gets: all
+    that the stream has, those that come from now on, or those from a moment on.
     """
 
     stream: str
@@ -47,6 +49,7 @@ class ConsumerSpec:
     ack_wait: timedelta
     max_deliver: int
     max_ack_pending: int
+    start_at: StartAt = "beginning"
 
 
 ADVISORY_SUBJECT: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"
@@ -89,6 +92,17 @@ def covers(pattern: str, subject: str) -> bool:
         if other == ">" or one not in ("*", other):
             return False
     return len(wide) == len(narrow)
+
+
+def subject_pattern(subject: str) -> str:
+    """Return a regular expression of the subjects that ``subject``, which may be a pattern, matches.
+
+    It means the same to Python and to PostgreSQL.
+    """
+    parts = ["[^.]+" if part == "*" else re.escape(part) for part in subject.split(".")]
+    if parts[-1] == ">":
+        parts[-1] = ".+"
+    return f"^{'[.]'.join(parts)}$"
 
 
 def dead_letter_consumer(context: str, stream: str) -> ConsumerSpec:

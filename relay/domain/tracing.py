@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
+from uuid import UUID
 
 TRACEPARENT: Final = "traceparent"
 
@@ -19,6 +20,8 @@ _FORM: Final = re.compile(
 )
 #: The flags that this version defines: sampled, and that the id of the trace is random.
 _KNOWN_FLAGS: Final = 0b11
+_SAMPLED: Final = 0b01
+_LOW_64: Final = 2**64 - 1
 
 
 class Trace(NamedTuple):
@@ -37,6 +40,11 @@ class Trace(NamedTuple):
         return cls(found["trace_id"], found["span_id"], int(found["flags"], 16) & _KNOWN_FLAGS)
 
     @property
+    def sampled(self) -> bool:
+        """Whether somebody records the trace."""
+        return bool(self.flags & _SAMPLED)
+
+    @property
     def value(self) -> str:
         """The header's value, in version 00."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
@@ -45,6 +53,11 @@ class Trace(NamedTuple):
 def find(headers: Mapping[str, str]) -> str | None:
     """The ``traceparent`` among the headers of a message. Some clients begin every header with a capital."""
     return headers.get(TRACEPARENT) or headers.get("Traceparent")
+
+
+def call_span(claim: UUID, row: UUID) -> str:
+    """The id of the span of a call: for a row under a claim's token. Whoever knows the claim knows the span."""
+    return f"{(claim.int ^ row.int) & _LOW_64 or 1:016x}"
 
 
 def next_hop(value: object, span_id: str) -> str | None:

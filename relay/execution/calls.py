@@ -1,8 +1,8 @@
 """Calling a Python function for one row: coroutines on the loop, plain functions in a thread each.
 
 A function may ask for a transaction, by a session or connection parameter. What it writes there commits together
-with the settlement of its row, fenced by the claim's token: exactly once in effect. Without such a parameter there
-is no such transaction, and the function is called at least once.
+with the settlement of its row, fenced by the claim's token: its effect happens once. Without such a parameter
+there is no such transaction, and the function is called at least once.
 """
 
 from __future__ import annotations

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.incidents import PostgresIncidents, PostgresParkedKeys
+from relay.adapters.postgres.messages import PostgresMessageOperations
 from relay.adapters.postgres.operating import Actions, Page, PostgresOutboxOperations, PostgresTaskOperations, Row
 from relay.adapters.postgres.pool import Source
+from relay.adapters.postgres.pool import query as select
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.bus import CommandBus, QueryBus
 from relay.domain.archive import Manifest
@@ -26,10 +28,14 @@ from relay.settings import ContextSettings
 Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
 #: Groups are counted among so many of the newest rows.
 MAX_GROUPED: Final = 10_000
+#: Delivered tasks that are due in a year, too.
+_EVEN_LATER: Final = timedelta(days=-365)
 
 _STORES: Final[Mapping[type[Any], type[Any]]] = {
     rows.FindEvents: PostgresOutboxOperations,
     rows.GetEvent: PostgresOutboxOperations,
+    rows.FindMessages: PostgresMessageOperations,
+    rows.GetMessage: PostgresMessageOperations,
     rows.FindIncidents: PostgresIncidents,
     rows.GetIncident: PostgresIncidents,
     rows.FindTasks: PostgresTaskOperations,
@@ -38,6 +44,7 @@ _STORES: Final[Mapping[type[Any], type[Any]]] = {
 _ACTIONS: Final[Mapping[type[rows.Act], tuple[type[Any], str]]] = {
     rows.RetryEvents: (PostgresOutboxOperations, "retry"),
     rows.ReplayEvents: (PostgresOutboxOperations, "replay"),
+    rows.RetryMessages: (PostgresMessageOperations, "retry"),
     rows.RequeueIncidents: (PostgresIncidents, "requeue"),
     rows.DiscardIncidents: (PostgresIncidents, "discard"),
     rows.ResolveIncidents: (PostgresIncidents, "resolve"),
@@ -59,8 +66,10 @@ class Desk:
     def answer(self, bus: QueryBus) -> QueryBus:
         """Have a bus answer the queries about rows; returns the bus."""
         bus.handles(rows.ReadBacklog)(self._backlog)
-        bus.handles(rows.GroupIncidents)(self._groups)
+        bus.handles(rows.GroupIncidents)(self._grouping(PostgresIncidents, "reason_code", "class"))
+        bus.handles(rows.GroupMessages)(self._grouping(PostgresMessageOperations, "error_code", "subscription"))
         bus.handles(rows.ListParked)(self._parked)
+        bus.handles(rows.ListTaskQueues)(self._task_queues)
         bus.handles(rows.ReadSchedule)(self._schedule)
         bus.handles(rows.ListBatches)(self._batches)
         bus.handles(rows.ReadAudit)(self._audit)
@@ -75,6 +84,8 @@ class Desk:
             bus.handles(command)(self._acting(store, action))
         bus.handles(rows.ReleaseKeys)(self._release)
         bus.handles(rows.RunJob)(self._run)
+        bus.handles(rows.PauseJob)(self._pause)
+        bus.handles(rows.ResumeJob)(self._pause)
         return bus
 
     async def _backlog(self, query: rows.ReadBacklog) -> rows.Backlog:
@@ -83,15 +94,15 @@ class Desk:
             outbox, inbox = await reader.outbox_backlog(), await reader.inbox_backlog()
             return outbox, inbox, await reader.brake(), await reader.full_inboxes(limits)
 
-    async def _groups(self, query: rows.GroupIncidents) -> rows.Groups:
-        async with self._lend(query.context) as source:
-            page = await PostgresIncidents(source).find(query.wanted, MAX_GROUPED)
-        counts = Counter((found["reason_code"], found["class"]) for found in page.items)
-        return [{"reason_code": code, "class": kind, "count": n} for (code, kind), n in counts.most_common()]
-
     async def _parked(self, query: rows.ListParked) -> Sequence[Row]:
         async with self._lend(query.context) as source:
             return await PostgresParkedKeys(source).list()
+
+    async def _task_queues(self, query: rows.ListTaskQueues) -> Sequence[str]:
+        async with self._lend(query.context) as source, source() as conn:
+            pending = await select(conn, "tasks/pending_queues")
+            delivered = await select(conn, "tasks/delivered_queues", grace=_EVEN_LATER)
+        return sorted({queue for (queue,) in (*pending, *delivered)})
 
     async def _release(self, command: rows.ReleaseKeys) -> Outcome:
         async with self._lend(command.context) as source:
@@ -106,8 +117,13 @@ class Desk:
             schedule = PostgresSchedule(source)
             if (requested_at := await schedule.request(command.name, command.by)) is not None:
                 return requested_at
-            known = ", ".join(job.name for job in (await schedule.schedule()).jobs) or "none"
-        raise UnknownJob(f"no job is called {command.name[:200]!r}", field="name", hint=f"scheduled: {known}")
+            raise await _unknown(schedule, command.name)
+
+    async def _pause(self, command: rows.PauseJob | rows.ResumeJob) -> None:
+        async with self._lend(command.context) as source:
+            schedule = PostgresSchedule(source)
+            if not await schedule.pause(command.name, command.by, pause=isinstance(command, rows.PauseJob)):
+                raise await _unknown(schedule, command.name)
 
     async def _batches(self, query: rows.ListBatches) -> Sequence[Manifest]:
         async with self._lend(query.context) as source:
@@ -125,6 +141,15 @@ class Desk:
 
         return find
 
+    def _grouping(self, store: type[Any], *columns: str) -> Callable[[Any], Awaitable[rows.Groups]]:
+        async def group(query: Any) -> rows.Groups:
+            async with self._lend(query.context) as source:
+                page: Page[Row] = await store(source).find(query.wanted, MAX_GROUPED)
+            counts = Counter(tuple(found[column] for column in columns) for found in page.items)
+            return [dict(zip(columns, kind, strict=True)) | {"count": n} for kind, n in counts.most_common()]
+
+        return group
+
     def _getting(self, store: type[Any]) -> Callable[[rows.Get], Awaitable[Row | None]]:
         async def get(query: rows.Get) -> Row | None:
             async with self._lend(query.context) as source:
@@ -139,6 +164,11 @@ class Desk:
                 return await _act(store(source), action, command)
 
         return act
+
+
+async def _unknown(schedule: PostgresSchedule, name: str) -> UnknownJob:
+    known = ", ".join(job.name for job in (await schedule.schedule()).jobs) or "none"
+    return UnknownJob(f"no job is called {name[:200]!r}", field="name", hint=f"scheduled: {known}")
 
 
 async def _act(store: Any, action: str, command: rows.Act) -> Outcome:

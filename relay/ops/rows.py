@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pydantic import Field
 
+from relay.adapters.postgres.messages import MessageFilter
 from relay.adapters.postgres.operating import EventFilter, Page, Row, TaskFilter
 from relay.bus import Command, Query
 from relay.domain.archive import Manifest
@@ -26,6 +27,8 @@ from relay.domain.schedule import Schedule
 #: What waits in a context: the brake says what its producers are told, the last which inboxes are full.
 Backlog: TypeAlias = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
 #: A page ends before this key of the order in which the rows are listed.
+#: How many rows there are of each kind, with what the kind is.
+Groups: TypeAlias = Sequence[Mapping[str, Any]]
 Before = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Rows = Annotated[int, Field(ge=1, le=100_000)]
 
@@ -42,7 +45,7 @@ class Find(Query[Page[Row]]):
     context: str
     wanted: Any
     limit: Rows = 50
-    before: Before | None = None
+    before: Before | str | None = None
 
 
 class Get(Query[Row]):
@@ -92,9 +95,37 @@ class ReplayEvents(Act):
     wanted: EventFilter | None = None
 
 
-# --- dead letters ---
+# --- messages of the inbox ---
 
-Groups: TypeAlias = Sequence[Mapping[str, Any]]
+
+class FindMessages(Find):
+    """Messages of the inbox."""
+
+    key: ClassVar[str] = "cursor"
+    wanted: MessageFilter
+
+
+class GroupMessages(Query[Groups]):
+    """How many messages a filter finds of each subscription and code of an error, the most frequent first."""
+
+    context: str
+    wanted: MessageFilter
+
+
+class GetMessage(Get):
+    """A message of the inbox, by its id."""
+
+    id: Id
+
+
+class RetryMessages(Act):
+    """Try messages now that wait for their next attempt. What they have spent of their attempts stays spent."""
+
+    ids: Sequence[Id] | None = None
+    wanted: MessageFilter | None = None
+
+
+# --- dead letters ---
 
 
 class FindIncidents(Find):
@@ -163,6 +194,12 @@ class CancelTasks(_ActOnTasks):
     """Give up tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
 
 
+class ListTaskQueues(Query[Sequence[str]]):
+    """The queues, as tasks name them, that have tasks which are due or delivered."""
+
+    context: str
+
+
 # --- parked keys, the schedule, the archive, the audit log ---
 
 
@@ -192,6 +229,22 @@ class ReadSchedule(Query[Schedule]):
 
 class RunJob(Command[datetime]):
     """Have the leader run a job now; answers when this was first asked. Raises UnknownJob."""
+
+    context: str
+    name: str
+    by: Operator
+
+
+class PauseJob(Command[None]):
+    """Pause a cron job: nothing of it begins until it goes on. Raises UnknownJob, and NotPausable for a duty."""
+
+    context: str
+    name: str
+    by: Operator
+
+
+class ResumeJob(Command[None]):
+    """Let a cron job go on. One run makes up for what passed, unless that is longer ago than the job's grace."""
 
     context: str
     name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from pydantic import SecretStr, ValidationError
 from relay.domain.errors import ConfigurationError
 from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.archive import ArchiveSettings
+from relay.settings.declared import declared_contexts
 from relay.settings.model import (
     AlertSettings,
     ContextSettings,
-    MetricsSettings,
     PublishSettings,
     RouteSettings,
     Settings,
@@ -28,6 +28,7 @@ from relay.settings.model import (
     SubscriptionSettings,
     tables,
 )
+from relay.settings.observing import MetricsSettings, TracingSettings
 from relay.settings.ops import OpsSettings, OpsUser
 from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
 from relay.settings.rules import check
@@ -55,6 +56,8 @@ __all__ = [
     "Settings",
     "StreamSettings",
     "SubscriptionSettings",
+    "TracingSettings",
+    "declared_contexts",
     "effective",
     "environment_for_child",
     "find_file",
@@ -187,6 +190,8 @@ def _as_text(key: str, value: object) -> str:
     match value:
         case SecretStr():
             text = hide_url(value.get_secret_value()) if key.endswith("_url") else "***"
+        case datetime():
+            text = value.isoformat()
         case timedelta():
             text = format_duration(value)
         case tuple():

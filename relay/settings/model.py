@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
@@ -31,6 +30,7 @@ from relay.domain.topology import (
 )
 from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.archive import ArchiveSettings
+from relay.settings.observing import MetricsSettings, TracingSettings
 from relay.settings.ops import OpsSettings
 from relay.settings.section import Section
 from relay.settings.urls import (
@@ -51,10 +51,10 @@ from relay.settings.values import (
     Duration,
     EnvelopeName,
     EventTypes,
-    ListenAddress,
     Modules,
     SchemaName,
     Size,
+    StartsAt,
     Subject,
     Subjects,
     UriTemplate,
@@ -182,6 +182,7 @@ class SubscriptionSettings(HttpSettings):
     messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
     behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
     ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
+    ``start_at``: which messages a new consumer gets: all in the stream, those from "now" on, or from a moment on.
     ``error_detail``: "text" keeps the text of answers and exceptions, which may hold payload, in columns, logs and
     alerts. The default is the context's.
     """
@@ -196,6 +197,7 @@ class SubscriptionSettings(HttpSettings):
     ack_wait: Duration = _seconds(120)
     max_deliver: Count = 20
     max_ack_pending: Count = 50
+    start_at: StartsAt = "beginning"
     settle: Literal["handler", "inbox"] = "handler"
     on_failure: Literal["silence", "nak"] = "silence"
     handler: HandlerUrl
@@ -227,6 +229,7 @@ class SubscriptionSettings(HttpSettings):
             ack_wait=self.ack_wait,
             max_deliver=self.max_deliver,
             max_ack_pending=self.max_ack_pending,
+            start_at=self.start_at,
         )
 
 
@@ -265,8 +268,9 @@ class CloudEventsSettings(Section):
 class ContextSettings(Section):
     """A bounded context: one database, its event streams, one DLQ stream, its subscriptions.
 
-    ``name`` comes from the key. ``schema``: where its tables are, so that contexts may share a database. Without
-    it, they are where the search_path of the role begins. ``microdao_schema``: where `relay db upgrade` makes the
+    ``name`` comes from the key. ``pooler_url``: the database through a pooler in transaction mode, for what needs
+    no session. ``schema``: where its tables are, so that contexts may share a database. Without it, they are
+    where the search_path of the role begins. ``microdao_schema``: where `relay db upgrade` makes the
     view ``outbox_events`` of MicroDAO, beside these tables. ``stream`` is its only event stream, ``streams`` are
     several, each under its name.
     By default dead letters are kept longer than events (30 days, 1 GB), because operators handle them. They have
@@ -278,6 +282,7 @@ class ContextSettings(Section):
 
     name: str
     database_url: DatabaseUrl
+    pooler_url: DatabaseUrl | None = None
     #: ``schema``, which pydantic has a method for.
     own_schema: SchemaName | None = Field(default=None, alias="schema")
     subject: str = DEFAULT_TEMPLATE
@@ -299,9 +304,14 @@ class ContextSettings(Section):
 
     @property
     def database(self) -> str:
-        """The address of the database, for the relay's own connections: these see the context's tables only."""
+        """The address of the server, for the relay's own connections: these see the context's tables only."""
         path = () if self.own_schema is None else (self.own_schema,)
         return with_search_path(self.database_url.get_secret_value(), *path)
+
+    @property
+    def pooler(self) -> str | None:
+        """The address for what needs no session, if there is a pooler. That has to know the schema."""
+        return None if self.pooler_url is None else self.pooler_url.get_secret_value()
 
     @property
     def handler_database(self) -> str:
@@ -371,21 +381,6 @@ class ContextSettings(Section):
         return filled
 
 
-class MetricsSettings(Section):
-    """Each kind of process listens at its own address: a port of 127.0.0.1, or ``host:port``.
-
-    A process without an address counts nothing. The scheduler samples the backlogs every ``interval``, but only if
-    it has an address. ``directory``: where the worker processes of one ``dramatiq`` command keep their counts, to
-    be added up. It is created if missing. It must belong to one host or one container.
-    """
-
-    scheduler: ListenAddress | None = None
-    worker: ListenAddress | None = None
-    tasks: ListenAddress | None = None
-    directory: Path | None = None
-    interval: Duration = Field(default=timedelta(seconds=15), ge=timedelta(seconds=1), le=timedelta(minutes=5))
-
-
 class Settings(Section):
     """The whole configuration. `load_settings` builds it; tests may construct it directly.
 
@@ -393,6 +388,7 @@ class Settings(Section):
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
     ``task_window``: how many tasks of a queue wait in Redis. The others wait in PostgreSQL, by priority.
     ``pull_bytes``: how many bytes from NATS a worker process may hold at a time, for all its subscriptions.
+    ``max_connections``: how many connections a process has to one PostgreSQL server at most, for all contexts.
     ``fleet``: the supervisor that has started this process. `relay fleet` sets it for its workers.
     ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`. No service sets it.
     """
@@ -408,9 +404,11 @@ class Settings(Section):
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
     task_window: int = Field(default=200, ge=1, le=100_000)
     pull_bytes: Size = Field(default=32 * 1024**2, ge=1024**2)
+    max_connections: int = Field(default=64, ge=4, le=10_000)
     fleet: str | None = Field(default=None, pattern=r"^[0-9a-f]{1,32}-[0-9]{1,10}$")
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
     ops: OpsSettings = OpsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from datetime import timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from keyword import iskeyword
 from pathlib import Path
 from string import Formatter
@@ -21,7 +22,7 @@ from relay.domain.envelopes.cloudevents import PLACEHOLDERS
 from relay.domain.identity import is_id
 from relay.domain.limits import is_schema
 from relay.domain.subject import STREAM
-from relay.domain.topology import is_pattern
+from relay.domain.topology import StartAt, is_pattern
 
 _UNITS: Final = {
     "y": timedelta(days=365),
@@ -69,6 +70,21 @@ def parse_duration(value: object) -> timedelta:
     if duration > _LONGEST:
         raise ValueError(f"{str(value)[:40]!r} is longer than 100 years")
     return duration
+
+
+def parse_start(value: object) -> StartAt:
+    """Read ``"beginning"``, ``"now"``, or a moment with its zone. Raises ValueError."""
+    match value:
+        case "beginning":
+            return "beginning"
+        case "now":
+            return "now"
+    moment = value if isinstance(value, datetime) else None
+    with suppress(ValueError, TypeError):
+        moment = moment or datetime.fromisoformat(value)  # type: ignore[arg-type] # a TypeError, if it is no text
+    if moment is None or moment.tzinfo is None:
+        raise ValueError(f"{str(value)[:40]!r} is no start; write beginning, now, or 2026-01-31T12:00:00Z")
+    return moment.astimezone(UTC)
 
 
 def format_duration(value: timedelta) -> str:
@@ -190,6 +206,7 @@ def _at_least(least: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+StartsAt = Annotated[StartAt, BeforeValidator(parse_start)]
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(_positive)]
 Age = Annotated[Duration | None, BeforeValidator(_unlimited)]
 Size = Annotated[int, BeforeValidator(parse_size), _at_least("1 byte")]

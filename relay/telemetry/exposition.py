@@ -8,8 +8,9 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from threading import Thread
@@ -22,7 +23,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from relay.domain.facts import FactSink
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.metrics import Known, MetricFacts
+from relay.telemetry.probes import Probes
 from relay.telemetry.scale import Ask, Scale
+from relay.telemetry.usage import UsageGauges
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -33,18 +36,21 @@ _KINDS: Final = ("counter", "histogram")
 #: A client that sends nothing for so long is cut off, in seconds.
 _CLIENT_TIMEOUT_S: Final = 10
 
+#: Answers a GET request: its query string, to a status and a body.
+Answer = Callable[[str], tuple[HTTPStatus, Any]]
+
 _log = logging.getLogger("relay.metrics")
 
 
-def listen(known: Known, address: str) -> Sequence[FactSink]:
+def listen(known: Known, address: str, probes: Probes) -> Sequence[FactSink]:
     """Count in this process, and answer at ``address``."""
     registry = CollectorRegistry()
     listeners = [MetricFacts(known, registry)]
-    _answer(make_wsgi_app(registry), address)
+    _answer(_serving(make_wsgi_app(registry), **_paths(probes)), address)
     return listeners
 
 
-def listen_to_samples(known: Known, address: str, interval: float, ask: Ask) -> Sequence[FactSink]:
+def listen_to_samples(known: Known, address: str, interval: float, ask: Ask, probes: Probes) -> Sequence[FactSink]:
     """As `listen`, and show backlogs and lag, which are sampled every ``interval`` seconds; answer GET /scale.
 
     ``ask``: starts to read the lag of a context.
@@ -54,7 +60,7 @@ def listen_to_samples(known: Known, address: str, interval: float, ask: Ask) -> 
     gauges, scale = BacklogGauges(subscriptions, interval), Scale(subscriptions, interval, ask)
     registry.register(gauges)
     listeners: list[FactSink] = [MetricFacts(known, registry), gauges, scale]
-    _answer(_with_scale(make_wsgi_app(registry), scale), address)
+    _answer(_serving(make_wsgi_app(registry), scale=scale.answer, **_paths(probes)), address)
     return listeners
 
 
@@ -69,12 +75,13 @@ def listen_in_files(known: Known, directory: Path) -> MetricFacts:
     return MetricFacts(known, CollectorRegistry())
 
 
-def answer_for(directory: Path, address: str) -> None:
+def answer_for(directory: Path, address: str, probes: Probes) -> None:
     """Answer for all processes that count in ``directory``, including those that have ended."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(directory))
-    _answer(make_wsgi_app(registry), address)
+    registry.register(UsageGauges(directory))
+    _answer(_serving(make_wsgi_app(registry), **_paths(probes)), address)
 
 
 def forget_ended(directory: Path) -> None:
@@ -85,13 +92,18 @@ def forget_ended(directory: Path) -> None:
             shutil.rmtree(found, ignore_errors=True)
 
 
-def _with_scale(metrics: WSGIApplication, scale: Scale) -> WSGIApplication:
-    """Answer GET /scale beside the metrics."""
+def _paths(probes: Probes) -> dict[str, Answer]:
+    return {"healthz": probes.healthz, "readyz": probes.readyz}
+
+
+def _serving(metrics: WSGIApplication, **paths: Answer) -> WSGIApplication:
+    """Answer GET requests for these paths with JSON, beside the metrics."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["PATH_INFO"] != "/scale" or environ["REQUEST_METHOD"] != "GET":
+        found = paths.get(environ["PATH_INFO"].removeprefix("/"))
+        if found is None or environ["REQUEST_METHOD"] != "GET":
             return metrics(environ, start_response)
-        status, body = scale.answer(environ.get("QUERY_STRING", ""))
+        status, body = found(environ.get("QUERY_STRING", ""))
         headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
         start_response(f"{status.value} {status.phrase}", headers)
         return [json.dumps(body).encode()]

@@ -89,7 +89,7 @@ def configure(level: str, log_format: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # These libraries log much at INFO, such as every retry and every job. The facts say the same with ids.
-    for noisy in ("dramatiq", "psycopg.pool", "nats"):
+    for noisy in ("dramatiq", "nats"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
     # It warns whenever it leaves a tick out because the one before still runs, many times a second in an outage.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
@@ -190,6 +190,7 @@ def _fields(fact: Fact) -> dict[str, Any]:
     found: dict[str, Any] = {
         renamed.get(field.name, field.name): value if isinstance(value, int | float | str | None) else str(value)
         for field in dataclasses.fields(fact)
+        if field.repr  # what is only measured
         for value in [getattr(fact, field.name)]
         if value is not None or field.name != "trace_id"
     }

@@ -6,7 +6,7 @@ classes, servers, names from the application's code. Ids belong in the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
@@ -18,11 +18,14 @@ from relay.domain.archive import ArchiveKind, StoreUnreachable
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
 from relay.domain.facts import Fact
 from relay.domain.policies import DeadLetterClass
+from relay.domain.tracing import Trace
 
 #: Stands for a subscription that is not configured. Its name comes from a dead letter, which anyone may write.
 OTHER: Final = "other"
 #: In seconds. A handler may take seconds; its time-out is 30 s by default.
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+#: In seconds. What waits may wait for a handler that is away.
+_WAITS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
 #: Labels whose attribute has another name, because "class" and "type" have a meaning in Python.
 _ATTRIBUTES: Final = {"class": "kind", "type": "task_type"}
 _ALWAYS: Final[Mapping[str, Collection[str]]] = {
@@ -54,9 +57,15 @@ class Timing:
     text: str
     labels: tuple[str, ...] = ()
     of: Callable[[Any], Iterable[float]] = lambda fact: (fact.seconds,)
+    buckets: Sequence[float] = _BUCKETS
 
 
 _SUB: Final = ("subscription",)
+
+
+def _waited(fact: facts.HandlerAnswered) -> Iterable[float]:
+    return () if fact.waited is None else (fact.waited,)
+
 
 COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     facts.OutboxEventsPublished: (
@@ -118,8 +127,15 @@ TIMINGS: Final[Mapping[type[Fact], tuple[Timing, ...]]] = {
     facts.OutboxEventsPublished: (
         Timing("publish_batch_seconds", "How long JetStream took to acknowledge a batch."),
         Timing("publish_seconds", "How long it took to acknowledge an event.", of=lambda fact: fact.latencies),
+        Timing("publish_wait_seconds", "From an event to its publication.", (), lambda it: it.waits, _WAITS),
     ),
-    facts.HandlerAnswered: (Timing("handler_seconds", "How long a handler took for a message.", _SUB),),
+    facts.MessagesReceived: (
+        Timing("receive_wait_seconds", "How long a message was in the stream.", _SUB, lambda it: it.waits, _WAITS),
+    ),
+    facts.HandlerAnswered: (
+        Timing("handler_seconds", "How long a handler took for a message.", _SUB),
+        Timing("handle_wait_seconds", "How long a message was in the inbox.", _SUB, _waited, _WAITS),
+    ),
     facts.TaskAnswered: (Timing("task_seconds", "How long a handler took for a task.", ("type",)),),
 }
 
@@ -155,7 +171,7 @@ class MetricFacts:
         for timing, histogram in self._histograms.get(kind, ()):
             observe = histogram.labels(*self._labels(timing, fact)).observe
             for seconds in timing.of(fact):
-                observe(seconds)
+                observe(seconds, _exemplar(fact))
 
     def _labels(self, spec: Count | Timing, fact: Fact) -> Iterable[str]:
         yield fact.context
@@ -164,6 +180,13 @@ class MetricFacts:
             if label == "subscription" and value not in self._subscriptions.get(fact.context, ()):
                 value = OTHER
             yield value
+
+
+def _exemplar(fact: Fact) -> dict[str, str] | None:
+    """The trace of a call that somebody records. Files that processes share keep none (prometheus-client)."""
+    traced: facts.Traced | None = getattr(fact, "traced", None)
+    trace = None if traced is None else Trace.parse(traced.span)
+    return {"trace_id": trace.trace_id, "span_id": trace.span_id} if trace is not None and trace.sampled else None
 
 
 def _combinations(labels: tuple[str, ...], values: Mapping[str, Collection[str]]) -> Iterable[tuple[str, ...]]:
@@ -176,4 +199,4 @@ def _counter(spec: Count, registry: CollectorRegistry) -> Counter:
 
 def _histogram(spec: Timing, registry: CollectorRegistry) -> Histogram:
     labels = ("context", *spec.labels)
-    return Histogram(f"jetrelay_{spec.name}", spec.text, labels, registry=registry, buckets=_BUCKETS)
+    return Histogram(f"jetrelay_{spec.name}", spec.text, labels, registry=registry, buckets=spec.buckets)

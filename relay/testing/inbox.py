@@ -113,7 +113,7 @@ class MemoryInbox:
         elif found.row.rejected is None:
             found.attempts += 1
         found.token, found.claimed_until = uuid4(), self.clock.now + lease
-        return ClaimedMessage(found.token, found.row, found.attempts, found.requeues, since)
+        return ClaimedMessage(found.token, found.row, found.attempts, found.requeues, since, found.received_at)
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         if found := self._held(claim):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from functools import cache
+from pathlib import Path
 
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from pydantic import BaseModel
 from sqlalchemy import Engine, Uuid, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -79,6 +84,25 @@ def announce(indexed: Indexed, unit: Unit) -> None:
 @task("warm_up")
 def warm_up(vibe: Vibe, session: Session) -> None:
     log.info("warmed up")
+
+
+class SpansInFiles(SpanExporter):
+    """Writes the spans of each process to a file of its own in ``SPANS``."""
+
+    def export(self, spans: list[ReadableSpan]) -> SpanExportResult:
+        with (Path(os.environ["SPANS"]) / f"{os.getpid()}.spans").open("a") as file:
+            file.writelines(f"{json.dumps(shown(span))}\n" for span in spans)
+        return SpanExportResult.SUCCESS
+
+
+def shown(span: ReadableSpan) -> dict[str, object]:
+    return {
+        "name": span.name,
+        "trace": f"{span.get_span_context().trace_id:032x}",
+        "span": f"{span.get_span_context().span_id:016x}",
+        "parent": None if span.parent is None else f"{span.parent.span_id:016x}",
+        "links": [f"{link.context.span_id:016x}" for link in span.links],
+    }
 
 
 @cache

@@ -18,15 +18,28 @@ START_SECONDS = 90.0
 
 
 class Started:
-    """``relay ARGUMENTS`` in ``directory``, without a terminal. Killed, with all it started, at the end."""
+    """``relay ARGUMENTS`` in ``directory``, without a terminal. Killed, with all it started, at the end.
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    Of this checkout, unless ``python`` and ``environment`` say where jetrelay is installed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        python: str = sys.executable,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.directory = directory
         self.output = directory / "output.txt"
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": os.environ.get("HOME", "/")}
+        environment = environment or {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "HOME": os.environ.get("HOME", "/"),
+        }
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "from relay.cli import main; main()", *arguments],
+                [python, "-c", "from relay.cli import main; main()", *arguments],
                 cwd=directory,
                 env=environment,
                 stdout=output,

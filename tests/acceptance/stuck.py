@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -24,7 +24,7 @@ from scheduler import ticks
 _STUCK: Final = Path(os.environ["STUCK"])
 _SELDOM: Final = timedelta(hours=1)
 _hold = Gates.hold
-_parts = upkeep._parts
+_parts = upkeep.parts_of
 
 
 @asynccontextmanager
@@ -35,8 +35,8 @@ async def hold(gates: Gates, duty: str, token: str) -> AsyncIterator[bool]:
         yield ours
 
 
-def parts(context: str) -> Iterator[Part]:
-    for part in _parts(context):
+def parts(context: str, unfinished: Collection[str] | None) -> Iterator[Part]:
+    for part in _parts(context, unfinished):
         yield replace(part, every=_SELDOM, run=lambda part=part: _run(part))
 
 
@@ -55,5 +55,5 @@ async def _begin(duty: str) -> None:
 
 
 Gates.hold = hold  # type: ignore[method-assign]
-upkeep._parts = parts
+upkeep.parts_of = parts
 ticks.RECONCILE_EVERY = _SELDOM  # type: ignore[misc]

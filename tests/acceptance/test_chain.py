@@ -1,5 +1,5 @@
 """One chain through two services (building blocks §4.2): the same correlation and trace everywhere, at each step
-its cause.
+its cause, and the spans of it.
 
 HTTP request → command → domain event → integration event → stream → subscriber → command → domain event →
 integration event and task, and every log line on the way.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -78,11 +79,12 @@ class Producer:
 
 
 @pytest.fixture
-def fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
-    fleet = start_fleet(handler=HANDLER)
+def fleet(start_fleet: Callable[..., Fleet], tmp_path: Path) -> Fleet:
+    # No span is sent before its process ends: so all that are found were sent then.
+    spans = {"RELAY_TRACING__EXPORTER": "tests.acceptance.chain_search:SpansInFiles", "SPANS": str(tmp_path)}
+    fleet = start_fleet(handler=HANDLER, variables={**spans, "OTEL_BSP_SCHEDULE_DELAY": "3600000"})
     fleet.query("sea", chain_search.TABLE)
     fleet.scheduler()
-    fleet.worker()
     return fleet
 
 
@@ -93,8 +95,8 @@ def producer(fleet: Fleet) -> Iterator[Producer]:
     engine.dispose()
 
 
-def test_one_chain_through_two_services(fleet: Fleet, producer: Producer) -> None:
-    correlation = uuid4()
+def test_one_chain_through_two_services(fleet: Fleet, producer: Producer, tmp_path: Path) -> None:
+    worker, correlation = fleet.worker(), uuid4()
     headers = {"X-Correlation-ID": str(correlation), "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
     assert producer.client.post("/vibes", json={"title": "dusk"}, headers=headers).status_code == 204
     wait_for("the task is completed", lambda: lines(fleet, "warmed up"))
@@ -117,17 +119,35 @@ def test_one_chain_through_two_services(fleet: Fleet, producer: Producer) -> Non
     [begun] = fleet.query("vibespro", "SELECT headers ->> 'traceparent' FROM outbox_events")
     [followed] = fleet.query("sea", "SELECT headers ->> 'traceparent' FROM outbox_events")
     [asked] = fleet.query("sea", "SELECT metadata ->> 'traceparent' FROM task_outbox")
-    spans = [span for (value,) in (begun, followed) if (span := Trace.parse(value))]
+    traces = [trace for (value,) in (begun, followed, asked) if (trace := Trace.parse(value))]
     assert message.headers["traceparent"] == begun[0]
-    assert asked == followed
-    assert [span.trace_id for span in spans] == [TRACE, TRACE]
-    assert len({span.span_id for span in spans} | {"00f067aa0ba902b7"}) == 3
+    assert [trace.trace_id for trace in traces] == [TRACE] * 3
+    assert len({trace.span_id for trace in traces} | {"00f067aa0ba902b7"}) == 4
 
     causes = {"received": sent[0], "indexed": sent[0], "announced": indexed, "warmed up": task[0]}
     for event, cause in causes.items():
         [line] = lines(fleet, event)
         assert (line["correlation_id"], line["causation_id"]) == (str(correlation), str(cause)), event
         assert line["trace_id"] == TRACE
+
+    assert fleet.stop(worker) == 0
+    assert tree(tmp_path) == {
+        "process from_vibespro": traces[0].span_id,
+        "create vibe_indexed": "process from_vibespro",
+        "create warm_up": "process from_vibespro",
+        "process warm_up": "create warm_up",
+        "send vibespro": [traces[0].span_id],
+        "send sea": ["create vibe_indexed"],
+        "receive from_vibespro": [traces[0].span_id],
+    }
+
+
+def tree(spans: Path) -> dict[str, Any]:
+    """The spans of all processes by name: the parent of each, or what a batch is linked to, by name if known."""
+    found = [json.loads(line) for file in spans.glob("*.spans") for line in file.read_text().splitlines()]
+    names = {it["span"]: it["name"] for it in found}
+    links = {it["name"]: [names.get(id, id) for id in it["links"]] for it in found}
+    return {it["name"]: links[it["name"]] or names.get(it["parent"], it["parent"]) for it in found}
 
 
 def ids(fleet: Fleet, context: str, table: str) -> list[tuple[UUID, UUID, UUID]]:

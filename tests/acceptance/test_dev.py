@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
 
+import httpx2
 import psycopg
 import pytest
 
+from relay.devstack import dashboard, monitoring
+from relay.devstack.errors import DevStackError
 from relay.outbox import Event, Outbox
 from tests.acceptance.started import ROOT, Started, shell_variables
 from tests.integration.devstack_support import living
@@ -42,6 +46,15 @@ def write_event(directory: Path) -> str:
         return str(Outbox("vibespro").add(connection, event))
 
 
+def can_install(directory: Path) -> bool:
+    """Install dramatiq-dashboard where `relay dev --dashboard` will; False without a package index."""
+    try:
+        dashboard.prepare(directory.absolute() / ".relay" / "dashboard")
+    except DevStackError:
+        return False
+    return True
+
+
 def effects(directory: Path, message_id: str) -> int:
     with psycopg.connect(url(directory, "sea")) as connection:
         query = "SELECT count(*) FROM sample_effects WHERE message_id = %s"
@@ -53,13 +66,19 @@ def effects(directory: Path, message_id: str) -> int:
 def test_an_event_reaches_the_sample_handler_and_a_signal_ends_everything(
     directory: Path, number: signal.Signals
 ) -> None:
-    with dev(directory) as started:
+    more = ["--dashboard"] if number is signal.SIGINT and can_install(directory) else []
+    with dev(directory, *more) as started:
         family = started.family()
+        if more:
+            [address] = re.findall(r"dashboard of queues +(\S+)", started.text)
+            assert b"relay-task-default" in (monitoring.get(address) or b"")
         assert len(family) > 6
         started.until_shown(
             "ready: contexts vibespro, sea; subscriptions sea.from_vibespro; tasks none; handlers http://"
         )
         started.until_shown("relay doctor: nothing to change")
+        [console] = {*re.findall(r"console +(http://\S+/)", started.text)}
+        assert "vibespro" in httpx2.get(console).text
         message_id = write_event(directory)
         started.until(lambda: effects(directory, message_id), 30)
         started.until_shown(f"vibe_created {message_id}: 200", 10)  # the handler's log, with its prefix

@@ -1,23 +1,61 @@
-"""The tutorial, as a newcomer types it: every block of it is executed, and what it shows is what comes."""
+"""A first day, from the wheel in an empty folder: what a newcomer types, and what an operator asks next.
+
+Every block of the tutorial is executed, and what it shows is what comes.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from relay.devstack.ports import free_port
-from tests.acceptance.started import ROOT, Started
+from tests.acceptance.started import ROOT, Started, shell_variables
 
 PAGE = (ROOT / "docs" / "tutorial" / "first-steps.md").read_text()
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SECONDS = 60.0
+
+
+#: Where the rows of the shop go, and a time after which they have ended long ago.
+_ARCHIVE = """
+[contexts.shop.archive]
+after = "90d"
+directory = "{}"
+"""
+_LONG_AGO = "UPDATE outbox_events SET published_at = published_at - interval '100 days' RETURNING id"
+
+
+def installed(home: Path) -> Path:
+    """Build the wheel and install it into an environment of its own; return its Python.
+
+    The libraries that it needs are those of the environment of the tests, so that nothing is fetched.
+    """
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", home, ROOT],
+        check=True,
+        timeout=120,
+    )
+    python = home / ".venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / ".venv"], check=True, timeout=120)
+    [wheel] = home.glob("jetrelay-*.whl")
+    subprocess.run(
+        [*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True, timeout=120
+    )
+    [ours], theirs = python.parents[1].glob("lib/*/site-packages"), sysconfig.get_path("purelib")
+    (ours / "libraries.pth").write_text(theirs)
+    return python
 
 
 class Newcomer:
@@ -27,17 +65,12 @@ class Newcomer:
         self.home, self.directory, self.port = home, home, str(free_port())
         self._terminals, self._dev = terminals, ExitStack()
         self._printed = ""
-        programs = home / "bin"
-        programs.mkdir(parents=True)
-        self._program(programs / "relay", "-c 'from relay.cli import main; main()'")
-        self._program(programs / "python", "")
-        self._program(programs / "uvicorn", "-m uvicorn")
-        path = f"{programs}:{os.environ['PATH']}"
-        self.environment = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(home)}
-
-    def _program(self, path: Path, arguments: str) -> None:
-        path.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
-        path.chmod(0o755)
+        home.mkdir(parents=True)
+        self._python = installed(home)
+        uvicorn = self._python.with_name("uvicorn")  # a program of a library
+        uvicorn.write_text(f'#!/bin/sh\nexec {self._python} -m uvicorn "$@"\n')
+        uvicorn.chmod(0o755)
+        self.environment = {"PATH": f"{self._python.parent}:{os.environ['PATH']}", "HOME": str(home)}
 
     def does(self, language: str, block: str) -> None:
         block = block.replace("8001", self.port)
@@ -45,10 +78,7 @@ class Newcomer:
             case "sh", ["python", "-m", "venv", *_] | [".", ".venv/bin/activate", *_]:
                 pass  # installed, and done before each line that is typed here
             case "sh", ["relay", "dev"]:
-                self._dev.close()
-                started = self._dev.enter_context(Started(self.directory, "dev"))
-                self._terminals.callback(self._dev.close)
-                started.until_shown("ready after")
+                self.runs()
             case "sh", ["uvicorn", *_]:
                 self.serves(block)
             case "sh", ["relay", "init", name, "cd", _]:
@@ -62,6 +92,19 @@ class Newcomer:
                 self.sees(block)
             case _:
                 pytest.fail(f"nobody knows how to execute {language}: {block}")
+
+    def runs(self) -> None:
+        """Stop `relay dev`, if it runs, and start it."""
+        self._dev.close()
+        dev = Started(self.directory, "dev", python=str(self._python), environment=self.environment)
+        self._dev.enter_context(dev)
+        self._terminals.callback(self._dev.close)
+        dev.until_shown("ready after")
+
+    def asks(self, question: str) -> Any:
+        """Return what a command prints as JSON."""
+        self.types(f"relay {question} --json")
+        return json.loads(self._printed)
 
     def types(self, block: str) -> None:
         """Type it in the second terminal."""
@@ -106,9 +149,35 @@ class Newcomer:
             time.sleep(0.05)
 
 
-def test_every_block_of_the_tutorial_does_what_it_says(server_directory: Path) -> None:
+def test_a_first_day(server_directory: Path) -> None:
     with ExitStack() as terminals:
         newcomer = Newcomer(server_directory, terminals)
         for language, block in _BLOCK.findall(PAGE):
             newcomer.does(language, block)
         newcomer.until_served("a lamp is on its way")
+        understands_the_dead_letter(newcomer)
+        archives_the_shop(newcomer)
+        assert newcomer.asks("doctor")["findings"] == []
+
+
+def understands_the_dead_letter(newcomer: Newcomer) -> None:
+    [letter] = newcomer.asks("dlq list --all --reason raised_Poison")
+    life = json.dumps(newcomer.asks(f"explain {letter['message_id']}"))
+    for word in ("order_placed", "Poison: an order must cost something", "dlq.requeue"):
+        assert word in life, life
+
+
+def archives_the_shop(newcomer: Newcomer) -> None:
+    variables = shell_variables(newcomer.directory / ".relay" / "environment")
+    with psycopg.connect(variables["RELAY_CONTEXTS__SHOP__DATABASE_URL"]) as connection:
+        events = [str(event) for (event,) in connection.execute(_LONG_AGO)]
+    place = newcomer.directory / "archive"
+    place.mkdir()
+    with (newcomer.directory / "relay.toml").open("a") as file:
+        file.write(_ARCHIVE.format(place))
+    newcomer.types("relay archive run")
+    [batch] = newcomer.asks("archive list")
+    assert batch["rows"] == len(events) == 3
+    newcomer.types("relay archive verify")
+    assert events[0] in json.dumps(newcomer.asks(f"explain {events[0]} --archive"))
+    assert newcomer.asks("outbox list --status published --context shop") == []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import pytest
 import redis
 
 from relay import jobs
@@ -86,7 +87,10 @@ def test_a_pull_that_lost_its_gate_makes_room_for_the_one_that_has_it(start_flee
     wait_for("the other pull runs", runs)
 
 
-def test_what_a_killed_worker_had_in_hand_its_successor_begins_at_once(start_fleet: Callable[..., Fleet]) -> None:
+@pytest.mark.parametrize("redis", ["answers", "comes later"])
+def test_what_a_killed_worker_had_in_hand_its_successor_begins_at_once(
+    start_fleet: Callable[..., Fleet], redis: str
+) -> None:
     """Without a scheduler nobody sends another job, and the queue itself would wait for a minute."""
     fleet = start_fleet()
     scheduler, worker = fleet.scheduler(), fleet.worker()
@@ -94,7 +98,12 @@ def test_what_a_killed_worker_had_in_hand_its_successor_begins_at_once(start_fle
     token, _ = gate(fleet, PULL.key)
     for process in (scheduler, worker):
         fleet.kill(process)
+    if redis == "comes later":
+        fleet.valkey.pause()
     fleet.worker()
+    if redis == "comes later":
+        wait_for("it misses Redis", lambda: "Timeout" in fleet.log("worker"))
+        fleet.valkey.resume()
     wait_for("the gate is held again", renewing(fleet, PULL.key), 40)
     assert gate(fleet, PULL.key)[0] == token, "by the same job"
 

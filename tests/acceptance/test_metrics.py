@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -57,6 +59,12 @@ def scrape(port: int) -> Numbers:
     }
 
 
+def probe(port: int, path: str) -> Any:
+    """What a probe answers with status 200."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as answer:
+        return json.loads(answer.read())
+
+
 def value(numbers: Numbers, name: str, **labels: str) -> float | None:
     return numbers.get((f"jetrelay_{name}", frozenset(labels.items())))
 
@@ -100,6 +108,13 @@ def test_two_worker_processes_count_what_the_tables_say(
     [(calls,)] = fleet.query("sea", "SELECT sum(attempts) FROM inbox_messages")
     assert value(numbers, "handler_seconds_count", **SUB) == calls == len(handler.calls)
     assert (value(numbers, "publish_batch_seconds_sum", context="vibespro") or 0) > 0
+    wait_for("their threads are told", lambda: value(scrape(ports["worker"]), "worker_threads") == 4)
+    assert probe(ports["worker"], "healthz") == {"status": "ok"}
+    ready = probe(ports["worker"], "readyz")
+    assert [it["server"] for it in ready["servers"]] == ["nats", "redis", "postgresql vibespro", "postgresql sea"]
+    assert ready["ready"]
+    beating = [*(fleet.directory / "metrics").glob("workers-*/alive_*")]
+    assert len(beating) == 2
     shared = [*(fleet.directory / "metrics").glob("workers-*/counter_*.db")]
     assert len(shared) == 2, "one file for each of the two processes"
     assert fleet.stop(worker) == 0
@@ -119,6 +134,8 @@ def test_the_leading_scheduler_tells_what_waits(fleet: Fleet, ports: dict[str, i
     fleet.query("vibespro", "UPDATE outbox_events SET occurred_at = now() - interval '1 h'")
     fleet.scheduler()
     sampled(ports["scheduler"], "outbox_waiting", 0, context="sea")
+    assert probe(ports["scheduler"], "healthz") == {"status": "ok"}
+    assert probe(ports["scheduler"], "readyz")["ready"]
     numbers = sampled(ports["scheduler"], "outbox_waiting", 3, context="vibespro")
     age = value(numbers, "outbox_oldest_age_seconds", context="vibespro")
     assert age is not None

@@ -167,7 +167,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     bench = Database(database_url)
     await bench.pool.open()
     yield bench
-    await bench.pool.close(timeout=2)
+    await bench.pool.close()
 
 
 @pytest.fixture

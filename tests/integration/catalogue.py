@@ -9,6 +9,8 @@ from typing import Any
 
 import psycopg
 
+from tests import oldest
+
 Column = tuple[str, bool, str | None]
 
 UUID, TEXT, INT, BIGINT, JSONB, BYTEA, BOOLEAN = "uuid", "text", "integer", "bigint", "jsonb", "bytea", "boolean"
@@ -18,7 +20,7 @@ NULL, NOT_NULL = True, False
 # --- SDS-047 §9, verbatim ---
 
 SDS_OUTBOX: dict[str, Column] = {
-    "id": (UUID, NOT_NULL, None),
+    "id": (UUID, NOT_NULL, "gen_random_uuid()" if oldest.WANTED else "uuidv7()"),
     "aggregate_type": (TEXT, NOT_NULL, None),
     "aggregate_id": (TEXT, NOT_NULL, None),
     "event_type": (TEXT, NOT_NULL, None),
@@ -116,6 +118,8 @@ _HOLDS = "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_o
 OUR_INBOX_INDEXES = {
     "idx_inbox_sweep": "(subscription, enqueued_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL))",
     "idx_inbox_correlation": "(correlation_id)",
+    "idx_inbox_failing": "(received_at) WHERE ((num_nonnulls(last_error, dead_letter_reason) > 0)"
+    " AND (processed_at IS NULL) AND (dead_lettered_at IS NULL))",
     "idx_inbox_stream": "(stream, stream_seq)",
     "idx_inbox_dead_lettered": "(dead_lettered_at) WHERE (dead_lettered_at IS NOT NULL)",
     "idx_inbox_processed": "(processed_at) WHERE (processed_at IS NOT NULL)",
@@ -228,6 +232,7 @@ SCHEDULED_JOBS: dict[str, Column] = {
     "error": (TEXT, NULL, None),
     "requested_at": (TIME, NULL, None),
     "removed_at": (TIME, NULL, None),
+    "paused_at": (TIME, NULL, None),
 }
 SCHEDULED_RUNS: dict[str, Column] = {
     "id": (BIGINT, NOT_NULL, "by default as identity"),

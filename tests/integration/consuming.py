@@ -332,5 +332,5 @@ async def subscribed(url: str, nats_url: str, **durable: Any) -> AsyncIterator[S
         yield sub
     finally:
         await sub.nats.close()
-        await sub.pool.close(timeout=2)
+        await sub.pool.close()
         await admin.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 
+from relay.ops.api.answering import Ops
 from relay.ops.api.app import create_app
 from relay.settings import Settings
 from tests.unit.ops_support import TOKENS
@@ -19,6 +20,7 @@ class Api:
     """Use `serving`."""
 
     client: httpx2.AsyncClient
+    ops: Ops
 
     async def get(self, path: str, status: int = 200, **how: Any) -> Any:
         return await self._ask("GET", path, status, **how)
@@ -45,7 +47,7 @@ async def serving(settings: Settings, *, base_url: str = "http://127.0.0.1:8085"
         fastapi.router.lifespan_context(fastapi),
         httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url=base_url) as client,
     ):
-        yield Api(client)
+        yield Api(client, fastapi.state.ops)
 
 
 def configured(database: str, nats: str, redis: str, **more: Any) -> Settings:

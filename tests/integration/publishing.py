@@ -17,7 +17,9 @@ from uuid import UUID
 
 import nats
 import psycopg
+import pytest
 from nats.js.api import StreamConfig
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
@@ -57,8 +59,8 @@ def event(aggregate: str = "v1", **values: Any) -> Event:
     return Event(aggregate_id=aggregate, **values)
 
 
-def engine_url(url: str) -> str:
-    return url.replace("postgresql://", "postgresql+psycopg://")
+def engine_url(url: str, driver: str = "psycopg") -> str:
+    return url.replace("postgresql://", f"postgresql+{driver}://")
 
 
 def query(url: str, sql: str, *parameters: Any) -> list[dict[str, Any]]:
@@ -94,18 +96,30 @@ class Producer:
     """One kind of target, spoken to in one way."""
 
     target: Any
+    #: How this kind begins, commits and rolls back, if not by itself or by methods of its own.
+    begin: Callable[[], Awaitable[None]] | None = None
+    end: Callable[[str], Awaitable[None]] | None = None
 
     async def call(self, name: str, *arguments: Any) -> Any:
+        if name in ("commit", "rollback") and self.end is not None:
+            return await self.end(name)
         result = getattr(self.target, name)(*arguments)
         return await result if inspect.isawaitable(result) else result
 
     async def add(self, *events: Any) -> Sequence[UUID]:
+        if self.begin is not None:
+            await self.begin()
         ids = Outbox("vibespro").add_many(self.target, events)
         return await ids if isinstance(ids, Awaitable) else ids
 
     async def execute(self, sql: str) -> None:
-        psycopgs = isinstance(self.target, psycopg.Connection | psycopg.AsyncConnection)
-        await self.call("execute", sql if psycopgs else text(sql))
+        if self.begin is not None:
+            await self.begin()
+        if type(self.target).__module__.startswith("django"):
+            self.target.cursor().execute(sql)
+            return
+        alchemy = type(self.target).__module__.startswith("sqlalchemy")
+        await self.call("execute", text(sql) if alchemy else sql)
 
 
 @asynccontextmanager
@@ -126,7 +140,8 @@ async def _sync(url: str, kind: str) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def _async(url: str, kind: str) -> AsyncIterator[Any]:
-    engine = create_async_engine(engine_url(url))
+    kind, _, driver = kind.partition(" on ")
+    engine = create_async_engine(engine_url(url, driver or "psycopg"))
     if kind == "AsyncConnection":
         async with engine.connect() as connection:
             yield connection
@@ -143,7 +158,48 @@ async def _async(url: str, kind: str) -> AsyncIterator[Any]:
 KINDS = [
     *("Session", "scoped_session", "AsyncSession", "async_scoped_session"),
     *("Connection", "AsyncConnection", "psycopg", "psycopg async"),
+    *("AsyncSession on asyncpg", "AsyncConnection on asyncpg", "asyncpg", "asyncpg pool", "Django"),
 ]
+
+
+@asynccontextmanager
+async def _asyncpg(url: str, kind: str) -> AsyncIterator[Producer]:
+    """asyncpg has objects for transactions."""
+    import asyncpg
+
+    async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool, pool.acquire() as lent:
+        connection = lent if kind == "asyncpg pool" else await asyncpg.connect(url)
+        open_: list[Any] = []
+
+        async def begin() -> None:
+            if not open_:
+                open_.append(connection.transaction())
+                await open_[0].start()
+
+        async def end(name: str) -> None:
+            if open_:
+                await getattr(open_.pop(), name)()
+
+        yield Producer(connection, begin, end)
+        if connection is not lent:
+            await connection.close()
+
+
+def django_connection(url: str) -> Any:
+    """A connection as Django makes it."""
+    import django
+    from django.conf import settings
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+    if not settings.configured:
+        settings.configure()
+        django.setup()
+    parts = conninfo_to_dict(url)
+    names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+    database: dict[str, Any] = {name: str(parts.get(part, "")) for name, part in names.items()}
+    database |= {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {}, "AUTOCOMMIT": True, "TIME_ZONE": None}
+    database |= {"CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": False, "TEST": {}}
+    return DatabaseWrapper(database)
 
 
 @asynccontextmanager
@@ -155,6 +211,16 @@ async def producing(kind: str, url: str) -> AsyncIterator[Producer]:
     elif kind == "psycopg async":
         async with await psycopg.AsyncConnection.connect(url) as async_connection:
             yield Producer(async_connection)
+    elif kind == "Django":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+            connection = django_connection(url)
+            connection.set_autocommit(False)
+            yield Producer(connection)
+            connection.close()
+    elif kind.startswith("asyncpg"):
+        async with _asyncpg(url, kind) as producer:
+            yield producer
     else:
         manager = _async if kind.lower().startswith("async") else _sync
         async with manager(url, kind) as target:
@@ -201,12 +267,12 @@ class Relay:
         await self.pool.open()
         self.nats = NatsConnection(self.nats_url)
         self.publisher = NatsJetStreamPublisher(self.nats, ack_timeout=self.ack_timeout)
-        self.outbox = Outbox(self.context)
+        self.outbox = Outbox(self.context, undeclared=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.nats.close()
-        await self.pool.close(timeout=2)
+        await self.pool.close()
 
     @property
     def stream(self) -> str:

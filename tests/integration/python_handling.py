@@ -175,7 +175,7 @@ class Handling:
             registry.handles("vibe_created", version=version)(function)
         limit = timedelta(seconds=timeout)
         transactions = HandlerTransactions(
-            self.sub.url, limit=routes.get("limit", limit), size=4, application_name="handling"
+            self.sub.url, limit=routes.get("limit", limit), application_name="handling"
         )
         self._made.append(PythonEventHandler(registry, transactions, timeout=limit, unknown=unknown))
         return self._made[-1]

@@ -167,9 +167,7 @@ async def tasking(url: str) -> AsyncIterator[Tasks]:
 
     async with create_pool(url, max_size=12, application_name="tasking") as pool:
         tasks.tasks = PostgresTasks(pool)
-        tasks.transactions = HandlerTransactions(
-            url, limit=timedelta(seconds=20), size=8, application_name="tasking"
-        )
+        tasks.transactions = HandlerTransactions(url, limit=timedelta(seconds=20), application_name="tasking")
         tasks.loop, tasks.rows = RunningLoop(), tasks.rows_of(wake)
         tasks.runner = RunOnLoop(tasks.rows, tasks.loop.loop, pause=0.0)
         tasks.deliverer = DeliverTasks("sea", tasks.tasks, capacity, put, tasks.facts.append)

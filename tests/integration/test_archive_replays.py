@@ -21,7 +21,7 @@ from tests.integration.publishing import query
 pytestmark = pytest.mark.anyio
 _WAITING = """
     INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, partition_key)
-    SELECT uuidv7(), 'thing', n::text, 'made', '{}', 'k' FROM generate_series(1, 5000) AS n
+    SELECT gen_random_uuid(), 'thing', n::text, 'made', '{}', 'k' FROM generate_series(1, 5000) AS n
 """
 
 

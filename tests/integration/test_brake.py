@@ -190,7 +190,10 @@ async def test_contexts_of_one_database_brake_apart(database_url: str) -> None:
 # --- warn ---
 
 
-@pytest.mark.parametrize("kind", ["Session", "AsyncConnection", "psycopg", "psycopg async"])
+@pytest.mark.parametrize(
+    "kind",
+    ["Session", "AsyncConnection", "psycopg", "psycopg async", "asyncpg", "AsyncSession on asyncpg", "Django"],
+)
 async def test_a_warning_is_logged_once_and_the_event_is_recorded(
     kind: str, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,9 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from consumer.handlers import MessageContext
+from relay import Outbox
 from relay.devstack import NatsServer
 from relay.execution import batch
 from tests.integration.consuming import subscribed
+from tests.integration.publishing import event, outbox_rows
 from tests.integration.python_handling import WRITE, Handling, Vibe, handling
 
 pytestmark = pytest.mark.anyio
@@ -146,6 +149,19 @@ async def test_a_connection_of_a_coroutine_in_a_pipeline(calls: Handling) -> Non
             raise RuntimeError("not now")
 
     await failing_in_the_middle(calls, handle)
+
+
+async def test_an_event_whose_await_was_forgotten_goes_the_way_of_its_function(calls: Handling) -> None:
+    async def handle(vibe: Vibe, connection: psycopg.AsyncConnection[Any], context: MessageContext) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            Outbox("sea").add(connection, event(str(context.message_id)))
+        if vibe.title == "undone":
+            raise RuntimeError("not now")
+
+    ids = [await calls.received({"title": title}) for title in ("kept", "undone", "kept")]
+    assert [*await calls.sub.chunk(calls.handler(handle)).run(ids)] == [ids[1]]
+    assert [row["aggregate_id"] for row in outbox_rows(calls.sub.url)] == [str(ids[0]), str(ids[2])]
 
 
 # --- those who ask nothing ---

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,84 +13,21 @@ import pytest
 
 from relay import RequestContext
 from relay.adapters.postgres import schedule as schedule_module
-from relay.adapters.postgres.pool import Pool, create_pool, pooled
-from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
-from relay.bus import Command, CommandBus
-from relay.cron import Cron, CronRegistry
+from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.cron import run as run_module
-from relay.cron.expression import Expression
-from relay.cron.run import RunCron
 from relay.domain.errors import DatabaseUnreachable, DomainError
-from relay.domain.facts import Fact, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
-from relay.domain.retry import Backoff
+from relay.domain.facts import ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
 from relay.domain.schedule import ClaimedRun, Due, RunState, UnknownJob, WaitingRun
+from tests.integration.cron_bench import NOON, TICK, Bench, Work, benched
 from tests.integration.publishing import eventually, query
 
 pytestmark = pytest.mark.anyio
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-TICK = timedelta(milliseconds=1)
-
-
-class Work(Command[None]):
-    """What the cron jobs of these tests ask for."""
-
-    at: datetime | None = None
-
-
-def work() -> Work:
-    return Work()
-
-
-class Bench:
-    """A table of runs, a bus whose handler a test sets, and workers."""
-
-    def __init__(self, pool: Pool, url: str) -> None:
-        self.url = url
-        self.lease = PostgresLease(pooled(pool), uuid4(), "test")
-        self.schedule = PostgresSchedule(pooled(pool))
-        self.facts: list[Fact] = []
-        self.registry = CronRegistry()
-        self.bus = CommandBus()
-        self.done: list[Work] = []
-        self.bus.handles(Work)(self._handle)
-        self.handle: Callable[[Work], Any] = self.done.append
-        self.declare()
-
-    def _handle(self, command: Work) -> Any:
-        return self.handle(command)
-
-    def declare(self, name: str = "job", function: Callable[..., Any] = work, **options: Any) -> None:
-        values = {"context": None, "misfire_grace": timedelta(days=1), "time_limit": timedelta(seconds=30)}
-        job = Cron(
-            name=name,
-            expression=Expression("* * * * *"),
-            function=function,
-            bus=self.bus,
-            **{"max_attempts": 3, **values, **options},
-        )
-        self.registry._jobs[name] = job
-
-    async def open(self, name: str = "job", at: datetime = NOON) -> WaitingRun:
-        await self.lease.take(timedelta(minutes=5))
-        assert await self.lease.open(name, Due(at), uuid4()) is RunState.WAITING
-        return WaitingRun(name, at)
-
-    def worker(self, runs: Any = None) -> RunCron:
-        backoff = Backoff(initial=TICK, maximum=TICK)
-        return RunCron("sea", self.registry, runs or self.schedule, self.facts.append, backoff)
-
-    def row(self, at: datetime = NOON) -> dict[str, Any]:
-        [row] = query(self.url, "SELECT * FROM scheduled_runs WHERE scheduled_for = %s", at)
-        return row
-
 
 @pytest.fixture
 async def bench(database_url: str) -> AsyncIterator[Bench]:
-    pool = create_pool(database_url, max_size=10, application_name="test")
-    await pool.open()
-    yield Bench(pool, database_url)
-    await pool.close()
+    async with benched(database_url) as bench:
+        yield bench
 
 
 # --- once ---
@@ -108,6 +45,7 @@ async def test_a_run_dispatches_its_command_in_a_chain_of_its_own(bench: Bench) 
     assert row["started_at"] <= row["finished_at"]
     assert [context.correlation_id for context in seen] == [row["correlation_id"]]
     assert seen[0].causation_id is None
+    assert seen[0].traceparent is None  # no spans are recorded
     assert isinstance(bench.facts[0], ScheduledRunFinished)
     assert RequestContext.current().correlation_id is None
 

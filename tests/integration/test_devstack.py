@@ -157,6 +157,19 @@ def test_a_server_that_cannot_start_shows_its_log(server_directory: Path) -> Non
     assert not server.running
 
 
+def test_a_server_that_does_not_answer_is_described_and_killed(
+    server_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ValkeyServer(server_directory)
+    server.start()
+    pid = server.pid
+    server.pause()
+    monkeypatch.setattr(server_module, "_START_SECONDS", 0.0)
+    with pytest.raises(ServerFailed, match=rf"did not answer within 0 s \(process {pid}, valkey-\w+, is stopped"):
+        server.wait()
+    assert not server.running
+
+
 # --- data ---
 
 

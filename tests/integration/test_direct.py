@@ -238,7 +238,7 @@ async def test_a_worker_goes_on_while_functions_hang(calls: Handling, kind: Call
     go_on.set()
 
     async def given_back() -> bool:
-        return len(hang.transactions._lender._idle) == 3
+        return hang.transactions.idle == 3
 
     await eventually("their connections are given back", given_back)
     assert await calls.effects() == []

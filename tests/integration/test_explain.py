@@ -23,26 +23,31 @@ from tests.integration.archiving import ANN, Archive, archived
 from tests.integration.publishing import event, query
 
 pytestmark = pytest.mark.anyio
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 KINDS = ["event", "publication", "message", "task", "incident", "action"]
 CHAIN = """
     WITH message AS (
       INSERT INTO inbox_messages (message_id, subject, stream, stream_seq, subscription, event_type, received_at,
-                                  processed_at, attempts, correlation_id, requeues)
+                                  processed_at, attempts, correlation_id, requeues, headers)
       VALUES (%(id)s, 's', %(stream)s, 1, 'from_up', 'e', now() - interval '100 days',
-              now() - interval '100 days' + interval '2 seconds', 3, %(chain)s, 1)),
+              now() - interval '100 days' + interval '2 seconds', 3, %(chain)s, 1,
+              jsonb_build_object('Traceparent', %(sent)s::text))),
     incident AS (
       INSERT INTO dead_letters (message_id, subscription, subject, class, reason, attempts, recorded_at, status,
-                                closed_at, closed_by, correlation_id)
+                                closed_at, closed_by, correlation_id, headers)
       VALUES (%(id)s, 'from_up', 's', 'exhausted', 'HTTP 503', 2, now() - interval '99 days', 'requeued',
-              now() - interval '98 days', 'ann', %(chain)s)
+              now() - interval '98 days', 'ann', %(chain)s, jsonb_build_object('traceparent', %(sent)s::text))
       RETURNING id),
     done AS (
       INSERT INTO audit_log (actor, action, ids, note)
       SELECT 'ann', 'dlq.requeue', ARRAY[id::text], 'mended' FROM incident),
     task AS (
-      INSERT INTO task_outbox (id, type, payload, status, created_at, finished_at, causation_id, correlation_id)
+      INSERT INTO task_outbox (id, type, payload, status, created_at, finished_at, causation_id, correlation_id,
+                               metadata)
       VALUES (%(task)s, 'mail', '{"secret": "pears"}', 'completed', now() - interval '100 days',
-              now() - interval '100 days' + interval '5 seconds', %(id)s, %(chain)s))
+              now() - interval '100 days' + interval '5 seconds', %(id)s, %(chain)s,
+              jsonb_build_object('traceparent', %(sent)s::text)))
     SELECT id FROM incident
 """
 
@@ -71,14 +76,21 @@ def kinds(life: Life | None) -> list[str]:
     return [] if life is None else [kind for step in life.steps for kind in of(step)]
 
 
+def traces(life: Life | None) -> list[tuple[str, str | None]]:
+    def of(step: Step) -> list[tuple[str, str | None]]:
+        return [(step.kind, step.trace_id), *(it for child in step.children for it in of(child))]
+
+    return [] if life is None else [it for step in life.steps for it in of(step)]
+
+
 async def chain(archive: Archive) -> tuple[UUID, UUID, UUID, int]:
     """An event that was handled at the third attempt, after an operator put it back, and the task it led to."""
     id, correlation, task = uuid4(), uuid4(), uuid4()
-    archive.relay.add(event("v1", id=id, correlation_id=correlation))
+    archive.relay.add(event("v1", id=id, correlation_id=correlation, headers={"traceparent": SENT}))
     await archive.relay.drained()
     published = "now() - interval '100 days' + interval '1 second'"
     query(archive.url, f"UPDATE outbox_events SET published_at = {published} WHERE id = %s", id)
-    which = {"id": id, "chain": correlation, "task": task, "stream": archive.relay.stream}
+    which = {"id": id, "chain": correlation, "task": task, "stream": archive.relay.stream, "sent": SENT}
     with psycopg.connect(archive.url, autocommit=True) as connection:
         [(incident,)] = connection.execute(CHAIN, which).fetchall()
     return id, correlation, task, incident
@@ -92,6 +104,20 @@ async def test_any_id_of_a_chain_leads_to_all_of_it(archive: Archive) -> None:
     assert await explain(archive, uuid4()) is None
 
 
+#: A place in a stream and an action carry no trace.
+TRACED = [(kind, None if kind in ("publication", "action") else TRACE) for kind in KINDS]
+
+
+async def test_each_step_names_its_trace_and_foreign_headers_harm_nothing(archive: Archive) -> None:
+    id, *_ = await chain(archive)
+    assert traces(await explain(archive, id)) == TRACED
+    for headers in ('[1, "x"]', '"text"', "null", '{"traceparent": {"a": 1}}', f'{{"traceparent": "{TRACE}"}}'):
+        for table in ("outbox_events", "inbox_messages", "dead_letters"):
+            query(archive.url, f"UPDATE {table} SET headers = %s", headers)
+        query(archive.url, "UPDATE task_outbox SET metadata = %s", headers)
+        assert traces(await explain(archive, id, cold=False)) == [(kind, None) for kind in KINDS], headers
+
+
 async def test_what_is_archived_is_found_as_before(archive: Archive) -> None:
     id, correlation, _, incident = await chain(archive)
     await archive.command().run(ANN)
@@ -101,6 +127,7 @@ async def test_what_is_archived_is_found_as_before(archive: Archive) -> None:
         assert kinds(life) == KINDS, asked
         assert life is not None
         assert life.steps[0].archived
+        assert traces(life) == TRACED
     assert kinds(await explain(archive, id, cold=False)) == ["incident", "action"]
 
 
@@ -135,9 +162,10 @@ async def test_the_command_draws_the_tree_without_payloads(archive: Archive, tmp
     assert "incident from_up  requeued, 2 attempts" in result.stdout
     assert "error: HTTP 503" in result.stdout
     assert "action dlq.requeue  by ann: mended" in result.stdout
+    assert result.stdout.count(f"trace {TRACE}") == 4
     assert "pears" not in result.stdout
     as_json = json.loads((await asyncio.to_thread(run, archive, tmp_path, str(id), "--json")).stdout)
-    assert as_json["steps"][0]["id"] == str(id)
+    assert (as_json["steps"][0]["id"], as_json["steps"][0]["trace_id"]) == (str(id), TRACE)
 
 
 async def test_a_context_that_cannot_be_asked_is_named_and_the_status_is_1(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection, connections, transaction
 from fastapi.testclient import TestClient
-from psycopg.conninfo import conninfo_to_dict
 
 from relay.domain.errors import NoTransaction
+from tests.integration.publishing import django_connection
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 COUNTED = "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM outbox_events)"
@@ -50,16 +50,7 @@ def test_an_order_of_the_fastapi_page_and_its_event_are_committed_together_or_no
 def test_an_event_of_the_django_page_is_written_in_atomic_and_nowhere_else(
     shop: psycopg.Connection, database_url: str
 ) -> None:
-    settings = pytest.importorskip("django.conf", reason="Django is not installed").settings
-    parts = conninfo_to_dict(database_url)
-    names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
-    database: dict[str, Any] = {name: parts.get(part, "") for name, part in names.items()}
-    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", **database}})
-    import django
-    from django.db import connection, transaction
-
-    django.setup()
-
+    connections["default"] = django_connection(database_url)
     module = printed("django.md")
     with transaction.atomic():
         connection.cursor().execute("INSERT INTO orders VALUES ('o1', 5)")
@@ -68,7 +59,8 @@ def test_an_event_of_the_django_page_is_written_in_atomic_and_nowhere_else(
         module.place_order("o2", 5)
         transaction.set_rollback(True)
     with pytest.raises(NoTransaction):
-        module.outbox.add(connection.connection, module.OrderPlaced(order_id="o3", total=5))
+        module.outbox.add(connection, module.OrderPlaced(order_id="o3", total=5))
     connection.close()
+    del connections["default"]
     assert shop.execute(COUNTED).fetchone() == (1, 1)
     shop.close()

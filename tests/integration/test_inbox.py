@@ -47,7 +47,7 @@ async def inbox(database_url: str) -> AsyncIterator[PostgresInboxAdapter]:
     pool = create_pool(database_url, max_size=4, application_name="inbox")
     await pool.open()
     yield PostgresInboxAdapter(pool)
-    await pool.close(timeout=2)
+    await pool.close()
 
 
 def stored(url: str, row: InboxRow) -> dict[str, Any]:

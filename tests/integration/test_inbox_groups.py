@@ -81,9 +81,9 @@ def way(database_url: str) -> Iterator[Wire]:
 @pytest.fixture
 async def inbox(database_url: str, way: Wire) -> AsyncIterator[Inbox]:
     pool = create_pool(way.through(database_url), max_size=4, application_name="groups")
-    await pool.open(wait=True)
+    await pool.open()
     yield Inbox(PostgresInboxAdapter(pool), database_url, way)
-    await pool.close(timeout=2)
+    await pool.close()
 
 
 def held(claims: list[ClaimedMessage | None]) -> list[ClaimedMessage]:
@@ -232,4 +232,4 @@ async def test_without_a_database_everybody_hears_of_it() -> None:
     claim = ClaimedMessage(uuid4(), inbox_row(), 1)
     marks = await asyncio.gather(*(adapter.mark_all_processed([claim]) for _ in range(20)), return_exceptions=True)
     assert [type(result) for result in marks] == [DatabaseUnreachable] * 20
-    await pool.close(timeout=2)
+    await pool.close()

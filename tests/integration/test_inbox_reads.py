@@ -28,7 +28,7 @@ async def inbox(database_url: str) -> AsyncIterator[PostgresInboxAdapter]:
     pool = create_pool(database_url, max_size=4, application_name="inbox")
     await pool.open()
     yield PostgresInboxAdapter(pool, grace=GRACE)
-    await pool.close(timeout=2)
+    await pool.close()
 
 
 async def settled(inbox: PostgresInboxAdapter) -> dict[str, InboxRow]:
@@ -192,11 +192,11 @@ async def test_a_database_that_is_gone_is_an_outage() -> None:
     url = "postgresql://nobody@127.0.0.1:9/nothing?connect_timeout=1"
     pool = create_pool(url, max_size=1, application_name="inbox")
     pool.timeout = 0.2
-    await pool.open(wait=False)
+    await pool.open()
     adapter = PostgresInboxAdapter(pool)
     try:
         for ask in (adapter.ping(), adapter.insert([inbox_row()]), adapter.claim(inbox_row().message_id, LEASE)):
             with pytest.raises(DatabaseUnreachable):
                 await ask
     finally:
-        await pool.close(timeout=1)
+        await pool.close()

@@ -76,7 +76,7 @@ async def far(url: str, proxy: Proxy) -> AsyncIterator[tuple[Any, Link]]:
         yield pool, link
     finally:
         link.heal()
-        await pool.close(timeout=2)
+        await pool.close()
 
 
 class Hanging:

@@ -11,8 +11,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from relay.devstack import NatsServer, ValkeyServer
+from relay.devstack.ports import free_port
 from relay.domain.errors import ConfigurationError, MissingExtraError
 from relay.metering import scheduler_metrics, tasks_metrics, worker_metrics
+from relay.probing import examine
 from relay.settings import MetricsSettings, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +78,27 @@ def test_the_commands_of_a_fleet_count_in_one_directory(tmp_path: Path, monkeypa
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="file/workers-abc-4711 cannot be written"):
         worker_metrics(Settings(metrics=metrics, fleet="abc-4711"))
+
+
+def test_each_server_is_asked_and_one_that_is_away_is_named(
+    database_url: str, nats_server: NatsServer, valkey: ValkeyServer
+) -> None:
+    def found(**servers: str) -> dict[str, str | None]:
+        urls = {"nats_url": nats_server.url, "redis_url": valkey.url, "database_url": database_url} | servers
+        database = urls.pop("database_url")
+        settings = Settings.model_validate({**urls, "contexts": {"sea": {"database_url": database}}})
+        examined = examine(settings)
+        assert all(it.milliseconds > 0 and it.healthy == (it.error is None) for it in examined)
+        return {it.server: it.error for it in examined}
+
+    nobody = f"127.0.0.1:{free_port()}"
+    assert found() == {"nats": None, "redis": None, "postgresql sea": None}
+    away = found(
+        nats_url=f"nats://{nobody}", redis_url=f"redis://{nobody}", database_url=f"postgresql://{nobody}/x"
+    )
+    assert away["nats"] == "BROKER_UNREACHABLE"
+    assert away["postgresql sea"] == "DATABASE_UNREACHABLE"
+    assert away["redis"] is not None
 
 
 def test_without_an_address_there_is_no_listener() -> None:

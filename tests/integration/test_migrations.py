@@ -42,6 +42,9 @@ ALL = (
     "0018_schemas",
     "0019_archived_ids",
     "0020_brake",
+    "0021_pauses",
+    "0022_event_id",
+    "0023_failing_inbox",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

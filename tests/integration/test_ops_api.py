@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from typing import Any
@@ -191,8 +192,11 @@ async def test_backlogs_say_which_context_does_not_answer(api: Api, database_url
 
 async def test_the_life_of_a_message_and_what_is_wrong(api: Api, database_url: str) -> None:
     [id] = insert(database_url)
+    sent = f"00-{'a' * 32}-{'b' * 16}-01"
+    query(database_url, "UPDATE outbox_events SET headers = jsonb_build_object('traceparent', %s::text)", sent)
     life = await api.get("/explain", params={"id": id})
-    assert ([step["id"] for step in life["steps"]], [*life["unread"]]) == ([id], ["quiet"])
+    shown = [(step["id"], step["trace_id"]) for step in life["steps"]]
+    assert (shown, [*life["unread"]]) == ([(id, "a" * 32)], ["quiet"])
     found = await api.get("/doctor")
     assert {"DATABASE_UNREACHABLE", "STREAM_MISSING"} & {it["code"] for it in found["findings"]}
 
@@ -246,6 +250,26 @@ async def test_a_scheduled_job_is_run_now(api: Api, database_url: str) -> None:
     assert (entry["action"], entry["note"]) == ("schedule run", "now")
 
 
+async def test_a_cron_job_is_paused_and_goes_on_and_a_duty_is_not_paused(api: Api, database_url: str) -> None:
+    jobs = "('nightly', '0 3 * * *', now()), ('publish:sea', 'every 0.1 s', now())"
+    query(database_url, f"INSERT INTO scheduled_jobs (name, schedule, next_run_at) VALUES {jobs} RETURNING name")
+    path = "/contexts/sea/schedule"
+    for _ in range(2):  # the second changes nothing, and is in no log
+        assert (await api.post(f"{path}/nightly/pause", {"note": "import"}))["paused"] is True
+    nightly, publish = (await api.get(path))["jobs"]
+    assert (nightly["paused_at"] is None, nightly["next_run_at"]) == (False, None)
+    assert publish["next_run_at"] is not None
+    assert (await api.post(f"{path}/publish:sea/pause", {}, 409))["error"]["code"] == "NOT_PAUSABLE"
+    assert (await api.post(f"{path}/nothing/pause", {}, 404))["error"]["code"] == "UNKNOWN_JOB"
+    assert (await api.post(f"{path}/nightly/resume", {}))["paused"] is False
+    assert (await api.get(path))["jobs"][0]["paused_at"] is None
+    entries = await api.get("/contexts/sea/audit", params={"id": "nightly"})
+    assert [(it["action"], it["note"]) for it in entries] == [
+        ("schedule resume", None),
+        ("schedule pause", "import"),
+    ]
+
+
 async def test_streams_fleet_and_archive_are_listed(api: Api) -> None:
     found = await api.get("/streams", params={"context": "sea"})
     assert {it["name"]: it["exists"] for it in found["streams"]}["SEA_EVENTS"] is False
@@ -253,3 +277,29 @@ async def test_streams_fleet_and_archive_are_listed(api: Api) -> None:
     assert (await api.get("/streams", 404, params={"context": "lake"}))["error"]["code"] == "UNKNOWN_CONTEXT"
     assert await api.get("/fleet") == []
     assert await api.get("/contexts/sea/archive") == []
+
+
+async def test_a_list_that_many_refresh_is_read_once_a_second_and_anew_after_an_action(
+    api: Api, database_url: str
+) -> None:
+    insert(database_url, **DEAD)
+    bus = api.ops.queries
+    asked, ask = 0, bus.ask_async
+
+    async def counting(question: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await ask(question)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bus, "ask_async", counting)
+        patched.setattr("relay.ops.api.answering._FRESH_S", 3600.0)
+        pages = await asyncio.gather(*(api.get(EVENTS, params={"status": "dead"}) for _ in range(20)))
+        assert ([page["total"] for page in pages], asked) == ([1] * 20, 1)
+        await api.get(EVENTS, params={"status": "waiting"})
+        assert asked == 2
+        assert (await api.post(f"{EVENTS}/retry", {"all": True}))["count"] == 1
+        assert (await api.get(EVENTS, params={"status": "dead"}))["total"] == 0
+        patched.setattr("relay.ops.api.answering._FRESH_S", 0.0)
+        insert(database_url, **DEAD)
+        assert (await api.get(EVENTS, params={"status": "dead"}))["total"] == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -39,12 +39,27 @@ async def test_an_id_that_is_taken_is_a_duplicate(producer: Producer, database_u
     error = await refused(producer, event("again", id=taken, payload={"secret": "hunter2"}))
     assert isinstance(error, DuplicateMessage)
     assert (error.code, error.field) == ("DUPLICATE_MESSAGE", "id")
-    assert isinstance(error.__cause__, psycopg.errors.UniqueViolation)
+    assert getattr(error.__cause__, "sqlstate", None) == "23505"
     assert "hunter2" not in f"{error} {error.__cause__}"
     # The target is as usable as after any error of the driver.
     await producer.add(event("next"))
     await producer.call("commit")
     assert [row["aggregate_id"] for row in outbox_rows(database_url)] == ["first", "next"]
+
+
+async def test_an_error_that_is_none_of_ours_shows_no_payload(producer: Producer) -> None:
+    """Such as that the transaction has failed already. SQLAlchemy would show the parameters of the statement."""
+    taken = uuid4()
+    await producer.add(event("first", id=taken))
+    await producer.call("commit")
+    with pytest.raises(Exception, match=r"aborted|DUPLICATE") as caught:  # noqa: PT012
+        with suppress(RelayError):
+            await producer.add(event("again", id=taken))
+        await producer.add(event("next", payload={"secret": "hunter2"}))
+        await producer.call("commit")
+    told = [caught.value, caught.value.__cause__, caught.value.__context__]
+    assert "hunter2" not in " ".join(map(str, told))
+    await producer.call("rollback")
 
 
 async def test_a_time_ahead_of_the_databases_clock_is_refused_and_not_changed(

@@ -14,7 +14,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from relay.adapters.postgres.operating import EventFilter
+from relay.adapters.postgres.messages import MessageFilter
+from relay.adapters.postgres.operating import EventFilter, TaskFilter
 from relay.domain.ordering import LANES, Shard
 from tests.integration.crowded import BACKLOG, KEYS, crowd, events, repeatable
 from tests.integration.plans import explain, held_to
@@ -28,7 +29,8 @@ BEGINNING = datetime.min.replace(tzinfo=UTC)
 class Guard:
     """A statement: the indexes it reads, one of each alternative, and how many rows its busiest step may look at.
 
-    Unless ``sorted`` says otherwise, nothing is put in order that an index does not give in order.
+    Unless ``sorted`` says otherwise, nothing is put in order that an index does not give in order. ``planned``: it
+    is planned for its values each time, so there is no plan for any values.
     """
 
     statement: str
@@ -37,6 +39,7 @@ class Guard:
     parameters: dict[str, Any] = field(default_factory=dict)
     sorted: int = 0
     after: str | None = None
+    planned: bool = False
 
 
 SHARD = {"lanes": Shard(0, 2).lanes, "marks": [0] * 33, "limit": 300, "dead_head_blocks": False}
@@ -44,6 +47,11 @@ CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
 LIMIT = {"limit": 1_000}
 ANY_EVENT: dict[str, Any] = dict.fromkeys(it.name for it in fields(EventFilter))
+ANY_TASK: dict[str, Any] = dict.fromkeys(it.name for it in fields(TaskFilter))
+ANY_MESSAGE: dict[str, Any] = dict.fromkeys([*(it.name for it in fields(MessageFilter)), "before_at", "before_id"])
+STATES_OF_EVENTS = ["waiting", "failing", "dead", "published"]
+STATES_OF_TASKS = ["pending", "delivered", "running", "completed", "failed", "cancelled"]
+STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "dead", "processed"]
 OVERDUE = {"idx_outbox_unpublished", "idx_outbox_failed", "idx_outbox_due"}
 UNFINISHED = {"idx_task_ready", "idx_task_due", "idx_task_sweep", "idx_task_failed"}
 STATES = {"idx_outbox_published", "idx_outbox_dead", "idx_outbox_failed", "idx_outbox_unpublished"}
@@ -98,12 +106,68 @@ GUARDS = {
         4_000,
         {
             **ANY_EVENT,
-            "statuses": ["waiting", "failing", "dead", "published"],
+            "statuses": STATES_OF_EVENTS,
             "limit": 100,
             "counted": 1_000,
             "before": None,
         },
         sorted=4_000,
+        planned=True,
+    ),
+    # Each state by an index of its own; a page is of what is found, and of that what fits is looked up by its id.
+    "list of tasks": Guard(
+        "tasks/tasks",
+        {
+            "idx_task_finished",
+            "idx_task_failed",
+            "idx_task_sweep",
+            "idx_task_ready",
+            "idx_task_due",
+            "task_outbox_pkey",
+        },
+        6_000,
+        {**ANY_TASK, "statuses": STATES_OF_TASKS, "limit": 100, "counted": 1_000, "before": None},
+        sorted=6_000,
+        planned=True,
+    ),
+    # What is unfinished comes by the time of its arrival, with the dead between, of which there are a thousand.
+    "list of messages": Guard(
+        "inbox/messages",
+        {
+            "idx_inbox_processed",
+            "idx_inbox_dead_lettered",
+            "idx_inbox_unprocessed",
+            "idx_inbox_failing",
+            "inbox_messages_pkey",
+        },
+        4_000,
+        {**ANY_MESSAGE, "statuses": STATES_OF_MESSAGES, "limit": 100, "counted": 1_000},
+        sorted=3_000,
+        planned=True,
+    ),
+    "list of failing messages": Guard(
+        "inbox/messages",
+        {"idx_inbox_failing"},
+        100,
+        {**ANY_MESSAGE, "statuses": ["failing"], "limit": 100, "counted": 1_000},
+        sorted=100,
+        planned=True,
+    ),
+    # Of the 300,000 that are published or wait none has an error. The 3,000 failed and the 1,000 dead are read.
+    "list of events with an error": Guard(
+        "outbox/events",
+        {"idx_outbox_failed", "idx_outbox_dead"},
+        4_000,
+        {
+            **ANY_EVENT,
+            "error": "refused",
+            "statuses": STATES_OF_EVENTS,
+            "limit": 100,
+            "counted": 1_000,
+            "before": None,
+        },
+        sorted=0,
+        planned=True,
     ),
     "unfinished": Guard("inbox/open", {"idx_inbox_sweep"}, 10, {"subscriptions": ["busy", "quiet"]}),
     "sweep": Guard(
@@ -183,6 +247,8 @@ def test_they_read_through_their_indexes_and_no_more_than_they_need(
     with psycopg.connect(database_url, autocommit=True) as conn:
         crowd(conn)
         for (name, guard), generic in itertools.product(GUARDS.items(), (False, True)):
+            if guard.planned and generic:
+                continue
             with subtests.test(name, generic=generic):
                 plan = explain(conn, guard.statement, generic=generic, after=guard.after, **guard.parameters)
                 assert plan.indexes() == guard.indexes

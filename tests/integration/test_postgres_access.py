@@ -48,7 +48,7 @@ async def migrate(url: str) -> None:
 
 async def pool(url: str) -> None:
     pool = create_pool(url, max_size=2, application_name="test")
-    await pool.open(wait=False)
+    await pool.open()
     try:
         async with connection(pool) as conn:
             assert (await (await conn.execute("SELECT current_user")).fetchone()) == ("relay",)
@@ -69,7 +69,7 @@ async def backlog(url: str) -> None:
 async def notified(url: str) -> None:
     """The connection that listens, which takes its answers from the socket by itself."""
     pool = create_pool(url, max_size=2, application_name="test")
-    await pool.open(wait=False)
+    await pool.open()
     wakeup, woken = Wakeup(pool, url), asyncio.Event()
     try:
         wakeup.listen("outbox", woken.set)
@@ -88,7 +88,7 @@ async def notified(url: str) -> None:
 
 async def handlers(url: str) -> None:
     """The transactions in threads, and those on the loop."""
-    transactions = HandlerTransactions(url, limit=timedelta(seconds=5), size=1, application_name="test")
+    transactions = HandlerTransactions(url, limit=timedelta(seconds=5), application_name="test")
     try:
         with transactions.share():
             pass

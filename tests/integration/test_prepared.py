@@ -53,12 +53,12 @@ class Inbox:
 @pytest.fixture
 async def inbox(database_url: str) -> AsyncIterator[Inbox]:
     pool = create_pool(database_url, max_size=1, application_name="prepared")
-    await pool.open(wait=True)
+    await pool.open()
     rows = [inbox_row(seq) for seq in range(1, 6)]
     inbox = Inbox(pool, database_url, [row.message_id for row in rows])
     await inbox.adapter.insert(rows)
     yield inbox
-    await pool.close(timeout=2)
+    await pool.close()
 
 
 async def test_a_row_comes_as_the_driver_reads_it(inbox: Inbox) -> None:

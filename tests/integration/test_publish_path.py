@@ -128,7 +128,7 @@ async def test_what_was_published_is_stated_as_a_fact(relay: Relay) -> None:
     assert (fact.context, fact.duplicates) == (relay.context, 0)
     [published] = fact.events
     subject = f"{relay.context}.event.vibe_created.v1"
-    assert published == (str(event_id), "vibe_created", subject, row["published_at"])
+    assert published == (str(event_id), "vibe_created", subject, row["published_at"], None)
 
 
 async def test_an_uncommitted_or_rolled_back_event_is_not_published(relay: Relay) -> None:

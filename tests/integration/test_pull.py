@@ -204,13 +204,13 @@ async def test_nothing_is_fetched_while_the_database_is_away(sub: Subscription) 
     """Each delivery that cannot be kept would count against max_deliver."""
     nowhere = create_pool("postgresql://nobody@127.0.0.1:9/nothing", max_size=1, application_name="away")
     nowhere.timeout = 0.2
-    await nowhere.open(wait=False)
+    await nowhere.open()
     await sub.send()
     with pytest.raises(DatabaseUnreachable):
         await sub.pull(inbox=PostgresInboxAdapter(nowhere)).run(lambda: True)
     info = await sub.js.consumer_info(sub.stream, "down")
     assert (info.delivered.consumer_seq, info.num_waiting) == (0, 0)
-    await nowhere.close(timeout=1)
+    await nowhere.close()
 
 
 @asynccontextmanager

@@ -403,8 +403,7 @@ async def test_a_function_that_takes_too_long_cannot_commit_later(
     before = await calls.sub.row(message_id)
     go_on.set()
     await asyncio.to_thread(over.wait, 20)
-    lender = handler.transactions._lender
-    await eventually("its transaction is over", lambda: len(lender._idle) == 1)
+    await eventually("its transaction is over", lambda: handler.transactions.idle == 1)
     assert await calls.effects() == []
     assert await calls.sub.row(message_id) == before
     assert (before["processed_at"], before["dead_lettered_at"] is not None) == (None, max_attempts == 1)

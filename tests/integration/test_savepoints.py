@@ -147,7 +147,7 @@ async def test_a_function_that_writes_once_takes_three_round_trips_and_one_that_
 async def test_the_server_has_nothing_to_warn_of(database_url: str) -> None:
     """Each warning is a line in its log, for every message that a coroutine handles."""
     said: list[str | None] = []
-    transactions = HandlerTransactions(database_url, limit=timedelta(seconds=5), size=1, application_name="test")
+    transactions = HandlerTransactions(database_url, limit=timedelta(seconds=5), application_name="test")
     nothing = Settlement("session/limit", {"limit": "0", "local": True})
     connect = LazyAsyncConnection.connect
 

@@ -303,6 +303,8 @@ async def test_every_duty_of_a_subscription_has_one_job_outstanding(scheduler: S
         "reconcile_stream": ("sea", window),
     }
     assert len(scheduler.messages("relay-upkeep")) == 4
+    known = {message.actor_name: message.kwargs for message in scheduler.messages("relay-upkeep")}
+    assert known["look_after"] == {"unfinished": []}, "workers need not ask an idle database"
 
 
 async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(scheduler: Scheduler) -> None:

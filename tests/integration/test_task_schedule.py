@@ -42,6 +42,8 @@ async def tasks(database_url: str) -> AsyncIterator[Tasks]:
 
 
 async def scheduled(producer: Producer, *arguments: Any, **options: Any) -> UUID:
+    if producer.begin is not None:
+        await producer.begin()
     id = schedule(producer.target, *arguments, **options)
     return await id if isinstance(id, Awaitable) else id
 

@@ -252,6 +252,16 @@ async def test_one_job_does_all_that_the_subscriptions_need(upkeep: Upkeep) -> N
     assert set(upkeep.enqueued()) == {str(swept), str(recovered)}
 
 
+async def test_a_subscription_that_has_nothing_unfinished_is_not_swept_but_recovered(upkeep: Upkeep) -> None:
+    """Also one that this process does not know harms nothing."""
+    await upkeep.overdue()
+    recovered = await upkeep.sub.send()
+    await upkeep.sub.lose()
+    unfinished = json.dumps(["unknown"])
+    run_actor(upkeep.config, "consumer.actors", "look_after", upkeep.sub.context, "token", unfinished)
+    assert upkeep.enqueued() == [str(recovered)]
+
+
 async def test_deliveries_that_went_down_with_a_worker_are_recovered(upkeep: Upkeep) -> None:
     message_id = await upkeep.sub.send()
     await upkeep.sub.lose()

@@ -21,10 +21,12 @@ from dramatiq.brokers.redis import MAINTENANCE_SCALE
 
 from relay.adapters.gate import Gates
 from relay.adapters.members import Members, this_process
+from relay.adapters.queues import JobQueues
 from relay.adapters.redis import RelayBroker, create_broker, delayed
 from relay.adapters.redis_wakeup import Wakeups
 from relay.devstack import wheels
 from relay.devstack.ports import free_port
+from relay.domain.queues import JobState
 from tests.integration.deployed import DEPLOY, ROOT, LockedValkey
 
 
@@ -131,6 +133,32 @@ def test_members_beat_are_listed_and_leave(valkey: LockedValkey) -> None:
         await gates.aclose()
 
     asyncio.run(run())
+    assert refused(valkey) == []
+
+
+def test_operators_look_into_queues_and_move_what_is_dead(valkey: LockedValkey) -> None:
+    broker = broker_of(valkey)
+    broker.enqueue_many([message(1), message(2)])
+    broker.enqueue(message(3), delay=60_000)
+    consumer = broker.consume("q", prefetch=2, timeout=100)
+    for _ in range(2):
+        consumer.nack(next(consumer))
+    consumer.close()
+
+    async def run() -> None:
+        gates = Gates(valkey.url, "relay")
+        queues = JobQueues(gates.client, "relay")
+        [found] = await queues.count(["q"])
+        assert (found.delayed, found.dead) == (1, 2)
+        assert (await queues.page("q", JobState.DELAYED, 10, None)).total == 1
+        first, second = await queues.dead_ids("q", 10)
+        dead = await queues.dead("q", [first])
+        assert await queues.requeue("q", {id: it for id, it in dead.items() if it}) == [first]
+        assert await queues.delete("q", [second]) == [second]
+        await gates.aclose()
+
+    asyncio.run(run())
+    broker.flush("q")
     assert refused(valkey) == []
 
 

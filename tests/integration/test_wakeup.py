@@ -140,3 +140,23 @@ async def test_who_leads_needs_one_connection_to_a_database(database_url: str) -
         assert (await lease.take(timedelta(minutes=1))).term == 1
         assert query(database_url, ours) == [{"application_name": "jetrelay-wakeup"}]
     await waker.close()
+
+
+async def test_which_subscriptions_have_unfinished_messages_is_asked_without_the_pool(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeup, "_SLOW_S", 1e6)
+    names = ["one", "other, with a comma"]
+    waker = Wakeup(relay.pool, relay.url)
+    assert await waker.unfinished(names) == []
+    values = "(gen_random_uuid(), 's', 'other, with a comma')"
+    query(relay.url, f"INSERT INTO inbox_messages (message_id, subject, subscription) VALUES {values}")
+    assert await waker.unfinished(names) == ["other, with a comma"]
+    monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '200ms'")
+    monkeypatch.setattr(wakeup, "_PAUSE_FACTOR", 1e6)
+    await waker.close()
+    with psycopg.connect(relay.url) as conn:
+        conn.execute("LOCK TABLE inbox_messages IN ACCESS EXCLUSIVE MODE")
+        assert await waker.unfinished(names) == names, "it is not known, so all are looked after"
+    assert await waker.unfinished(names) == names, "and after such an answer it is not asked for a while"
+    await waker.close()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from chaos.command import _kinds
 from chaos.faults import FAULTS
+from chaos.judgement import Judgement
+from chaos.run import Verdict
 from relay import cli
 from relay.domain.errors import InvalidRequest
 
@@ -32,6 +36,25 @@ def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are(
     with pytest.raises(InvalidRequest) as refused:
         _kinds(*option)
     assert "worker-kill" in (refused.value.hint or "")
+
+
+def test_the_verdict_is_json_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def run(_: object, command: str, say: Callable[[str], object]) -> Verdict:
+        say("killed a worker")
+        broken = Judgement(number=1, name="nothing is lost", figures={"lost": 1}, violations=("e1",), total=1)
+        return Verdict([broken], tmp_path / "report.html")
+
+    monkeypatch.setattr("chaos.run.run", run)
+    monkeypatch.setattr("sys.argv", ["relay", "chaos", "--json", "--seed", "7"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (ended.value.code, found["kept"], found["report"]) == (1, False, str(tmp_path / "report.html"))
+    assert found["judgements"][0]["violations"] == ["e1"]
+    assert ("--seed 7" in found["command"], "killed a worker" in err) == (True, True)
 
 
 def test_where_the_package_is_not_installed_the_command_says_how_to_have_it(

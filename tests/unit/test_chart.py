@@ -13,6 +13,7 @@ import yaml
 
 from relay import jobs
 from relay.settings import effective
+from relay.telemetry.pulse import PATIENCE_S
 from tests.unit.chart_support import (
     CHART,
     CHOICES,
@@ -151,18 +152,28 @@ def test_only_the_ports_of_metrics_can_be_reached_and_only_from_where_they_are_r
 # --- the processes ---
 
 
-def test_every_command_and_probe_is_one_of_ours(rendered: list[Object]) -> None:
+def test_every_command_is_one_of_ours(rendered: list[Object]) -> None:
     found = containers(rendered)
     assert found.pop("scheduler")["command"] == ["python", "-m", "scheduler"]  # test_compose.py runs it
     for container in found.values():
         parse(container["command"])
-    probes = {it["readinessProbe"]["exec"]["command"][0] for it in found.values() if "readinessProbe" in it}
-    assert probes == {"relay"}
-    parse(worker(rendered)["readinessProbe"]["exec"]["command"])
 
 
-def test_no_probe_restarts_a_process_when_a_server_is_down(chosen: list[Object]) -> None:
-    assert not any("livenessProbe" in found for found in containers(chosen).values())
+def test_probes_ask_the_port_of_the_metrics_for_paths_that_are_there(rendered: list[Object]) -> None:
+    processes = {name: it for name, it in containers(rendered).items() if "readinessProbe" in it}
+    assert "scheduler" in processes
+    assert len(processes) > 1
+    for container in processes.values():
+        assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+        # What restarts a process does not ask its servers: a restart repairs none of them.
+        assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+        [port] = [it["containerPort"] for it in container["ports"] if it["name"] == "metrics"]
+        assert f":{port}" in str([it for it in container["env"] if it["name"].startswith("RELAY_METRICS__")])
+
+
+def test_a_process_is_not_restarted_before_it_is_taken_for_stuck(rendered: list[Object]) -> None:
+    probe = worker(rendered)["livenessProbe"]
+    assert probe["initialDelaySeconds"] + probe["periodSeconds"] * probe["failureThreshold"] > PATIENCE_S
 
 
 def test_every_variable_is_read_and_says_what_holds(rendered: list[Object], tmp_path: Path) -> None:

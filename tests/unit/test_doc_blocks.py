@@ -29,7 +29,7 @@ _BLOCK = re.compile(r"^```([a-z]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Stands above a configuration that goes on from the one before it.
 _GOES_ON = "<!-- goes on -->\n"
 #: Shown to readers: what is printed, pictures, and files of other programs.
-SHOWN = {"text", "http", "mermaid", "promql", "ini", "sql"}
+SHOWN = {"text", "http", "mermaid", "promql", "ini", "sql", "js"}
 TREATED = {"python", "toml", "sh", "json", "jsonl", "yaml"}
 APP = create_app()
 

@@ -133,6 +133,11 @@ def test_a_server_whose_sessions_are_nearly_all_in_use_is_told() -> None:
     assert [it.code for it in closely(state=replace(WELL, sessions=90))] == ["SESSIONS_FULL"]
 
 
+def test_a_paused_cron_job_is_told_with_the_command_that_lets_it_go_on() -> None:
+    [found] = closely(paused=["nightly"])
+    assert (found.code, found.remedy) == ("JOB_PAUSED", "relay schedule resume nightly")
+
+
 def test_a_context_that_nobody_leads_is_told_but_not_without_tables() -> None:
     assert [it.code for it in closely(leader=None)] == ["NO_SCHEDULER"]
     assert closely(leader=None, state=replace(WELL, tables=compared(None))) == []

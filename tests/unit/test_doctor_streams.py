@@ -134,6 +134,8 @@ def test_what_differs_from_the_configuration_says_whether_it_can_be_changed() ->
     one, other = consumer(differences=[differing("x", changeable=True), differing("y", changeable=False)])
     assert (one.text, one.remedy) == ("x is a, should be b", "run: relay streams ensure")
     assert other.remedy.startswith("only deleting it")
+    [start] = consumer(differences=[differing("start_at", changeable=False)])
+    assert start.remedy.startswith("it has no effect on a consumer that exists: set start_at = ")
 
 
 # --- Redis ---
@@ -200,7 +202,9 @@ def test_the_address_of_a_webhook_is_not_shown() -> None:
 
 
 def test_pools_that_may_take_more_connections_than_there_are_are_told() -> None:
-    [finding] = handlers.connections(SETTINGS, {"sea": 100}, 5)
-    assert finding.text.startswith("6 processes with 1 contexts may open up to 102 connections, and it allows 100")
-    assert list(handlers.connections(SETTINGS, {"sea": 102}, 5)) == []
+    [finding] = handlers.connections(SETTINGS, {"sea": 96}, 5)
+    assert finding.text.startswith("6 processes with 1 contexts may open up to 97 connections, and it allows 96")
+    assert list(handlers.connections(SETTINGS, {"sea": 97}, 5)) == []
+    modest = SETTINGS.model_copy(update={"max_connections": 10})
+    assert list(handlers.connections(modest, {"sea": 61}, 5)) == []
     assert list(handlers.connections(SETTINGS, {}, 5)) == []

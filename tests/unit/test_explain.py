@@ -12,7 +12,7 @@ from relay.adapters.postgres.life import KINDS
 from relay.cli.explain import duration
 from relay.domain.identity import Identity
 from relay.domain.life import Step, StepKind, Wanted
-from relay.ops.explain.gathering import Found, _grown, _since, _wants
+from relay.ops.explain.gathering import Found, _grown, _read, _since, _wants
 from relay.ops.explain.tree import steps
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -43,6 +43,7 @@ def event(id: UUID, cause: UUID | None = None, **values: Any) -> dict[str, Any]:
         "published_stream": "UP_EVENTS",
         "published_seq": 7,
         "generation": 0,
+        "traceparent": None,
     }
     return row | values
 
@@ -69,6 +70,7 @@ def message(id: UUID, **values: Any) -> dict[str, Any]:
         "correlation_id": CHAIN,
         "causation_id": None,
         "originals": None,
+        "traceparent": None,
     }
     return row | values
 
@@ -91,6 +93,7 @@ def incident(number: int, id: UUID) -> dict[str, Any]:
         "correlation_id": CHAIN,
         "causation_id": None,
         "originals": None,
+        "traceparent": None,
     }
 
 
@@ -110,6 +113,7 @@ def task(id: UUID, cause: UUID | None) -> dict[str, Any]:
         "correlation_id": CHAIN,
         "causation_id": cause,
         "originals": None,
+        "traceparent": None,
     }
 
 
@@ -207,6 +211,40 @@ def test_a_delivery_tells_where_it_stands(values: dict[str, Any], state: str) ->
     [step] = steps(found(sea={"messages": [message(uuid4(), **values)]}))
     assert step.state == state
     assert step.error == values.get("dead_letter_reason")
+
+
+# --- traces ---
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+FOREIGN = [SENT.upper(), f"00-{'0' * 32}-00f067aa0ba902b7-01", TRACE, "<b>no trace</b>", 17, None]
+
+
+@pytest.mark.parametrize(("traceparent", "shown"), [(SENT, TRACE), *((it, None) for it in FOREIGN)])
+def test_what_carries_a_trace_names_it_and_a_header_of_another_form_is_no_trace(
+    traceparent: object, shown: str | None
+) -> None:
+    kinds = {"events": [event(uuid4())], "messages": [message(uuid4())], "incidents": [incident(7, uuid4())]}
+    kinds |= {"tasks": [task(uuid4(), None)]}
+    rows = {kind: [row | {"traceparent": traceparent} for row in rows] for kind, rows in kinds.items()}
+    found_steps = [step for step in steps(found(sea=rows)) if step.kind is not StepKind.PUBLICATION]
+    assert [step.trace_id for step in found_steps] == [shown] * 4
+
+
+@pytest.mark.parametrize(
+    ("row", "carried"),
+    [
+        ({"headers": {"traceparent": "", "Traceparent": SENT}}, SENT),
+        ({"metadata": {"traceparent": SENT}}, SENT),
+        *((row, None) for row in ({"headers": [SENT]}, {"headers": SENT}, {"headers": None, "metadata": 7}, {})),
+    ],
+)
+def test_an_archived_row_has_its_trace_in_headers_or_metadata_whatever_else_they_are(
+    row: dict[str, Any], carried: str | None
+) -> None:
+    assert _read(row)["traceparent"] == carried
 
 
 # --- what is looked for ---

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Sample
+from prometheus_client.openmetrics.exposition import generate_latest
 
 from relay.domain import facts
 from relay.domain.backlogs import Backlogs, Held, OutboxBacklog, Overdue, SubscriptionBacklog, TaskBacklog, Waiting
@@ -29,6 +30,7 @@ from relay.domain.facts import (
 from relay.domain.lag import NONE_DUE, ContextLag, StreamLag, TablesLag
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.metrics import COUNTS, OTHER, TIMINGS, MetricFacts
+from relay.telemetry.usage import UsageGauges
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,10 +54,9 @@ def example(kind: type[Fact]) -> Fact:
         str: "x", int: 2, float: 0.2, bool: True, UUID: uuid4(), datetime: NOW,
     }  # fmt: skip
     event = PublishedEvent("1", "opened", "sea.event.opened.v1", NOW)
-    hints, filled = (
-        get_type_hints(kind),
-        {"context": "sea", "waits_for": "turn", "events": [event, event], "ids": [], "latencies": [0.1, 0.1]},
-    )
+    filled = {"context": "sea", "waits_for": "turn", "events": [event, event], "ids": [], "waited": 0.2}
+    filled |= {"latencies": [0.1, 0.1], "waits": [0.1, 0.1]}
+    hints = get_type_hints(kind)
     fields = [field.name for field in dataclasses.fields(kind)]
     return kind(**{name: {**names, **filled}.get(name, values.get(hints[name])) for name in fields})
 
@@ -118,6 +119,15 @@ def test_the_latency_of_each_event_is_counted() -> None:
     listener(dataclasses.replace(example(OutboxEventsPublished), latencies=[0.002, 0.02, 0.2]))
     buckets = {it.labels["le"]: it.value for it in samples(registry)["jetrelay_publish_seconds_bucket"]}
     assert (buckets["0.005"], buckets["0.025"], buckets["+Inf"]) == (1, 2, 3)
+
+
+def test_a_call_that_is_traced_is_an_exemplar() -> None:
+    listener, registry = counters()
+    span = f"00-{'a' * 32}-{'b' * 16}-01"
+    traced = facts.Traced(span, span, uuid4(), None, "default", 1, "processed")
+    listener(dataclasses.replace(example(facts.TaskAnswered), traced=traced))
+    text = generate_latest(registry).decode()
+    assert f'# {{span_id="{"b" * 16}",trace_id="{"a" * 32}"}} 0.2' in text
 
 
 def test_counters_of_known_labels_begin_at_zero_so_that_the_first_rise_shows() -> None:
@@ -265,10 +275,11 @@ def test_subscriptions_that_are_not_configured_are_one_together(gauges: Gauges) 
 
 
 @pytest.fixture
-def shown(gauges: Gauges) -> dict[str, set[str]]:
+def shown(gauges: Gauges, tmp_path: Path) -> dict[str, set[str]]:
     """The labels of everything that can be read, by name."""
     listener, registry = gauges
     registry.register(counters()[1])  # type: ignore[arg-type]
+    registry.register(UsageGauges(tmp_path))
     tables = TablesLag(outbox=NONE_DUE, tasks=NONE_DUE, inbox={})
     lag = ContextLag(context="sea", tables=tables, streams={"inward": StreamLag(pending=0, unacknowledged=0)})
     for fact in (TAKEN, sample(), LagSampled(context="sea", lag=lag)):
@@ -291,5 +302,5 @@ def test_the_documentation_lists_every_metric_and_no_other(shown: dict[str, set[
 def test_the_documentation_tells_the_labels_of_each(shown: dict[str, set[str]]) -> None:
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     for name, labels in re.findall(r"^\| `(jetrelay_\w+)` \|([^|]*)\|", page, re.MULTILINE):
-        found = shown.get(name) or shown[f"{name}_sum"]
+        found = shown[name] if name in shown else shown[f"{name}_sum"]
         assert set(re.findall(r"`(\w+)`", labels)) == found - {"context"}, name

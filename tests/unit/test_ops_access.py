@@ -30,6 +30,8 @@ class Away:
 
     error: Exception = DatabaseUnreachable("nothing listens")
 
+    def __init__(self, _most: int) -> None: ...
+
     def of(self, _: Any) -> Any:
         raise self.error
 

@@ -18,11 +18,15 @@ import prometheus_client
 import psycopg
 import psycopg._cursor_base
 import psycopg._preparing
+import psycopg.connection_async
 import psycopg.cursor
 import psycopg.cursor_async
+import psycopg.transaction
 import pytest
 import redis
 import redis.asyncio
+from asyncpg.pool import PoolConnectionProxy, PoolConnectionProxyMeta
+from asyncpg.transaction import Transaction
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.worker import Worker, WorkerThread, _WorkQueueItem
@@ -121,6 +125,8 @@ MEMBERS = [
     Member("dramatiq", worker_thread, "paused_event", "tells that the loop is paused"),
     Member("redis", redis.asyncio.Connection, "_parser", "its handler hears which keys have changed"),
     Member("psycopg", unconnected, "_num_transactions", "tells that BEGIN is on its way"),
+    Member("psycopg", unconnected, "lock", "whoever takes it writes first what was not awaited"),
+    Member("asyncpg", lambda: PoolConnectionProxy, "_con", "the connection behind a pool's stand-in"),
     Member("prometheus-client", lambda: prometheus_client.values, "ValueClass", "counts are kept in shared files"),
     Member("prometheus-client", lambda: prometheus_client.values, "get_value_class", "makes that class"),
 ]
@@ -140,6 +146,16 @@ HOOKS = [
     ),
     Hook("psycopg", psycopg._cursor_base, "self._conn._start_query()", "one BEGIN, not two, in a pipeline"),
     Hook("psycopg", psycopg._preparing, "conn._deallocate(name)", "tells that prepared statements are gone"),
+    *(
+        Hook("psycopg", caller, f"async with {call}", "what was not awaited is written before a command")
+        for caller, call in (
+            (psycopg.connection_async, "self.lock"),
+            (psycopg.cursor_async, "self._conn.lock"),
+            (psycopg.transaction, "self._conn.lock"),
+        )
+    ),
+    Hook("asyncpg", Transaction, "await self._connection.execute(query)", "what was not awaited is written first"),
+    Hook("asyncpg", PoolConnectionProxyMeta, "getattr(self._con.__class__, meth_name)", "so it is behind a pool"),
     Hook("psycopg", psycopg.cursor, "self._conn.wait(", "what is held back goes ahead of the next command"),
     Hook("psycopg", psycopg.cursor_async, "self._conn.wait(", "what is held back goes ahead of the next command"),
 ]
@@ -214,6 +230,10 @@ def test_a_private_name_of_ours_hides_none_of_the_library_that_is_not_listed(our
 
 def test_each_library_has_an_upper_bound() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["metrics"]]
+    wanted = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["metrics"],
+        *project["optional-dependencies"]["dev"],
+    ]
     bounded = {text.partition(">")[0].partition("[")[0] for text in wanted if ",<" in text}
     assert {it.library for it in [*MEMBERS, *HOOKS]} | {"sqlalchemy"} <= bounded

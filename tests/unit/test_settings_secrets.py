@@ -41,6 +41,7 @@ SECRETS = {
     "RELAY_NATS__TOKEN": "nats.token",
     "RELAY_REDIS__PASSWORD": "redis.password",
     "RELAY_CONTEXTS__SEA__DATABASE_URL": "contexts.sea.database_url",
+    "RELAY_CONTEXTS__SEA__POOLER_URL": "contexts.sea.pooler_url",
     "RELAY_CONTEXTS__SEA__ALERTS__WEBHOOK": "contexts.sea.alerts.webhook",
     "RELAY_CONTEXTS__SEA__ALERTS__TOKEN": "contexts.sea.alerts.token",
     "RELAY_CONTEXTS__SEA__ALERTS__SIGNING_SECRET": "contexts.sea.alerts.signing_secret",
@@ -48,6 +49,7 @@ SECRETS = {
     f"{SUB_ENV}__SIGNING_SECRET": f"{SUB}.signing_secret",
 }
 URLS = {"nats": "nats://u:hunter2@h", "redi": "redis://u:hunter2@h", "data": "postgresql://u:hunter2@h/sea"}
+URLS["pool"] = URLS["data"]
 
 
 @pytest.mark.parametrize("variable", SECRETS)

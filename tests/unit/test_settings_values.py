@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from relay.settings import MetricsSettings
 from relay.settings.lines import key_lines
-from relay.settings.values import format_duration, format_size, parse_duration, parse_size
+from relay.settings.values import format_duration, format_size, parse_duration, parse_size, parse_start
 
 ROOT = Path(__file__).parents[2]
 SECOND = timedelta(seconds=1)
@@ -35,6 +35,26 @@ SECOND = timedelta(seconds=1)
 )
 def test_durations(text: object, seconds: float) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("value", "start"),
+    [
+        ("beginning", "beginning"),
+        ("now", "now"),
+        ("2026-01-31T12:00:00Z", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+        ("2026-01-31T12:00:00+02:00", datetime(2026, 1, 31, 10, tzinfo=UTC)),
+        (datetime(2026, 1, 31, 12, tzinfo=UTC), datetime(2026, 1, 31, 12, tzinfo=UTC)),
+    ],
+)
+def test_starts(value: object, start: object) -> None:
+    assert parse_start(value) == start
+
+
+@pytest.mark.parametrize("value", ["", "new", "2026-01-31T12:00:00", datetime(2026, 1, 31), 7, None, True])  # noqa: DTZ001
+def test_no_starts(value: object) -> None:
+    with pytest.raises(ValueError, match="is no start; write beginning, now, or 2026"):
+        parse_start(value)
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "1 s", "1w", "1s2", "nan", "1e9", None, True, "9" * 400, "٣s"])

@@ -17,6 +17,13 @@ REASON = "exhausted: 20 attempts, the last one: time-out: no answer within 30 s"
 VIEW = View(columns=columns("context", "id", "status", "since", "type", "reason"), lead=3)
 
 
+def test_a_column_without_any_value_makes_place_for_one_that_has_some() -> None:
+    view = View(columns=columns("context", "id", "status", "code", "since", "type", "reason"), lead=3)
+    found = lines(view, [row(code=None, type="vibe_created"), row(code=None, type="vibe_created")], 125, NOW)
+    assert found[0].split() == ["context", "id", "status", "since", "type", "reason"]
+    assert not any("no room" in line for line in found)
+
+
 def row(**other: object) -> dict[str, Any]:
     since = NOW - timedelta(hours=3)
     return {

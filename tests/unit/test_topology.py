@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import timedelta
 
 import pytest
@@ -15,6 +16,7 @@ from relay.domain.topology import (
     StreamSpec,
     covers,
     is_pattern,
+    subject_pattern,
     subjects_overlap,
 )
 
@@ -137,3 +139,14 @@ def test_specs_are_values_with_safe_defaults() -> None:
 def test_given_up_messages_are_kept_for_a_week() -> None:
     assert RELAY_ADVISORIES.max_age == timedelta(days=7)
     assert covers(RELAY_ADVISORIES.subjects[0], "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.SEA_EVENTS.worker")
+
+
+@given(patterns(), LITERALS)
+def test_a_regular_expression_of_a_pattern_matches_what_the_pattern_covers(pattern: str, subject: str) -> None:
+    assert bool(re.search(subject_pattern(pattern), subject)) == covers(pattern, subject)
+
+
+def test_a_regular_expression_takes_everything_else_literally() -> None:
+    assert re.search(subject_pattern("a.b(c)"), "a.b(c)")
+    assert not re.search(subject_pattern("a.b"), "aXb")
+    assert not re.search(subject_pattern("a.b"), "a.b.c")

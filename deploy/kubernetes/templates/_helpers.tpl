@@ -110,11 +110,19 @@ securityContext:
 {{- end }}
 
 {{- define "jetrelay.readiness" -}}
-exec: {command: [relay, health]}
+httpGet: {path: /readyz, port: metrics}
 initialDelaySeconds: 2
 periodSeconds: {{ .Values.readiness.periodSeconds }}
 timeoutSeconds: {{ .Values.readiness.timeoutSeconds }}
 failureThreshold: 2
+{{- end }}
+
+{{- define "jetrelay.liveness" -}}
+httpGet: {path: /healthz, port: metrics}
+initialDelaySeconds: 30
+periodSeconds: 20
+timeoutSeconds: 10
+failureThreshold: 3
 {{- end }}
 
 {{- define "jetrelay.podAnnotations" -}}

@@ -12,7 +12,7 @@ from relay import Outbox, event
 CONTEXT: Final = "shop"
 TABLES: Final = "CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, cents int NOT NULL)"
 
-outbox = Outbox(CONTEXT)
+outbox = Outbox(CONTEXT, undeclared=True)
 
 
 @event("order_placed", version=1, aggregate_type="order", aggregate_id="order_id")

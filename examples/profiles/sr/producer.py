@@ -16,7 +16,7 @@ TABLES: Final = "CREATE TABLE IF NOT EXISTS loops (id text PRIMARY KEY, goal tex
 TYPES: Final = ("LoopCreated", "IterationStarted", "CandidateRegistered", "RunCompleted", "UserInvited")
 COMMAND_EVERY: Final = 4
 
-outbox = Outbox(CONTEXT)
+outbox = Outbox(CONTEXT, undeclared=True)
 
 
 @command("iteration.start", to=CONTEXT, aggregate_id="loop_id")

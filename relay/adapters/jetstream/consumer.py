@@ -20,6 +20,7 @@ from nats.js.errors import NotFoundError
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
+from relay.adapters.jetstream.topology_fields import starts_at
 from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
 from relay.domain.errors import BrokerRefused, BrokerUnreachable, ConsumerMissing
 from relay.ports import ConsumerState, Delivery
@@ -117,7 +118,10 @@ class NatsJetStreamConsumer:
         ack_floor = info.ack_floor.stream_seq if info.ack_floor else 0
         delivered = info.delivered.stream_seq if info.delivered else 0
         number = info.delivered.consumer_seq if info.delivered else 0
-        return ConsumerState(ack_floor, delivered, info.num_ack_pending or 0, number, info.num_pending or 0)
+        first, since = starts_at(info.config)
+        return ConsumerState(
+            ack_floor, delivered, info.num_ack_pending or 0, number, info.num_pending or 0, first, since
+        )
 
     async def finish(self) -> Sequence[Delivery]:
         """Wait for the open pull request to end, and return the messages that it still delivers.

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 import nats.errors
@@ -206,11 +207,27 @@ async def _ensure_consumer(js: JetStreamContext, spec: ConsumerSpec) -> list[Cha
     current = await _consumer_config(js, spec)
     differences = compare_consumer(spec, current)
     if current is None:
-        await js.add_consumer(spec.stream, wanted_consumer(spec))
+        _check_start(spec)
+        next_seq = (await js.stream_info(spec.stream)).state.last_seq + 1 if spec.start_at == "now" else 1
+        try:
+            await js.add_consumer(spec.stream, wanted_consumer(spec, next_seq=next_seq))
+        except APIError:
+            current = await _consumer_config(js, spec)  # another process was faster, and "now" was earlier
+            if current is None:
+                raise
         return [Change(kind="consumer", name=full_name(spec), action="created")]
     if any(found.changeable for found in differences):
         await js.add_consumer(spec.stream, consumer_update(spec, current))  # creates or updates
     return _changes(differences)
+
+
+def _check_start(spec: ConsumerSpec) -> None:
+    """Refuse what the server would take for now."""
+    if isinstance(spec.start_at, datetime) and spec.start_at > datetime.now(UTC):
+        raise ConfigurationError(
+            f"consumer {full_name(spec)}: start_at lies in the future, and JetStream would start at once",
+            hint='make it then, or set start_at = "now"',
+        )
 
 
 def _changes(differences: Sequence[Difference]) -> list[Change]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from nats.js.api import (
     AckPolicy,
@@ -27,7 +27,9 @@ from relay.domain.topology import ConsumerSpec, StreamSpec
 Kind = Literal["stream", "consumer"]
 
 #: Fields that the server does not change on an existing consumer (error 10012).
-_FIXED_CONSUMER: Final = frozenset({"kind", "ack_policy", "deliver_policy"})
+_FIXED_CONSUMER: Final = frozenset({"kind", "ack_policy", "start_at"})
+#: How the server keeps where a consumer starts.
+_START: Final = ("deliver_policy", "opt_start_seq", "opt_start_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +84,17 @@ def stream_update(spec: StreamSpec, actual: StreamConfig) -> StreamConfig:
     return wanted.evolve(**{key: getattr(actual, key) for key in _fixed_stream(actual)})
 
 
-def wanted_consumer(spec: ConsumerSpec, base: ConsumerConfig | None = None) -> ConsumerConfig:
-    """Apply a spec to ``base``, whose other settings stay."""
+def wanted_consumer(
+    spec: ConsumerSpec, base: ConsumerConfig | None = None, *, next_seq: int = 1
+) -> ConsumerConfig:
+    """Apply a spec to ``base``, whose other settings stay. ``next_seq``: the stream's, for one that starts now."""
     return (base or ConsumerConfig()).evolve(
         name=spec.durable,
         durable_name=spec.durable,
         filter_subject=spec.filter_subject,
         filter_subjects=None,
         ack_policy=AckPolicy.EXPLICIT,
-        deliver_policy=DeliverPolicy.ALL,
+        **_start(spec, next_seq),
         ack_wait=spec.ack_wait.total_seconds(),
         max_deliver=spec.max_deliver,
         max_ack_pending=spec.max_ack_pending,
@@ -101,7 +105,36 @@ def wanted_consumer(spec: ConsumerSpec, base: ConsumerConfig | None = None) -> C
 
 def consumer_update(spec: ConsumerSpec, actual: ConsumerConfig) -> ConsumerConfig:
     """Apply a spec to an existing consumer, except the fields that the server refuses to change."""
-    return wanted_consumer(spec, actual).evolve(ack_policy=actual.ack_policy, deliver_policy=actual.deliver_policy)
+    start = {key: getattr(actual, key) for key in _START}
+    return wanted_consumer(spec, actual).evolve(ack_policy=actual.ack_policy, **start)
+
+
+def _start(spec: ConsumerSpec, next_seq: int) -> dict[str, Any]:
+    """Where a consumer starts: in words of the server, and so that the consumer itself tells it later."""
+    if isinstance(spec.start_at, datetime):
+        return {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": spec.start_at}
+    if spec.start_at == "now":
+        # Not "new", of which the server does not tell where it was.
+        return {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": next_seq}
+    return {"deliver_policy": DeliverPolicy.ALL}
+
+
+def starts_at(config: ConsumerConfig) -> tuple[int, datetime | None]:
+    """Return the first sequence of an existing consumer, and the moment from which on its messages were stored."""
+    if config.deliver_policy == DeliverPolicy.BY_START_TIME:
+        return 1, config.opt_start_time
+    return config.opt_start_seq or 1, None
+
+
+def _starts_at(config: ConsumerConfig) -> str:
+    match config.deliver_policy:
+        case DeliverPolicy.ALL:
+            return "beginning"
+        case DeliverPolicy.BY_START_SEQUENCE | DeliverPolicy.NEW:
+            return "now"  # when it was made
+        case DeliverPolicy.BY_START_TIME if config.opt_start_time is not None:
+            return config.opt_start_time.isoformat()
+    return _text(config.deliver_policy)
 
 
 def compare_stream(spec: StreamSpec, actual: StreamConfig | None) -> list[Difference]:
@@ -149,7 +182,7 @@ def _consumer_fields(config: ConsumerConfig) -> dict[str, str]:
     return {
         "kind": "push" if config.deliver_subject else "pull",
         "ack_policy": _text(config.ack_policy),
-        "deliver_policy": _text(config.deliver_policy),
+        "start_at": _starts_at(config),
         "filter_subject": ", ".join(config.filter_subjects or [config.filter_subject or ">"]),
         "ack_wait": _duration(config.ack_wait),
         "max_deliver": _limit(config.max_deliver),

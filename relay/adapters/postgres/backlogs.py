@@ -23,6 +23,7 @@ from relay.domain.backlogs import (
     TaskBacklog,
     Waiting,
 )
+from relay.domain.identity import Identity
 from relay.domain.lag import Due, TablesLag
 
 Row = TypeVar("Row")
@@ -42,6 +43,13 @@ class PostgresBacklogReader:
         """QRY-050: what is not published."""
         async with self._source() as conn:
             return await _table(conn, "outbox", OutboxBacklog)
+
+    async def still_waiting(self, ids: Sequence[str]) -> int:
+        """How many of these events are to be published, dead ones aside."""
+        rows = [Identity.of(id).uuid for id in ids]
+        async with self._source() as conn:
+            [(count,)] = await query(conn, "outbox/still_waiting", rows=rows, texts=list(ids))
+        return int(count)
 
     async def inbox_backlog(self) -> InboxBacklog:
         """QRY-051: what is not processed."""

@@ -62,10 +62,10 @@ class PostgresChunks:
 
 def _claimed(token: UUID, values: Sequence[Any], since: float) -> ClaimedMessage:
     """Return the claim of a row. Its values are in the column order of claim_chunk.sql."""
-    *columns, order_key, originals, attempts, requeues, reason, kind = values
+    *columns, order_key, originals, attempts, requeues, received_at, reason, kind = values
     rejected = None if reason is None else DeadLetter(reason, DeadLetterClass(kind))
     row = InboxRow._make([*columns, rejected, order_key, None, originals or NO_ORIGINALS])
-    return ClaimedMessage(token, row, attempts, requeues, since)
+    return ClaimedMessage(token, row, attempts, requeues, since, received_at)
 
 
 def _ids(claims: Sequence[ClaimedMessage]) -> list[UUID]:

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import psycopg
-from psycopg import errors
+from psycopg.errors import Diagnostic
 from sqlalchemy.exc import DBAPIError
 
 from relay.adapters.postgres import array
@@ -111,31 +111,61 @@ def statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield insert_tasks(tasks)
 
 
+_PARAMETER: Final = re.compile(r"%\((\w+)\)s")
+
+
+def numbered(sql: str, parameters: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """Return a statement and its parameters in the style of asyncpg: ``$1``.
+
+    asyncpg asks the server what a parameter is. Arrays that are written as text already are to stay text.
+    """
+    text, names = _numbered(sql, all(isinstance(value, str) for value in parameters.values()))
+    return text, tuple(parameters[name] for name in names)
+
+
+@cache
+def _numbered(sql: str, literal: bool) -> tuple[str, list[str]]:
+    names = list(dict.fromkeys(_PARAMETER.findall(sql)))
+    suffix = "::text" if literal else ""
+    return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}{suffix}", sql), names
+
+
 # --- what the database refuses ---
 
 _ID_CONSTRAINTS: Final = ("outbox_events_pkey", "uq_outbox_original", "task_outbox_pkey")
 
 
 @contextmanager
-def refusals(driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[None]:
+def refusals(driver: Any) -> Iterator[None]:
     """Raise our own error when the database refuses a row, and log its warnings. The driver's error is its cause.
 
-    The transaction stays as the driver has left it. Other errors, such as a lost connection, pass unchanged.
+    ``driver``: the connection of psycopg or asyncpg. The transaction stays as the driver has left it. Other
+    errors, such as a lost connection, pass unchanged.
     """
-    driver.add_notice_handler(_hear)
+    listen, forget, hear = (
+        (driver.add_notice_handler, driver.remove_notice_handler, _hear)
+        if hasattr(driver, "add_notice_handler")
+        else (driver.add_log_listener, driver.remove_log_listener, _hear_asyncpg)
+    )
+    listen(hear)
     try:
         yield
-    except psycopg.Error as error:
-        if refusal := _refusal(error):
-            raise refusal from error
-        raise
-    except DBAPIError as error:
-        # Not from SQLAlchemy's own error: it shows the parameters, including the payload.
-        if isinstance(error.orig, psycopg.Error) and (refusal := _refusal(error.orig)):
-            raise refusal from error.orig
+    except Exception as error:
+        cause: BaseException = error
+        if isinstance(error, DBAPIError):
+            cause, error.hide_parameters = error.driver_exception, True  # the payload is among the parameters
+        if refusal := _refusal(cause):
+            raise refusal from cause
         raise
     finally:
-        driver.remove_notice_handler(_hear)
+        forget(hear)
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return the code that PostgreSQL gave an error, ours or of a driver; None if it is not PostgreSQL's."""
+    cause = error.__cause__ if isinstance(error, RelayError) else error
+    found = getattr(cause.driver_exception if isinstance(cause, DBAPIError) else cause, "sqlstate", None)
+    return found if isinstance(found, str) else None
 
 
 _log: Final = logging.getLogger("relay.outbox")
@@ -146,7 +176,7 @@ _LOG_INTERVAL_S: Final = 10.0
 _logged: dict[str, float] = {}
 
 
-def _hear(notice: errors.Diagnostic) -> None:
+def _hear(notice: Diagnostic | _Told) -> None:
     """Log a warning of the brake. Every connection may have one; they are said once in a while."""
     text, now = notice.message_primary, time.monotonic()
     if text is None or notice.constraint_name != _BRAKE:
@@ -156,38 +186,52 @@ def _hear(notice: errors.Diagnostic) -> None:
         _log.warning("%s", text)
 
 
-def _refusal(error: psycopg.Error) -> RelayError | None:
-    match error:
-        case errors.UniqueViolation() if error.diag.constraint_name in _ID_CONSTRAINTS:
+def _hear_asyncpg(_: object, notice: Any) -> None:
+    _hear(_Told(notice))
+
+
+class _Told:
+    """What an error or a warning of asyncpg says, in psycopg's words."""
+
+    def __init__(self, message: Any) -> None:
+        self.message_primary: str | None = getattr(message, "message", None)
+        self.constraint_name: str | None = getattr(message, "constraint_name", None)
+
+
+def _refusal(error: BaseException) -> RelayError | None:  # noqa: PLR0911 - one for each error
+    told = error.diag if isinstance(error, psycopg.Error) else _Told(error)
+    match sqlstate(error), told.constraint_name:
+        case "23505", name if name in _ID_CONSTRAINTS:
             return DuplicateMessage(
                 "a row of this id is recorded already", field="id", hint="leave the id out to be given one"
             )
-        case errors.CheckViolation() if error.diag.constraint_name == "chk_occurred_not_future":
+        case "23514", "chk_occurred_not_future":
             return FutureEvent(
                 "lies in the future by the clock of the database",
                 field="occurred_at",
                 hint="leave it out, and the database sets it; use available_at to delay an event",
             )
-        case errors.DatetimeFieldOverflow() | errors.InvalidDatetimeFormat():
+        case "22007" | "22008", _:  # invalid format of a time, overflow
             return InvalidTimestamp("PostgreSQL cannot hold a time of this row")
-        case errors.DeadlockDetected() | errors.SerializationFailure() | errors.LockNotAvailable():
+        case "40P01" | "40001" | "55P03", _:  # deadlock, serialization failure, lock not available
             return WriteConflict(
                 "another transaction writes the same keys",
                 hint="roll back and run the whole transaction again; "
                 "transactions that add their events by add_many or a session do not get in each other's way",
             )
-        case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
+        case "42P01" | "42703" | "42883", _:  # undefined table, column, function
             return SchemaMissing(
                 "the database lacks a table or function of the relay, or its schema is not in the search_path",
                 hint="run: relay db upgrade",
             )
-    return _braked(error)
+        case "53400", name if name == _BRAKE:  # a limit of the configuration
+            return _full(told.message_primary or "")
+        case _:
+            return None
 
 
-def _braked(error: psycopg.Error) -> OutboxFull | None:
-    if not isinstance(error, errors.ConfigurationLimitExceeded) or error.diag.constraint_name != _BRAKE:
-        return None
+def _full(message: str) -> OutboxFull:
     return OutboxFull(
-        (error.diag.message_primary or "").removeprefix("OUTBOX_FULL: "),
+        message.removeprefix("OUTBOX_FULL: "),
         hint="nothing was recorded: roll back and run the whole transaction again later; see relay backlog",
     )

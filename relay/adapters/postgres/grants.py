@@ -13,7 +13,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from relay.adapters.postgres.pool import reaching
+from relay.adapters.postgres.failures import reaching
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError
 

@@ -222,11 +222,6 @@ class PostgresInboxAdapter:
             [(count,)] = await query(conn, name, subscription=subscription, limit=limit)
         return int(count)
 
-    async def unfinished(self, subscriptions: Sequence[str]) -> Sequence[str]:
-        """Return those of the subscriptions that have unfinished messages. Raises DatabaseUnreachable."""
-        async with connection(self._pool) as conn:
-            return [name for (name,) in await query(conn, "inbox/open", subscriptions=list(subscriptions))]
-
     async def ping(self) -> None:
         # The pulls of all subscriptions begin at once. Each would have the pool open a connection.
         await self._pings.ask(None)
@@ -282,4 +277,6 @@ def claimed(command: Command, row: Mapping[str, Any], since: float) -> ClaimedMe
     columns = {name: row[name] for name in _COLUMNS}
     originals = row["originals"] or NO_ORIGINALS
     inbox_row = InboxRow(**columns, headers=row["headers"], rejected=rejected, originals=originals)
-    return ClaimedMessage(command[1]["token"], inbox_row, row["attempts"], row["requeues"], since)
+    return ClaimedMessage(
+        command[1]["token"], inbox_row, row["attempts"], row["requeues"], since, row["received_at"]
+    )

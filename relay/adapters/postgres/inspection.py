@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from psycopg.conninfo import make_conninfo
-from psycopg.errors import InsufficientPrivilege, UndefinedTable
+from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
 
+from relay.adapters.postgres.failures import reached, reaching
 from relay.adapters.postgres.grants import FUNCTIONS, TABLES
 from relay.adapters.postgres.migrations import MigrationStatus, compared
-from relay.adapters.postgres.pool import AsyncConnection, Connection, query, reached, reaching
+from relay.adapters.postgres.pool import AsyncConnection, Connection, query
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError
 
@@ -88,6 +89,7 @@ class DatabaseDetails:
     ``pooler``: what is between us and the server: "" for nothing, "transaction" for a pooler that changes the
     session between transactions, "pooler" for another. ``hidden``: how many sessions of others cannot be seen.
     ``lacking``: rights that our role needs and does not have. ``leader``: the scheduler that leads, if one does.
+    ``paused``: cron jobs that an operator has paused.
     """
 
     state: DatabaseState
@@ -98,6 +100,7 @@ class DatabaseDetails:
     tables: Sequence[TableState] = ()
     lacking: Sequence[str] = ()
     leader: str | None = None
+    paused: Sequence[str] = ()
 
 
 async def look(url: str) -> DatabaseState:
@@ -105,6 +108,14 @@ async def look(url: str) -> DatabaseState:
     async with await _connect(url) as conn:
         with reached(), _allowed():
             return await _state(conn)
+
+
+async def place(url: str) -> tuple[Any, ...]:
+    """What tells which tables an address leads to. Raises DatabaseUnreachable."""
+    async with await _connect(url) as conn:
+        with reached():
+            [found] = await query(conn, "server/place")
+    return tuple(found)
 
 
 async def look_closely(url: str, *, idle: timedelta = _IDLE, old: timedelta = _OLD) -> DatabaseDetails:
@@ -182,6 +193,7 @@ async def _details(conn: Connection, url: str, idle: timedelta, old: timedelta) 
             )
         ],
         leader=await _leader(conn),
+        paused=await _paused(conn),
     )
 
 
@@ -190,6 +202,13 @@ async def _leader(conn: Connection) -> str | None:
     with suppress(InsufficientPrivilege):
         return await _first(conn, "schedule/lease_holder")
     return None
+
+
+async def _paused(conn: Connection) -> Sequence[str]:
+    """The cron jobs that are paused; none where our role may not ask, or the tables are older."""
+    with suppress(InsufficientPrivilege, UndefinedColumn, UndefinedTable):
+        return [name for (name,) in await query(conn, "schedule/paused_jobs")]
+    return ()
 
 
 async def _pooler(conn: Connection, url: str) -> str:

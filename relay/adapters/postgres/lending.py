@@ -9,23 +9,27 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, StaticPool, create_engine
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.lazy import DIALECT, LentConnection
 from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, as_sent, exchange, rows
-from relay.adapters.postgres.pool import CONNECTION
+from relay.adapters.postgres.pool import prepares
+from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.targets import write_later
 from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
+
+#: Asks for the server process of a transaction. A pooler tells another number when it connects.
+_PROCESS: Final[Command] = ("session/process", {})
 
 
 def limiting(limit: timedelta, *, local: bool) -> Command:
@@ -133,7 +137,10 @@ class Lendable:
         self._engine.connect().close()
         driver.rollback()
         self._outer: Connection | None = None
-        self._prepared: set[bytes] = set()
+        #: The statements that it knows by name; None behind a pooler in transaction mode.
+        self._prepared: set[bytes] | None = set() if prepares(driver) else None
+        #: The server process of the open transaction.
+        self.pid = driver.info.backend_pid
         self._input, self._room = select.poll(), select.poll()
         self._input.register(driver.pgconn.socket, select.POLLIN)
         self._room.register(driver.pgconn.socket, select.POLLOUT)
@@ -159,8 +166,8 @@ class Lendable:
 
         The claim commits on its own, so the attempt counts even if the function fails.
         """
-        self._keep_to(limit)
-        results = self._exchange(claim, SYNC, BEGIN) if begin else self._exchange(claim)
+        first = self._first(limit)
+        results = self._exchange(claim, SYNC, *first) if begin else self._exchange(claim)
         found = rows(results[0], self.driver)
         self.driver.lent = begin
         return found[0] if found else None
@@ -171,14 +178,17 @@ class Lendable:
 
     def begin(self, limit: timedelta) -> None:
         """Begin the transaction of functions."""
-        self._keep_to(limit)
-        self._exchange(BEGIN)
+        if self._prepared is not None:
+            self._exchange(*self._first(limit))
+        else:
+            *_, found = self._exchange(*self._first(limit), _PROCESS)
+            self.pid = rows(found, self.driver)[0]["pid"]
         self.driver.lent = True
 
     def begin_late(self, limit: timedelta) -> None:
         """Let the transaction of functions begin with the first command that is sent."""
         self._keep_to(limit)
-        self.driver.begin_step(b"BEGIN")
+        self.driver.begin_step(b"BEGIN" if self._prepared is not None else self._begin_limited(limit))
         self.driver.lent = True
 
     @property
@@ -217,10 +227,9 @@ class Lendable:
                 # SQLAlchemy asks the driver for a rollback, but nothing is open any more.
                 outer.close()
 
-    def close(self) -> None:
-        """Close the connection."""
-        with suppress(psycopg.Error):
-            self.driver.close()
+    def finish(self) -> None:
+        """Close the connection at once, in any thread."""
+        self.driver.pgconn.finish()
 
     @property
     def idle(self) -> bool:
@@ -230,8 +239,9 @@ class Lendable:
     def _exchange(self, *commands: Command) -> list[PGresult]:
         """Run statements in one round trip, and wait in this thread."""
         if self.driver.forgotten:
-            self._prepared.clear()
             self.driver.forgotten = False
+            if self._prepared is not None:
+                self._prepared.clear()
         waits = exchange(self.driver.pgconn, self._prepared, [as_sent(command) for command in commands])
         try:
             while True:
@@ -239,54 +249,18 @@ class Lendable:
         except StopIteration as end:
             return [*end.value]
 
+    def _first(self, limit: timedelta) -> list[Command]:
+        """Return what begins a transaction with its limits. Behind a pooler these are only the transaction's."""
+        self._keep_to(limit)
+        return [BEGIN] if self._prepared is not None else [BEGIN, limiting(limit, local=True)]
+
     def _keep_to(self, limit: timedelta) -> None:
         """Set the limits of transactions, in a round trip of its own, so that no rollback undoes them."""
-        if limit != self._limit:
+        if self._prepared is not None and limit != self._limit:
             self._exchange(limiting(limit, local=False))
             self._limit = limit
 
-
-class Lender:
-    """The connections of one kind of functions. The borrowers bound how many are lent at once."""
-
-    def __init__(self, url: str, *, keep: int, application_name: str) -> None:
-        self._url = url
-        self._keep = keep
-        self._connection = {**CONNECTION, "autocommit": False, "application_name": application_name}
-        self._idle: list[Lendable] = []
-
-    def borrow(self) -> Lendable:
-        """Take a live connection. `give_back` it later. Raises psycopg's errors."""
-        while self._idle:
-            with suppress(IndexError):
-                found = self._idle.pop()
-                if found.usable:
-                    return found
-                found.close()
-        try:
-            return Lendable(LentConnection.connect(self._url, **self._connection))
-        except DBAPIError as error:
-            raise error.orig or error from None
-
-    def give_back(self, borrowed: Lendable) -> None:
-        """Roll back what is open on a connection, and keep it for the next borrower."""
-        borrowed.end()
-        if borrowed.idle and len(self._idle) < self._keep:
-            self._idle.append(borrowed)
-        else:
-            borrowed.close()
-
-    @contextmanager
-    def lending(self) -> Iterator[Lendable]:
-        """Lend a connection for the block."""
-        borrowed = self.borrow()
-        try:
-            yield borrowed
-        finally:
-            self.give_back(borrowed)
-
-    def close(self) -> None:
-        """Close the connections that are not lent, and keep no others."""
-        self._keep = 0
-        while self._idle:
-            self._idle.pop().close()
+    def _begin_limited(self, limit: timedelta) -> bytes:
+        """Return the text that begins a transaction with its limits."""
+        name, values = limiting(limit, local=True)
+        return b"BEGIN; " + psycopg.ClientCursor(self.driver).mogrify(statement(name), values).encode()

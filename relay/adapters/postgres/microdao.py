@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from relay.adapters.postgres import migrations
-from relay.adapters.postgres.pool import reaching
+from relay.adapters.postgres.failures import reaching
 from relay.domain.errors import ConfigurationError
 
 #: The view, as producers name it in its schema, and the trigger by which it is known.
@@ -82,8 +82,9 @@ CREATE OR REPLACE TRIGGER relay_refuse_change INSTEAD OF UPDATE OR DELETE ON {vi
 CREATE OR REPLACE TRIGGER relay_refuse_statement BEFORE UPDATE OR DELETE ON {view}
   FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
 """
-# The rule of `Identity`: hyphens where they belong, else digits only. A regular expression takes 3 µs.
+# The rule of `Identity`: hyphens where they belong, else digits only. A regular expression takes 3 µs more.
 _UUID: Final = "n.id LIKE '________-____-____-____-____________' AND pg_input_is_valid(n.id, 'uuid')"
+_UUID_15: Final = "n.id ~ '^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$'"
 
 # The rule of `Trace`. What is not valid is left out: a trace must never break the event that it came with.
 _TRACE: Final = "^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
@@ -99,8 +100,12 @@ JOIN pg_namespace AS n ON n.oid = t.relnamespace
 WHERE r.ev_class = to_regclass(format('%%I.%%I', %(schema)s::text, %(view)s::text)) AND n.nspname <> %(own)s
 """
 
-#: The first version of PostgreSQL that makes such UUIDs.
+#: The first version of PostgreSQL that has `pg_input_is_valid`.
+_INPUT_IS_VALID: Final = 160_000
+#: The first that makes UUIDs in the order of their times.
 _UUIDV7: Final = 180_000
+#: The oldest that the tables are for.
+_OLDEST: Final = 150_000
 
 
 def lay(url: str, schema: str, *, waiting: Callable[[str], None] = lambda _: None) -> None:
@@ -113,8 +118,7 @@ def lay(url: str, schema: str, *, waiting: Callable[[str], None] = lambda _: Non
         found = connection.execute("SELECT current_schema()").fetchone()
         own = str(found[0]) if found else "public"
         _refuse_that_of_another(connection, own, schema)
-        made: LiteralString = "uuidv7()" if connection.info.server_version >= _UUIDV7 else "gen_random_uuid()"
-        text = statements(own, schema, made).as_string(connection)
+        text = statements(own, schema, connection.info.server_version).as_string(connection)
     migrations.run(url, [INDEX, text], waiting=waiting)
 
 
@@ -131,22 +135,24 @@ def _refuse_that_of_another(connection: psycopg.Connection, own: str, schema: st
 
 def script(own: str | None, schema: str) -> str:
     """All of it as plain SQL, to apply behind that of the tables (`migrations.sql`)."""
-    return f"\nBEGIN;\n{INDEX};\n{statements(own, schema, 'gen_random_uuid()').as_string(None)}\nCOMMIT;\n"
+    return f"\nBEGIN;\n{INDEX};\n{statements(own, schema, _OLDEST).as_string(None)}\nCOMMIT;\n"
 
 
-def statements(own: str | None, schema: str, made: LiteralString) -> sql.Composed:
+def statements(own: str | None, schema: str, version: int) -> sql.Composed:
     """The SQL that makes the view in ``schema`` over the table in the schema ``own``. Repeatable.
 
     ``own`` None: the table is where the search_path finds it.
-    ``made``: makes the id of a row whose event has no UUID. UUIDs in the order of their times are near each other.
+    ``version``: the oldest that it is for, as libpq has it. Ids of rows whose events have no UUID are near each
+    other if the server makes UUIDs in the order of their times.
     """
+    made: LiteralString = "uuidv7()" if version >= _UUIDV7 else "gen_random_uuid()"
     return sql.SQL(_LAY).format(
         schema=sql.Identifier(schema),
         view=sql.Identifier(schema, VIEW),
         refuse=sql.Identifier(schema, REFUSAL),
         table=sql.Identifier(VIEW) if own is None else sql.Identifier(own, VIEW),
         columns=sql.SQL(_COLUMNS),
-        uuid=sql.SQL(_UUID),
+        uuid=sql.SQL(_UUID if version >= _INPUT_IS_VALID else _UUID_15),
         trace=sql.Literal(_TRACE),
         made=sql.SQL(made),
     )

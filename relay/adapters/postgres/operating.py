@@ -71,9 +71,12 @@ class Operations:
         self._source = source
 
     async def _page(self, name: str, parameters: Mapping[str, Any]) -> Page[Row]:
-        """Return the rows of a statement, whose column ``total`` tells how many match in all."""
+        """Return the rows of a statement, whose column ``total`` tells how many match in all.
+
+        It is planned for its filter each time: a plan for any filter might read all that is there.
+        """
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement(name), parameters)
+            await cursor.execute(statement(name), parameters, prepare=False)
             rows = await cursor.fetchall()
         totals = [row.pop("total") for row in rows]
         return Page(rows, totals[0] if totals else 0)

@@ -14,8 +14,9 @@ from uuid import UUID
 import psycopg
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.failures import migrated
 from relay.adapters.postgres.low_water import NO_LANE, NONE, LowWaterMarks
-from relay.adapters.postgres.pool import Connection, Pool, connection, migrated, query
+from relay.adapters.postgres.pool import Connection, Pool, connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure

@@ -1,5 +1,7 @@
 """Our own statements in few round trips: prepared once on a connection, then sent and answered together.
 
+Through a pooler in transaction mode nothing is prepared by name: the server then plans each statement anew.
+
 Every message passes through here, so this calls libpq directly. psycopg's own pipeline, with a cursor for each
 statement, takes three times as long in Python. `exchange` is the whole protocol. It waits nowhere itself: a thread
 drives it by `Lendable` (`relay.adapters.postgres.lending`), the event loop by `fetch`.
@@ -22,7 +24,7 @@ from psycopg.errors import InvalidSqlStatementName, error_from_result
 from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from relay.adapters.postgres.pool import Connection
+from relay.adapters.postgres.pool import Connection, prepares
 from relay.adapters.postgres.sql import statement
 
 #: A statement's name in ``sql/`` and its values.
@@ -46,13 +48,13 @@ class Sent(NamedTuple):
 
 
 def exchange(
-    libpq: PGconn, prepared: set[bytes], statements: Sequence[Sent]
+    libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent]
 ) -> Generator[bool, None, list[PGresult]]:
     """Run statements in one round trip; returns a result for each. When one fails, those after it do not run.
 
-    ``prepared``: the statements that the connection knows by name. Yields when it must wait: True until it can
-    write, False until there is input. Raises psycopg's errors. If the connection is lost on the way, it is unknown
-    what the server has done.
+    ``prepared``: the statements that the connection knows by name; None if it may know none. Yields when it must
+    wait: True until it can write, False until there is input. Raises psycopg's errors. If the connection is lost
+    on the way, it is unknown what the server has done.
     """
     libpq.enter_pipeline_mode()
     syncs, kept = _send(libpq, prepared, statements)
@@ -80,11 +82,14 @@ def exchange(
         return _checked(results, kept, prepared)
     except InvalidSqlStatementName:
         # The driver has deallocated every statement, as it does after a rollback. Nothing has run.
-        prepared.difference_update(name for name, *_ in statements)
+        if prepared is not None:
+            prepared.difference_update(name for name, *_ in statements)
         raise
 
 
-def _send(libpq: PGconn, prepared: set[bytes], statements: Sequence[Sent]) -> tuple[int, list[bytes | None]]:
+def _send(
+    libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent]
+) -> tuple[int, list[bytes | None]]:
     """Send statements; returns how often they are synchronised, and for each result the name that it prepares."""
     syncs, kept = 1, list[bytes | None]()
     for name, text, values in statements:
@@ -92,21 +97,24 @@ def _send(libpq: PGconn, prepared: set[bytes], statements: Sequence[Sent]) -> tu
             libpq.pipeline_sync()
             syncs += 1
             continue
-        if name not in prepared and name not in kept:
-            libpq.send_prepare(name, text)
-            kept.append(name)
-        libpq.send_query_prepared(name, values)
+        if prepared is None:
+            libpq.send_query_params(text, values)
+        else:
+            if name not in prepared and name not in kept:
+                libpq.send_prepare(name, text)
+                kept.append(name)
+            libpq.send_query_prepared(name, values)
         kept.append(None)
     libpq.pipeline_sync()
     return syncs, kept
 
 
-def _checked(results: list[PGresult], kept: list[bytes | None], prepared: set[bytes]) -> list[PGresult]:
+def _checked(results: list[PGresult], kept: list[bytes | None], prepared: set[bytes] | None) -> list[PGresult]:
     """Note what is prepared now; returns the results of what ran. Raises the first error among them."""
     for result, name in zip(results, kept, strict=True):
         if result.status not in _GOOD:
             raise error_from_result(result)
-        if name is not None:
+        if name is not None and prepared is not None:
             prepared.add(name)
     return [result for result, name in zip(results, kept, strict=True) if name is None]
 
@@ -133,7 +141,8 @@ async def fetch_sent(connection: Connection, sent: Sent) -> list[dict[str, Any]]
 
 async def fetch_all(connection: Connection, sent: Sequence[Sent]) -> list[list[dict[str, Any]]]:
     """Run statements in one round trip and one transaction, once only; returns the rows of each."""
-    prepared, libpq = _known.setdefault(connection, set()), connection.pgconn
+    prepared = _known.setdefault(connection, set()) if prepares(connection) else None
+    libpq = connection.pgconn
     waits = exchange(libpq, prepared, sent)
     try:
         while True:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import psycopg
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
-from psycopg.errors import UndefinedColumn, UndefinedFunction, UndefinedTable
 from psycopg.postgres import types
 from psycopg.pq import Format as PqFormat
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.types.datetime import TimestamptzLoader
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from relay.adapters.postgres.budget import WAIT_S, Budget
+from relay.adapters.postgres.failures import migrated, reached, reaching, reason
 from relay.adapters.postgres.sql import statement
-from relay.domain.disclosure import first_line
-from relay.domain.errors import DatabaseUnreachable, SchemaMissing
+from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
 
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
-Pool: TypeAlias = AsyncConnectionPool[Connection]
 #: Lends a connection for the length of a block. Raises DatabaseUnreachable and SchemaMissing.
 Source: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
+#: Prepares a new connection.
+Configure: TypeAlias = Callable[[Connection], Awaitable[None]]
 
 #: A dead peer is noticed within about ten seconds instead of the operating system's two hours.
 CONNECTION: Final[dict[str, Any]] = {
@@ -35,33 +38,10 @@ CONNECTION: Final[dict[str, Any]] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-
-
-def create_pool(
-    url: str,
-    *,
-    max_size: int,
-    application_name: str,
-    configure: Callable[[Connection], Awaitable[None]] | None = None,
-) -> Pool:
-    """Return a pool that connects on demand. Open it with ``await pool.open()`` inside the event loop.
-
-    ``configure`` is given each new connection.
-    """
-    return AsyncConnectionPool(
-        url,
-        connection_class=_noting(),
-        kwargs={**CONNECTION, "application_name": application_name},
-        configure=configure,
-        min_size=1,
-        max_size=max_size,
-        timeout=3,
-        # The pool soon gives up an attempt to connect. The job that needs the connection has its own back-off.
-        reconnect_timeout=5,
-        open=False,
-        check=None,
-        name=application_name,
-    )
+#: The same through a pooler in transaction mode: what is prepared by name would stay with another's session.
+POOLED: Final[dict[str, Any]] = {**CONNECTION, "prepare_threshold": None}
+#: The pause after a first attempt to connect, in seconds. Each further one is twice as long.
+_FIRST_PAUSE_S: Final = 0.2
 
 
 _USUAL: Final = psycopg.adapters.get_loader(types["timestamptz"].oid, PqFormat.TEXT) or TimestamptzLoader
@@ -100,91 +80,193 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
         made.adapters.register_loader("timestamptz", _Time)
         return made
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether it is open, in no transaction, and has answered everything."""
+        idle = self.pgconn.transaction_status == TransactionStatus.IDLE
+        return idle and self.pgconn.pipeline_status == PipelineStatus.OFF
 
-class _Noting(AsyncConnection):
-    """Remembers why the last attempt to connect failed. The pool itself only reports a time-out."""
+    @property
+    def usable(self) -> bool:
+        """Whether it is open and has no input: that usually means that the server has closed it."""
+        return not self.closed and not has_input(self.pgconn.socket)
 
-    failure: ClassVar[str | None] = None
+    def finish(self) -> None:
+        """Close it at once, in any thread."""
+        self.pgconn.finish()
 
-    @classmethod
-    async def connect(cls, *arguments: Any, **options: Any) -> Any:
+
+def prepares(conn: psycopg.Connection[Any] | Connection) -> bool:
+    """Whether statements may be prepared by name on a connection."""
+    return conn.prepare_threshold is not None
+
+
+def has_input(socket: int) -> bool:
+    """Whether a socket can be read. To ask the server instead would cost a round trip each time."""
+    look = select.poll()
+    look.register(socket, select.POLLIN)
+    return bool(look.poll(0))
+
+
+class Pool:
+    """The connections to a database, made on demand, for at most ``max_size`` callers at a time.
+
+    All pools of a process to one server share its ``budget``. ``configure`` is given each new connection.
+    ``pooler``: whether the address is that of a pooler in transaction mode. ``timeout``: for how many seconds a
+    caller tries to connect.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        max_size: int,
+        application_name: str,
+        budget: Budget,
+        configure: Configure | None = None,
+        pooler: bool = False,
+    ) -> None:
+        self.max_size, self.timeout = max_size, 3.0
+        self._url, self._budget, self._configure = url, budget, configure
+        self._options = {**(POOLED if pooler else CONNECTION), "application_name": application_name}
+        self._turns = asyncio.Semaphore(max_size)
+        self._owner = budget.owner()
+        self._opened = False
+        #: Why the last attempt to connect failed.
+        self._away: DatabaseUnreachable | None = None
+
+    async def open(self) -> None:
+        """Begin to close what nobody uses for a while."""
+        if not self._opened:
+            self._opened = True
+            self._budget.attend()
+
+    async def close(self) -> None:
+        """Close the connections: those in use as soon as they are given back."""
+        self._budget.close(self._owner)
+        if self._opened:
+            self._opened = False
+            await self._budget.leave()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Lend a connection. Ends its transaction: commits it, unless the block raises.
+
+        Raises ConnectionsBusy, DatabaseUnreachable and psycopg's errors.
+        """
+        if self._owner.closed:
+            raise DatabaseUnreachable("its connections are closed: the process is about to end")
+        await self._turn()
         try:
-            made = await super().connect(*arguments, **options)
-        except psycopg.Error as error:
-            cls.failure = reason(error)
+            kept = await self._budget.take(self._owner)
+            try:
+                if kept is None:
+                    kept = await self._connect()
+                assert isinstance(kept, AsyncConnection)
+                async with _ended(kept):
+                    yield kept
+            finally:
+                ready = isinstance(kept, AsyncConnection) and kept.at_rest
+                if kept is not None and not ready:
+                    kept.finish()
+                self._budget.give(self._owner, kept if ready else None)
+        finally:
+            self._turns.release()
+
+    async def _turn(self) -> None:
+        """Wait for a turn: while the server is away, no longer than those who have one."""
+        if not self._turns.locked():
+            await self._turns.acquire()
+            return
+        for limit in (self.timeout, WAIT_S - self.timeout):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await self._turns.acquire()
+                    return
+            if self._away is not None:
+                raise DatabaseUnreachable(self._away.message, hint=self._away.hint)
+        text = f"all {self.max_size} connections to the database were in use for {WAIT_S:g} s"
+        raise ConnectionsBusy(text, hint="is it slow? relay doctor tells what holds it up")
+
+    async def _connect(self) -> Any:
+        """Connect, and try again for a while. The job that needs the connection has its own back-off."""
+        until, pause = time.monotonic() + self.timeout, _FIRST_PAUSE_S
+        while True:
+            try:
+                with reaching():
+                    made = await self._dial()
+            except DatabaseUnreachable as error:
+                self._away = error
+                if self._owner.closed or time.monotonic() + pause > until:
+                    raise
+            else:
+                self._away = None
+                return made
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    async def _dial(self) -> Any:
+        made = await AsyncConnection.connect(self._url, **self._options)
+        try:
+            if self._configure is not None:
+                await self._configure(made)
+        except BaseException:
+            made.finish()
             raise
-        cls.failure = None
         return made
 
 
-def _noting() -> type[_Noting]:
-    """Return a new class, so that each pool remembers its own failure."""
-    return type("_Noting", (_Noting,), {})
+@asynccontextmanager
+async def _ended(conn: Connection) -> AsyncIterator[None]:
+    """End the transaction with the block, if one is open."""
+    try:
+        yield
+    except BaseException:
+        # If this fails too, the connection is not at rest and is closed.
+        with suppress(Exception):
+            await conn.rollback()
+        raise
+    await conn.commit()
+
+
+def create_pool(
+    url: str,
+    *,
+    max_size: int,
+    application_name: str,
+    budget: Budget | None = None,
+    configure: Configure | None = None,
+    pooler: bool = False,
+) -> Pool:
+    """Return a pool, with a budget of its own if none is given. Open it inside the event loop."""
+    return Pool(
+        url,
+        max_size=max_size,
+        application_name=application_name,
+        budget=budget or Budget(),
+        configure=configure,
+        pooler=pooler,
+    )
 
 
 @asynccontextmanager
 async def connection(pool: Pool) -> AsyncIterator[Connection]:
     """Lend a connection of the pool. Raises DatabaseUnreachable and SchemaMissing."""
-    with migrated(), reached(pool):
-        conn = await _take(pool)
-        try:
-            async with conn:
-                yield conn
-        finally:
-            await pool.putconn(conn)
-
-
-async def _take(pool: Pool) -> Connection:
-    """Take a connection that the server has not closed. A restart closes all idle ones.
-
-    Otherwise each of them would cost a job and its back-off. The pool's own check asks the server about each
-    connection that it lends, and waits after each one that is closed.
-    """
-    while True:
-        conn = await pool.getconn()
-        try:
-            if _has_news(conn):
-                await pool.check_connection(conn)
-        except psycopg.OperationalError:
-            await pool.putconn(conn)
-        except BaseException:
-            await pool.putconn(conn)
-            raise
-        else:
-            return conn
-
-
-def _has_news(conn: Connection) -> bool:
-    """Whether there is something to read: the server says nothing on an idle connection unless it closes it."""
-    waiting = select.poll()
-    waiting.register(conn.fileno(), select.POLLIN)
-    return bool(waiting.poll(0))
+    with migrated(), reached():
+        async with pool.connection() as conn:
+            yield conn
 
 
 async def query(conn: Connection, name: str, /, **parameters: Any) -> list[Any]:
     """Run the statement ``sql/<name>.sql`` and return its rows."""
     return await (await conn.execute(statement(name), parameters)).fetchall()
-
-
-@contextmanager
-def reached(pool: Pool | None = None) -> Iterator[None]:
-    """Turn errors that mean the server is away into DatabaseUnreachable."""
-    try:
-        yield
-    except (PoolTimeout, PoolClosed) as error:
-        why = getattr(pool.connection_class, "failure", None) if pool is not None else None
-        raise DatabaseUnreachable(f"{error}: {why}" if why else str(error)) from error
-    except psycopg.OperationalError as error:
-        # This includes deadlocks, lock time-outs and statement time-outs: a retry can succeed.
-        raise DatabaseUnreachable(first_line(error)) from error
-    except (
-        psycopg.InterfaceError,
-        psycopg.errors.IdleInTransactionSessionTimeout,
-        psycopg.errors.TransactionTimeout,
-        psycopg.errors.ReadOnlySqlTransaction,
-    ) as error:
-        # A process that paused in a claim has lost it. After a failover, a replica may answer for a moment.
-        raise DatabaseUnreachable(first_line(error)) from error
 
 
 def pooled(pool: Pool) -> Source:
@@ -216,70 +298,3 @@ async def connected(url: str, name: str) -> AsyncIterator[Source]:
 
     async with conn:
         yield lend
-
-
-@contextmanager
-def migrated() -> Iterator[None]:
-    """Turn PostgreSQL's errors about missing tables, columns or functions into SchemaMissing."""
-    try:
-        yield
-    except (UndefinedTable, UndefinedColumn, UndefinedFunction) as error:
-        raise SchemaMissing(
-            "the database lacks tables or functions of the relay", hint="run: relay db upgrade"
-        ) from error
-
-
-# --- why PostgreSQL could not be reached ---
-
-# The driver's messages may quote host names, users and, for a malformed URL, the password. So they are matched and
-# never passed on.
-_REASONS: Final = (
-    # These come first, because their texts also contain the signs of other errors.
-    ("root certificate file", "TLS: the file of sslrootcert cannot be read"),
-    ("private key file", "TLS: the file of sslkey cannot be read, or others may read it too"),
-    ("certificate file", "TLS: the file of sslcert cannot be read"),
-    ("certificate required", "TLS: the server wants a certificate of ours (sslcert and sslkey)"),
-    ("valid client certificate", "TLS: the server wants a certificate of ours (sslcert and sslkey)"),
-    ("unknown ca", "TLS: the server does not trust our certificate (sslcert)"),
-    ("certificate verify failed", "TLS: its certificate is of an authority we do not trust (sslrootcert)"),
-    ("does not match host name", "TLS: its certificate is for another host"),
-    ("does not support SSL", "TLS: the server offers none"),
-    ("certificate", "TLS: the certificates do not match"),
-    ("SSL error", "TLS: the two sides do not agree"),
-    ("refused", "the connection was refused"),
-    ("timeout", "no answer in time"),
-    ("timed out", "no answer in time"),
-    ("authentication failed", "user or password was not accepted"),
-    ("no password supplied", "a password is asked for and none is configured"),
-    ("no pg_hba.conf entry", "the server admits no such connection (pg_hba.conf)"),
-    ("resolve host", "the host name cannot be resolved"),
-    ("translate host", "the host name cannot be resolved"),
-    ("starting up", "the server is starting up"),
-    ("shutting down", "the server is shutting down"),
-    ("too many clients", "all its connections are taken"),
-    ("remaining connection slots", "all its connections are taken"),
-    ("does not exist", "the database or the user does not exist"),
-    ("No such file", "nothing listens on its socket"),
-)
-_OTHER: Final = "the connection failed"
-_HINT: Final = "check database_url of the context, and that the server runs"
-
-
-def reason(error: BaseException) -> str:
-    """Return what the driver's error means, in words that show nothing of the connection string."""
-    text = str(error)
-    return next((words for sign, words in _REASONS if sign in text), _OTHER)
-
-
-@contextmanager
-def reaching() -> Iterator[None]:
-    """Turn every error that the driver raises while it connects into DatabaseUnreachable.
-
-    The original is not chained, because a traceback would print it.
-    """
-    try:
-        yield
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise DatabaseUnreachable(reason(error), hint=_HINT) from None
-    except psycopg.ProgrammingError:
-        raise DatabaseUnreachable("the connection string is malformed", hint=_HINT) from None

@@ -16,7 +16,18 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
 from relay.domain.operators import Operator
 from relay.domain.policies import KEEP
-from relay.domain.schedule import CLAIM, ClaimedRun, Due, JobRecord, JobView, Lead, RunState, Schedule, WaitingRun
+from relay.domain.schedule import (
+    CLAIM,
+    ClaimedRun,
+    Due,
+    JobRecord,
+    JobView,
+    Lead,
+    RunState,
+    Schedule,
+    WaitingRun,
+    pause_refusal,
+)
 
 #: A run that nobody has claimed for this long is enqueued again: the queue may have lost it.
 _PATIENCE: Final = timedelta(seconds=10)
@@ -148,6 +159,23 @@ class PostgresSchedule:
             if rows:
                 await audit(conn, "schedule run", [job], by)
         return rows[0][0] if rows else None
+
+    async def pause(self, job: str, by: Operator, *, pause: bool = True) -> bool:
+        """Pause a cron job, or let it go on; False for an unknown job. Repeatable.
+
+        Raises NotPausable for a duty of the relay.
+        """
+        async with self._source() as conn, conn.transaction():
+            rows = await query(conn, "schedule/lock_job", name=job)
+            if not rows:
+                return False
+            [(schedule, paused)] = rows
+            if pause and (refusal := pause_refusal(schedule)) is not None:
+                raise refusal
+            if paused != pause:
+                await conn.execute(statement("schedule/pause_job"), {"name": job, "pause": pause})
+                await audit(conn, f"schedule {'pause' if pause else 'resume'}", [job], by)
+        return True
 
     async def outcome(self, job: str, scheduled_for: datetime) -> tuple[RunState, str | None] | None:
         """Return the state and error of a cron job's run; None when there is no such run."""

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.lazy import LazyAsyncConnection, LentConnection
 from relay.adapters.postgres.lending import AsyncTransaction, Transaction
+from relay.adapters.postgres.on_psycopg import drop_waiting, write_waiting
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.targets import insert_sqlalchemy, insert_sqlalchemy_async
 from relay.domain.errors import ClaimLost, TransactionBroken, WriteConflict
@@ -66,10 +67,10 @@ class _Shared:
 class SharedTransaction(_Shared):
     """A shared transaction for plain functions, in a thread. ``pid``: the server process of its connection."""
 
-    def __init__(self, outer: Connection, driver: LentConnection, cursor: psycopg.Cursor[Any]) -> None:
+    def __init__(self, outer: Connection, driver: LentConnection, cursor: psycopg.Cursor[Any], pid: int) -> None:
         super().__init__()
         self._outer, self._driver, self._cursor = outer, driver, cursor
-        self.pid = driver.info.backend_pid
+        self.pid = pid
 
     @contextmanager
     def step(self) -> Iterator[Transaction]:
@@ -120,8 +121,10 @@ class AsyncSharedTransaction(_Shared):
         try:
             async with AsyncTransaction(self._outer, self._driver, rows).used() as transaction:
                 yield transaction
+            await write_waiting(self._driver)
         except BaseException as error:
             self._note(error)
+            drop_waiting(self._driver)
             if self._disarm(self._driver):
                 await self._execute(_UNDO)
             raise

@@ -1,20 +1,21 @@
 """The sessions and connections of applications, through which rows are written in an open transaction.
 
-Rows added to a connection, of psycopg or of SQLAlchemy, are written at once. Those of a session wait for its
-commit: they are written at the last moment and all at once. So they hold the locks of their keys only briefly, and
-the locks are taken in one sorted order, so that two transactions cannot deadlock over them. A row belongs to the
-innermost transaction or savepoint in which it was added. A released savepoint hands its rows to the transaction
-around it. Rows that a transaction still has when it ends are dropped.
+Rows added to a connection are written at once; an asynchronous one writes them when they are awaited, or before
+its next command. Those of a session wait for its commit: they are written at the last moment and all at once. So
+they hold the locks of their keys only briefly, and the locks are taken in one sorted order, so that two
+transactions cannot deadlock over them. A row belongs to the innermost transaction or savepoint in which it was
+added. A released savepoint hands its rows to the transaction around it. Rows that a transaction still has when it
+ends are dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
-from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Dialect
 from sqlalchemy import event as listen
 from sqlalchemy.exc import UnboundExecutionError
@@ -22,11 +23,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from relay.adapters.postgres import taking
-from relay.adapters.postgres.enqueue import Ready, Row, Write, refusals, statements
+from relay.adapters.postgres.enqueue import Ready, Row, Write, numbered, refusals, statements
+from relay.adapters.postgres.on_asyncpg import AsyncpgTarget
+from relay.adapters.postgres.on_django import DjangoTarget
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 
-SyncTarget: TypeAlias = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
-AsyncTarget: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
+SyncTarget: TypeAlias = Session | scoped_session[Any] | Connection | psycopg.Connection[Any] | DjangoTarget
+AsyncTarget: TypeAlias = (
+    AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any] | AsyncpgTarget
+)
 Value = TypeVar("Value")
 Other = TypeVar("Other")
 
@@ -36,53 +41,29 @@ _LATER: Final = "jetrelay_outbox_later"
 # --- connections ---
 
 
-def _insert_psycopg(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
-    """Write ``rows``. Raises NoTransaction and what `refusals` raises."""
-    if not rows:
-        return
-    _check(connection)
-    # A plain cursor, because the connection's own cursor class may use another parameter style.
-    with refusals(connection), psycopg.Cursor(connection) as cursor:
-        for sql, parameters in statements(rows):
-            cursor.execute(sql, parameters)
-
-
-async def _insert_psycopg_async(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> None:
-    """Write ``rows``. Raises NoTransaction and what `refusals` raises."""
-    if not rows:
-        return
-    _check(connection)
-    with refusals(connection):
-        async with psycopg.AsyncCursor(connection) as cursor:
-            for sql, parameters in statements(rows):
-                await cursor.execute(sql, parameters)
-
-
-def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Refuse a connection that would commit the row by itself."""
-    idle = connection.info.transaction_status == TransactionStatus.IDLE
-    if connection.autocommit and idle:
-        raise NoTransaction(
-            "the connection is in autocommit mode and no transaction is open",
-            field="target",
-            hint="use `with connection.transaction():` around the change and the event",
-        )
-
-
 def insert_sqlalchemy(connection: Connection, rows: Sequence[Row]) -> None:
     """Write ``rows``. Raises NoTransaction, UnsupportedTarget and what `refusals` raises."""
     if not rows:
         return
+    check_connection(connection)
+    with refusals(connection.connection.driver_connection):
+        for sql, parameters in statements(rows):
+            if connection.dialect.driver == "asyncpg":
+                connection.exec_driver_sql(*numbered(sql, parameters))
+            else:
+                connection.exec_driver_sql(sql, parameters)
+
+
+def check_connection(connection: Connection) -> None:
+    """Refuse a connection that would commit rows by itself, or of another driver.
+
+    Raises NoTransaction, UnsupportedTarget.
+    """
     _check_driver(connection.dialect)
-    pooled = connection.connection
-    if getattr(pooled.dbapi_connection, "autocommit", False):
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise NoTransaction(
             "the connection is in autocommit mode", field="target", hint="use an engine without AUTOCOMMIT"
         )
-    driver: Any = pooled.driver_connection  # psycopg's own: the driver was checked
-    with refusals(driver):
-        for sql, parameters in statements(rows):
-            connection.exec_driver_sql(sql, parameters)
 
 
 async def insert_sqlalchemy_async(connection: AsyncConnection, rows: Sequence[Row]) -> None:
@@ -92,12 +73,12 @@ async def insert_sqlalchemy_async(connection: AsyncConnection, rows: Sequence[Ro
 
 
 def _check_driver(dialect: Dialect) -> None:
-    """Refuse an engine that does not use PostgreSQL through psycopg."""
-    if dialect.name != "postgresql" or dialect.driver not in ("psycopg", "psycopg_async"):
+    """Refuse an engine that does not use PostgreSQL through psycopg or asyncpg."""
+    if dialect.name != "postgresql" or dialect.driver not in ("psycopg", "psycopg_async", "asyncpg"):
         raise UnsupportedTarget(
             f"the driver {dialect.name}+{dialect.driver} is not supported",
             field="target",
-            hint="create the engine with postgresql+psycopg://",
+            hint="create the engine with postgresql+psycopg:// or postgresql+asyncpg://",
         )
 
 
@@ -254,31 +235,48 @@ _WRITERS: Final[Mapping[type, Write]] = {
     Connection: insert_sqlalchemy,
     AsyncSession: _collect_async,
     async_scoped_session: lambda scope, rows: _collect_async(scope(), rows),
-    AsyncConnection: insert_sqlalchemy_async,
-    psycopg.Connection: _insert_psycopg,
-    psycopg.AsyncConnection: _insert_psycopg_async,
 }
+#: The modules whose ``write`` serves further classes, by the names of the classes: their libraries may be absent.
+_MODULES: Final = {
+    "sqlalchemy.ext.asyncio.engine.AsyncConnection": "on_sqlalchemy",
+    "psycopg.Connection": "on_psycopg",
+    "psycopg.AsyncConnection": "on_psycopg",
+    "asyncpg.connection.Connection": "on_asyncpg",
+    "asyncpg.pool.PoolConnectionProxy": "on_asyncpg",
+    "django.db.backends.base.base.BaseDatabaseWrapper": "on_django",
+    "django.utils.connection.ConnectionProxy": "on_django",
+}
+
+
+def _writer(kind: type) -> Write | None:
+    if kind in _WRITERS:
+        return _WRITERS[kind]
+    module = _MODULES.get(f"{kind.__module__}.{kind.__qualname__}")
+    if module is None:
+        return None
+    found: Write = import_module(f"relay.adapters.postgres.{module}").write
+    return found
 
 
 def write(target: SyncTarget | AsyncTarget, rows: Sequence[Row], answer: Value) -> Value | Awaitable[Value]:
     """Record ``rows`` in the open transaction of ``target`` and return ``answer``, awaitable for an async target.
 
     A session keeps the rows until it commits. A connection writes them at once, in one statement for each kind of
-    row. Raises UnsupportedTarget and NoTransaction.
+    row; an asynchronous one when they are awaited. Raises UnsupportedTarget and NoTransaction.
     """
 
     def answering(_: None) -> Value:
         return answer
 
     for base in type(target).__mro__:
-        if base in _WRITERS:
+        if (writer := _writer(base)) is not None:
             taking.check(base)
-            written = _WRITERS[base](target, rows)
+            written = writer(target, rows)
             return answer if written is None else then(written, answering)
     raise UnsupportedTarget(
         f"{type(target).__name__} is not a session or connection",
         field="target",
-        hint="pass a SQLAlchemy Session, AsyncSession, Connection, AsyncConnection or a psycopg connection",
+        hint="pass a session or connection of SQLAlchemy, or a connection of psycopg, asyncpg or Django",
     )
 
 

@@ -6,23 +6,21 @@ works in a savepoint of its own, and its commit and rollback act on that savepoi
 
 from __future__ import annotations
 
-import select
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import psycopg
-from sqlalchemy import event as listen
-from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from relay.adapters.postgres.lazy import DIALECT, LazyAsyncConnection
-from relay.adapters.postgres.lending import AsyncTransaction, Lendable, Lender, Settlement, Transaction, limiting
+from relay.adapters.postgres.budget import Budget
+from relay.adapters.postgres.failures import reached
+from relay.adapters.postgres.lazy import LazyAsyncConnection
+from relay.adapters.postgres.lender import Lender
+from relay.adapters.postgres.lending import AsyncTransaction, Lendable, Settlement, Transaction, limiting
 from relay.adapters.postgres.pipeline import Command
-from relay.adapters.postgres.pool import CONNECTION, reached
+from relay.adapters.postgres.pool import CONNECTION, POOLED
 from relay.adapters.postgres.shared import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost
@@ -80,30 +78,30 @@ class Claimed:
 class HandlerTransactions:
     """Transactions on a context's database. The caller bounds how many there are at once.
 
-    ``size``: how many idle connections are kept, for functions and for coroutines each. ``limit``: how long a
-    transaction may idle and a statement may take. A worker that pauses in a handler holds its locks no longer.
+    ``limit``: how long a transaction may idle and a statement may take. A worker that pauses in a handler holds
+    its locks no longer. ``budget``: how many connections the process has; one of its own if none is given.
+    ``pooler``: whether the address is that of a pooler in transaction mode.
     """
 
-    def __init__(self, url: str, *, limit: timedelta, size: int, application_name: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        limit: timedelta,
+        application_name: str,
+        budget: Budget | None = None,
+        pooler: bool = False,
+    ) -> None:
         self._url = url
         self._limit = limit
-        self._connection = {**CONNECTION, "autocommit": False, "application_name": application_name}
-        self._lender = Lender(url, keep=size, application_name=application_name)
-        self._pool: dict[str, Any] = {
-            "pool_size": size,
-            "max_overflow": -1,
-            # Errors and logs must not show what a handler writes.
-            "hide_parameters": True,
-        }
+        usual = POOLED if pooler else CONNECTION
+        self._connection = {**usual, "autocommit": False, "application_name": application_name}
+        self._lender = Lender(url, self._connection, budget or Budget())
 
-    @cached_property
-    def _async_engine(self) -> AsyncEngine:
-        async def connect() -> LazyAsyncConnection:
-            return await LazyAsyncConnection.connect(self._url, **self._connection)
-
-        engine = create_async_engine(DIALECT, async_creator=connect, **self._pool)
-        listen.listen(engine.sync_engine, "checkout", _check_alive)
-        return engine
+    @property
+    def idle(self) -> int:
+        """How many connections wait for a function."""
+        return self._lender.idle
 
     def claim(
         self, claim: Command, *, begin: bool = True, limit: timedelta | None = None
@@ -153,8 +151,11 @@ class HandlerTransactions:
     @asynccontextmanager
     async def _begun_async(self, limit: timedelta | None = None) -> AsyncIterator[_BegunAsync]:
         """Begin a transaction and set its limits, in one round trip."""
-        async with self._async_engine.connect() as outer, outer.begin(), AsyncExitStack() as stack:
-            driver = await _async_driver(outer)
+        async with AsyncExitStack() as stack:
+            borrowed = await stack.enter_async_context(self._lender.lending_async())
+            outer = await stack.enter_async_context(borrowed.engine.connect())
+            await stack.enter_async_context(outer.begin())
+            driver = borrowed.driver
             cursor = await stack.enter_async_context(psycopg.AsyncCursor(driver))
             async with driver.pipeline():
                 await stack.enter_async_context(psycopg.AsyncTransaction(driver))
@@ -168,7 +169,7 @@ class HandlerTransactions:
         with self._lender.lending() as borrowed:
             borrowed.begin(self._limit)
             with psycopg.Cursor(borrowed.driver) as cursor:
-                yield SharedTransaction(borrowed.outer(), borrowed.driver, cursor)
+                yield SharedTransaction(borrowed.outer(), borrowed.driver, cursor, borrowed.pid)
             borrowed.commit()
 
     @asynccontextmanager
@@ -185,27 +186,3 @@ class HandlerTransactions:
     async def close(self) -> None:
         """Close the connections."""
         self._lender.close()
-        if "_async_engine" in self.__dict__:
-            await self._async_engine.dispose()
-
-
-def _check_alive(_connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
-    """Replace a connection that has input while idle: usually the server has closed it.
-
-    This only looks at the socket. To ask the server would cost a round trip for every message.
-    """
-    driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None = record.driver_connection
-    if driver is None or driver.closed or _has_input(driver.fileno()):
-        raise DisconnectionError("the server has closed an idle connection")
-
-
-def _has_input(socket: int) -> bool:
-    look = select.poll()
-    look.register(socket, select.POLLIN)
-    return bool(look.poll(0))
-
-
-async def _async_driver(connection: AsyncConnection) -> LazyAsyncConnection:
-    driver = (await connection.get_raw_connection()).driver_connection
-    assert isinstance(driver, LazyAsyncConnection)
-    return driver

@@ -18,8 +18,10 @@ from typing import Final
 
 from psycopg.errors import QueryCanceled
 
+from relay.adapters.postgres import array
 from relay.adapters.postgres.brake import ProducerBrake, tell
-from relay.adapters.postgres.pool import Connection, Pool, migrated, pooled, reached
+from relay.adapters.postgres.failures import migrated, reached
+from relay.adapters.postgres.pool import Connection, Pool, pooled
 from relay.adapters.postgres.tasks import GRACE
 from relay.adapters.postgres.watch import Question, Rows, Watch
 from relay.concurrency import Batcher
@@ -59,8 +61,8 @@ class Wakeup:
         self.brake = ProducerBrake(pool, self._watch.ask)
         self._asked: Batcher[Question, Rows | None] = Batcher(self._together)
         self._sleeping: bool | None = None
-        self._rest_until = 0.0
-        self._slow = False
+        self._rest_until = self._blind_until = 0.0
+        self._slow = self._late = False
         self._wakes: dict[str, Callable[[], None]] = {}
 
     async def due(self, limit: int) -> Due:
@@ -95,6 +97,26 @@ class Wakeup:
     async def tasks_overdue(self) -> bool:
         """Whether a delivered task should have begun by now. Raises DatabaseUnreachable."""
         return bool(await self._asked.ask(("tasks/delivered_queues", {"grace": GRACE})))
+
+    async def unfinished(self, subscriptions: Sequence[str]) -> Sequence[str]:
+        """Those of the subscriptions that have unfinished messages; all of them if that is not known.
+
+        It is not while the database is away, nor for a while after an answer that took long.
+        """
+        begun = time.monotonic()
+        if begun < self._blind_until:
+            return subscriptions
+        try:
+            async with asyncio.timeout(_GIVE_UP_S):
+                rows = await self._watch.ask("inbox/open", {"subscriptions": array.of_texts(subscriptions)})
+        except (DatabaseUnreachable, TimeoutError):
+            rows = None
+        took = time.monotonic() - begun
+        before, self._late = self._late, took > _SLOW_S
+        # Once may be this process.
+        if rows is None or (self._late and before):
+            self._blind_until = begun + _PAUSE_FACTOR * took
+        return subscriptions if rows is None else [row["name"] for row in rows]
 
     async def _together(self, questions: Sequence[Question]) -> Sequence[Rows | None]:
         """Ask what is asked at the same time, in one round trip and one transaction.

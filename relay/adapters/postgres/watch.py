@@ -14,8 +14,9 @@ import psycopg
 from psycopg.errors import InvalidSqlStatementName
 from psycopg.pq import ConnStatus, TransactionStatus
 
+from relay.adapters.postgres.failures import migrated, reached
 from relay.adapters.postgres.pipeline import Sent, fetch_all
-from relay.adapters.postgres.pool import CONNECTION, Connection, migrated, reached
+from relay.adapters.postgres.pool import CONNECTION, Connection
 from relay.adapters.postgres.sql import statement
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from relay.cli.demo.evidence import Counts
     from relay.cli.demo.profile import Profile
     from relay.devstack.fleet import Fleet, FleetOptions
 
@@ -29,6 +31,9 @@ def demo(
     profile: Annotated[
         str | None, typer.Option(help="Play a wire profile: sr, microdao or cloudevents. Its data are fresh too.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as JSON; what happens goes to stderr.")
+    ] = False,
 ) -> None:
     """Watch events flow from a transaction to a handler, on servers of the demo's own and fresh data.
 
@@ -39,18 +44,25 @@ def demo(
 
     from relay.cli.dev import close
     from relay.cli.extra import require_extra
+    from relay.cli.operating import print_json
 
     require_extra()
     from relay.cli.demo.profile import find
     from relay.devstack.fleet import Fleet
     from relay.devstack.interrupts import interruptible
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     chosen = None if profile is None else find(profile)
     fleet = Fleet(_options(directory) if chosen is None else _options_of(chosen, directory))
     with interruptible():
         try:
-            status = _run(fleet, console, chosen, events, seconds, stay=stay)
+            balanced, counts = _run(fleet, console, chosen, events, seconds)
+            status = 0 if balanced else 1
+            if as_json:
+                figures = None if counts is None else asdict(counts)
+                print_json({"profile": profile, "balanced": balanced, "counts": figures})
+            if stay:
+                _stay(fleet, console)
         except KeyboardInterrupt:
             status = _INTERRUPTED
         finally:
@@ -89,8 +101,8 @@ def _options_of(profile: Profile, directory: Path) -> FleetOptions:
 
 
 def _run(
-    fleet: Fleet, console: Console, profile: Profile | None, events: int, seconds: float, *, stay: bool
-) -> int:
+    fleet: Fleet, console: Console, profile: Profile | None, events: int, seconds: float
+) -> tuple[bool, Counts | None]:
     from relay.cli.demo import play, profile_play
 
     begin = time.monotonic()
@@ -99,10 +111,7 @@ def _run(
     console.print(f"Ready after {time.monotonic() - begin:.1f} s; logs are in {fleet.stack.directory / 'logs'}\n")
     settings = fleet.configuration.settings
     played = play.Vibes(settings) if profile is None else profile_play.ProfileEvents(settings, profile)
-    balanced = play.play(fleet, played, console, events, seconds)
-    if stay:
-        _stay(fleet, console)
-    return 0 if balanced else 1
+    return play.play(fleet, played, console, events, seconds)
 
 
 def _stay(fleet: Fleet, console: Console) -> None:

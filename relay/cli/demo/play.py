@@ -70,17 +70,19 @@ class Vibes(Evidence):
         return not faults
 
 
-def play(fleet: Fleet, played: Played, console: Console, events: int, seconds: float) -> bool:
-    """Produce, watch and print the outcome; returns whether the accounts balance."""
+def play(
+    fleet: Fleet, played: Played, console: Console, events: int, seconds: float
+) -> tuple[bool, Counts | None]:
+    """Produce, watch and print the outcome; returns whether the accounts balance, and the last figures."""
     try:
         played.begin()
         failure = _perform(fleet, played, Screen(console, events), events, seconds)
         if failure:
             console.print(failure, markup=False)
-        return played.check(console) and failure is None
+        return played.check(console) and failure is None, played.counts()
     except (SQLAlchemyError, psycopg.Error, NatsError, RelayError) as error:
         console.print(f"the accounts cannot be read: {error}", markup=False)
-        return False
+        return False, None
     finally:
         played.close()
 

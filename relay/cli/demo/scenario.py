@@ -25,7 +25,7 @@ _ROLLED_BACK_SHARE: Final = 0.12
 #: How long production takes, so that there is something to watch.
 _SECONDS: Final = 8.0
 
-outbox = Outbox(CONTEXT)
+outbox = Outbox(CONTEXT, undeclared=True)
 
 
 class Base(DeclarativeBase):

@@ -11,9 +11,9 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
@@ -30,6 +30,8 @@ _log = logging.getLogger("relay.ops")
 OPEN: Final = frozenset({"/healthz", "/readyz"})
 #: The name in the audit log of whoever acts without a token, on this machine.
 LOCAL: Final = "local"
+#: What a form of a browser sends. Programs send JSON.
+FORM: Final = "application/x-www-form-urlencoded"
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_BODY_BYTES: Final = 4 * 1024**2
 #: The body of a 500 that nobody thought of.
@@ -37,10 +39,10 @@ FAULT: Final = {
     "error": {"code": "INTERNAL_ERROR", "message": "a fault of the program", "field": None, "hint": None}
 }
 _HEADERS: Final = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-resource-policy": b"same-origin",
 }
 
 
@@ -83,6 +85,7 @@ class Doorkeeper:
         caller = self._caller(headers)
         if method not in _READING:
             _check_same_origin(headers)
+            _check_kind(headers, "application/json" if path.startswith("/api/") else FORM)
         return caller
 
     def _check_host(self, headers: Headers) -> None:
@@ -107,8 +110,16 @@ def _check_same_origin(headers: Headers) -> None:
     foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
     if foreign or site not in (None, "same-origin", "none"):
         raise Refused(403, "FOREIGN_ORIGIN", "a page of another origin may not do this")
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, "NOT_JSON", "the body must be JSON", "Content-Type: application/json")
+
+
+def _check_kind(headers: Headers, wanted: str) -> None:
+    """Refuse a body of another kind. Any page can send a form, so a form says that it comes from one of ours."""
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
+        code, what = ("NOT_A_FORM", "a form") if wanted == FORM else ("NOT_JSON", "JSON")
+        raise Refused(415, code, f"the body must be {what}", f"Content-Type: {wanted}")
+    if wanted == FORM and "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
+        why = "nothing says that a page of this server has sent the form"
+        raise Refused(403, "FOREIGN_ORIGIN", why, "use a newer browser")
 
 
 def _token(authorization: str) -> str:
@@ -136,12 +147,20 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-class Door:
-    """An ASGI application around the API: admits requests, adds headers, and keeps faults to itself."""
+#: Makes the answer to a request of the answer of an error.
+Shown: TypeAlias = Callable[[Request, Response], Response]
 
-    def __init__(self, app: ASGIApp, doorkeeper: Doorkeeper) -> None:
+
+class Door:
+    """An ASGI application around the API: admits requests, adds headers, and keeps faults to itself.
+
+    ``shown`` makes a page of the answer of an error, where people asked for a page.
+    """
+
+    def __init__(self, app: ASGIApp, doorkeeper: Doorkeeper, shown: Shown) -> None:
         self._app = app
         self._doorkeeper = doorkeeper
+        self._shown = shown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. There are no WebSockets."""
@@ -157,9 +176,10 @@ class Door:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
+                given = {name for name, _ in message["headers"]}
                 message["headers"] = [
                     *message["headers"],
-                    *((n.encode(), v.encode()) for n, v in _HEADERS.items()),
+                    *((name, value) for name, value in _HEADERS.items() if name not in given),
                 ]
             await send(message)
 
@@ -174,12 +194,12 @@ class Door:
             response = refused.response()
             if refused.status == 401:
                 response.headers["WWW-Authenticate"] = 'Basic realm="jetrelay", charset="UTF-8"'
-            await response(scope, receive, tell)
+            await self._shown(Request(scope, receive), response)(scope, receive, tell)
         except Exception as error:
             # Its text may hold values of rows.
             _log.error("%s %s failed: %s", scope["method"], scope["path"], type(error).__name__)
             if not begun:
-                await json_response(FAULT, 500)(scope, receive, tell)
+                await self._shown(Request(scope, receive), json_response(FAULT, 500))(scope, receive, tell)
 
 
 def _check_size(headers: Headers) -> None:

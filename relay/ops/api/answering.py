@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Path, Request
 from starlette.responses import Response
@@ -13,11 +17,9 @@ from starlette.responses import Response
 from relay.adapters.postgres.operating import MAX_COUNTED, Page, Row
 from relay.bus import CommandBus, Failed, Nothing, Query, QueryBus, Result
 from relay.bus.http import as_response, json_response, status_of, told
-from relay.domain.findings import Diagnosis
 from relay.domain.operators import Operator, Outcome
 from relay.ops.api.access import Caller, check_payloads
 from relay.ops.api.models import ProblemOut, Selection
-from relay.ops.queries import Diagnose
 from relay.ops.rows import Act, Find
 from relay.settings import Settings
 
@@ -39,11 +41,37 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-class Recent(Protocol):
-    """The last diagnosis, for a moment."""
+#: An answer is given again for so long, in seconds, however many ask.
+_FRESH_S: Final = 1.0
+_MAX_KNOWN: Final = 200
+Answer = TypeVar("Answer")
 
-    async def ask(self, ops: Ops, query: Diagnose) -> Diagnosis:
-        """Return a diagnosis that is at most a second old."""
+
+class Recent:
+    """Answers of the last second, so that each question costs the servers one look a second, however many ask."""
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._known: dict[str, tuple[float, Any]] = {}
+
+    async def ask(self, ops: Ops, query: Query[Answer]) -> Answer:
+        """Return an answer that is at most a second old. Those who ask the same meanwhile wait for it."""
+        name = f"{type(query).__name__} {query!r}"
+        async with self._locks[name]:
+            at, known = self._known.get(name, (-math.inf, None))
+            if time.monotonic() - at > _FRESH_S:
+                known = (await ops.queries.ask_async(query)).unwrap()
+                if len(self._known) >= _MAX_KNOWN:
+                    self.forget()
+                self._known[name] = (time.monotonic(), known)
+            answer: Answer = known
+            return answer
+
+    def forget(self) -> None:
+        """Something has changed: look again."""
+        self._known.clear()
+        # Whoever holds one of these goes on with it.
+        self._locks.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +100,7 @@ async def answered(ops: Ops, query: Query[Any]) -> Response:
 
 async def paged(ops: Ops, query: Find, key: str) -> Response:
     """A page of rows. ``key``: the column by which pages follow each other."""
-    found = await ops.queries.ask_async(query)
-    page: Page[Row] = found.unwrap()
+    page: Page[Row] = await ops.recent.ask(ops, query)
     more = len(page.items) == query.limit and page.total > query.limit
     exact = page.total < MAX_COUNTED
     following = page.items[-1][key] if more else None
@@ -114,6 +141,7 @@ async def acted(
     result = await ops.commands.dispatch_async(
         do(context=context, ids=ids, wanted=wanted, limit=selection.limit, by=by)
     )
+    ops.recent.forget()
     return outcome_of(action, result)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -11,27 +12,34 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from relay.adapters.postgres.budget import Budgets
 from relay.adapters.postgres.pool import Connection, Pool, Source, create_pool, pooled
 from relay.adapters.postgres.sql import statement
 from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
-from relay.ops.api import contexts, events, letters, system, tasks
+from relay.ops.api import archive, contexts, events, inbox, letters, queues, system, tasks
 from relay.ops.api.access import FAULT, Door, Doorkeeper, Refused
-from relay.ops.api.answering import Ops
+from relay.ops.api.answering import Ops, Recent
+from relay.ops.archive import ArchiveDesk
+from relay.ops.console.pages import as_page
+from relay.ops.console.routes import attach
 from relay.ops.desk import Desk
 from relay.ops.queries import queries
+from relay.ops.queues import answer_for_queues, carry_out_for_queues
 from relay.ops.servers import answer_for_servers
 from relay.settings import ContextSettings, Settings
 
 #: The connections for one context. A page that takes longer than the limit is given up, in milliseconds.
 _CONNECTIONS: Final = 4
 _LIMIT_MS: Final = "10000"
+#: How long files of an archive are read for one answer, in seconds.
+_PATIENCE_S: Final = 20.0
 _ABOUT: Final = "Look at what waits and what failed in jetrelay, and decide about it."
 
 
 def create_app(settings: Settings) -> Door:
     """Return the ASGI application for a configuration. It connects when it is first asked."""
-    pools = _Pools()
+    pools = _Pools(settings.max_connections)
 
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
@@ -48,9 +56,20 @@ def create_app(settings: Settings) -> Door:
         lifespan=living,
     )
     desk = Desk(settings.contexts, pools.of)
-    asked = answer_for_servers(desk.answer(queries(settings)), settings)
-    app.state.ops = Ops(settings, asked, desk.commands(), system.Recent())
-    for router in (events.router, letters.router, tasks.router, contexts.router, system.router):
+    cold = ArchiveDesk(settings.contexts, pools.of, patience=_PATIENCE_S)
+    asked = answer_for_queues(answer_for_servers(cold.answer(desk.answer(queries(settings))), settings), settings)
+    done = carry_out_for_queues(cold.carry_out(desk.commands()), settings, pools.of)
+    app.state.ops = Ops(settings, asked, done, Recent())
+    for router in (
+        events.router,
+        inbox.router,
+        letters.router,
+        tasks.router,
+        contexts.router,
+        archive.router,
+        queues.router,
+        system.router,
+    ):
         app.include_router(router, prefix="/api/v1")
     app.include_router(system.probes)
     answer_errors(app)
@@ -58,13 +77,17 @@ def create_app(settings: Settings) -> Door:
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    return Door(RequestContextMiddleware(app), Doorkeeper(settings.ops))
+    for kind, answer in [*app.exception_handlers.items()]:
+        app.add_exception_handler(kind, _shown(answer))
+    attach(app)
+    return Door(RequestContextMiddleware(app), Doorkeeper(settings.ops), as_page)
 
 
 class _Pools:
     """A few connections for each context, made when it is first asked about."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._budgets = Budgets(most)
         self._pools: dict[str, Pool] = {}
 
     @asynccontextmanager
@@ -72,18 +95,33 @@ class _Pools:
         """Lend the database of a context."""
         if context.name not in self._pools:
             name = f"jetrelay-ops-{context.name}"
-            pool = create_pool(context.database, max_size=_CONNECTIONS, application_name=name, configure=_limited)
-            self._pools[context.name] = pool
-            await pool.open(wait=False)
+            self._pools[context.name] = pool = create_pool(
+                context.database,
+                max_size=_CONNECTIONS,
+                application_name=name,
+                budget=self._budgets.of(context.database),
+                configure=_limited,
+            )
+            await pool.open()
         yield pooled(self._pools[context.name])
 
     async def close(self) -> None:
         for pool in self._pools.values():
-            await pool.close(timeout=2)
+            await pool.close()
 
 
 async def _limited(conn: Connection) -> None:
     await conn.execute(statement("session/limit"), {"limit": _LIMIT_MS, "local": False})
+
+
+def _shown(answer: Any) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Answer an error as before, and with a page where people asked for one."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        answered = answer(request, error)
+        return as_page(request, await answered if isawaitable(answered) else answered)
+
+    return handle
 
 
 def _fault(_request: Request, _error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""The rest of a context over HTTP: parked keys, the schedule, the archive, the audit log."""
+"""The rest of a context over HTTP: parked keys, the schedule, the audit log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.answering import PROBLEMS, Asked, InContext, answered, outcome_of
 from relay.ops.api.models import Number, OutcomeOut, Text
-from relay.ops.rows import ListBatches, ListParked, ReadAudit, ReadSchedule, ReleaseKeys, RunJob
+from relay.ops.rows import (
+    ListParked,
+    PauseJob,
+    ReadAudit,
+    ReadSchedule,
+    ReleaseKeys,
+    ResumeJob,
+    RunJob,
+)
 
 router: Final = APIRouter(prefix="/contexts/{context}", tags=["contexts"], responses=PROBLEMS)
 _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
@@ -86,11 +94,20 @@ async def run_job(ops: Asked, caller: Operating, context: InContext, name: Text,
     return json_response({"name": name, "requested_at": result.unwrap()}, 202)
 
 
-@router.get("/archive", response_model=list[dict[str, Any]])
-async def list_batches(ops: Asked, _: Reading, context: InContext) -> Response:
-    """List the batches in the archive."""
-    found = (await ops.queries.ask_async(ListBatches(context=context))).unwrap()
-    return json_response([{**asdict(it), "file": it.file} for it in found])
+@router.post("/schedule/{name}/pause", response_model=dict[str, Any])
+async def pause_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
+    """Pause a cron job: nothing of it begins until it goes on. A run that is open goes on."""
+    by = Operator(caller.name, why.note)
+    (await ops.commands.dispatch_async(PauseJob(context=context, name=name, by=by))).unwrap()
+    return json_response({"name": name, "paused": True})
+
+
+@router.post("/schedule/{name}/resume", response_model=dict[str, Any])
+async def resume_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
+    """Let a cron job go on. One run makes up for what passed, unless that is longer ago than the job's grace."""
+    by = Operator(caller.name, why.note)
+    (await ops.commands.dispatch_async(ResumeJob(context=context, name=name, by=by))).unwrap()
+    return json_response({"name": name, "paused": False})
 
 
 @router.get("/audit", response_model=list[dict[str, Any]])

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from relay.adapters.postgres.messages import CURSOR, MessageFilter
 from relay.adapters.postgres.operating import EventFilter, TaskFilter
 from relay.domain.identity import Id, check_id
 from relay.domain.incidents import IncidentFilter, IncidentStatus
@@ -19,6 +20,7 @@ _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\x00]+$")]
 Number: TypeAlias = Annotated[int, Field(ge=1, le=2**63 - 1)]
 EventStatus = Literal["waiting", "failing", "dead", "published"]
+MessageStatus = Literal["waiting", "failing", "running", "parked", "dead", "processed"]
 TaskStatus = Literal["pending", "delivered", "running", "completed", "failed", "cancelled"]
 
 
@@ -49,6 +51,30 @@ class EventsFilter(BaseModel):
         return EventFilter(
             **values | {"correlation_id": as_id(self.correlation_id, "correlation_id")}, statuses=statuses
         )
+
+
+class MessagesFilter(BaseModel):
+    """Which messages. ``subject`` may hold ``*`` and end with ``>``. ``error``: a code, or a part of the text.
+
+    ``key``: the partition key. ``since`` and ``until``: when they were received.
+    """
+
+    model_config = _STRICT
+
+    subscription: Text | None = None
+    subject: Text | None = None
+    event_type: Text | None = None
+    key: Text | None = None
+    correlation_id: Text | None = None
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    error: Text | None = None
+
+    def wanted(self, statuses: list[str]) -> MessageFilter:
+        """Return the filter of the messages in these states."""
+        values = {name: getattr(self, name) for name in MessagesFilter.model_fields if name != "key"}
+        values["correlation_id"] = as_id(self.correlation_id, "correlation_id")
+        return MessageFilter(**values, partition_key=self.key, statuses=statuses)
 
 
 class LettersFilter(BaseModel):
@@ -108,6 +134,14 @@ class EventsAsked(EventsFilter, _Paged):
     """A page of events. ``status``: all of them if not given."""
 
     status: list[EventStatus] = []
+
+
+class MessagesAsked(MessagesFilter):
+    """A page of messages. ``status``: all of them if not given. ``before``: ``next`` of the page above."""
+
+    status: list[MessageStatus] = []
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    before: Annotated[str, StringConstraints(pattern=CURSOR)] | None = None
 
 
 class LettersAsked(LettersFilter, _Paged):
@@ -172,7 +206,7 @@ class PageOut(BaseModel):
     items: list[dict[str, Any]]
     total: int
     exact: bool
-    next: int | None
+    next: int | str | None
 
 
 class RefusedOut(BaseModel):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import defaultdict
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -25,25 +23,6 @@ from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
 
 router: Final = APIRouter(tags=["system"], responses=PROBLEMS)
 probes: Final = APIRouter(tags=["probes"])
-#: An answer about all servers is given again for so long, in seconds, however many ask.
-_FRESH_S: Final = 1.0
-
-
-class Recent:
-    """The last diagnosis, so that probes cost the servers one question a second at most."""
-
-    def __init__(self) -> None:
-        self._locks: defaultdict[Diagnose, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._known: dict[Diagnose, tuple[float, Diagnosis]] = {}
-
-    async def ask(self, ops: Ops, query: Diagnose) -> Diagnosis:
-        """Return a diagnosis that is at most a second old."""
-        async with self._locks[query]:
-            at, known = self._known.get(query, (0.0, None))
-            if known is None or time.monotonic() - at > _FRESH_S:
-                known = (await ops.queries.ask_async(query)).unwrap()
-                self._known[query] = (time.monotonic(), known)
-            return known
 
 
 @router.get("/contexts", response_model=list[str])

@@ -10,7 +10,7 @@ from relay.domain.backlogs import Brake, FullInbox
 from relay.domain.findings import Finding, error, unknown, warning
 
 #: The oldest major version that this release is tested with.
-TESTED: Final = 18
+TESTED: Final = 15
 #: A clock that differs by more seconds is told. Events of more than 60 s in the future are refused.
 CLOCK_S: Final = 5.0
 _OFF: Final = {
@@ -138,14 +138,25 @@ def pooler(place: str, details: DatabaseDetails) -> Iterator[Finding]:
             "POOLER_MODE",
             place,
             "a pooler in transaction mode is in between: LISTEN, prepared statements and settings get lost",
-            "give the relay the server's own address, or session mode",
+            "its address belongs in pooler_url, the server's own in database_url",
         )
     elif details.pooler:
         yield warning(
             "POOLER_MODE",
             place,
             "a pooler is in between, by what is seen in session mode",
-            "relay db upgrade needs the server's own address; never use transaction mode",
+            "relay db upgrade needs the server's own address; one in transaction mode belongs in pooler_url",
+        )
+
+
+def same_place(place: str, pooled: tuple[object, ...], direct: tuple[object, ...]) -> Iterator[Finding]:
+    """The pooler leads to the tables that ``database_url`` leads to."""
+    if pooled != direct:
+        yield error(
+            "POOLER_DIFFERS",
+            place,
+            "pooler_url leads to other tables than database_url, or to none",
+            "give the pooler the same server and database, and the schema as its search_path",
         )
 
 
@@ -153,7 +164,8 @@ def sessions(place: str, details: DatabaseDetails) -> Iterator[Finding]:
     """There is room for more sessions."""
     if details.state.sessions > _FULL * details.state.room:
         text = f"{details.state.sessions} of {details.state.room} sessions are in use"
-        yield warning("SESSIONS_FULL", place, text, "raise max_connections, or run fewer processes")
+        remedy = "raise the server's max_connections, lower the relay's, or run fewer processes"
+        yield warning("SESSIONS_FULL", place, text, remedy)
 
 
 def leader(place: str, details: DatabaseDetails) -> Iterator[Finding]:
@@ -164,7 +176,13 @@ def leader(place: str, details: DatabaseDetails) -> Iterator[Finding]:
         )
 
 
-CLOSE_CHECKS: Final = (rights, vacuum, snapshots, idle_sessions, pooler, sessions, leader)
+def pauses(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """No cron job is paused."""
+    for name in details.paused:
+        yield warning("JOB_PAUSED", place, f"the cron job {name} is paused", f"relay schedule resume {name}")
+
+
+CLOSE_CHECKS: Final = (rights, vacuum, snapshots, idle_sessions, pooler, sessions, leader, pauses)
 
 
 def _minutes(seconds: float) -> str:

@@ -89,6 +89,9 @@ class Examination:
         found = [it for check in databases.CHECKS for it in check(place, state)]
         if not state.tables.pending:
             found += await _full(place, context)
+        if context.pooler is not None:
+            places = [await database_inspection.place(url) for url in (context.pooler, context.database)]
+            found += databases.same_place(place, *places)
         if details is not None:
             found += [it for closer in databases.CLOSE_CHECKS for it in closer(place, details)]
         return f"tables at {state.tables.current}", found

@@ -16,8 +16,8 @@ from relay.settings.archive import USUAL, ArchiveSettings
 from relay.settings.urls import database_of, hide_url
 from relay.settings.values import format_duration
 
-#: How many connections the pool of a process may open for a context, and one that listens.
-POOL: Final = 17
+#: How many connections a process may have for its own statements in a context.
+POOL: Final = 16
 
 
 def addresses(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -86,16 +86,19 @@ def connections(settings: Settings, room: Mapping[str, int], workers: int) -> It
     ``workers``: how many processes take jobs, at least one. A scheduler is one process more.
     """
     servers = Counter(_server(context) for name, context in settings.contexts.items() if name in room)
+    pooled = Counter(_server(context) for context in settings.contexts.values() if context.pooler is not None)
     allowed = {_server(context): room[name] for name, context in settings.contexts.items() if name in room}
     processes = max(1, workers) + 1
     for server, contexts in servers.items():
-        if (most := processes * contexts * POOL) > allowed[server]:
+        # Besides, the scheduler that leads listens to each context. How many a pooler opens is its own affair.
+        most = processes * min(settings.max_connections, (contexts - pooled[server]) * POOL) + contexts
+        if most > allowed[server]:
             yield warning(
                 "CONNECTION_BUDGET",
                 f"postgresql at {server}",
                 f"{processes} processes with {contexts} contexts may open up to {most} connections, and it allows"
                 f" {allowed[server]}",
-                "raise max_connections, run fewer processes, or divide the contexts",
+                "raise the server's max_connections, lower the relay's, or run fewer processes",
             )
 
 

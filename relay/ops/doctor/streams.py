@@ -17,6 +17,7 @@ SAFE: Final = (2, 14)
 _SERVER: Final = "nats"
 _ENSURE: Final = "run: relay streams ensure"
 _ANEW: Final = "only deleting it and making it anew changes this; its messages, or its progress, would be lost"
+_START: Final = "docs/how-to/streams.md"
 #: Differences that checks of their own tell better.
 _TOLD: Final = frozenset({"storage", "persist_mode", "discard"})
 #: What nats-server takes by default, in bytes.
@@ -141,7 +142,13 @@ def _differing(subject: str, found: Iterable[Difference]) -> Iterator[Finding]:
     for it in found:
         if not it.missing:
             text = f"{it.field} is {it.actual}, should be {it.expected}"
-            yield warning("TOPOLOGY_DIFFERS", subject, text, _ENSURE if it.changeable else _ANEW)
+            yield warning("TOPOLOGY_DIFFERS", subject, text, _remedy(it))
+
+
+def _remedy(it: Difference) -> str:
+    if it.field == "start_at":
+        return f'it has no effect on a consumer that exists: set start_at = "{it.actual}", or see {_START}'
+    return _ENSURE if it.changeable else _ANEW
 
 
 def duplicate_window(broker: Broker) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import RelayError
 from relay.domain.identity import Identity
 from relay.domain.life import Wanted
+from relay.domain.tracing import TRACEPARENT, find
 from relay.settings import ContextSettings
 
 #: A chain has fewer links than this, or is not followed further.
@@ -179,9 +180,17 @@ def _wants(wanted: Wanted, row: Mapping[str, Any]) -> bool:
 
 
 def _read(row: Mapping[str, Any]) -> Row:
-    """An archived row as the tables have it: ids and times instead of texts."""
+    """An archived row as `life` reads it from a table: ids and times instead of texts, and its ``traceparent``."""
     ids = {
         name: UUID(row[name]) for name in ("id", "message_id", "correlation_id", "causation_id") if row.get(name)
     }
     times = {name: datetime.fromisoformat(it) for name, it in row.items() if name.endswith("_at") and it}
-    return {**row, **ids, **times}
+    return {**row, **ids, **times, "traceparent": _carried(row)}
+
+
+def _carried(row: Mapping[str, Any]) -> object:
+    """What an archived row has as ``traceparent``. Others write headers, too, so they may be anything."""
+    headers, metadata = row.get("headers"), row.get("metadata")
+    if isinstance(headers, Mapping):
+        return find(headers)
+    return metadata.get(TRACEPARENT) if isinstance(metadata, Mapping) else None

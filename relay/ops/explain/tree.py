@@ -10,6 +10,7 @@ from uuid import UUID
 from relay.adapters.postgres.life import Row
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID
 from relay.domain.life import Step, StepKind
+from relay.domain.tracing import trace_id
 from relay.ops.explain.gathering import Found
 
 #: The kind of rows that an operator's action is about, by the beginning of its name.
@@ -119,6 +120,7 @@ def _event(context: str, row: Row) -> _Node:
         ended=ended,
         attempts=row["publish_attempts"],
         error=row["publish_error"],
+        trace_id=trace_id(row["traceparent"]),
         details={
             **about,
             **_ids(row),
@@ -172,6 +174,7 @@ def _message(context: str, row: Row) -> _Node:
         ended=ended,
         attempts=row["attempts"],
         error=row["dead_letter_reason"] or row["last_error"],
+        trace_id=trace_id(row["traceparent"]),
         details={
             "type": row["event_type"],
             "subject": row["subject"],
@@ -198,6 +201,7 @@ def _incident(context: str, row: Row) -> _Node:
         ended=row["closed_at"],
         attempts=row["attempts"],
         error=row["reason"],
+        trace_id=trace_id(row["traceparent"]),
         details={"class": row["class"], "message": _shown(row, ID, row["message_id"]), "by": row["closed_by"]},
         archived=row["archived"],
     )
@@ -216,6 +220,7 @@ def _task(context: str, row: Row) -> _Node:
         ended=row["finished_at"],
         attempts=row["attempts"],
         error=row["last_error"],
+        trace_id=trace_id(row["traceparent"]),
         details={"queue": row["queue"], **_ids(row), "started": row["started_at"], "next_attempt": waiting},
         archived=row["archived"],
     )

@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import psycopg
@@ -20,8 +21,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, StaticPool, create_engine
 from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 
+from relay.adapters.postgres.failures import reaching, reason
 from relay.adapters.postgres.migrations.running import ALEMBIC, STEP_TIMEOUT_S, Runner, beforehand
-from relay.adapters.postgres.pool import reaching, reason
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
 
@@ -126,7 +127,7 @@ def compared(current: str | None) -> MigrationStatus:
     """Compare a revision, or an empty database (None), with the migrations of this release."""
     known = _known()
     done = 0 if current is None else known.index(current) + 1 if current in known else len(known)
-    return MigrationStatus(current, known[-1], tuple(known[done:]))
+    return MigrationStatus(current, known[-1], known[done:])
 
 
 def _status(connection: Connection) -> MigrationStatus:
@@ -134,8 +135,9 @@ def _status(connection: Connection) -> MigrationStatus:
     return compared(context.get_current_revision())
 
 
-def _known() -> list[str]:
-    return [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()][::-1]
+@cache
+def _known() -> tuple[str, ...]:
+    return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
 
 
 @contextmanager

@@ -33,10 +33,10 @@ taken AS (
     WHERE i.message_id = due.message_id AND NOT due.alone
     RETURNING i.message_id, i.subject, i.subscription, i.stream, i.stream_seq, i.ack_subject, i.body, i.headers,
               i.event_type, i.event_version, i.occurred_at, i.partition_key, i.correlation_id, i.causation_id,
-              i.order_key, i.originals, i.attempts, i.requeues, i.dead_letter_reason, i.dead_letter_class)
+              i.order_key, i.originals, i.attempts, i.requeues, i.received_at, i.dead_letter_reason, i.dead_letter_class)
 SELECT * FROM taken
 UNION ALL
 SELECT message_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM due
 WHERE alone

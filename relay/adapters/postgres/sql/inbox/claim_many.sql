@@ -25,4 +25,4 @@ FROM free, relaxed
 WHERE i.message_id = free.message_id
 RETURNING i.message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
           event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals,
-          attempts, requeues, dead_letter_reason, dead_letter_class
+          attempts, requeues, received_at, dead_letter_reason, dead_letter_class

@@ -1,7 +1,8 @@
 -- Events by their ids, correlations, texts or places in a stream; and by their cause, for chains without correlation.
 SELECT id, event_type, event_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, originals,
        partition_key, publish_attempts, publish_error, available_at, dead_at, published_at, published_stream,
-       published_seq, generation
+       published_seq, generation,
+       left(coalesce(nullif(headers ->> 'traceparent', ''), headers ->> 'Traceparent'), 200) AS traceparent
 FROM outbox_events
 WHERE id IN (
     SELECT id FROM outbox_events WHERE id = ANY (%(ids)s::uuid[])

@@ -1,7 +1,7 @@
 -- Outbox events that match a filter, the newest first, and how many match in all, counted up to a limit. Each state
 -- is read by its own index, so a page does not read all that is in the table: the newest of it first. Of failing
--- events beyond the limit of the count, those of the first keys. `coalesce`: a plan takes a pattern that it does not
--- know for one that hardly any row fits.
+-- events beyond the limit of the count, those of the first keys. Only dead and failing events have an error.
+-- `coalesce`: a plan takes a pattern that it does not know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at
     FROM outbox_events
@@ -15,7 +15,7 @@ WITH matching AS NOT MATERIALIZED (
 ), found AS MATERIALIZED (
     (SELECT id, seq, 'published' AS status
      FROM matching
-     WHERE 'published' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL
+     WHERE 'published' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL AND %(error)s::text IS NULL
      ORDER BY published_at DESC
      LIMIT %(counted)s)
     UNION ALL
@@ -35,7 +35,7 @@ WITH matching AS NOT MATERIALIZED (
     (SELECT id, seq, 'waiting'
      FROM matching
      WHERE 'waiting' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NULL
-       AND publish_attempts = 0
+       AND publish_attempts = 0 AND %(error)s::text IS NULL
      ORDER BY occurred_at DESC
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (

@@ -4,8 +4,9 @@ SELECT job.name,
        coalesce(run.started_at, run.scheduled_for, job.last_run_at) AS last_run_at,
        run.state AS outcome,
        CASE WHEN run.state IS NULL THEN job.error ELSE run.error END AS error,
-       job.next_run_at,
-       job.requested_at
+       CASE WHEN job.paused_at IS NULL THEN job.next_run_at END AS next_run_at,
+       job.requested_at,
+       job.paused_at
 FROM scheduled_jobs AS job
 LEFT JOIN LATERAL (
   SELECT state, scheduled_for, started_at, error

@@ -1,0 +1,247 @@
+"""How many connections a process has to a server: for all contexts, statements and functions together.
+
+PostgreSQL has room for some hundred sessions, and each belongs to one database. So a process with many contexts
+keeps only what it uses, and a new connection takes the place of the one that was unused for longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from relay.domain.errors import ConnectionsBusy
+
+#: How many connections a process has to a server, unless it is told.
+MOST: Final = 64
+#: For how many seconds a caller waits for one.
+WAIT_S: Final = 10.0
+#: A connection that was unused for so many seconds is closed.
+IDLE_S: Final = 10.0
+#: What part of the connections functions leave to the relay's own statements: they renew and settle claims.
+_KEPT_BACK: Final = 4
+
+
+class Kept(Protocol):
+    """A connection that waits for its next user."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open and has no input."""
+        ...
+
+    def finish(self) -> None:
+        """Close it at once, in any thread."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Owner:
+    """Whose connections are alike: anyone of them serves it. ``lent``: they are lent to functions.
+
+    ``idle``: those that wait, with the time since when, the latest last.
+    """
+
+    lent: bool = False
+    closed: bool = False
+    idle: deque[tuple[float, Kept]] = field(default_factory=deque)
+
+
+#: A connection, or None: connect, there is room. It is waited for where there is none.
+_Found: TypeAlias = "Kept | None"
+
+
+class Budget:
+    """The connections of a process to one server. All methods may be called in any thread.
+
+    Who takes a connection, or room for one, gives it back. Who finds no room queues.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
+        self._most_lent = most - max(1, most // _KEPT_BACK)
+        self._lock = threading.Lock()
+        self._owners: set[Owner] = set()
+        self._open = {True: 0, False: 0}
+        self._waiting: deque[tuple[Owner, Future[_Found]]] = deque()
+        self._attending = 0
+        self._keeper: asyncio.Task[None] | None = None
+
+    def owner(self, *, lent: bool = False) -> Owner:
+        """Begin an account. `close` ends it."""
+        owner = Owner(lent)
+        with self._lock:
+            self._owners.add(owner)
+        return owner
+
+    @property
+    def open(self) -> int:
+        """How many connections there are, those that are being made included."""
+        return sum(self._open.values())
+
+    # --- take and give ---
+
+    async def take(self, owner: Owner) -> _Found:
+        """Take a connection, or room for a new one: None. Raises ConnectionsBusy."""
+        found = self._take(owner)
+        if not isinstance(found, Future):
+            return found
+        try:
+            await asyncio.wait([asyncio.wrap_future(found)], timeout=WAIT_S)
+        except asyncio.CancelledError:
+            if not found.cancel():  # it came a moment before
+                self.give(owner, found.result())
+            raise
+        if found.cancel():
+            raise self._busy()
+        return found.result()
+
+    def take_in_thread(self, owner: Owner) -> _Found:
+        """The same, and waits in this thread."""
+        found = self._take(owner)
+        if not isinstance(found, Future):
+            return found
+        with suppress(TimeoutError):
+            return found.result(WAIT_S)
+        if found.cancel():
+            raise self._busy()
+        return found.result()
+
+    def give(self, owner: Owner, kept: _Found) -> None:
+        """Give a connection back, or its room, if it is closed: None."""
+        with self._lock:
+            if kept is not None and owner.closed:
+                kept.finish()
+                kept = None
+            waiter = self._next(owner.lent)
+            if waiter is None:
+                if kept is None:
+                    self._open[owner.lent] -= 1
+                else:
+                    owner.idle.append((time.monotonic(), kept))
+                return
+            next_owner, future = waiter
+            if kept is not None and next_owner is not owner:
+                kept.finish()
+                kept = None
+            self._open[owner.lent] -= 1
+            self._open[next_owner.lent] += 1
+            future.set_result(kept)
+
+    def _take(self, owner: Owner) -> _Found | Future[_Found]:
+        with self._lock:
+            while owner.idle:
+                _, kept = owner.idle.pop()
+                if kept.usable:
+                    return kept
+                kept.finish()
+                self._open[owner.lent] -= 1
+            # Nobody is overtaken: who waits could have had neither this room nor this idle connection.
+            if self._room(owner.lent) or self._evict(owner.lent):
+                self._open[owner.lent] += 1
+                return None
+            future: Future[_Found] = Future()
+            self._waiting.append((owner, future))
+            return future
+
+    def _room(self, lent: bool) -> bool:
+        return self.open < self.most and not (lent and self._open[True] >= self._most_lent)
+
+    def _evict(self, lent: bool) -> bool:
+        """Close what was unused for longest, to make room; False if nothing is unused that would make room."""
+        only_lent = lent and self._open[True] >= self._most_lent
+        idle = [it for it in self._owners if it.idle and (it.lent or not only_lent)]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda it: it.idle[0][0])
+        self._finish(longest)
+        return True
+
+    def _finish(self, owner: Owner) -> None:
+        _, kept = owner.idle.popleft()
+        kept.finish()
+        self._open[owner.lent] -= 1
+
+    def _next(self, lent: bool) -> tuple[Owner, Future[_Found]] | None:
+        """Take the first out of the queue who may have the room of a connection that is given back."""
+        for waiter in list(self._waiting):
+            owner, future = waiter
+            if owner.lent and not lent and self._open[True] >= self._most_lent:
+                continue
+            self._waiting.remove(waiter)
+            if future.set_running_or_notify_cancel():
+                return waiter
+        return None
+
+    def _busy(self) -> ConnectionsBusy:
+        return ConnectionsBusy(
+            f"all {self.most} connections of this process to the server were in use for {WAIT_S:g} s",
+            hint="raise max_connections, or run more processes",
+        )
+
+    # --- what nobody uses ---
+
+    def close_idle(self, unused_for: float = 0.0) -> None:
+        """Close connections that were unused for so many seconds."""
+        before = time.monotonic() - unused_for
+        with self._lock:
+            for owner in self._owners:
+                while owner.idle and owner.idle[0][0] <= before:
+                    self._finish(owner)
+
+    def close(self, owner: Owner) -> None:
+        """Close the connections of an owner that are not in use, and the others as soon as they are given back."""
+        with self._lock:
+            owner.closed = True
+            self._owners.discard(owner)
+            while owner.idle:
+                self._finish(owner)
+
+    def attend(self) -> None:
+        """Begin to close what nobody uses, on the running event loop. `leave` ends it."""
+        self._attending += 1
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
+
+    async def leave(self) -> None:
+        """End what `attend` has begun, when all have left."""
+        self._attending -= 1
+        if not self._attending and self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_S / 4)
+            self.close_idle(IDLE_S)
+
+
+class Budgets:
+    """The budgets of a process, one for each server."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._budgets: dict[Any, Budget] = {}
+
+    def of(self, url: str) -> Budget:
+        """The budget of the server that an address leads to."""
+        return self._budgets.setdefault(_server(url), Budget(self._most))
+
+
+def _server(url: str) -> Any:
+    """What the addresses of one server have in common."""
+    try:
+        parts: Mapping[str, Any] = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        return url
+    return tuple(str(parts.get(name, "")) for name in ("service", "hostaddr", "host", "port"))

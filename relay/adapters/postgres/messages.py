@@ -1,0 +1,110 @@
+"""Messages of the inbox as operators see them, and the one thing they do to them beside dead letters: try now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from relay.adapters.postgres.operating import Operations, Page, Row, as_key, bounds, coded, named
+from relay.domain.errors import InvalidRequest, UnknownMessage
+from relay.domain.identity import Id
+from relay.domain.operators import MessageState, Operator, Outcome, message_refusal
+from relay.domain.reasons import pattern_of
+from relay.domain.topology import subject_pattern
+
+_UNKNOWN: Final = UnknownMessage("there is no such message", hint="relay inbox list --all")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+#: The end of a page: microseconds since 1970, and the id.
+CURSOR: Final = r"^[0-9]{1,16}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFilter:
+    """Selects messages of the inbox. A field that is None excludes nothing.
+
+    ``statuses``: waiting, failing, running, parked, dead, processed. ``subject`` may be a pattern of NATS.
+    ``since`` (included) and ``until`` (excluded) bound received_at. ``error`` is a code of
+    `relay.domain.reasons` or a part of the text.
+    """
+
+    statuses: Sequence[str]
+    subscription: str | None = None
+    subject: str | None = None
+    event_type: str | None = None
+    partition_key: str | None = None
+    correlation_id: Id | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+
+
+class PostgresMessageOperations(Operations):
+    """Reads and changes rows only: the sweep sends what is due.
+
+    A row has the key of the inbox as ``id``, and as ``message_id`` the id as its producer wrote it.
+    """
+
+    kind = "inbox"
+    state = MessageState
+
+    async def find(self, wanted: MessageFilter, limit: int, *, before: str | None = None) -> Page[Row]:
+        """Up to ``limit`` messages without their bodies, the last received first. ``before``: a ``cursor`` of one.
+
+        Raises InvalidRequest for a cursor that is none.
+        """
+        at, id = (None, None) if before is None else _place(before)
+        parameters = {
+            **asdict(wanted),
+            **bounds(limit, None),
+            "statuses": list(wanted.statuses),
+            "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
+            "correlation_id": as_key(wanted.correlation_id),
+            "error": pattern_of(wanted.error),
+            "before_at": at,
+            "before_id": id,
+        }
+        page = await self._page("inbox/messages", parameters)
+        return Page([{**_shown(row), "cursor": _cursor(row)} for row in page.items], page.total)
+
+    async def get(self, id: Id) -> Row | None:
+        """One message with its headers, its body and its history, or None."""
+        row = await self._detail("inbox/message", _key(id))
+        return None if row is None else _shown(row)
+
+    async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Have messages that wait for their next attempt tried with the next sweep. Attempts stay counted.
+
+        A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE.
+        """
+        given = {str(_key(id)): str(id) for id in ids}
+        outcome = await self._change("retry", [UUID(key) for key in given], message_refusal, _UNKNOWN, by)
+        refused = tuple((given[key], error) for key, error in outcome.refused)
+        return Outcome(tuple(given[key] for key in outcome.done), refused)
+
+
+def _key(id: Id) -> UUID:
+    key = as_key(id)
+    assert key is not None
+    return key
+
+
+def _shown(row: Row) -> Row:
+    shown = coded(named(row, "message_id"), "last_error")
+    shown.pop("row_id", None)
+    return shown
+
+
+def _cursor(row: Row) -> str:
+    return f"{(row['received_at'] - _EPOCH) // _MICROSECOND}-{row['id']}"
+
+
+def _place(cursor: str) -> tuple[datetime, UUID]:
+    if not re.match(CURSOR, cursor):
+        raise InvalidRequest("is not the end of a page", field="before", hint="next of the page above")
+    microseconds, _, id = cursor.partition("-")
+    return _EPOCH + timedelta(microseconds=int(microseconds)), UUID(id)

@@ -1,0 +1,94 @@
+"""Connections of asyncpg as targets, also those of its pools. The library itself is not imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from functools import cache, partial
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
+
+from relay.adapters.postgres.enqueue import Ready, Row, numbered, refusals, statements
+from relay.adapters.postgres.promised import Queue, fatal
+from relay.domain.errors import NoTransaction
+
+
+class AsyncpgTarget(Protocol):
+    """A connection of asyncpg, or one that its pool has lent."""
+
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109
+        """Run a statement."""
+
+
+def write(target: Any, rows: Sequence[Row]) -> Awaitable[None]:
+    """Write ``rows`` when they are awaited. Raises NoTransaction and, awaited, what `refusals` raises."""
+    if not rows:
+        return Ready(None)
+    if not target.is_in_transaction():
+        if target.is_closed():
+            return _insert(target, rows)  # asyncpg says so
+        raise NoTransaction(
+            "no transaction is open on the connection",
+            field="target",
+            hint="use `async with connection.transaction():` around the change and the event",
+        )
+    # A pool hands out stand-ins: the connection itself does the work.
+    return _queue(getattr(target, "_con", target)).promise(rows)
+
+
+async def _insert(connection: Any, rows: Sequence[Row]) -> None:
+    with refusals(connection):
+        for sql, parameters in statements(rows):
+            text, values = numbered(sql, parameters)
+            await connection.execute(text, *values)
+
+
+# --- rows that were not awaited ---
+
+_QUEUES: Final[WeakKeyDictionary[Any, Queue]] = WeakKeyDictionary()
+
+
+def _queue(connection: Any) -> Queue:
+    queue = _QUEUES.get(connection)
+    if queue is None:
+        kind = type(connection)
+        queue = Queue(partial(_insert, connection), partial(_guard, connection), partial(_free, connection, kind))
+    return queue
+
+
+def _guard(connection: Any, queue: Queue) -> None:
+    _QUEUES[connection] = queue
+    kind: Any = type(connection)
+    connection.__class__ = _writing_first(kind)
+
+
+def _free(connection: Any, kind: type) -> None:
+    _QUEUES.pop(connection, None)
+    connection.__class__ = kind
+
+
+@cache
+def _writing_first(kind: Any) -> Any:
+    """The class of a connection while rows wait: it writes them before it executes what it is told to.
+
+    That may be a commit: blocks of transactions execute their commands, too.
+    """
+
+    async def execute(self: Any, query: str, *arguments: Any, **options: Any) -> Any:
+        first: Exception | None = None
+        try:
+            await _QUEUES[self].flush()
+        except Exception as error:
+            if not fatal(error):
+                raise
+            # Go on, so that the transaction ends: to commit it is to roll it back now.
+            first = error
+        try:
+            return await kind.execute(self, query, *arguments, **options)
+        finally:
+            if first is not None:
+                raise first
+
+    return type(kind)(kind.__name__, (kind,), {"__slots__": (), "execute": execute})

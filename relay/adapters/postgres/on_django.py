@@ -1,0 +1,60 @@
+"""Django's connections as targets, inside of ``atomic()``. The library itself is not imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import psycopg
+
+from relay.adapters.postgres.enqueue import Row
+from relay.adapters.postgres.on_psycopg import insert
+from relay.adapters.postgres.promised import fatal
+from relay.domain.errors import NoTransaction, UnsupportedTarget
+
+
+class DjangoTarget(Protocol):
+    """A connection of Django: ``django.db.connection``, or one of ``django.db.connections``."""
+
+    @property
+    def alias(self) -> str:
+        """The name of its database."""
+
+    @property
+    def in_atomic_block(self) -> bool:
+        """Whether an ``atomic()`` is open."""
+
+
+def write(target: Any, rows: Sequence[Row]) -> None:
+    """Write ``rows`` at once. Raises UnsupportedTarget, NoTransaction and Django's errors.
+
+    And what `refusals` raises.
+    """
+    if getattr(target, "vendor", None) != "postgresql":
+        raise UnsupportedTarget(
+            "this is no connection of Django to PostgreSQL", field="target", hint="pass django.db.connection"
+        )
+    if not rows:
+        return
+    target.validate_thread_sharing()
+    target.validate_no_broken_transaction()
+    target.ensure_connection()
+    driver = target.connection
+    if not isinstance(driver, psycopg.Connection):
+        raise UnsupportedTarget(
+            "Django uses psycopg2", field="target", hint="install psycopg 3, and remove psycopg2"
+        )
+    if not target.in_atomic_block and target.get_autocommit():
+        raise NoTransaction(
+            "no transaction is open, so Django would commit the event by itself",
+            field="target",
+            hint="use `with transaction.atomic():` around the change and the event",
+        )
+    # Past Django's cursor, which logs the parameters of statements while DEBUG is on.
+    try:
+        with target.wrap_database_errors:
+            insert(driver, rows)
+    except Exception as error:
+        if target.in_atomic_block and fatal(error):
+            target.set_rollback(True)
+        raise

@@ -1,0 +1,113 @@
+"""Psycopg's connections as targets: rows are written at once, or when they are awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from types import TracebackType
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from relay.adapters.postgres.enqueue import Ready, Row, refusals, statements
+from relay.adapters.postgres.promised import Queue, fatal
+from relay.domain.errors import NoTransaction
+
+
+def write(
+    target: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], rows: Sequence[Row]
+) -> Awaitable[None] | None:
+    """Write ``rows``. Raises NoTransaction and what `refusals` raises."""
+    asynchronous = isinstance(target, psycopg.AsyncConnection)
+    if not rows:
+        return Ready(None) if asynchronous else None
+    _check(target)
+    if isinstance(target, psycopg.AsyncConnection):
+        return _queue(target).promise(rows)
+    insert(target, rows)
+    return None
+
+
+def insert(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
+    """Write ``rows`` in the transaction of a connection. Raises what `refusals` raises."""
+    # A plain cursor, because the connection's own cursor class may use another parameter style.
+    with refusals(connection), psycopg.Cursor(connection) as cursor:
+        for sql, parameters in statements(rows):
+            cursor.execute(sql, parameters)
+
+
+async def _insert(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> None:
+    with refusals(connection):
+        async with psycopg.AsyncCursor(connection) as cursor:
+            for sql, parameters in statements(rows):
+                await cursor.execute(sql, parameters)
+
+
+def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Refuse a connection that would commit the row by itself."""
+    idle = connection.info.transaction_status == TransactionStatus.IDLE
+    if connection.autocommit and idle:
+        raise NoTransaction(
+            "the connection is in autocommit mode and no transaction is open",
+            field="target",
+            hint="use `with connection.transaction():` around the change and the event",
+        )
+
+
+# --- rows that were not awaited ---
+
+
+class _WriteFirst:
+    """Takes the place of a connection's lock while rows wait: who takes it next writes them first.
+
+    Everything that a connection does takes its lock: a statement, a commit, a block of a transaction.
+    """
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._connection: Any = connection
+        self.lock = connection.lock
+        self.queue = Queue(lambda rows: _insert(connection, rows), self._guard, self._free)
+        self._error: Exception | None = None
+
+    def _guard(self, _: Queue) -> None:
+        self._connection.lock = self
+
+    def _free(self) -> None:
+        self._connection.lock = self.lock
+
+    async def __aenter__(self) -> None:
+        try:
+            await self.queue.flush()
+        except Exception as error:
+            if not fatal(error):
+                raise
+            # The command goes on, so that the driver knows of its end: a commit of this transaction rolls back.
+            self._error = error
+        await self.lock.acquire()
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.release()
+        if self._error is not None:
+            first, self._error = self._error, None
+            raise first
+
+
+def _queue(connection: psycopg.AsyncConnection[Any]) -> Queue:
+    waiting: Any = connection.lock
+    return waiting.queue if isinstance(waiting, _WriteFirst) else _WriteFirst(connection).queue
+
+
+async def write_waiting(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Write the rows that nobody has awaited. Raises what `refusals` raises."""
+    waiting: Any = connection.lock
+    if isinstance(waiting, _WriteFirst):
+        await waiting.queue.flush()
+
+
+def drop_waiting(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Forget the rows that nobody has awaited."""
+    waiting: Any = connection.lock
+    if isinstance(waiting, _WriteFirst):
+        waiting.queue.drop()

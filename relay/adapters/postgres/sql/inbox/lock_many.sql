@@ -1,0 +1,12 @@
+-- Lock messages for an operator's action. This waits for a worker that settles them.
+SELECT message_id,
+       CASE WHEN processed_at IS NOT NULL THEN 'processed'
+            WHEN dead_lettered_at IS NOT NULL THEN 'dead'
+            WHEN claimed_until >= clock_timestamp() THEN 'running'
+            WHEN enqueued_at = 'infinity' THEN 'parked'
+            WHEN num_nonnulls(last_error, dead_letter_reason) > 0 THEN 'failing'
+            ELSE 'waiting' END AS status
+FROM inbox_messages
+WHERE message_id = ANY (%(ids)s::uuid[])
+ORDER BY message_id
+FOR UPDATE

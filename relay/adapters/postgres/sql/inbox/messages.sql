@@ -1,0 +1,62 @@
+-- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. What is
+-- processed, dead, failing and otherwise unfinished is read by an index each. `coalesce`: a plan takes a pattern that
+-- it does not know for one that hardly any row fits.
+WITH matching AS NOT MATERIALIZED (
+    SELECT message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
+       CASE WHEN processed_at IS NOT NULL THEN 'processed'
+            WHEN dead_lettered_at IS NOT NULL THEN 'dead'
+            WHEN claimed_until >= now() THEN 'running'
+            WHEN enqueued_at = 'infinity' THEN 'parked'
+            WHEN num_nonnulls(last_error, dead_letter_reason) > 0 THEN 'failing'
+            ELSE 'waiting' END AS status
+    FROM inbox_messages
+    WHERE (%(subscription)s::text IS NULL OR subscription = %(subscription)s)
+      AND (%(subject)s::text IS NULL OR coalesce(subject ~ %(subject)s, false))
+      AND (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
+      AND (%(partition_key)s::text IS NULL OR partition_key = %(partition_key)s)
+      AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
+      AND (%(since)s::timestamptz IS NULL OR received_at >= %(since)s)
+      AND (%(until)s::timestamptz IS NULL OR received_at < %(until)s)
+      AND (%(error)s::text IS NULL OR coalesce(coalesce(dead_letter_reason, last_error) ~ %(error)s, false))
+), found AS MATERIALIZED (
+    (SELECT message_id, received_at, status
+     FROM matching
+     WHERE 'processed' = ANY (%(statuses)s::text[]) AND processed_at IS NOT NULL
+     ORDER BY processed_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT message_id, received_at, status
+     FROM matching
+     WHERE 'dead' = ANY (%(statuses)s::text[]) AND processed_at IS NULL AND dead_lettered_at IS NOT NULL
+     ORDER BY dead_lettered_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT message_id, received_at, status
+     FROM matching
+     WHERE 'failing' = ANY (%(statuses)s::text[]) AND status = 'failing'
+       AND num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL AND dead_lettered_at IS NULL
+     ORDER BY received_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT message_id, received_at, status
+     FROM matching
+     WHERE %(statuses)s::text[] && '{waiting,running,parked}'
+       AND processed_at IS NULL AND dead_lettered_at IS NULL AND status <> 'failing'
+       AND status = ANY (%(statuses)s::text[])
+     ORDER BY received_at DESC
+     LIMIT %(counted)s)
+), page AS MATERIALIZED (
+    SELECT message_id, received_at AS came, status AS state
+    FROM found
+    WHERE %(before_id)s::uuid IS NULL
+       OR (received_at, message_id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
+    ORDER BY received_at DESC, message_id DESC
+    LIMIT %(limit)s
+)
+SELECT message_id AS id, message_id, state AS status, received_at, subscription, subject, stream, stream_seq,
+       event_type, event_version, occurred_at, partition_key, correlation_id::text, causation_id::text, originals,
+       attempts, next_attempt_at, processed_at, dead_lettered_at, dead_letter_class AS class, requeues,
+       coalesce(dead_letter_reason, last_error) AS last_error,
+       least(%(counted)s, (SELECT count(*) FROM found)) AS total
+FROM page JOIN inbox_messages USING (message_id)
+ORDER BY came DESC, message_id DESC

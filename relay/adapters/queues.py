@@ -1,0 +1,205 @@
+"""Looks into the queues in Redis, and moves dead jobs: by keys that are named, never by a search for keys.
+
+The layout is Dramatiq's (dispatch.lua of version 2.2) and that of `relay.adapters.shares`. The list of a queue and
+those aside hold the ids of what waits. ``.msgs`` holds messages, also those in the hands of workers; ``.DQ.msgs``
+holds what is delayed. ``.XQ`` has what is dead, by the time of its death, with its messages in ``.XQ.msgs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+import redis.exceptions
+from dramatiq import Message
+
+from relay.adapters.gate import queue_error
+from relay.adapters.shares import ASIDE, MARK, share_of
+from relay.domain.queues import Job, JobPage, JobState, QueueView
+
+Answer = TypeVar("Answer")
+
+#: How many steps a page of delayed jobs takes at most through their hash.
+_MAX_STEPS: Final = 20
+#: What belongs to an earlier life of a job, and is left behind when it is put back.
+_SPENT: Final = frozenset(
+    {"eta", "retries", "traceback", "requeue_timestamp", "redis_message_id", "relay_enqueued"}
+)
+#: KEYS: the dead, their messages, the messages of the queue, the queue. ARGV: id, new id and message, in turn.
+_REQUEUE: Final = """
+local moved = {}
+for i = 1, #ARGV, 3 do
+    if redis.call("zrem", KEYS[1], ARGV[i]) == 1 then
+        redis.call("hdel", KEYS[2], ARGV[i])
+        redis.call("hset", KEYS[3], ARGV[i + 1], ARGV[i + 2])
+        redis.call("rpush", KEYS[4], ARGV[i + 1])
+        table.insert(moved, ARGV[i])
+    end
+end
+return moved
+"""
+#: KEYS: the dead, their messages. ARGV: ids.
+_DELETE: Final = """
+local gone = {}
+for _, id in ipairs(ARGV) do
+    if redis.call("zrem", KEYS[1], id) == 1 then
+        redis.call("hdel", KEYS[2], id)
+        table.insert(gone, id)
+    end
+end
+return gone
+"""
+
+
+class JobQueues:
+    """The queues of a namespace of Redis, on a client that decodes text. All raise QueueUnreachable."""
+
+    def __init__(self, client: Any, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._requeue, self._delete = client.register_script(_REQUEUE), client.register_script(_DELETE)
+
+    async def count(self, names: Sequence[str]) -> Sequence[QueueView]:
+        """How many jobs each queue has. Two round trips; what moves meanwhile may be counted twice, or not."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key in map(self._key, names):
+            pipeline.llen(key).smembers(f"{key}{ASIDE}").hlen(f"{key}.msgs").hlen(f"{key}.DQ.msgs").zcard(
+                f"{key}.XQ"
+            )
+        found = await _reached(pipeline.execute())
+        rows = [found[start : start + 5] for start in range(0, len(found), 5)]
+        aside = await self._aside({name: row[1] for name, row in zip(names, rows, strict=True)})
+        return [
+            QueueView(
+                name=name,
+                waiting=listed + aside[name],
+                delayed=delayed,
+                in_flight=max(0, messages - listed - aside[name]),
+                dead=dead,
+            )
+            for name, (listed, _, messages, delayed, dead) in zip(names, rows, strict=True)
+        ]
+
+    async def _aside(self, shares: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
+        """How many jobs of each queue workers have put aside, because their shares had no capacity."""
+        pipeline = self._client.pipeline(transaction=False)
+        asked = [(name, share) for name, found in shares.items() for share in found]
+        for name, share in asked:
+            pipeline.llen(f"{self._key(name)}{ASIDE}:{share}")
+        lengths = await _reached(pipeline.execute()) if asked else []
+        counts = dict.fromkeys(shares, 0)
+        for (name, _), length in zip(asked, lengths, strict=True):
+            counts[name] += length
+        return counts
+
+    async def page(self, queue: str, state: JobState, limit: int, after: str | None) -> JobPage:
+        """Up to ``limit`` jobs of a queue, or a few more delayed ones. ``after``: ``next`` of the page before.
+
+        Dead ones: the last that died first. Delayed ones: in no order from page to page.
+        """
+        return await (self._dead if state is JobState.DEAD else self._delayed)(queue, limit, int(after or 0))
+
+    async def _dead(self, queue: str, limit: int, start: int) -> JobPage:
+        key = f"{self._key(queue)}.XQ"
+        total = await _reached(self._client.zcard(key))
+        found = await _reached(self._client.zrevrange(key, start, start + limit - 1, withscores=True))
+        texts = await self._texts(queue, [id for id, _ in found])
+        items = [_job(id, texts.get(id), died=score) for id, score in found]
+        return JobPage(items, total, str(start + limit) if start + limit < total else None)
+
+    async def _delayed(self, queue: str, limit: int, cursor: int) -> JobPage:
+        key, items = f"{self._key(queue)}.DQ.msgs", list[Job]()
+        total = await _reached(self._client.hlen(key))
+        for _ in range(_MAX_STEPS):
+            cursor, found = await _reached(self._client.hscan(key, cursor, count=limit))
+            items += [_job(id, text) for id, text in found.items()]
+            if not cursor or len(items) >= limit:
+                break
+        return JobPage(sorted(items, key=_due), total, str(cursor) if cursor else None)
+
+    async def dead_ids(self, queue: str, limit: int) -> Sequence[str]:
+        """The ids of up to ``limit`` dead jobs, the last that died first."""
+        found: list[str] = await _reached(self._client.zrevrange(f"{self._key(queue)}.XQ", 0, limit - 1))
+        return found
+
+    async def dead(self, queue: str, ids: Sequence[str]) -> Mapping[str, Message[Any] | None]:
+        """Which of these jobs are dead, and their messages; None for one that cannot be read."""
+        return {id: _decoded(text) for id, text in (await self._texts(queue, ids)).items()}
+
+    async def requeue(self, queue: str, messages: Mapping[str, Message[Any]]) -> Sequence[str]:
+        """Put dead jobs back into their queue, each under a new id, with new attempts; return those that were."""
+        args = [part for id, message in messages.items() for part in (id, *_again(queue, message))]
+        key = self._key(queue)
+        keys = [f"{key}.XQ", f"{key}.XQ.msgs", f"{key}.msgs", key]
+        found: list[str] = await _reached(self._requeue(keys=keys, args=args)) if args else []
+        return found
+
+    async def delete(self, queue: str, ids: Sequence[str]) -> Sequence[str]:
+        """Remove dead jobs; return those that were there."""
+        key = self._key(queue)
+        keys = [f"{key}.XQ", f"{key}.XQ.msgs"]
+        found: list[str] = await _reached(self._delete(keys=keys, args=list(ids))) if ids else []
+        return found
+
+    async def _texts(self, queue: str, ids: Sequence[str]) -> Mapping[str, str]:
+        """The messages of dead jobs by their ids, those that are there."""
+        found = await _reached(self._client.hmget(f"{self._key(queue)}.XQ.msgs", list(ids))) if ids else []
+        return {id: text for id, text in zip(ids, found, strict=True) if text is not None}
+
+    def _key(self, queue: str) -> str:
+        return f"{self._namespace}:{queue}"
+
+
+async def _reached(answer: Awaitable[Answer]) -> Answer:
+    try:
+        return await answer
+    except redis.exceptions.RedisError as error:
+        raise queue_error(error) from error
+
+
+def _again(queue: str, message: Message[Any]) -> tuple[str, bytes]:
+    """A job as if it were new: its id, which begins with its share, and its text."""
+    identity = f"{share_of(message)}{MARK}{uuid4()}"
+    options = {name: value for name, value in message.options.items() if name not in _SPENT}
+    copy: Message[Any] = Message(
+        queue_name=queue,
+        actor_name=message.actor_name,
+        args=message.args,
+        kwargs=message.kwargs,
+        options={**options, "redis_message_id": identity},
+    )
+    return identity, copy.encode()
+
+
+def _decoded(text: str | None) -> Message[Any] | None:
+    try:
+        return None if text is None else Message.decode(text.encode())
+    except Exception:  # whatever a foreign encoder has left there
+        return None
+
+
+def _job(id: str, text: str | None, died: float | None = None) -> Job:
+    message = _decoded(text)
+    if message is None:
+        return Job(id=id, at=_time(died))
+    return Job(
+        id=id,
+        actor=message.actor_name,
+        share=share_of(message) or None,
+        created_at=_time(message.message_timestamp),
+        at=_time(message.options.get("eta") if died is None else died),
+        args=list(message.args),
+    )
+
+
+def _due(job: Job) -> datetime:
+    return job.at or datetime.max.replace(tzinfo=UTC)
+
+
+def _time(milliseconds: Any) -> datetime | None:
+    try:
+        return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,123 @@
+"""`relay queues`: the queues in Redis, their dead and delayed jobs, and what becomes of dead ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+import typer
+
+from relay.bus import CommandBus, QueryBus
+from relay.cli.operating import (
+    ACTING,
+    ColumnsOption,
+    JsonOption,
+    Options,
+    WideOption,
+    chosen,
+    confirm,
+    connecting,
+    operator,
+    print_json,
+    report,
+    with_options,
+)
+from relay.cli.tables import View, columns, print_rows
+from relay.domain.queues import JobPage, JobState, QueueView
+from relay.ops.desk import Desk
+from relay.ops.queues import (
+    DeleteJobs,
+    ListJobs,
+    ListQueues,
+    RequeueJobs,
+    answer_for_queues,
+    carry_out_for_queues,
+)
+from relay.settings import load_settings
+
+app = typer.Typer(help="Queues in Redis: list, dead and delayed jobs, requeue, delete.", no_args_is_help=True)
+
+_QUEUES: Final = View(columns=columns("queue", "waiting", "delayed", "in_flight", "dead"), lead=4)
+_JOBS: Final = View(columns=columns("id", "at", "actor", "share", "created_at", "args"), lead=3)
+_ACTING: Final[Options] = {
+    "ids": (Annotated[list[str] | None, typer.Argument(help="Dead jobs, by the ids of `jobs`.")], None),
+    "everything": (Annotated[bool, typer.Option("--all", help="Every dead job of the queue.")], False),
+    **{name: option for name, option in ACTING.items() if name != "context"},
+}
+QueueArgument = Annotated[str, typer.Argument(help="A queue, by its name in `list`.")]
+
+
+@app.command("list")
+def list_(as_json: JsonOption = False, columns: ColumnsOption = None, wide: WideOption = False) -> None:
+    """Count what waits, is delayed, is in the hands of workers, and is dead, in each queue."""
+    view, settings = _QUEUES.choose(columns), load_settings()
+
+    async def ask() -> Sequence[QueueView]:
+        bus = answer_for_queues(Desk(settings.contexts, connecting).answer(QueryBus()), settings)
+        return (await bus.ask_async(ListQueues())).unwrap()
+
+    rows = [_row(queue) for queue in asyncio.run(ask())]
+    print_json(rows) if as_json else print_rows(view, rows, wide=wide)
+
+
+def _row(queue: QueueView) -> dict[str, Any]:
+    fields = asdict(queue)
+    return {"queue": fields.pop("name"), **fields}
+
+
+@app.command()
+def jobs(
+    queue: QueueArgument,
+    *,
+    state: Annotated[JobState, typer.Option("--state", help="Dead or delayed ones.")] = JobState.DEAD,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Show so many.")] = 50,
+    after: Annotated[str | None, typer.Option(help="Go on behind a page: what it said.")] = None,
+    args: Annotated[bool, typer.Option("--args", help="What they are about, too: names and ids.")] = False,
+    as_json: JsonOption = False,
+    wide: WideOption = False,
+) -> None:
+    """List jobs of a queue: dead ones, the last that died first, or delayed ones."""
+    settings = load_settings()
+
+    async def ask() -> JobPage:
+        query = ListJobs(queue=queue, state=state, limit=limit, after=after)
+        return (await answer_for_queues(QueryBus(), settings).ask_async(query)).unwrap()
+
+    page = asyncio.run(ask())
+    rows = [asdict(job) | {"args": list(job.args or ()) if args else None} for job in page.items]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_rows(_JOBS if args else _JOBS.choose("id,at,actor,share,created_at"), rows, wide=wide)
+    else:
+        print(f"No {state.value} jobs in {queue}.")
+    if page.next is not None and not as_json:
+        print(f"{len(rows)} of {page.total}; more: --after {page.next}")
+
+
+@app.command()
+@with_options(_ACTING)
+def requeue(*, queue: QueueArgument, options: dict[str, Any]) -> None:
+    """Have dead jobs begun again, with new attempts."""
+    _act("requeued", RequeueJobs, queue, options)
+
+
+@app.command()
+@with_options(_ACTING)
+def delete(*, queue: QueueArgument, options: dict[str, Any]) -> None:
+    """Remove dead jobs. The rows they are about stay as they are."""
+    _act("deleted", DeleteJobs, queue, options)
+
+
+def _act(word: str, action: type[RequeueJobs | DeleteJobs], queue: str, options: dict[str, Any]) -> None:
+    chosen(options, ["everything"])
+    settings, ids = load_settings(), options["ids"] or None
+    count = 2 if ids is None else len(ids)
+    which = "All dead" if ids is None else str(count)
+    confirm(f"{which} jobs of {queue} will be {word}. Go on?", count, yes=options["yes"])
+    by = operator(options["actor"], options["note"])
+    bus = carry_out_for_queues(CommandBus(), settings, connecting)
+    command = action(queue=queue, ids=ids, limit=options["limit"], by=by)
+    report(queue, word, asyncio.run(bus.dispatch_async(command)).unwrap(), as_json=options["as_json"])

@@ -1,0 +1,96 @@
+"""The queues in Redis over HTTP: how full they are; dead and delayed jobs; what becomes of dead ones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from starlette.responses import Response
+
+from relay.bus.http import json_response
+from relay.domain.operators import Operator
+from relay.domain.queues import JobState
+from relay.ops.api.access import Caller, Operating, Reading, check_payloads
+from relay.ops.api.answering import PROBLEMS, Asked, Ops, outcome_of
+from relay.ops.api.models import OutcomeOut, PageOut, Text
+from relay.ops.queues import DeleteJobs, ListJobs, ListQueues, RequeueJobs
+
+router: Final = APIRouter(prefix="/queues", tags=["queues"], responses=PROBLEMS)
+_STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
+Queue = Annotated[str, Path(description="A queue of the list.", max_length=100)]
+
+
+class JobsAsked(BaseModel):
+    """A page of jobs. ``after``: ``next`` of the page above. ``args``: what the jobs are about, too."""
+
+    model_config = _STRICT
+
+    state: JobState = JobState.DEAD
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    after: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,18}$")] | None = None
+    args: bool = False
+
+
+class JobsChosen(BaseModel):
+    """Which dead jobs: ``ids``, or ``all`` of the queue if there are at most ``limit``. And why: ``note``."""
+
+    model_config = _STRICT
+
+    ids: Annotated[list[Text], Field(min_length=1, max_length=10_000)] | None = None
+    all: bool = False
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 1_000
+    note: Text | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> JobsChosen:
+        if (self.ids is not None) == self.all:
+            raise ValueError("say which, in one way: ids, or all")
+        return self
+
+
+@router.get("", response_model=list[dict[str, Any]])
+async def list_queues(ops: Asked, _: Reading) -> Response:
+    """Count what waits, is delayed, in the hands of workers, and dead, in each queue of the fleet and of tasks."""
+    found = (await ops.queries.ask_async(ListQueues())).unwrap()
+    return json_response([asdict(queue) for queue in found])
+
+
+@router.get("/{queue}/jobs", response_model=PageOut)
+async def list_jobs(ops: Asked, caller: Reading, queue: Queue, asked: Annotated[JobsAsked, Query()]) -> Response:
+    """List dead or delayed jobs. Their arguments need the right to see payloads."""
+    if asked.args:
+        check_payloads(caller)
+    query = ListJobs(queue=queue, state=asked.state, limit=asked.limit, after=asked.after)
+    page = (await ops.queries.ask_async(query)).unwrap()
+    items = [asdict(job) for job in page.items]
+    for item in items:
+        if not asked.args:
+            del item["args"]
+    return json_response({"items": items, "total": page.total, "exact": True, "next": page.next})
+
+
+@router.post("/{queue}/requeue", response_model=OutcomeOut)
+async def requeue_jobs(ops: Asked, caller: Operating, queue: Queue, chosen: JobsChosen) -> Response:
+    """Have dead jobs begun again, with new attempts."""
+    return await _act(ops, caller, "requeue", RequeueJobs, queue, chosen)
+
+
+@router.post("/{queue}/delete", response_model=OutcomeOut)
+async def delete_jobs(ops: Asked, caller: Operating, queue: Queue, chosen: JobsChosen) -> Response:
+    """Remove dead jobs. The rows they are about stay as they are."""
+    return await _act(ops, caller, "delete", DeleteJobs, queue, chosen)
+
+
+async def _act(
+    ops: Ops,
+    caller: Caller,
+    action: str,
+    do: type[RequeueJobs | DeleteJobs],
+    queue: str,
+    chosen: JobsChosen,
+) -> Response:
+    by = Operator(caller.name, chosen.note)
+    command = do(queue=queue, ids=chosen.ids, limit=chosen.limit, by=by)
+    return outcome_of(action, await ops.commands.dispatch_async(command))

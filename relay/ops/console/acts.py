@@ -1,0 +1,163 @@
+"""What operators do by forms: first a page that counts and asks, then the deed, and its result in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from relay.adapters.postgres.operating import Page, Row, counted
+from relay.bus import Failed, Result
+from relay.bus.errors import NothingFound
+from relay.bus.http import status_of
+from relay.domain.errors import InvalidRequest, TooMany, of_context
+from relay.domain.operators import Operator, Outcome
+from relay.ops.api.access import Caller, Operating
+from relay.ops.api.answering import Asked, InContext, Ops
+from relay.ops.api.models import Text
+from relay.ops.console.asking import Form, Pairs, absolute, read
+from relay.ops.console.catalogue import KINDS
+from relay.ops.console.kinds import Action, Kind
+from relay.ops.console.pages import page
+
+router: Final = APIRouter()
+#: How many rows one form may change.
+MOST: Final = 10_000
+_MAX_IDS: Final = 500
+_MAX_SHOWN: Final = 100
+#: Fields of a form that are not of a filter.
+_OWN: Final = {"ids", "all", "note", "status", "limit", "before"}
+
+KindPath = Annotated[str, Path(max_length=40)]
+
+
+class _Asked(BaseModel):
+    """What a form says besides a filter: ``ids``; or ``all`` that the filter finds, in these states."""
+
+    ids: Annotated[list[Text], Field(max_length=_MAX_IDS)] = []
+    all: bool = False
+    status: list[Text] = []
+    note: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What an action is for: ids, or the filter ``wanted`` that was made of ``filters``."""
+
+    context: str
+    kind: Kind
+    action: Action
+    note: str | None
+    ids: Sequence[Any] | None
+    wanted: Any
+    filters: Sequence[tuple[str, str]]
+    statuses: Sequence[str]
+
+    async def count(self, ops: Ops) -> int:
+        """How many it is for. Raises TooMany."""
+        if self.ids is not None:
+            return len(self.ids)
+        query = self.kind.find(context=self.context, wanted=self.wanted, limit=1)
+        total = (await ops.queries.ask_async(query)).unwrap().total
+        if total > MOST:
+            raise TooMany(
+                f"the filter finds {counted(total)} and one form may change {MOST:,}",
+                hint="narrow the filter, for example by type or time",
+            )
+        return int(total)
+
+    async def some(self, ops: Ops) -> Sequence[Row]:
+        """The newest of those that the filter finds, to be looked at before the deed."""
+        if self.ids is not None:
+            return ()
+        query = self.kind.find(context=self.context, wanted=self.wanted, limit=5)
+        found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+        return found.items
+
+
+def _choose(ops: Ops, context: str, path: str, name: str, pairs: Pairs) -> _Chosen:
+    of_context(ops.settings.contexts, context)
+    kind = KINDS.get(path)
+    action = next((it for it in kind.actions if it.name == name), None) if kind else None
+    if kind is None or action is None:
+        raise NothingFound("there is no such page")
+    pairs = list(pairs)
+    asked = read(_Asked, [it for it in pairs if it[0] in _OWN - {"limit", "before"}])
+    filters = [(it, absolute(text.strip())) for it, text in pairs if it not in _OWN and text.strip()]
+    if bool(asked.ids) == asked.all:
+        raise InvalidRequest("say which: tick rows of a list, or take all that its filter finds")
+    statuses = [it for it in action.statuses if not asked.status or it in asked.status]
+    ids = [kind.key(it) for it in dict.fromkeys(asked.ids)] or None
+    wanted = None
+    if ids is None:
+        if action.narrowed and ("error" in dict(filters) or not filters):
+            raise InvalidRequest(
+                f"{action.name} needs a filter, and not one of errors", hint="filter by type or time"
+            )
+        wanted = kind.wanted(read(kind.filter, filters), statuses)
+    return _Chosen(context, kind, action, asked.note, ids, wanted, filters, statuses)
+
+
+@router.get("/contexts/{context}/{path}/{name}")
+async def ask(
+    request: Request, ops: Asked, _: Operating, context: InContext, path: KindPath, name: KindPath
+) -> Response:
+    """Say how many rows an action is for, and ask for a note. Changes nothing."""
+    chosen = _choose(ops, context, path, name, request.query_params.multi_items())
+    return await _ask(request, ops, chosen)
+
+
+async def _ask(request: Request, ops: Ops, chosen: _Chosen, missing: str = "") -> Response:
+    return page(
+        request,
+        "confirm.html",
+        422 if missing else 200,
+        context=chosen.context,
+        chosen=chosen,
+        count=await chosen.count(ops),
+        some=await chosen.some(ops),
+        missing=missing,
+    )
+
+
+@router.post("/contexts/{context}/{path}/{name}")
+async def act(
+    request: Request, ops: Asked, caller: Operating, context: InContext, path: KindPath, name: KindPath, form: Form
+) -> Response:
+    """Carry an action out, and say what became of each row."""
+    chosen = _choose(ops, context, path, name, form)
+    if chosen.action.noted and not chosen.note:
+        return await _ask(request, ops, chosen, "Say why: the note is kept with it.")
+    return told(request, chosen, await _carry_out(ops, caller, chosen))
+
+
+async def _carry_out(ops: Ops, caller: Caller, chosen: _Chosen) -> Result[Outcome]:
+    by = Operator(caller.name, chosen.note)
+    command = chosen.action.do(context=chosen.context, ids=chosen.ids, wanted=chosen.wanted, limit=MOST, by=by)
+    return await ops.commands.dispatch_async(command)
+
+
+def told(request: Request, chosen: _Chosen, result: Result[Outcome]) -> Response:
+    """The result of an action in words. Raises the error if it failed as a whole."""
+    if isinstance(result, Failed):
+        raise result.error
+    outcome = result.value
+    reasons = Counter((error.message, error.hint) for _, error in outcome.refused)
+    status = status_of(outcome.refused[0][1]) if outcome.refused and not outcome.done else 200
+    return page(
+        request,
+        "result.html",
+        status,
+        context=chosen.context,
+        chosen=chosen,
+        done=outcome.done[:_MAX_SHOWN],
+        count=len(outcome.done),
+        refused=outcome.refused[:_MAX_SHOWN],
+        refusals=len(outcome.refused),
+        reasons=reasons.most_common(5),
+    )

@@ -1,0 +1,234 @@
+"""The archive of a context: list batches; verify files, restore rows, replay events. Bounds are the API's."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from relay.bus.http import status_of
+from relay.commands.checkfiles import Finding
+from relay.domain.archive import ArchiveDamaged, ArchiveKind, RowFilter
+from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, TooMany, of_context
+from relay.domain.operators import Operator
+from relay.ops.api.access import Operating, Reading
+from relay.ops.api.answering import Asked, InContext, Ops
+from relay.ops.api.archive import ArchivedFilter, Files, RowsChosen, row_filter
+from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive, forgetful
+from relay.ops.console.asking import Form, Pairs, checked, read
+from relay.ops.console.deeds import Deed, note_of
+from relay.ops.console.pages import page
+from relay.ops.console.words import plural
+from relay.ops.rows import ListBatches
+
+router: Final = APIRouter(prefix="/contexts/{context}/archive")
+Verb = Literal["restore", "replay"]
+#: How many rows one form may change, and how many files one may read.
+_MOST: Final = 10_000
+_MOST_FILES: Final = 1_000
+#: How many batches are listed.
+_MAX_LISTED: Final = 500
+#: More ids would not fit into an address.
+_MAX_IDS: Final = 100
+NOUNS: Final = {ArchiveKind.OUTBOX: "event", ArchiveKind.INBOX: "message", ArchiveKind.TASKS: "task"}
+_ABOUT: Final[dict[Verb, str]] = {
+    "restore": "They go back into their table, as they were. Nothing is sent, and the archive keeps them. "
+    "The archive's next run moves them away again.",
+    "replay": "They go to every consumer of the stream once more, and the archive keeps them. Consumers that have "
+    "processed one recognise its id and skip it. What was replayed since it was archived is left out.",
+}
+
+
+@router.get("")
+async def listed(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
+    """List the batches in the archive."""
+    found = (await ops.queries.ask_async(ListBatches(context=context))).unwrap()
+    on = ops.settings.contexts[context].archive.place is not None
+    return page(request, "archive.html", context=context, batches=list(found)[::-1], on=on, most=_MAX_LISTED)
+
+
+# --- verify files ---
+
+
+def _files(pairs: Pairs) -> Files:
+    """Which files a form names: a list of rows calls them ids."""
+    return read(Files, [("files" if name == "ids" else name, text) for name, text in pairs])
+
+
+@router.get("/verify")
+async def ask_verify(request: Request, ops: Asked, _: Operating, context: InContext) -> Response:
+    """Ask which files are read again: those that were ticked, or those of a table and time."""
+    of_context(ops.settings.contexts, context)
+    files = _files(request.query_params.multi_items()).files
+    return page(request, "archive-verify.html", context=context, files=files, kinds=ArchiveKind)
+
+
+@router.post("/verify")
+async def verify(request: Request, ops: Asked, _: Operating, context: InContext, form: Form) -> Response:
+    """Read files again, and say which are not as they should be. Changes nothing, so nothing is recorded."""
+    try:
+        asked = _files(form)
+        query = VerifyArchive(context=context, **dict(asked) | {"limit": _MOST_FILES})
+        found: Sequence[Finding] = (await ops.queries.ask_async(query)).unwrap()
+    except TooMany as error:
+        command = shlex.join(["relay", "archive", "verify", "--context", context])
+        raise TooMany(error.message, hint=f"verify those of a table and time, or run: {command}") from None
+    doubtful = [it for it in found if it.error or it.left_over]
+    sound = len(found) - len(doubtful)
+    return page(request, "archive-verified.html", context=context, sound=sound, doubtful=doubtful)
+
+
+# --- restore rows, replay events ---
+
+
+class _Rows(ArchivedFilter):
+    """Which rows a form names: ``ids``, one a line; a filter; or all."""
+
+    kind: ArchiveKind = ArchiveKind.OUTBOX
+    ids: Annotated[str, Field(max_length=_MAX_IDS * 300)] = ""
+    all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What one of the two is for. ``fields``: what the form says again."""
+
+    context: str
+    verb: Verb
+    kind: ArchiveKind
+    ids: Sequence[str]
+    wanted: RowFilter
+    fields: Sequence[tuple[str, str]]
+
+    async def count(self, ops: Ops) -> int:
+        """How many it is for. Raises TooMany, and what `ArchiveDesk` raises."""
+        query = CountArchived(context=self.context, kind=self.kind, wanted=self.wanted)
+        try:
+            count = (await ops.queries.ask_async(query)).unwrap()
+        except TooMany as error:
+            raise self.too_many(error.message) from None
+        if count > _MOST:
+            raise self.too_many(f"{count:,} {NOUNS[self.kind]}s match and one form may change {_MOST:,}")
+        return count
+
+    async def carry_out(self, ops: Ops, by: Operator) -> int:
+        """Do it; return how many were not there, or will be published. Raises as `count`."""
+        named: dict[str, Any] = {"context": self.context, "wanted": self.wanted, "limit": _MOST, "by": by}
+        command = ReplayArchived(**named) if self.verb == "replay" else RestoreArchived(kind=self.kind, **named)
+        try:
+            return (await ops.commands.dispatch_async(command)).unwrap()
+        except TooMany as error:
+            raise self.too_many(error.message) from None
+
+    def too_many(self, message: str) -> TooMany:
+        """The error that names the command which has no such bounds."""
+        options = [
+            (f"--{name.removesuffix('_id')}", text) for name, text in self.fields if name not in ("ids", "all")
+        ]
+        words = [word for option in options for word in option]
+        words += ["--all"] if ("all", "1") in self.fields else []
+        words = ["relay", "archive", self.verb, "--context", self.context, *words]
+        command = shlex.join([*words, *(["--", *self.ids] if self.ids else ())])
+        return TooMany(message, hint=f"narrow it, for example by time, or run: {command}")
+
+    def deed(self, count: int, warnings: Sequence[str] = ()) -> Deed:
+        """What asks before."""
+        button = f"{self.verb.capitalize()} {plural(count, NOUNS[self.kind])}"
+        base = f"/contexts/{self.context}/archive"
+        return Deed(
+            button=button,
+            question=f"{button} of the archive?",
+            about=_ABOUT[self.verb],
+            done="",
+            to=f"{base}/{self.verb}",
+            back=base,
+            fields=self.fields,
+            context=self.context,
+            which=[(name, _brief(text)) for name, text in self.fields if name not in ("kind", "all")],
+            warnings=warnings,
+        )
+
+
+def _brief(text: str) -> str:
+    """The first of many ids."""
+    first, *others = text.splitlines()
+    return f"{first} and {len(others)} more" if others else first
+
+
+def _choose(context: str, verb: Verb, pairs: Pairs) -> _Chosen:
+    """Read what a form says. Raises InvalidRequest and InvalidKey, which name the field."""
+    asked = read(_Rows, [it for it in pairs if it[0] != "note"])
+    if verb == "replay" and asked.kind is not ArchiveKind.OUTBOX:
+        raise InvalidRequest("only events are published", field="kind")
+    ids = list(dict.fromkeys(it.strip() for it in asked.ids.splitlines() if it.strip()))
+    if len(ids) > _MAX_IDS:
+        raise InvalidRequest(f"at most {_MAX_IDS}", field="ids", hint=f"relay archive {verb} takes more")
+    found = {name: it for name in ArchivedFilter.model_fields if (it := getattr(asked, name)) is not None}
+    which = {"ids": ids or None, "filter": found or None, "all": asked.all, "kind": asked.kind}
+    wanted = row_filter(checked(RowsChosen, which), asked.kind)
+    fields = [(name, it if isinstance(it, str) else it.isoformat()) for name, it in found.items()]
+    fields += [("kind", asked.kind.value)] if verb == "restore" else []
+    fields += [("ids", "\n".join(ids))] if ids else []
+    fields += [("all", "1")] if asked.all else []
+    return _Chosen(context, verb, asked.kind, ids, wanted, fields)
+
+
+@router.get("/{verb}")
+async def ask(request: Request, ops: Asked, _: Operating, context: InContext, verb: Verb) -> Response:
+    """Ask which rows; when that is said, count them and ask for a note. Changes nothing."""
+    of_context(ops.settings.contexts, context)
+    if not (pairs := request.query_params.multi_items()):
+        return _form(request, context, verb)
+    try:
+        chosen = _choose(context, verb, pairs)
+        count = await chosen.count(ops)
+    except (InvalidRequest, InvalidKey, TooMany, ArchiveDamaged) as error:
+        return _form(request, context, verb, error)
+    if not count:
+        return _form(request, context, verb, nothing=f"No {NOUNS[chosen.kind]} of the archive fits.")
+    warnings = forgetful(ops.settings, context) if verb == "replay" else ()
+    return chosen.deed(count, warnings).ask(request)
+
+
+def _form(
+    request: Request, context: str, verb: Verb, wrong: RelayError | None = None, nothing: str = ""
+) -> Response:
+    """The form that names rows, with what was said and why that does not do."""
+    return page(
+        request,
+        "archive-ask.html",
+        status_of(wrong) if wrong else 200,
+        context=context,
+        verb=verb,
+        about=_ABOUT[verb],
+        nouns=NOUNS,
+        wrong=wrong,
+        nothing=nothing,
+    )
+
+
+@router.post("/{verb}")
+async def act(
+    request: Request, ops: Asked, caller: Operating, context: InContext, verb: Verb, form: Form
+) -> Response:
+    """Carry it out, and say what came of it."""
+    chosen = _choose(context, verb, form)
+    count = await chosen.carry_out(ops, Operator(caller.name, note_of(form)))
+    deed = replace(chosen.deed(count), done=_told(chosen, count), audited=count > 0)
+    return deed.told(request)
+
+
+def _told(chosen: _Chosen, count: int) -> str:
+    told = plural(count, NOUNS[chosen.kind])
+    if chosen.verb == "replay":
+        return (
+            f"{told} will be published once more." if count else "None waits: each was replayed since, or is sent."
+        )
+    return (
+        f"{told} came back. What was in the table stays as it was." if count else "All are in their table already."
+    )

@@ -1,0 +1,74 @@
+"""Deeds that are not on rows of a list: a question before, and what came of it after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fastapi import Request
+from starlette.responses import Response
+
+from relay.bus import Failed, Result
+from relay.bus.http import status_of
+from relay.domain.errors import InvalidRequest
+from relay.domain.operators import Outcome
+from relay.ops.console.asking import Pairs
+from relay.ops.console.pages import page
+
+_MAX_NOTE: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """Something that an operator is about to do. ``button``: what it is called. ``done``: what has happened then.
+
+    ``to``: where the form goes; ``fields``: what it says again. ``back``: the page that it was asked on.
+    ``which``: the filter, if there is one. ``warnings``: what may go wrong. ``audited``: the audit log has it.
+    """
+
+    button: str
+    question: str
+    about: str
+    done: str
+    to: str
+    back: str
+    fields: Sequence[tuple[str, str]] = ()
+    context: str | None = None
+    harsh: bool = False
+    which: Sequence[tuple[str, str]] = ()
+    warnings: Sequence[str] = ()
+    audited: bool = True
+
+    def ask(self, request: Request) -> Response:
+        """The page that asks."""
+        return page(request, "deed.html", context=self.context, deed=self)
+
+    def told(self, request: Request, result: Result[Outcome] | None = None) -> Response:
+        """The page that says what came of it. Raises the error if it failed as a whole."""
+        if isinstance(result, Failed):
+            raise result.error
+        done = result.value.done if result else ()
+        refused = result.value.refused if result else ()
+        reasons = Counter((error.message, error.hint) for _, error in refused).most_common(5)
+        status = status_of(refused[0][1]) if refused and not done else 200
+        return page(
+            request,
+            "deed-done.html",
+            status,
+            context=self.context,
+            deed=self,
+            many=result is not None,
+            done=done,
+            refused=refused,
+            reasons=reasons,
+        )
+
+
+def note_of(form: Pairs) -> str | None:
+    """The note of a form. Raises InvalidRequest if it is too long."""
+    note = dict(form).get("note", "").strip()
+    if len(note) > _MAX_NOTE or "\0" in note:
+        raise InvalidRequest(f"at most {_MAX_NOTE} characters", field="note")
+    return note or None

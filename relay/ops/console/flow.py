@@ -1,0 +1,218 @@
+"""Figures of the overview: what waits where in each context, and how fast it moves.
+
+Rates come from what this process has seen since somebody began to look: nothing is measured while nobody does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from relay.adapters.jetstream.topology import ConsumerView, StreamView
+from relay.adapters.postgres.operating import EventFilter, Page, Row, TaskFilter
+from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
+from relay.domain.errors import RelayError
+from relay.domain.incidents import IncidentFilter, IncidentStatus
+from relay.ops.api.answering import Ops
+from relay.ops.rows import FindEvents, FindIncidents, FindTasks, ReadBacklog
+from relay.ops.servers import ShowStreams
+from relay.settings import ContextSettings
+
+Answer = TypeVar("Answer")
+#: All streams by name; None if NATS does not answer.
+Streams: TypeAlias = Mapping[str, StreamView] | None
+#: Figures are asked for again after so many seconds, however many look.
+_FRESH_S: Final = 1.0
+#: How long a page waits for a server, in seconds; an answer that comes later is shown by the next page.
+_PATIENCE_S: Final = 0.3
+#: A rate is that of so many seconds, and a line has so many points.
+_RATE_S: Final = 30.0
+_POINTS: Final = 60
+#: How many published events say how long publishing takes.
+_SAMPLE: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What was seen at a moment, by a clock that only goes on. Numbers of messages are None if NATS was away."""
+
+    at: float
+    waiting: int
+    published: int | None
+    handled: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """A context in figures. ``error``: why there are none; ``late``: there is no answer yet.
+
+    Rates are per second, None while unknown. ``consumes``: whether it has subscriptions.
+    """
+
+    name: str
+    late: bool = False
+    error: RelayError | None = None
+    outbox: OutboxBacklog | None = None
+    inbox: InboxBacklog | None = None
+    brake: Brake = field(default_factory=Brake)
+    full: Sequence[FullInbox] = ()
+    letters: int = 0
+    failed_tasks: int = 0
+    waiting_tasks: int = 0
+    latency: float | None = None
+    streams: Sequence[StreamView] | None = None
+    consumers: Sequence[ConsumerView] | None = None
+    publish_rate: float | None = None
+    handle_rate: float | None = None
+    line: Sequence[int] = ()
+    consumes: bool = True
+
+
+class Patient(Generic[Answer]):
+    """A question that a page waits for only a moment. It is asked on behind the page, once at a time."""
+
+    def __init__(self, unknown: Answer) -> None:
+        self._known = unknown
+        self._asking: asyncio.Task[Answer] | None = None
+
+    async def ask(self, question: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Return the answer, or the last one if it takes long."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(question())
+        done, _ = await asyncio.wait([self._asking], timeout=_PATIENCE_S)
+        if done:
+            task, self._asking = self._asking, None
+            self._known = task.result()
+        return self._known
+
+
+class Flow:
+    """The figures of all contexts, kept for a moment. One for each application."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._known: tuple[float, Sequence[Context]] = (float("-inf"), ())
+        self._streams: Patient[Streams] = Patient(None)
+        self._contexts: dict[str, Patient[Context]] = {}
+        self._seen: dict[str, deque[Sample]] = {}
+
+    async def look(self, ops: Ops) -> Sequence[Context]:
+        """Return the figures, at most a second old."""
+        async with self._lock:
+            if time.monotonic() - self._known[0] > _FRESH_S:
+                contexts, streams = await asyncio.gather(
+                    self._figures(ops), self._streams.ask(partial(_streams, ops))
+                )
+                shown = [self._with_streams(ops.settings.contexts[it.name], it, streams) for it in contexts]
+                self._known = (time.monotonic(), shown)
+            return self._known[1]
+
+    async def _figures(self, ops: Ops) -> Sequence[Context]:
+        for name in ops.settings.contexts:
+            self._contexts.setdefault(name, Patient(Context(name=name, late=True)))
+        return await asyncio.gather(*(it.ask(partial(_figures, ops, name)) for name, it in self._contexts.items()))
+
+    def _with_streams(self, settings: ContextSettings, found: Context, streams: Streams) -> Context:
+        if found.outbox is None:
+            return found
+        mine = consumers = published = handled = None
+        if streams is not None:
+            mine = [streams[it.name] for it in settings.event_streams if it.name in streams]
+            consumers = _consumers(settings, streams)
+            published = sum(it.last_seq for it in mine)
+            handled = _handled(settings, streams)
+        now = Sample(at=time.monotonic(), waiting=found.outbox.waiting, published=published, handled=handled)
+        seen = self._seen.setdefault(found.name, deque(maxlen=_POINTS))
+        seen.append(now)
+        return replace(
+            found,
+            streams=mine,
+            consumers=consumers,
+            publish_rate=rate(seen, "published"),
+            handle_rate=rate(seen, "handled"),
+            line=[it.waiting for it in seen],
+            consumes=bool(settings.subscriptions),
+        )
+
+
+def rate(seen: Sequence[Sample], name: str) -> float | None:
+    """How much a number grew each second, lately; None if it is not known, or has gone back."""
+    now = seen[-1]
+    known = [it for it in seen if getattr(it, name) is not None and now.at - it.at <= _RATE_S]
+    if len(known) < 2 or known[-1] is not now or now.at - known[0].at < _FRESH_S:
+        return None
+    grown = getattr(now, name) - getattr(known[0], name)
+    return grown / (now.at - known[0].at) if grown >= 0 else None
+
+
+async def _streams(ops: Ops) -> Streams:
+    try:
+        found = (await ops.queries.ask_async(ShowStreams())).unwrap()
+    except RelayError:
+        return None
+    return {it.name: it for it in found}
+
+
+def _consumers(settings: ContextSettings, streams: Mapping[str, StreamView]) -> list[ConsumerView]:
+    wanted = {(it.stream, it.durable) for it in settings.subscriptions.values()}
+    return [it for name, found in streams.items() for it in found.consumers if (name, it.durable) in wanted]
+
+
+def _handled(settings: ContextSettings, streams: Mapping[str, StreamView]) -> int | None:
+    """How far the consumers of a context have come: messages of their streams that wait for none of them."""
+    total = 0
+    for it in settings.subscriptions.values():
+        stream = streams.get(it.stream)
+        mine = next((view for view in stream.consumers if view.durable == it.durable), None) if stream else None
+        if stream is None or mine is None:
+            return None
+        total += stream.last_seq - mine.waiting - mine.unacknowledged
+    return total if settings.subscriptions else None
+
+
+async def _figures(ops: Ops, name: str) -> Context:
+    letters_open = IncidentFilter(statuses=(IncidentStatus.OPEN,))
+    try:
+        (outbox, inbox, brake, full), letters, failed, waiting, latency = await asyncio.gather(
+            _backlog(ops, name),
+            _total(ops, FindIncidents(context=name, wanted=letters_open, limit=1)),
+            _total(ops, FindTasks(context=name, wanted=TaskFilter(statuses=["failed"]), limit=1)),
+            _total(ops, FindTasks(context=name, wanted=TaskFilter(statuses=["pending", "delivered"]), limit=1)),
+            _latency(ops, name),
+        )
+    except RelayError as error:
+        return Context(name=name, error=error)
+    return Context(
+        name=name,
+        outbox=outbox,
+        inbox=inbox,
+        brake=brake,
+        full=full,
+        letters=letters,
+        failed_tasks=failed,
+        waiting_tasks=waiting,
+        latency=latency,
+    )
+
+
+async def _backlog(ops: Ops, name: str) -> Any:
+    return (await ops.queries.ask_async(ReadBacklog(context=name))).unwrap()
+
+
+async def _total(ops: Ops, query: FindIncidents | FindTasks) -> int:
+    found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+    return found.total
+
+
+async def _latency(ops: Ops, name: str) -> float | None:
+    """How long the latest events took from their transaction to the stream, in the middle, in seconds."""
+    query = FindEvents(context=name, wanted=EventFilter(statuses=["published"]), limit=_SAMPLE)
+    found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+    first = [it for it in found.items if it["generation"] == 0 and it["published_at"] and it["occurred_at"]]
+    took = sorted((it["published_at"] - it["occurred_at"]).total_seconds() for it in first)
+    return max(0.0, took[len(took) // 2]) if took else None

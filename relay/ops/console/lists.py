@@ -1,0 +1,136 @@
+"""Lists and details of rows: one pair of routes for every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from relay.adapters.postgres.operating import MAX_COUNTED, Page, Row
+from relay.bus import Nothing
+from relay.bus.errors import NothingFound
+from relay.domain.errors import of_context
+from relay.domain.incidents import show_original
+from relay.ops.api.access import Caller, Reading, check_payloads
+from relay.ops.api.answering import Asked, InContext, Ops
+from relay.ops.console.asking import checked, read
+from relay.ops.console.catalogue import KINDS
+from relay.ops.console.kinds import Action, Kind
+from relay.ops.console.pages import page
+
+router: Final = APIRouter()
+#: Fields of a query that say which page, and not which rows.
+_PAGING: Final = {"status", "before", "limit"}
+
+
+class _Shown(BaseModel):
+    """What a page of one row is asked for."""
+
+    id: str
+    payload: bool = False
+
+
+async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: Kind) -> Response:
+    of_context(ops.settings.contexts, context)
+    asked = read(kind.asked, request.query_params.multi_items())
+    statuses: Sequence[str] = [str(getattr(it, "value", it)) for it in asked.status] or kind.usual
+    wanted = kind.wanted(asked, statuses)
+    query = kind.find(context=context, wanted=wanted, limit=asked.limit, before=asked.before)
+    found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+    narrowed = bool(asked.model_dump(exclude_defaults=True, exclude=_PAGING))
+    more = len(found.items) == asked.limit and found.total > asked.limit
+    return page(
+        request,
+        f"{kind.path}.html",
+        context=context,
+        kind=kind,
+        items=found.items,
+        total=found.total,
+        exact=found.total < MAX_COUNTED,
+        following=found.items[-1][kind.order] if more else None,
+        statuses=statuses,
+        narrowed=narrowed or bool(asked.status),
+        actions=_offered(kind, caller, statuses),
+        filters={name: value for name, value in request.query_params.multi_items() if value},
+        groups=bool(kind.group and found.total),
+        all_of=[it.name for it in _offered(kind, caller, statuses) if narrowed or not it.narrowed],
+    )
+
+
+async def _grouped(request: Request, ops: Ops, context: str, kind: Kind) -> Response:
+    """The reasons that a list is counted by, to be put into it: counting may take longer than a page should."""
+    of_context(ops.settings.contexts, context)
+    asked = read(kind.asked, request.query_params.multi_items())
+    statuses: Sequence[str] = [str(getattr(it, "value", it)) for it in asked.status] or kind.usual
+    groups = await _groups(ops, context, kind, asked, statuses)
+    return page(
+        request, "groups.html", context=context, kind=kind, groups=groups, here=f"/contexts/{context}/{kind.path}"
+    )
+
+
+async def _groups(ops: Ops, context: str, kind: Kind, asked: Any, statuses: Sequence[str]) -> Sequence[Any]:
+    """How many rows there are of each reason: of those states in which a reason is what keeps them."""
+    if kind.group is None or not (states := [it for it in statuses if it in kind.grouped or kind.by == "reason"]):
+        return ()
+    query = kind.group(context=context, wanted=kind.wanted(asked, states))
+    return (await ops.queries.ask_async(query)).unwrap()
+
+
+def _offered(kind: Kind, caller: Caller, statuses: Sequence[str]) -> Sequence[Action]:
+    """The actions that rows in these states may allow, for those who may act."""
+    return [it for it in kind.actions if caller.operate and {*it.fits} & {*statuses}]
+
+
+async def _show(request: Request, ops: Ops, caller: Caller, context: str, kind: Kind) -> Response:
+    of_context(ops.settings.contexts, context)
+    asked = checked(_Shown, dict(request.query_params))
+    if asked.payload:
+        check_payloads(caller)
+    found = await ops.queries.ask_async(kind.get(context=context, id=kind.key(asked.id)))
+    if isinstance(found, Nothing):
+        raise NothingFound(f"{context} has no {kind.noun} {asked.id[:100]!r}", hint="it may be in the archive")
+    row = dict(found.value)
+    if kind.body != "payload":
+        row |= show_original(row.pop(kind.body))
+    payload = row.pop("payload")
+    return page(
+        request,
+        f"{kind.path}-one.html",
+        context=context,
+        kind=kind,
+        row=row,
+        id=asked.id,
+        payload=payload if asked.payload else None,
+        shown=asked.payload,
+        actions=_offered(kind, caller, [row["status"]]),
+    )
+
+
+def _list_of(kind: Kind) -> Any:
+    async def listed(request: Request, ops: Asked, caller: Reading, context: InContext) -> Response:
+        return await _list(request, ops, caller, context, kind)
+
+    return listed
+
+
+def _groups_of(kind: Kind) -> Any:
+    async def grouped(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
+        return await _grouped(request, ops, context, kind)
+
+    return grouped
+
+
+def _one_of(kind: Kind) -> Any:
+    async def shown(request: Request, ops: Asked, caller: Reading, context: InContext) -> Response:
+        return await _show(request, ops, caller, context, kind)
+
+    return shown
+
+
+for _kind in KINDS.values():
+    router.get(f"/contexts/{{context}}/{_kind.path}")(_list_of(_kind))
+    router.get(f"/contexts/{{context}}/{_kind.path}/show")(_one_of(_kind))
+    router.get(f"/contexts/{{context}}/{_kind.path}/groups")(_groups_of(_kind))

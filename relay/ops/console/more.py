@@ -1,0 +1,154 @@
+"""The other pages of a context: parked keys, the schedule, the audit log."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from relay.bus import Command
+from relay.domain.errors import InvalidRequest
+from relay.domain.operators import Operator
+from relay.domain.schedule import pause_refusal
+from relay.ops.api.access import Operating, Reading
+from relay.ops.api.answering import Asked, InContext
+from relay.ops.api.contexts import AuditAsked
+from relay.ops.api.models import Text
+from relay.ops.console.asking import Form, Pairs, read
+from relay.ops.console.deeds import Deed, note_of
+from relay.ops.console.pages import page
+from relay.ops.rows import (
+    ListParked,
+    PauseJob,
+    ReadAudit,
+    ReadSchedule,
+    ReleaseKeys,
+    ResumeJob,
+    RunJob,
+)
+
+router: Final = APIRouter(prefix="/contexts/{context}")
+Verb = Literal["run", "pause", "resume"]
+_JOBS: Final[dict[Verb, tuple[type[RunJob | PauseJob | ResumeJob], str, str, str]]] = {
+    "run": (RunJob, "Run now", "The scheduler that leads begins it at once.", "It will run within seconds."),
+    "pause": (
+        PauseJob,
+        "Pause",
+        "Nothing of it begins until it goes on. A run that is open goes on.",
+        "It rests.",
+    ),
+    "resume": (
+        ResumeJob,
+        "Let it go on",
+        "One run makes up for what passed, unless that is longer ago than the job's grace.",
+        "It goes on.",
+    ),
+}
+
+
+@router.get("/parked")
+async def parked(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
+    """List the keys that ordered subscriptions have set aside."""
+    found = (await ops.queries.ask_async(ListParked(context=context))).unwrap()
+    return page(request, "parked.html", context=context, rows=found)
+
+
+class _Keys(BaseModel):
+    key: Text | None = None
+    subscription: Text | None = None
+    all: bool = False
+
+
+def _release(context: str, pairs: Pairs) -> tuple[Deed, _Keys]:
+    asked = read(_Keys, [it for it in pairs if it[0] != "note"])
+    if (asked.key is None) != asked.all:
+        raise InvalidRequest("say which: a key, or all")
+    which = "all parked keys" if asked.key is None else f"the key {asked.key}"
+    where = f" of {asked.subscription}" if asked.subscription else ""
+    base = f"/contexts/{context}/parked"
+    fields = [(name, str(value)) for name, value in asked.model_dump(exclude_defaults=True).items()]
+    deed = Deed(
+        button="Release",
+        question=f"Release {which}{where}?",
+        about="Each key goes on in order: first the message that died, with new attempts, then those behind it.",
+        done="released",
+        to=f"{base}/release",
+        back=base,
+        fields=fields,
+        context=context,
+    )
+    return deed, asked
+
+
+@router.get("/parked/release")
+async def ask_release(request: Request, _: Operating, context: InContext) -> Response:
+    """Ask before keys go on."""
+    return _release(context, request.query_params.multi_items())[0].ask(request)
+
+
+@router.post("/parked/release")
+async def release(request: Request, ops: Asked, caller: Operating, context: InContext, form: Form) -> Response:
+    """Let keys go on."""
+    deed, asked = _release(context, form)
+    keys = None if asked.key is None else [asked.key]
+    by = Operator(caller.name, note_of(form))
+    command = ReleaseKeys(context=context, keys=keys, subscription=asked.subscription, by=by)
+    return deed.told(request, await ops.commands.dispatch_async(command))
+
+
+# --- the schedule ---
+
+
+@router.get("/schedule")
+async def schedule(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
+    """Say what is scheduled, when it ran and runs, and which scheduler leads."""
+    found = (await ops.queries.ask_async(ReadSchedule(context=context))).unwrap()
+    pausable = {job.name for job in found.jobs if pause_refusal(job.schedule) is None}
+    return page(request, "schedule.html", context=context, found=found, pausable=pausable)
+
+
+class _Job(BaseModel):
+    name: Text
+
+
+def _deed(context: str, verb: Verb, pairs: Pairs) -> tuple[Deed, str]:
+    name = read(_Job, [it for it in pairs if it[0] != "note"]).name
+    _, button, about, done = _JOBS[verb]
+    base = f"/contexts/{context}/schedule"
+    question = f"{button}: {name}?"
+    to, fields = f"{base}/{verb}", [("name", name)]
+    deed = Deed(
+        button=button, question=question, about=about, done=done, to=to, back=base, fields=fields, context=context
+    )
+    return deed, name
+
+
+@router.get("/schedule/{verb}")
+async def ask_job(request: Request, _: Operating, context: InContext, verb: Verb) -> Response:
+    """Ask before a job is run, paused or goes on."""
+    return _deed(context, verb, request.query_params.multi_items())[0].ask(request)
+
+
+@router.post("/schedule/{verb}")
+async def do_job(
+    request: Request, ops: Asked, caller: Operating, context: InContext, verb: Verb, form: Form
+) -> Response:
+    """Run a job now, pause it, or let it go on."""
+    deed, name = _deed(context, verb, form)
+    command: Command[Any] = _JOBS[verb][0](context=context, name=name, by=Operator(caller.name, note_of(form)))
+    (await ops.commands.dispatch_async(command)).unwrap()
+    return deed.told(request)
+
+
+# --- what was ---
+
+
+@router.get("/audit")
+async def audit(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
+    """List who did what, when and why, the newest first."""
+    asked = read(AuditAsked, request.query_params.multi_items())
+    found = (await ops.queries.ask_async(ReadAudit(context=context, **asked.model_dump()))).unwrap()
+    following = found[-1]["id"] if len(found) == asked.limit else None
+    return page(request, "audit.html", context=context, rows=found, following=following)

@@ -1,0 +1,111 @@
+"""Pages of the whole system: the overview, what is wrong, and the life of a message. `attach` adds all pages."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import RedirectResponse, Response
+
+from relay.bus import Nothing
+from relay.domain.findings import Diagnosis
+from relay.domain.identity import check_id
+from relay.domain.life import UnknownId
+from relay.ops.api.access import Reading
+from relay.ops.api.answering import Asked, Ops
+from relay.ops.console import acts, archive, lists, more, system
+from relay.ops.console.flow import Flow
+from relay.ops.console.graph import draw, entries
+from relay.ops.console.pages import Static, page
+from relay.ops.queries import Diagnose, Explain
+
+router: Final = APIRouter()
+#: What is wrong is asked again after so many seconds.
+_FRESH_S: Final = 10.0
+#: How many findings the overview shows.
+_MOST: Final = 3
+#: Where a finding is seen or mended, by the first word of its code.
+_PLACES: Final = {
+    "STREAM": "/streams",
+    "CONSUMER": "/streams",
+    "TOPOLOGY": "/streams",
+    "FILTER": "/streams",
+    "WINDOW": "/streams",
+    "ACK": "/streams",
+    "NO": "/fleet",
+    "QUEUE": "/queues",
+    "JOB": "schedule",
+    "OUTBOX": "events",
+    "HANDLER": "dead-letters",
+}
+
+
+@router.get("/")
+async def overview(request: Request, ops: Asked, _: Reading) -> Response:
+    """Show what waits where in each context."""
+    flow: Flow = request.app.state.flow
+    return page(request, "overview.html", found=await flow.look(ops))
+
+
+@router.get("/doctor")
+async def doctor(request: Request, ops: Asked, _: Reading, part: bool = False) -> Response:
+    """Say what is wrong now, in words. ``part``: only the list, to be put into another page."""
+    known: _Known = request.app.state.known
+    found = await known.ask(ops)
+    template = "doctor-part.html" if part else "doctor.html"
+    return page(request, template, found=found, most=_MOST, place=lambda it: _place(ops, it.code, it.subject))
+
+
+def _place(ops: Ops, code: str, subject: str) -> str | None:
+    path = _PLACES.get(code.partition("_")[0])
+    if path is None or path.startswith("/"):
+        return path
+    named = {*subject.replace(".", " ").split()} & {*ops.settings.contexts}
+    context = next(iter(named), next(iter(ops.settings.contexts), None))
+    return f"/contexts/{context}/{path}" if context else None
+
+
+class _Known:
+    """The last diagnosis, and when it was made."""
+
+    def __init__(self) -> None:
+        self._at = float("-inf")
+        self._found: Diagnosis | None = None
+
+    async def ask(self, ops: Ops) -> Diagnosis:
+        """Return a diagnosis that is at most ten seconds old."""
+        if self._found is None or time.monotonic() - self._at > _FRESH_S:
+            self._found = await ops.recent.ask(ops, Diagnose(close=True))
+            self._at = time.monotonic()
+        return self._found
+
+
+@router.get("/explain")
+async def explain(
+    request: Request, ops: Asked, _: Reading, id: str = "", archive: bool = False, part: bool = False
+) -> Response:
+    """Show the life of a message, by any id of it or of its chain."""
+    if not (id := id.strip()):
+        return RedirectResponse("/", 303)
+    text = str(check_id(id, "id").value)
+    found = await ops.queries.ask_async(Explain(id=text, archive=archive))
+    if isinstance(found, Nothing):
+        if part:
+            return page(request, "life-part.html", life=None, asked=text)
+        looked = "nor does its archive" if archive else "its archive was not looked at"
+        hint = "Search with any id of an event, message, task, dead letter or operation, or STREAM:SEQUENCE."
+        raise UnknownId(f"no context knows {text!r}; {looked}", hint=hint)
+    listed = entries(found.value.steps)
+    template = "life-part.html" if part else "life.html"
+    return page(
+        request, template, asked=text, life=found.value, listed=listed, drawing=draw(listed), archive=archive
+    )
+
+
+def attach(app: FastAPI) -> None:
+    """Serve the console at the root of an application, whose state has what it keeps between requests."""
+    app.state.flow, app.state.known = Flow(), _Known()
+    app.mount("/static", Static())
+    for it in (router, lists.router, more.router, archive.router, system.router, acts.router):
+        app.include_router(it, include_in_schema=False)

@@ -1,0 +1,110 @@
+"""Pages of what all contexts share: streams, queues, the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from relay.domain.errors import InvalidRequest
+from relay.domain.operators import Operator
+from relay.domain.queues import JobState
+from relay.ops.api.access import Operating, Reading, check_payloads
+from relay.ops.api.answering import Asked
+from relay.ops.api.models import Text
+from relay.ops.api.queues import JobsAsked
+from relay.ops.console.asking import Form, Pairs, read
+from relay.ops.console.deeds import Deed, note_of
+from relay.ops.console.pages import link, page
+from relay.ops.queues import DeleteJobs, ListJobs, ListQueues, RequeueJobs
+from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
+
+router: Final = APIRouter()
+Verb = Literal["requeue", "delete"]
+_MOST: Final = 10_000
+
+
+@router.get("/streams")
+async def streams(request: Request, ops: Asked, _: Reading) -> Response:
+    """Say what streams hold, how far consumers are, and what differs from relay.toml."""
+    shown, differences = await asyncio.gather(
+        ops.queries.ask_async(ShowStreams()), ops.queries.ask_async(DiffStreams())
+    )
+    return page(request, "streams.html", streams=shown.unwrap(), differences=differences.unwrap())
+
+
+@router.get("/fleet")
+async def fleet(request: Request, ops: Asked, _: Reading) -> Response:
+    """List workers and supervisors of all hosts."""
+    return page(request, "fleet.html", seen=(await ops.queries.ask_async(ListMembers())).unwrap())
+
+
+@router.get("/queues")
+async def queues(request: Request, ops: Asked, _: Reading) -> Response:
+    """Count the jobs of each queue in Redis."""
+    return page(request, "queues.html", queues=(await ops.queries.ask_async(ListQueues())).unwrap())
+
+
+class _JobsAsked(JobsAsked):
+    queue: Text
+
+
+@router.get("/queues/jobs")
+async def jobs(request: Request, ops: Asked, caller: Reading) -> Response:
+    """List dead or delayed jobs of a queue. What they are about needs the right to see payloads."""
+    asked = read(_JobsAsked, request.query_params.multi_items())
+    if asked.args:
+        check_payloads(caller)
+    query = ListJobs(queue=asked.queue, state=asked.state, limit=asked.limit, after=asked.after)
+    found = (await ops.queries.ask_async(query)).unwrap()
+    may = caller.operate and asked.state is JobState.DEAD
+    return page(request, "jobs.html", asked=asked, found=found, may=may)
+
+
+class _Chosen(BaseModel):
+    queue: Text
+    ids: Annotated[list[Text], Field(max_length=500)] = []
+    all: bool = False
+
+
+def _deed(verb: Verb, pairs: Pairs) -> tuple[Deed, _Chosen]:
+    asked = read(_Chosen, [it for it in pairs if it[0] not in ("note", "state")])
+    if bool(asked.ids) == asked.all:
+        raise InvalidRequest("say which: tick jobs of a list, or take all dead ones of the queue")
+    which = "all dead jobs" if asked.all else "1 job" if len(asked.ids) == 1 else f"{len(asked.ids)} jobs"
+    deed = Deed(
+        button="Requeue" if verb == "requeue" else "Delete",
+        question=f"{'Requeue' if verb == 'requeue' else 'Delete'} {which} of {asked.queue}?",
+        about="They are begun again, with new attempts."
+        if verb == "requeue"
+        else "They are removed from Redis. The rows they are about stay, and bring back a job that is needed.",
+        done="begins again" if verb == "requeue" else "removed",
+        to=f"/queues/{verb}",
+        back=link("/queues/jobs", queue=asked.queue),
+        fields=[
+            ("queue", asked.queue),
+            *(("ids", it) for it in asked.ids),
+            *([("all", "1")] if asked.all else ()),
+        ],
+        harsh=verb == "delete",
+    )
+    return deed, asked
+
+
+@router.get("/queues/{verb}")
+async def ask_jobs(request: Request, _: Operating, verb: Verb) -> Response:
+    """Ask before dead jobs are requeued or deleted."""
+    return _deed(verb, request.query_params.multi_items())[0].ask(request)
+
+
+@router.post("/queues/{verb}")
+async def do_jobs(request: Request, ops: Asked, caller: Operating, verb: Verb, form: Form) -> Response:
+    """Requeue or delete dead jobs."""
+    deed, asked = _deed(verb, form)
+    do = RequeueJobs if verb == "requeue" else DeleteJobs
+    by = Operator(caller.name, note_of(form))
+    command = do(queue=asked.queue, ids=None if asked.all else asked.ids, limit=_MOST, by=by)
+    return deed.told(request, await ops.commands.dispatch_async(command))

@@ -1,0 +1,126 @@
+"""Values in words: what templates show of times, numbers, states and reasons."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from relay.domain.reasons import CODES, FAMILIES
+
+#: How a state is coloured; it is always written out beside the colour.
+_TONES: Final = {
+    "good": "published processed completed requeued resolved finished working stored done yes healthy there",
+    "busy": "running delivered started waiting pending starting ending",
+    "warn": "failing retrying skipped missed warning delayed warned unknown parked paused",
+    "bad": "dead failed open lost error refused missing dead-letter",
+}
+_TONE_OF: Final = {state: tone for tone, states in _TONES.items() for state in states.split()}
+_MEANINGS: Final = {code.name: code.meaning for code in CODES}
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_BYTES: Final = 1024
+#: Ids of more characters are shortened in tables.
+_LONG: Final = 20
+#: What the classes of dead letters mean, and what helps.
+CLASSES: Final = {
+    "poison": "Nobody could read the message. Have its producer send a valid one, then resolve this one.",
+    "deterministic": "The handler said that this will never work. Mend the handler or the data, then requeue.",
+    "exhausted": "Every attempt failed. When what was down is back, requeue.",
+}
+
+
+def tone(state: object) -> str:
+    """The class of a colour: good, busy, warn, bad, or quiet."""
+    return _TONE_OF.get(str(state).lower().replace(" ", "-"), "quiet")
+
+
+def number(value: float | None) -> str:
+    """A count with separators: ``12,345``; rates below ten with one digit behind the point."""
+    if value is None:
+        return "?"
+    if value < 10 and value != round(value):
+        return f"{value:.1f}"
+    return f"{value:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: ``40 ms``, ``1.2 s``, ``3 min``, ``5 h``, ``2 d``."""
+    if seconds is None:
+        return "?"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    size, unit = next(it for it in _UNITS if seconds >= it[0])
+    return f"{seconds / size:.0f} {unit}"
+
+
+def ago(at: datetime, now: datetime | None = None) -> str:
+    """How long ago a time was, or how soon it will be: ``3 min ago``, ``in 20 s``."""
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    rounded = duration(max(1, round(abs(seconds)))).replace(".0 ", " ")
+    return f"{rounded} ago" if seconds > 0 else f"in {rounded}"
+
+
+def absolute(at: datetime) -> str:
+    """A time to the second, in UTC."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def size(value: float) -> str:
+    """Bytes as people say them: ``1.2 MB``."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < _BYTES:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+        value /= _BYTES
+    return f"{value:.1f} TB"
+
+
+def short(text: object) -> str:
+    """A long id by its beginning and its end: ``0192d1a0…4372``. The ends of ids that begin with a time differ."""
+    told = str(text)
+    return told if len(told) <= _LONG else f"{told[:8]}…{told[-4:]}"
+
+
+def gap(seconds: float) -> str:
+    """A time from one thing to the next: ``40 ms after``; ``before``, where the clocks of two servers differ."""
+    return f"{duration(abs(seconds))} {'after' if seconds >= 0 else 'before'}"
+
+
+def meaning(code: str | None) -> str:
+    """What the code of a reason means."""
+    if not code:
+        return ""
+    if code.startswith("status_"):
+        return f"the handler answered with HTTP status {code[7:]}"
+    if code.startswith("raised_"):
+        return f"the function raised {code[7:]}"
+    return _MEANINGS.get(code) or FAMILIES.get(code, "")
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 event``, ``2 events``, ``3 batches``."""
+    if count == 1:
+        return f"1 {noun}"
+    head, _, last = noun.rpartition(" ")
+    if last.endswith("ry"):
+        last = f"{last[:-1]}ies"
+    else:
+        last += "es" if last.endswith(("s", "ch")) else "s"
+    return f"{number(count)} {f'{head} {last}'.strip()}"
+
+
+def pretty(text: str | None) -> str:
+    """JSON in lines; other text as it is."""
+    try:
+        return json.dumps(json.loads(text or ""), indent=2, ensure_ascii=False)
+    except ValueError:
+        return text or ""
+
+
+def filters() -> dict[str, Any]:
+    """What templates call these."""
+    functions = (tone, number, duration, ago, absolute, size, meaning, plural, pretty, short, gap)
+    return {it.__name__: it for it in functions}

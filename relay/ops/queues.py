@@ -1,0 +1,163 @@
+"""What operators ask of the queues in Redis, and do to dead jobs.
+
+Redis holds wake-ups only: the tables are the truth, and bring back a job that is needed and deleted here.
+All contexts share the queues. What is done to a job is in the audit log of the context that the job names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Annotated, Any, Final, TypeAlias
+
+from dramatiq import Message
+from pydantic import Field
+
+from relay import jobs
+from relay.access import redis_options
+from relay.adapters.gate import Gates
+from relay.adapters.postgres.operating import audit, counted
+from relay.adapters.postgres.pool import Source
+from relay.adapters.queues import JobQueues
+from relay.bus import Command, CommandBus, Query, QueryBus
+from relay.domain.errors import RelayError, TooMany, UnknownMessage, UnknownQueue, UnreadableMessage
+from relay.domain.operators import Operator, Outcome
+from relay.domain.queues import JobPage, JobState, QueueView
+from relay.ops.rows import ListTaskQueues, Rows
+from relay.settings import ContextSettings, Settings
+
+Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
+#: A job, dead or not; None for one that cannot be read.
+_Dead: TypeAlias = Mapping[str, Message[Any] | None]
+_OF_TASKS: Final = re.compile(rf"{jobs.task_queue('')}[a-z0-9_-]{{1,40}}\Z")
+
+
+class ListQueues(Query[Sequence[QueueView]]):
+    """How many jobs each queue has: those of the fleet, and those of tasks that have not ended."""
+
+
+class ListJobs(Query[JobPage]):
+    """Jobs of a queue. ``after``: ``next`` of the page before. Raises UnknownQueue."""
+
+    queue: str
+    state: JobState
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    after: Annotated[str, Field(pattern=r"^[0-9]{1,18}$")] | None = None
+
+
+class _ActOnJobs(Command[Outcome]):
+    """``ids`` None: all dead jobs of the queue; nothing is done if there are more than ``limit``."""
+
+    queue: str
+    ids: Sequence[str] | None = None
+    limit: Rows = 1_000
+    by: Operator
+
+
+class RequeueJobs(_ActOnJobs):
+    """Have dead jobs begun again, with new attempts. Raises UnknownQueue and TooMany."""
+
+
+class DeleteJobs(_ActOnJobs):
+    """Remove dead jobs. The rows they are about stay as they are. Raises UnknownQueue and TooMany."""
+
+
+def answer_for_queues(bus: QueryBus, settings: Settings) -> QueryBus:
+    """Have a bus that answers `ListTaskQueues` answer these queries; returns the bus."""
+
+    @bus.handles(ListQueues)
+    async def count(_query: ListQueues) -> Sequence[QueueView]:
+        names = dict.fromkeys([*jobs.QUEUES, jobs.task_queue()])
+        for context in settings.contexts:
+            # A database that does not answer hides no queue of the others.
+            with suppress(RelayError):
+                found = (await bus.ask_async(ListTaskQueues(context=context))).unwrap()
+                names |= dict.fromkeys(map(jobs.task_queue, found))
+        async with _looking(settings) as queues:
+            return await queues.count([*names])
+
+    @bus.handles(ListJobs)
+    async def page(query: ListJobs) -> JobPage:
+        _check(query.queue)
+        async with _looking(settings) as queues:
+            return await queues.page(query.queue, query.state, query.limit, query.after)
+
+    return bus
+
+
+def carry_out_for_queues(bus: CommandBus, settings: Settings, sources: Sources) -> CommandBus:
+    """Have a bus carry out these commands; returns the bus."""
+
+    @bus.handles(RequeueJobs)
+    async def requeue(command: RequeueJobs) -> Outcome:
+        return await _act(command, "queues.requeue", requeue=True)
+
+    @bus.handles(DeleteJobs)
+    async def delete(command: DeleteJobs) -> Outcome:
+        return await _act(command, "queues.delete", requeue=False)
+
+    async def _act(command: _ActOnJobs, action: str, *, requeue: bool) -> Outcome:
+        _check(command.queue)
+        async with _looking(settings) as queues:
+            dead = await _chosen(queues, command)
+            wanted = [id for id, message in dead.items() if message is not None or not requeue]
+            done = list[str]()
+            for context, ids in _by_context(dead, wanted, settings.contexts).items():
+                # The entry first: what was done is never without one. It stays if Redis then does not answer.
+                async with sources(settings.contexts[context]) as source, source() as conn, conn.transaction():
+                    await audit(conn, action, [f"{command.queue}/{id}" for id in ids], command.by)
+                if requeue:
+                    done += await queues.requeue(
+                        command.queue, {id: it for id in ids if (it := dead[id]) is not None}
+                    )
+                else:
+                    done += await queues.delete(command.queue, ids)
+        return Outcome(tuple(done), tuple(_refused(command, dead, done)))
+
+    return bus
+
+
+async def _chosen(queues: JobQueues, command: _ActOnJobs) -> _Dead:
+    if command.ids is not None:
+        return await queues.dead(command.queue, list(dict.fromkeys(command.ids)))
+    ids = await queues.dead_ids(command.queue, command.limit + 1)
+    if len(ids) > command.limit:
+        raise TooMany(f"{counted(len(ids))} are dead and the limit is {command.limit}", hint="raise --limit")
+    return await queues.dead(command.queue, ids)
+
+
+def _by_context(dead: _Dead, ids: Iterable[str], contexts: Mapping[str, Any]) -> Mapping[str, list[str]]:
+    """Share jobs out among the contexts whose audit logs tell of them: the first one, if they name none."""
+    found = dict[str, list[str]]()
+    for id in ids:
+        message = dead[id]
+        named = (message and jobs.context_of(message)) or ""
+        found.setdefault(named if named in contexts else next(iter(contexts)), []).append(id)
+    return found
+
+
+def _refused(command: _ActOnJobs, dead: _Dead, done: Sequence[str]) -> Iterable[tuple[str, RelayError]]:
+    for id in dict.fromkeys(dead if command.ids is None else command.ids):
+        if id in done:
+            continue
+        if id in dead and dead[id] is None:
+            yield id, UnreadableMessage("is no message of Dramatiq", hint="delete it")
+        else:
+            yield id, UnknownMessage("no job of this id is dead in the queue", hint="relay queues jobs QUEUE")
+
+
+def _check(queue: str) -> None:
+    if queue not in jobs.QUEUES and not _OF_TASKS.match(queue):
+        raise UnknownQueue(f"there is no queue {queue[:80]!r}", field="queue", hint="relay queues list")
+
+
+@asynccontextmanager
+async def _looking(settings: Settings) -> AsyncIterator[JobQueues]:
+    # What is no text must not keep the rest from being shown.
+    options = {**redis_options(settings), "encoding_errors": "replace"}
+    gates = Gates(settings.redis_url.get_secret_value(), settings.redis_namespace, **options)
+    try:
+        yield JobQueues(gates.client, settings.redis_namespace)
+    finally:
+        await gates.aclose()

@@ -1,0 +1,40 @@
+"""`relay outbox replay --wait`: the command ends when workers have published the events."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+
+from relay import Outbox
+from tests.integration.publishing import event
+from tests.integration.test_cli_operating import Shell
+
+#: As a worker: the earliest event that is to be published again.
+PUBLISH = (
+    "UPDATE outbox_events SET published_at = now() WHERE id = (SELECT id FROM outbox_events"
+    " WHERE published_at IS NULL ORDER BY seq LIMIT 1) RETURNING generation"
+)
+
+
+def test_a_replay_can_be_waited_for(tmp_path: Path, database_url: str) -> None:
+    shell = Shell(tmp_path, database_url)
+    with psycopg.connect(database_url) as conn:
+        [uuid, _] = Outbox("sea").add_many(conn, [event("v1"), event("v2", id="order-7")])
+        conn.execute("UPDATE outbox_events SET published_at = now()")
+    published: list[int] = []
+
+    def worker() -> None:
+        deadline = time.monotonic() + 60
+        with psycopg.connect(database_url, autocommit=True) as conn:
+            while len(published) < 2 and time.monotonic() < deadline:
+                published.extend(conn.execute(PUBLISH).fetchone() or ())
+
+    with ThreadPoolExecutor(1) as aside:
+        working = aside.submit(worker)
+        told = shell.json("outbox", "replay", "--aggregate", "vibe", "--yes", "--wait", "--context", "sea")
+        assert published == [1, 1]
+        working.result()
+    assert (told["action"], sorted(told["done"])) == ("published once more", sorted([str(uuid), "order-7"]))

@@ -1,0 +1,269 @@
+"""The console in a browser: every page at two widths in two colours, by keyboard, without a finding of axe."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import axe_playwright_python
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from relay.devstack import NatsServer, PostgresServer, ValkeyServer
+from relay.devstack.ports import free_port
+from relay.ops.api.app import create_app
+from relay.settings import Settings
+from tests.integration.console_rows import bite, fill, fill_more, number
+from tests.integration.devstack_support import eventually
+from tests.integration.publishing import query
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
+LETTERS = "/contexts/land/dead-letters"
+Scheme = Literal["light", "dark"]
+SIZES: list[tuple[int, int, Scheme]] = [
+    (1280, 800, "light"),
+    (1280, 800, "dark"),
+    (390, 844, "dark"),
+    (360, 740, "light"),
+]
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text("utf-8")
+ALL = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+#: Answers that browsers complain about, and that are right.
+ASKED_FOR = ("404 (Not Found)", "422 (Unprocessable")
+COLOURS = {**ALL, "runOnly": ["color-contrast"]}
+#: Pages that have all the colours there are.
+DARK = {"/", LETTERS, f"/explain?id={number('first')}", "/streams", f"{LETTERS}/discard?all=1&reason=timeout"}
+PAGES = [
+    "/",
+    "/doctor",
+    "/contexts/sea/events",
+    LETTERS,
+    "/contexts/sea/tasks",
+    f"/contexts/sea/events/show?id={number('dead')}",
+    f"{LETTERS}/show?id=1&payload=true",
+    f"/contexts/sea/tasks/show?id={number('task-failed')}",
+    f"/explain?id={number('first')}",
+    f"{LETTERS}/discard?all=1&reason=timeout",
+    "/contexts/land/inbox",
+    f"/contexts/land/inbox/show?id={number('failing-message')}",
+    "/contexts/land/parked",
+    "/contexts/land/parked/release?all=1",
+    "/contexts/land/schedule",
+    "/contexts/land/archive",
+    "/contexts/land/archive/verify",
+    "/contexts/land/archive/restore?subject=a..b",
+    "/contexts/land/audit",
+    "/streams",
+    "/queues",
+    "/fleet",
+    "/contexts/land/events?event_type=none",
+    "/explain?id=nothing",
+]
+
+
+@dataclass
+class Console:
+    """A console that listens, and what browsers complained about."""
+
+    base: str
+    land: str
+    complaints: list[str] = field(default_factory=list)
+
+    def page(self, browser: Browser, width: int, height: int, scheme: Scheme, **more: Any) -> Page:
+        """A page whose complaints are kept. Not one of a page that is missing or refuses a form: some do."""
+        page = browser.new_page(
+            viewport={"width": width, "height": height}, color_scheme=scheme, base_url=self.base, **more
+        )
+        page.emulate_media(reduced_motion="reduce")
+        page.on("console", lambda it: self._complain(it.type, it.text))
+        page.on("pageerror", lambda it: self._complain("error", str(it)))
+        page.on("dialog", lambda it: self._complain("dialog", it.message))
+        return page
+
+    def _complain(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning", "dialog") and not any(it in text for it in ASKED_FOR):
+            self.complaints.append(text)
+
+
+@pytest.fixture(scope="module")
+def console(
+    postgres: PostgresServer,
+    administrator: Any,
+    database_template: str,
+    nats_server: NatsServer,
+    valkey: ValkeyServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Console]:
+    urls = []
+    for name in ("console_sea", "console_land"):
+        administrator.execute(f"CREATE DATABASE {name} TEMPLATE {database_template} STRATEGY FILE_COPY".encode())
+        urls.append(postgres.url_of(name))
+    fill(*urls)
+    fill_more(urls[1])
+    billing = {"stream": "SEA_EVENTS", "filter_subject": "sea.event.>", "handler": "http://127.0.0.1:9/handle"}
+    cold = {"after": "90d", "directory": str(tmp_path_factory.mktemp("cold"))}
+    contexts = {
+        "sea": {"database_url": urls[0]},
+        "land": {"database_url": urls[1], "subscriptions": {"billing": billing}, "archive": cold},
+    }
+    servers = {"nats_url": nats_server.url, "redis_url": valkey.url}
+    with listening(Settings.model_validate({"contexts": contexts, **servers})) as base:
+        yield Console(base, urls[1])
+    for name in ("console_sea", "console_land"):
+        administrator.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@contextmanager
+def listening(settings: Settings) -> Iterator[str]:
+    """Serve the console in a thread; its address."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=port, log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        eventually(lambda: server.started)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+def settled(page: Page) -> None:
+    """Wait until what a page loads apart is there."""
+    page.wait_for_load_state("load")
+    loading = "[hx-trigger^=load]:not(:has(.pill)):not(:has(li)):not(:has(.empty))"
+    page.wait_for_function("wanted => document.querySelector(wanted) === null", arg=loading)
+
+
+def test_every_page_fits_is_readable_and_complains_of_nothing(console: Console, browser: Browser) -> None:
+    page = console.page(browser, *SIZES[0])
+    for path in PAGES:
+        page.goto(path)
+        settled(page)
+        page.evaluate(AXE)
+        for width, height, scheme in SIZES:
+            page.set_viewport_size({"width": width, "height": height})
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{path} is {wide} px wide at {width} px"
+            rules = {(1280, "light"): ALL, (1280, "dark"): COLOURS if path in DARK else None}.get((width, scheme))
+            found = page.evaluate("rules => axe.run(document, rules)", rules)["violations"] if rules else []
+            bad = [(it["id"], it["nodes"][0]["html"]) for it in found if it["impact"] in ("serious", "critical")]
+            assert not bad, f"{path} at {width} px in {scheme}: {bad}"
+    page.close()
+    assert console.complaints == []
+
+
+def test_a_dead_letter_is_found_and_requeued_by_keyboard_alone(console: Console, browser: Browser) -> None:
+    page = console.page(browser, 1280, 800, "light")
+    page.goto("/")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    for text, address in (
+        ("Dead letters 19 wait for you", LETTERS),
+        ("timeout no answer", "reason=timeout"),
+        ("1", "show?id=1"),
+        ("Requeue…", "requeue?ids=1"),
+    ):
+        settled(page)
+        reach(page, text)
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**{address}*")
+    expect(page.locator(":focus")).to_have_attribute("name", "note")
+    page.keyboard.type("the service is back")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Done: 1 dead letter")
+    assert query(console.land, "SELECT note FROM audit_log ORDER BY id DESC")[0]["note"] == "the service is back"
+    page.close()
+    assert console.complaints == []
+
+
+def reach(page: Page, text: str) -> None:
+    """Press Tab until a link or button whose text begins so has the focus."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        focused = page.evaluate("document.activeElement.innerText.replace(/\\s+/g, ' ').trim()")
+        if focused == text or (len(text) > 2 and focused.startswith(text)):
+            return
+    raise AssertionError(f"no Tab leads to {text!r}")
+
+
+def test_a_list_refreshes_itself_until_it_is_paused_or_rows_are_selected(
+    console: Console, browser: Browser
+) -> None:
+    page = console.page(browser, 1280, 800, "light")
+    page.clock.install()
+    page.goto(f"{LETTERS}?reason=status_503")
+    count = page.locator(".count b")
+    expect(count).to_have_text("3 dead letters")
+    select = page.get_by_role("checkbox", name="Select all rows of this page")
+    change = (
+        "UPDATE dead_letters SET status = '{}' WHERE id IN (SELECT max(id) FROM dead_letters WHERE reason ~ '503')"
+    )
+    query(console.land, f"{change.format('resolved')} RETURNING id")
+    page.clock.run_for(5_100)
+    expect(count).to_have_text("2 dead letters")
+    asked: list[str] = []
+    page.on("request", lambda it: asked.append(it.url))
+    select.check()
+    expect(page.locator("#selected")).to_have_text("2 selected:")
+    page.clock.run_for(15_000)
+    select.uncheck()
+    page.locator("h1").click()
+    page.get_by_role("button", name="Live").click()
+    page.clock.run_for(15_000)
+    page.reload()
+    expect(page.get_by_role("button", name="Paused")).to_be_visible()
+    page.clock.run_for(15_000)
+    assert [it for it in asked if "?" in it and "static" not in it and "groups" not in it] == [
+        f"{console.base}{LETTERS}?reason=status_503"
+    ]
+    page.close()
+
+
+def test_colours_are_chosen_and_kept_and_pages_work_without_scripts(console: Console, browser: Browser) -> None:
+    page = console.page(browser, 1280, 800, "light")
+    page.goto("/contexts/sea/tasks")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    bright = page.evaluate(ground)
+    for _ in range(2):
+        page.get_by_role("button", name="Colours").click()
+    assert page.evaluate(ground) != bright
+    page.reload()
+    assert page.evaluate(ground) != bright
+    plain = console.page(browser, 1280, 800, "light", java_script_enabled=False)
+    plain.goto("/contexts/sea/events")
+    plain.get_by_role("checkbox").nth(5).check()
+    plain.get_by_role("button", name="Retry…").click()
+    expect(plain.get_by_role("heading", level=1)).to_have_text("Retry 1 event?")
+    plain.close()
+    page.close()
+
+
+def test_what_an_attacker_has_stored_does_not_run(console: Console, browser: Browser) -> None:
+    ids = bite(console.land)
+    page = console.page(browser, 1280, 800, "light")
+    for path in ("events", "dead-letters", "tasks", "events/show?id=javascript:alert(3)"):
+        page.goto(f"/contexts/land/{path}")
+        settled(page)
+    page.goto(f"/explain?id={ids['message']}")
+    settled(page)
+    assert page.locator("img:not(.brand img)").count() == 0
+    page.close()
+    assert console.complaints == []

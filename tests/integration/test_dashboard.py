@@ -1,0 +1,145 @@
+"""dramatiq-dashboard, clicked through in a browser: what it shows of our queues, and what it does to them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from relay import jobs
+from relay.adapters.redis import RelayBroker, create_broker
+from relay.devstack import dashboard, monitoring, processes
+from relay.devstack.errors import DevStackError
+from relay.devstack.ports import free_port
+from relay.settings import Settings
+from tests.integration.deployed import LockedValkey
+from tests.integration.queueing import soon
+from tests.integration.test_ops_queues import handling, kill
+from tests.integration.test_valkey_acl import refused
+
+CHROMIUM = Path("/usr/bin/chromium")
+HANDLE = jobs.HANDLE_QUEUE
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return dashboard.prepare(tmp_path_factory.mktemp("dashboard") / "environment")
+    except DevStackError as error:
+        pytest.skip(f"no package index: {error.message}")
+
+
+@dataclass
+class Served:
+    url: str
+    broker: RelayBroker
+
+    def count(self, key: str) -> int:
+        return int(self.broker.client.hlen(f"{self.broker.namespace}:{HANDLE}{key}.msgs"))
+
+
+@pytest.fixture(scope="module")
+def locked(server_root: Path) -> Iterator[LockedValkey]:
+    """With the user of docker-compose.yml, who may do what the dashboard does and nothing else."""
+    with LockedValkey(server_root / "valkey-of-dashboard") as server:
+        yield server
+
+
+@pytest.fixture
+def served(python: Path, locked: LockedValkey, tmp_path: Path) -> Iterator[Served]:
+    settings = Settings.model_validate(
+        {
+            "redis_url": locked.url.replace("//relay:", "//dashboard:"),
+            "redis_namespace": "relay",
+            "nats_url": "nats://127.0.0.1:9",
+            "contexts": {"sea": {"database_url": "postgresql://127.0.0.1:1/sea"}},
+        }
+    )
+    port = free_port()
+    told = dashboard.environment(settings, [*jobs.QUEUES, jobs.task_queue()], port)
+    command = [str(python), str(dashboard.APP)]
+    process = processes.spawn(command, log=tmp_path / "log", directory=tmp_path, environment=told)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        soon("it answers", lambda: monitoring.get(f"{url}/") or process.poll() is not None)
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        yield Served(url, create_broker(locked.url, namespace="relay", middleware=[]))
+        assert refused(locked) == []
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no {CHROMIUM}")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def test_it_is_clicked_through(served: Served, browser: object) -> None:
+    dead = kill(served.broker, handling(), handling())
+    served.broker.enqueue(handling(), delay=3_600_000)
+    served.broker.enqueue_many([handling()])
+    page = browser.new_page()  # type: ignore[attr-defined]
+    failures: list[str] = []
+    page.on("pageerror", lambda error: failures.append(str(error)))
+    page.on("response", lambda answer: answer.status >= 400 and failures.append(f"{answer.status} {answer.url}"))
+    page.goto(served.url)
+    for queue in (*jobs.QUEUES, jobs.task_queue()):
+        assert page.get_by_role("link", name=queue, exact=True).count() == 1, queue
+    page.get_by_role("link", name=HANDLE, exact=True).click()
+    assert "handle_message" in page.inner_text("table")
+    page.get_by_role("link", name=re.compile("Delayed")).click()
+    assert page.locator("tbody tr").count() == 1
+    page.get_by_role("link", name=re.compile("Failed")).click()
+    assert page.locator("tbody tr").count() == len(dead)
+    # The page of a job: our ids hold a slash.
+    page.locator("tbody a").first.click()
+    assert "sea/from_upstream" in page.inner_text("table")
+    page.go_back()
+    page.get_by_role("button", name="Requeue").first.click()
+    page.wait_for_load_state()
+    assert (served.count(""), served.count(".XQ")) == (2, 1)
+    page.goto(f"{served.url}/queues/{HANDLE}/failed")
+    page.get_by_role("button", name="Delete").first.click()
+    page.wait_for_load_state()
+    assert (served.count(""), served.count(".XQ")) == (2, 0)
+    assert "no jobs in this queue" in page.inner_text("table")
+    assert failures == []
+    page.close()
+    consumer = served.broker.consume(HANDLE, prefetch=5, timeout=100)
+    assert {next(consumer).args[0] for _ in range(2)} == {"sea"}, "a worker takes what was requeued"
+    consumer.close()
+
+
+def test_a_foreign_name_for_this_machine_is_refused(served: Served) -> None:
+    with pytest.raises(OSError, match="403"):
+        urlopen(Request(served.url, headers={"Host": "evil.example"}), timeout=5)
+
+
+def test_without_a_package_index_it_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(command: list[str], **_: object) -> None:
+        if "pip" in command:
+            raise subprocess.CalledProcessError(1, command, stderr="ERROR: no such index\n")
+        (tmp_path / "there" / "bin").mkdir(parents=True)
+
+    monkeypatch.setattr(subprocess, "run", refused)
+    with pytest.raises(DevStackError, match="cannot be installed: ERROR: no such index") as caught:
+        dashboard.prepare(tmp_path / "there")
+    assert "dramatiq-dashboard==0.4.0" in (caught.value.hint or "")
+
+
+def test_what_is_installed_is_used_again(python: Path) -> None:
+    begun = (python.parents[1] / "pins").stat().st_mtime_ns
+    assert dashboard.prepare(python.parents[1]) == python
+    assert (python.parents[1] / "pins").stat().st_mtime_ns == begun

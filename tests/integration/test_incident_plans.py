@@ -1,0 +1,44 @@
+"""A list of dead letters reads no more than it counts, however many were closed long ago."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.integration.plans import explain
+
+ANY: dict[str, Any] = dict.fromkeys(
+    (
+        "kinds",
+        "subscription",
+        "event_type",
+        "reason",
+        "since",
+        "message_id",
+        "message_name",
+        "correlation_id",
+        "before",
+    )
+)
+LETTERS = """
+    INSERT INTO dead_letters (message_id, subject, class, reason, letter_stream, letter_seq, status)
+    SELECT gen_random_uuid(), 's', 'poison', 'r', 'D', n, CASE WHEN n % 50 = 0 THEN 'open' ELSE 'requeued' END
+    FROM generate_series(1, 60000) AS n
+"""
+
+
+def test_a_list_of_dead_letters_is_read_through_its_indexes(database_url: str, subtests: pytest.Subtests) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute("SELECT setseed(0.5)")
+        conn.execute("ALTER TABLE dead_letters SET (autovacuum_enabled = off)")
+        conn.execute(LETTERS.encode())
+        conn.execute("VACUUM ANALYZE dead_letters")
+        # Of the open ones all may be read, to put them in order: they are few.
+        for statuses, touched in ((["open"], 1_200), (["requeued"], 1_100), (None, 1_000)):
+            with subtests.test(str(statuses)):
+                asked = {**ANY, "statuses": statuses, "limit": 50, "counted": 1_000}
+                plan = explain(conn, "incidents/incidents", **asked)
+                assert plan.read_whole() == set()
+                assert plan.touched <= touched

@@ -1,0 +1,215 @@
+"""How the connections of a process are shared out: who gets one, who waits, which one makes room."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from relay.adapters.postgres import budget as module
+from relay.adapters.postgres.budget import Budget, Budgets
+from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
+
+pytestmark = pytest.mark.anyio
+
+
+class Line:
+    """What stands for a connection."""
+
+    usable = True
+    finished = False
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAIT_S", 0.01)
+
+
+async def test_what_was_given_back_last_is_taken_first_and_by_its_owner_only() -> None:
+    budget = Budget(8)
+    one, other = budget.owner(), budget.owner()
+    first, second = Line(), Line()
+    assert [await budget.take(one), await budget.take(one)] == [None, None]
+    budget.give(one, first)
+    budget.give(one, second)
+    assert await budget.take(other) is None
+    assert [await budget.take(one), await budget.take(one), await budget.take(one)] == [second, first, None]
+    assert budget.open == 4
+
+
+async def test_one_that_is_not_usable_is_closed_and_makes_room() -> None:
+    budget = Budget(4)
+    owner, broken = budget.owner(), Line()
+    await budget.take(owner)
+    budget.give(owner, broken)
+    broken.usable = False
+    assert await budget.take(owner) is None
+    assert broken.finished
+    assert budget.open == 1
+
+
+async def test_what_was_unused_for_longest_makes_room_for_another() -> None:
+    budget = Budget(4)
+    owners = [budget.owner() for _ in range(5)]
+    lines = [Line() for _ in range(4)]
+    for owner in owners[:4]:
+        assert await budget.take(owner) is None
+    for owner, line in zip(owners, lines, strict=False):
+        budget.give(owner, line)
+    assert await budget.take(owners[4]) is None
+    assert [line.finished for line in lines] == [True, False, False, False]
+    assert budget.open == 4
+
+
+async def test_who_finds_no_room_waits_for_it_in_turn() -> None:
+    budget = Budget(4)
+    busy, waits, also = budget.owner(), budget.owner(), budget.owner()
+    for _ in range(4):
+        assert await budget.take(busy) is None
+    first = asyncio.create_task(budget.take(waits))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(budget.take(also))
+    await asyncio.sleep(0)
+    assert not first.done()
+    line = Line()
+    budget.give(busy, line)
+    assert await first is None, "room for a connection of its own"
+    assert line.finished, "which was that of another"
+    kept = Line()
+    third = asyncio.create_task(budget.take(busy))
+    await asyncio.sleep(0)
+    budget.give(busy, None)
+    assert await second is None
+    budget.give(busy, kept)
+    assert await third is kept, "of the same owner it goes from hand to hand"
+    assert budget.open == 4
+
+
+async def test_a_thread_waits_too() -> None:
+    budget = Budget(4)
+    owner, line, got = budget.owner(), Line(), list[object]()
+    for _ in range(4):
+        await budget.take(owner)
+    thread = threading.Thread(target=lambda: got.append(budget.take_in_thread(owner)))
+    thread.start()
+    while not budget._waiting:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    budget.give(owner, line)
+    await asyncio.to_thread(thread.join, 10)
+    assert got == [line]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_waits_in_vain_is_told_what_to_change_and_takes_nothing() -> None:
+    budget = Budget(4)
+    owner = budget.owner()
+    for _ in range(4):
+        await budget.take(owner)
+    with pytest.raises(ConnectionsBusy, match=r"all 4 connections .* max_connections") as caught:
+        await budget.take(owner)
+    assert caught.value.code == "CONNECTIONS_BUSY"
+    assert isinstance(caught.value, DatabaseUnreachable), "it is retried like an outage, and spends no attempt"
+    with pytest.raises(ConnectionsBusy):
+        await asyncio.to_thread(budget.take_in_thread, owner)
+    for _ in range(4):
+        budget.give(owner, None)
+    assert budget.open == 0
+
+
+async def test_one_that_is_cancelled_while_it_waits_takes_nothing() -> None:
+    budget = Budget(4)
+    owner, line = budget.owner(), Line()
+    for _ in range(4):
+        await budget.take(owner)
+    before, late = asyncio.create_task(budget.take(owner)), asyncio.create_task(budget.take(owner))
+    await asyncio.sleep(0)
+    before.cancel()
+    await asyncio.gather(before, return_exceptions=True)
+    budget.give(owner, line)  # for the second, which is cancelled before it hears of it
+    late.cancel()
+    await asyncio.gather(late, return_exceptions=True)
+    assert late.cancelled()
+    assert [kept for _, kept in owner.idle] == [line]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_functions_leave_a_part_to_the_relay_itself() -> None:
+    """Functions that run for long, one in each thread, must not keep it from renewing their claims."""
+    budget = Budget(8)
+    functions, relay = budget.owner(lent=True), budget.owner()
+    for _ in range(6):
+        assert await budget.take(functions) is None
+    with pytest.raises(ConnectionsBusy):
+        await budget.take(functions)
+    assert [await budget.take(relay), await budget.take(relay)] == [None, None]
+    with pytest.raises(ConnectionsBusy):
+        await budget.take(relay)
+
+
+async def test_a_function_that_waits_for_its_part_holds_up_nobody() -> None:
+    budget = Budget(8)
+    functions, relay = budget.owner(lent=True), budget.owner()
+    for _ in range(6):
+        await budget.take(functions)
+    waits = asyncio.create_task(budget.take(functions))
+    await asyncio.sleep(0)
+    assert await budget.take(relay) is None
+    line = Line()
+    budget.give(relay, line)
+    assert not waits.done()
+    assert await budget.take(relay) is line
+    budget.give(functions, None)
+    assert await waits is None
+
+
+async def test_idle_ones_of_functions_make_room_for_other_functions() -> None:
+    budget = Budget(8)
+    functions, others, line = budget.owner(lent=True), budget.owner(lent=True), Line()
+    for _ in range(6):
+        await budget.take(functions)
+    budget.give(functions, line)
+    assert await budget.take(others) is None
+    assert line.finished
+
+
+async def test_what_nobody_uses_is_closed_after_a_while() -> None:
+    budget = Budget(8)
+    owner, old, young = budget.owner(), Line(), Line()
+    await budget.take(owner)
+    await budget.take(owner)
+    budget.give(owner, old)
+    budget.give(owner, young)
+    owner.idle[0] = (owner.idle[0][0] - 60, old)
+    budget.close_idle(30)
+    assert (old.finished, young.finished, budget.open) == (True, False, 1)
+
+
+async def test_a_closed_owner_keeps_nothing() -> None:
+    budget = Budget(8)
+    owner, idle, used = budget.owner(), Line(), Line()
+    await budget.take(owner)
+    await budget.take(owner)
+    budget.give(owner, idle)
+    budget.close(owner)
+    assert (idle.finished, budget.open) == (True, 1)
+    budget.give(owner, used)
+    assert (used.finished, budget.open) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("postgresql://a@db/sea", "postgresql://b@db/vibes?options=-csearch_path%3Dx", True),
+        ("postgresql://a@db:5432/sea", "host=db port=5432 dbname=vibes", True),
+        ("postgresql://a@db:5432/sea", "postgresql://a@db:5433/sea", False),
+        ("postgresql://a@db/sea", "postgresql://a@other/sea", False),
+        ("postgresql://malformed@:x:y", "postgresql://a@db/sea", False),
+    ],
+)
+def test_all_databases_of_a_server_share_a_budget(one: str, other: str, same: bool) -> None:
+    budgets = Budgets(8)
+    assert (budgets.of(one) is budgets.of(other)) is same
