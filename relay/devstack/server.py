@@ -25,6 +25,8 @@ from relay.devstack.ports import free_port, is_free
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
+# A look at a server takes no longer than this, so what is above it the machine stood still: it slept, for example.
+_LONGEST_LOOK_SECONDS = 5.0
 # Transient reasons to end: another process took the port, or remains of a killed server are still there.
 _TRANSIENT = re.compile(r"address already in use|pre-existing shared memory block", re.IGNORECASE)
 
@@ -136,13 +138,15 @@ class Server(ABC):
     def wait(self) -> None:
         """Do the second half of ``start``: return once the server answers, launched or resumed."""
         with self._lock:
-            deadline = time.monotonic() + _START_SECONDS
+            waited, last = 0.0, time.monotonic()
             while not self._answers():
+                now = time.monotonic()
+                waited, last = waited + min(now - last, _LONGEST_LOOK_SECONDS), now
                 if not self.running and _TRANSIENT.search(self._log_since_start()):
                     self._run()
                 elif not self.running:
                     raise self._failure("ended while starting")
-                if time.monotonic() > deadline:
+                if waited > _START_SECONDS:
                     seen = processes.describe(self._process.pid) if self._process else "no process"
                     self.kill()
                     raise self._failure(f"did not answer within {_START_SECONDS:.0f} s ({seen})")

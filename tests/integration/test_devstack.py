@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import nats
 import psutil
@@ -165,9 +166,32 @@ def test_a_server_that_does_not_answer_is_described_and_killed(
     pid = server.pid
     server.pause()
     monkeypatch.setattr(server_module, "_START_SECONDS", 0.0)
-    with pytest.raises(ServerFailed, match=rf"did not answer within 0 s \(process {pid}, valkey-\w+, is stopped"):
+    what = rf"did not answer within 0 s \(process {pid}, valkey-\w+, is stopped after [\d.]+ s of processor time\)"
+    with pytest.raises(ServerFailed, match=what):
         server.wait()
     assert not server.running
+
+
+def test_a_machine_that_sleeps_takes_no_time_from_a_server_that_starts(
+    server_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ValkeyServer(server_directory)
+    answers = server.answers
+    asleep: list[float] = []
+
+    def answers_after_a_sleep() -> bool:
+        if asleep:
+            return answers()
+        asleep.append(3600.0)
+        return False
+
+    clock = time.monotonic
+    monkeypatch.setattr(
+        server_module, "time", SimpleNamespace(monotonic=lambda: clock() + sum(asleep), sleep=time.sleep)
+    )
+    monkeypatch.setattr(server, "answers", answers_after_a_sleep)
+    with server:
+        assert works(server)
 
 
 # --- data ---
