@@ -261,7 +261,7 @@ class FunctionRows(MessageRows):
         # With a single attempt, a prefetched claim could use it up. With order, only the first of a key may run.
         prefetch = not self.ordered and self.max_attempts > 1
         self._terms = (
-            Terms(functions.timeout, begin=functions.writes, prefetch=prefetch) if functions.plain else None
+            Terms(functions.timeout, writes=functions.writes, prefetch=prefetch) if functions.plain else None
         )
 
     def terms(self, _message_id: UUID) -> Terms | None:

@@ -212,7 +212,7 @@ class TaskRows:
             return None
         return Terms(
             handler.time_limit.total_seconds(),
-            begin=handler.function.signature.in_transaction,
+            writes=handler.function.signature.in_transaction,
             # With a single attempt, a prefetched claim could use it up.
             prefetch=handler.policy.max_attempts > 1,
             limit=handler.time_limit,

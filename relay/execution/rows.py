@@ -66,13 +66,13 @@ class Rows(Protocol[KeyT_contra, ClaimT, RequestT]):
 class Terms:
     """How a row's function runs in a thread.
 
-    ``seconds``: its time limit. ``begin``: whether it may write in the transaction that settles the row.
+    ``seconds``: its time limit. ``writes``: whether it may write in the transaction that settles the row.
     ``limit``: how long that transaction may idle, if not as long as usual. ``prefetch``: whether others may be
     claimed along.
     """
 
     seconds: float
-    begin: bool
+    writes: bool
     prefetch: bool
     limit: timedelta | None = None
 

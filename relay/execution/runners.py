@@ -2,7 +2,7 @@
 
 `RunOnLoop` calls services and coroutines. `RunInThread` calls plain functions in the thread that took the row.
 There a row is claimed together with others that wait in this process (`relay.execution.prefetch`). If none waits,
-it is claimed alone. Then the claim also begins the function's transaction, and the settlement ends it, each in one
+it is claimed alone. The function's transaction begins with its first statement, and the settlement ends it in one
 round trip. The thread reports rows that are done to the event loop, which takes many at a time. Otherwise the
 thread uses the loop only when something fails. A function that runs past its time limit keeps the thread. The row
 is tried again all the same, and ``replace_thread`` starts another thread.
@@ -163,11 +163,11 @@ class RunInThread(Generic[KeyT, ClaimT, RequestT]):
             taken.release()
 
     def _claim(self, key: KeyT, terms: Terms) -> tuple[ClaimT, Claimed] | None:
-        """Take a claim that was made ahead; else claim the row alone and begin its function's transaction."""
+        """Take a claim that was prefetched; else claim the row alone."""
         if terms.prefetch and (claim := self.prefetch.take(key)) is not None:
             return claim, self._transactions.claimed(terms.limit)
         command, since = self._rows.claim_command(key), time.monotonic()
-        found = self._transactions.claim(command, begin=terms.begin, limit=terms.limit)
+        found = self._transactions.claim(command, keep=terms.writes, limit=terms.limit)
         return None if found is None else (self._rows.claimed(command, found[0], since), found[1])
 
     def _handle(self, claim: ClaimT, taken: Claimed, terms: Terms) -> timedelta | None:

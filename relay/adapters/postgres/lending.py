@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.lazy import DIALECT, LentConnection
-from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, SYNC, Command, as_sent, exchange, rows
+from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, Command, as_sent, exchange, rows
 from relay.adapters.postgres.pool import prepares
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.targets import write_later
@@ -161,27 +161,18 @@ class Lendable:
         """
         return not self.driver.closed and not self._input.poll(0)
 
-    def claim(self, claim: Command, limit: timedelta, *, begin: bool) -> dict[str, Any] | None:
-        """Claim a row and, in the same round trip, begin the transaction of a function; None when it is not free.
-
-        The claim commits on its own, so the attempt counts even if the function fails.
-        """
-        first = self._first(limit)
-        results = self._exchange(claim, SYNC, *first) if begin else self._exchange(claim)
-        found = rows(results[0], self.driver)
-        self.driver.lent = begin
-        return found[0] if found else None
-
     def run(self, command: Command) -> list[dict[str, Any]]:
         """Run a statement by itself and return its rows."""
         return rows(self._exchange(command)[0], self.driver)
 
     def begin(self, limit: timedelta) -> None:
         """Begin the transaction of functions."""
+        self._keep_to(limit)
         if self._prepared is not None:
-            self._exchange(*self._first(limit))
+            self._exchange(BEGIN)
         else:
-            *_, found = self._exchange(*self._first(limit), _PROCESS)
+            # Behind a pooler only the limits of a transaction are its own.
+            *_, found = self._exchange(BEGIN, limiting(limit, local=True), _PROCESS)
             self.pid = rows(found, self.driver)[0]["pid"]
         self.driver.lent = True
 
@@ -248,11 +239,6 @@ class Lendable:
                 (self._room if next(waits) else self._input).poll()
         except StopIteration as end:
             return [*end.value]
-
-    def _first(self, limit: timedelta) -> list[Command]:
-        """Return what begins a transaction with its limits. Behind a pooler these are only the transaction's."""
-        self._keep_to(limit)
-        return [BEGIN] if self._prepared is not None else [BEGIN, limiting(limit, local=True)]
 
     def _keep_to(self, limit: timedelta) -> None:
         """Set the limits of transactions, in a round trip of its own, so that no rollback undoes them."""

@@ -35,8 +35,6 @@ _GOOD: Final = {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK}
 BEGIN: Final[Command] = ("session/begin", {})
 COMMIT: Final[Command] = ("session/commit", {})
 ROLLBACK: Final[Command] = ("session/rollback", {})
-#: Ends the statements before it. Outside of a transaction it commits them. An error does not affect later ones.
-SYNC: Final[Command] = ("", {})
 
 
 class Sent(NamedTuple):
@@ -57,11 +55,11 @@ def exchange(
     on the way, it is unknown what the server has done.
     """
     libpq.enter_pipeline_mode()
-    syncs, kept = _send(libpq, prepared, statements)
+    kept = _send(libpq, prepared, statements)
     while libpq.flush():
         yield True
     results: list[PGresult] = []
-    while syncs:
+    while True:
         # Each wait may give another thread its turn, so there are as few as possible.
         while libpq.is_busy():
             yield False
@@ -71,7 +69,7 @@ def exchange(
             if libpq.status == ConnStatus.BAD:
                 raise psycopg.OperationalError("the connection is lost")
         elif result.status == ExecStatus.PIPELINE_SYNC:
-            syncs -= 1
+            break
         else:
             results.append(result)
             # The None that ends this statement's results has arrived with them.
@@ -87,16 +85,10 @@ def exchange(
         raise
 
 
-def _send(
-    libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent]
-) -> tuple[int, list[bytes | None]]:
-    """Send statements; returns how often they are synchronised, and for each result the name that it prepares."""
-    syncs, kept = 1, list[bytes | None]()
+def _send(libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent]) -> list[bytes | None]:
+    """Send statements; returns for each result the name of the statement that it prepares, if it does."""
+    kept = list[bytes | None]()
     for name, text, values in statements:
-        if not name:
-            libpq.pipeline_sync()
-            syncs += 1
-            continue
         if prepared is None:
             libpq.send_query_params(text, values)
         else:
@@ -106,7 +98,7 @@ def _send(
             libpq.send_query_prepared(name, values)
         kept.append(None)
     libpq.pipeline_sync()
-    return syncs, kept
+    return kept
 
 
 def _checked(results: list[PGresult], kept: list[bytes | None], prepared: set[bytes] | None) -> list[PGresult]:
@@ -173,8 +165,6 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def as_sent(command: Command) -> Sent:
     """Return a statement as libpq takes it."""
     name, values = command
-    if not name:
-        return Sent(b"", b"", [])
     text, order = _positional(name)
     return Sent(_name(name), text, [_text(values[key]) for key in order])
 

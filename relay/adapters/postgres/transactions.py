@@ -34,8 +34,9 @@ _BegunAsync: TypeAlias = tuple[AsyncConnection, LazyAsyncConnection, psycopg.Asy
 class Claimed:
     """A row that was claimed for a plain function, and its transaction.
 
-    Either `settle` it once, in any thread, or `release` it. Without ``borrowed`` the transaction begins when the
-    function first reads or writes in it. If the function does neither, no transaction begins.
+    Either `settle` it once, in any thread, or `release` it. The transaction begins when the function first reads
+    or writes in it. If the function does neither, no transaction begins. ``borrowed``: the connection that it
+    uses; by default it borrows one.
     """
 
     def __init__(self, lender: Lender, limit: timedelta, borrowed: Lendable | None = None) -> None:
@@ -53,13 +54,11 @@ class Claimed:
         is enough to settle the row in another way.
         """
         try:
-            borrowed = self._held.pop()
+            borrowed = self._held.pop() or self._lender.borrow()
         except IndexError:
             raise ClaimLost("the time was up before the function began") from None
-        if borrowed is None:
-            borrowed = self._lender.borrow()
-            borrowed.begin_late(self._limit)
         try:
+            borrowed.begin_late(self._limit)
             with Transaction(borrowed.outer, borrowed.driver).used() as transaction:
                 yield transaction
             if borrowed.begun:
@@ -69,7 +68,7 @@ class Claimed:
             self._lender.give_back(borrowed)
 
     def release(self) -> None:
-        """End the transaction, unless `settle` has taken it. The row stays claimed."""
+        """Give the connection back, unless `settle` has taken it. The row stays claimed."""
         with suppress(IndexError):
             if (borrowed := self._held.pop()) is not None:
                 self._lender.give_back(borrowed)
@@ -104,24 +103,24 @@ class HandlerTransactions:
         return self._lender.idle
 
     def claim(
-        self, claim: Command, *, begin: bool = True, limit: timedelta | None = None
+        self, claim: Command, *, keep: bool, limit: timedelta | None = None
     ) -> tuple[dict[str, Any], Claimed] | None:
-        """Claim a row for a plain function and begin its transaction, in one round trip; None when it is not free.
+        """Claim a row for a plain function; None when it is not free. The claim commits on its own.
 
-        The claim commits on its own. Without ``begin`` no transaction is open. Raises DatabaseUnreachable.
+        ``keep``: keep the connection for the function. Otherwise the function might wait for one in vain, after
+        the claim has counted its attempt. Raises DatabaseUnreachable.
         """
-        limit = limit or self._limit
         with reached():
             borrowed = self._lender.borrow()
             try:
-                row = borrowed.claim(claim, limit, begin=begin)
+                found = borrowed.run(claim)
             except BaseException:
                 self._lender.give_back(borrowed)
                 raise
-        taken = Claimed(self._lender, limit, borrowed)
-        if row is None or not begin:
+        taken = Claimed(self._lender, limit or self._limit, borrowed)
+        if not found or not keep:
             taken.release()
-        return None if row is None else (row, taken)
+        return (found[0], taken) if found else None
 
     def claimed(self, limit: timedelta | None = None) -> Claimed:
         """Return what `claim` returns with the row, for a row that is claimed already.
