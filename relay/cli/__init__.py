@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -26,6 +28,8 @@ _GROUPS: Final = (
     *("db", "streams", "fleet", "handler", "dlq", "outbox", "inbox", "parked", "schedule", "tasks", "queues"),
     *("archive", "schema"),
 )
+#: How writing to a file or pipe fails that the shell has opened. No other error without a path is foreseen.
+_OUTPUT_FAILS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE}
 
 
 def create_app(names: Iterable[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
@@ -81,14 +85,22 @@ def main() -> None:
     # A pool tells of each of its attempts to connect. The command says once what it could not read.
     logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
-        create_app(_asked_for(sys.argv[1:]))()
+        try:
+            create_app(_asked_for(sys.argv[1:]))()
+        finally:
+            sys.stdout.flush()  # at the end of the process nobody could say what is wrong
     except RelayError as error:
         print(error_line(error), file=sys.stderr)
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _OUTPUT_FAILS:
             raise
-        print(f"error FILE_UNUSABLE: {error.filename}: {error.strerror}", file=sys.stderr)
+        if error.errno != errno.EPIPE:  # who has gone need not be told
+            unusable = error.filename or "standard output"
+            print(f"error FILE_UNUSABLE: {unusable}: {error.strerror}", file=sys.stderr)
+        if error.filename is None:
+            # What is still to be written goes nowhere, or the end of the process would fail as well.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 

@@ -39,6 +39,7 @@ Answer = TypeVar("Answer")
 app = typer.Typer(help="Cold storage: move rows there, list, verify, restore, replay, delete.")
 
 _COLUMNS: Final = ("context", "kind", "number", "rows", "size", "first_at", "last_at", "file")
+_SET_IT: Final = "[contexts.{}.archive] after = …, directory = …"
 _VIEW: Final = View(columns=columns_of(*_COLUMNS), lead=3)
 
 
@@ -195,11 +196,13 @@ def _each(context: str | None, work: Callable[[ArchiveRows], Awaitable[Answer]])
     async def one(application: Application, name: str) -> Answer:
         rows = application.archive(name)
         if rows is None:
-            raise ArchiveOff(f"{name} has no archive", hint=f"[contexts.{name}.archive] after = …, directory = …")
+            raise ArchiveOff(f"{name} has no archive", hint=_SET_IT.format(name))
         return await work(rows)
 
     settings = load_settings()
     chosen = [name for name, own in settings.contexts.items() if own.archive.after is not None]
+    if context is None and not chosen:
+        print(f"no context has an archive ({_SET_IT.format('NAME')})", file=sys.stderr)
     return asyncio.run(_ask(Application(settings, role="cli"), [context] if context else chosen, one))
 
 

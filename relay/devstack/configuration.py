@@ -54,8 +54,12 @@ class Configuration:
 
 
 def base_environment(*, inherit: bool = True) -> dict[str, str]:
-    """Return our environment without the servers it names; without ``inherit`` also without our settings."""
-    kept = {name: value for name, value in os.environ.items() if not names_server(name)}
+    """Return our environment without the servers it names; without ``inherit`` also without our settings.
+
+    A shell that has read the file of an earlier fleet names its sample handlers. They are gone, and do not count.
+    """
+    samples = os.environ.get(OWN_SERVERS, "").split(",")
+    kept = {name: it for name, it in os.environ.items() if not names_server(name) and name not in samples}
     if inherit:
         return kept
     return {name: value for name, value in kept.items() if not name.startswith(_PRODUCT)}
@@ -90,17 +94,18 @@ def configure(
 
     ``handlers``: the URL of the sample handler, for each context and subscription that has one.
     """
+    samples = {handler_variable(name, subscription): url for (name, subscription), url in handlers.items()}
     ours = {
+        **samples,
         "NATS_URL": stack.nats.url,
         "RELAY_NATS__MONITOR": stack.nats.monitor_url,
         "REDIS_URL": stack.valkey.url,
-        OWN_SERVERS: "1",
+        OWN_SERVERS: ",".join(samples) or "1",
     }
     if (file := find_file(config, environment)) is not None:
         ours[CONFIG_VARIABLE] = str(file.absolute())
     for name in declared(config, environment).contexts:
         ours[variable(name, "DATABASE_URL")] = stack.postgres.url_of(name)
-    ours |= {handler_variable(name, subscription): url for (name, subscription), url in handlers.items()}
     everything = {**environment, **ours}
     return Configuration(load_settings(config, everything), everything, ours)
 

@@ -18,7 +18,7 @@ from relay.adapters.postgres.lending import AsyncTransaction, Transaction
 from relay.adapters.postgres.transactions import Claimed, HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.concurrency import Slots, is_cancelled
-from relay.domain.disclosure import told, with_stack, words
+from relay.domain.disclosure import with_stack, words
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage
 from relay.domain.model import HandlerResult, Verdict
 from relay.execution.signatures import Inject, Signature
@@ -133,5 +133,5 @@ def answer(error: BaseException) -> HandlerResult:
     if isinstance(error, AlreadyProcessed):
         return HandlerResult(Verdict.ALREADY_PROCESSED)
     if isinstance(error, DomainError | MalformedMessage):
-        return HandlerResult(Verdict.POISON, told(error))
+        return HandlerResult(Verdict.POISON, with_stack(error))
     return HandlerResult.failed(with_stack(error), words(error))

@@ -85,6 +85,14 @@ def test_a_dry_run_counts_and_changes_nothing(cli: Cli, context: str, database_u
     assert query(database_url, "SELECT count(*) AS n FROM outbox_events") == [{"n": 3}]
 
 
+@pytest.mark.parametrize("command", ["run", "run --dry-run", "verify"])
+def test_where_nothing_is_archived_that_is_said(cli: Cli, tmp_path: Path, command: str) -> None:
+    (tmp_path / "relay.toml").write_text('[contexts.shop]\ndatabase_url = "postgresql://127.0.0.1:1/shop"\n')
+    status, output, errors = cli("archive", *command.split())
+    said = "no context has an archive ([contexts.NAME.archive] after = …, directory = …)\n"
+    assert (status, output, errors) == (0, "", said)
+
+
 def test_archive_list_and_verify(cli: Cli, context: str, database_url: str, tmp_path: Path) -> None:
     assert cli("archive", "list", "--context", context) == (0, f"Nothing is archived in {context}.\n", "")
     status, output, _ = cli("archive", "run", "--actor", "ann", "--context", context)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import axe_playwright_python
+import psycopg
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -202,6 +203,29 @@ def reach(page: Page, text: str) -> None:
         if focused == text or (len(text) > 2 and focused.startswith(text)):
             return
     raise AssertionError(f"no Tab leads to {text!r}")
+
+
+def test_a_deed_is_sent_once_however_often_its_button_is_pressed(console: Console, browser: Browser) -> None:
+    page = console.page(browser, 1280, 800, "light")
+    sent: list[str] = []
+    page.on("request", lambda it: sent.append(it.url) if it.method == "POST" else None)
+    page.goto(f"{LETTERS}/requeue?ids=2")
+    button = page.locator("form[method=post] button")
+    place = button.bounding_box()
+    assert place is not None
+    with psycopg.connect(console.land) as holder:
+        holder.execute("SELECT FROM dead_letters WHERE id = 2 FOR UPDATE")
+        page.mouse.click(place["x"] + 9, place["y"] + 9)
+        waits = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        eventually(lambda: query(console.land, waits))
+        for _ in range(2):
+            page.mouse.click(place["x"] + 9, place["y"] + 9)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Done: 1 dead letter")
+    assert sent == [f"{console.base}{LETTERS}/requeue"]
+    page.go_back()
+    expect(button).not_to_have_attribute("aria-disabled", "true")
+    page.close()
+    assert console.complaints == []
 
 
 def test_a_list_refreshes_itself_until_it_is_paused_or_rows_are_selected(

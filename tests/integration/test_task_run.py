@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from relay import RequestContext
+from relay.domain.disclosure import stack_of
 from relay.domain.errors import AlreadyProcessed, DomainError
 from relay.domain.facts import TaskCompleted, TaskFailed, TaskRetried, TaskUnhandled
 from tasks import TaskContext
@@ -162,7 +163,9 @@ async def test_a_rule_of_the_business_fails_at_once(tasks: Tasks) -> None:
     [id] = tasks.schedule(Mail(n=1))
     assert await tasks.run(id) is None
     row = await tasks.row(id)
-    assert (row["status"], row["last_error"]) == ("failed", "DomainError: no such account")
+    reason, [line] = stack_of(row["last_error"])
+    assert (row["status"], reason) == ("failed", "DomainError: no such account")
+    assert line.endswith(" in refuse")
 
 
 async def test_what_was_done_before_counts_as_done(tasks: Tasks) -> None:

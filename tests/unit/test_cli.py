@@ -114,6 +114,31 @@ def test_a_path_that_cannot_be_used_is_one_line(
     assert (status, error) == (1, f"error FILE_UNUSABLE: {__file__}: File exists\n")
 
 
+@pytest.mark.parametrize(("command", "unbuffered"), [("version", ""), ("--help", ""), ("config --json", "1")])
+def test_a_full_disk_behind_the_output_is_one_line(command: str, unbuffered: str, tmp_path: Path) -> None:
+    (tmp_path / "relay.toml").write_text('[contexts.shop]\ndatabase_url = "postgresql://db/shop"\n')
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from relay.cli import main; main()", *command.split()],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error FILE_UNUSABLE: standard output: No space left on device\n",
+    )
+
+
+def test_who_reads_the_first_line_only_sees_no_error() -> None:
+    command = f"{sys.executable} -c 'from relay.cli import main; main()' db sql | head -n 1"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
+
+
 def test_headers_are_printed_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     print_fields({"id": "7", "headers": {"a": "1", "b": "2"}, "none": None, "metadata": {}})
     assert capsys.readouterr().out == "id        7\nheaders   a: 1\n          b: 2\n"

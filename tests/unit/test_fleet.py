@@ -52,6 +52,18 @@ def test_other_settings_of_the_shell_hold_unless_they_must_not(monkeypatch: pyte
     assert "PATH" in own
 
 
+def test_the_samples_of_an_earlier_fleet_do_not_count_in_a_shell_that_knows_them(
+    stack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = configuration.configure(stack, CONFIG, {}, {("sea", "from_vibespro"): HANDLER}).variables
+    [sample] = (name for name, value in earlier.items() if value == HANDLER)
+    for name, value in earlier.items():
+        monkeypatch.setenv(name, value)
+    assert sample not in configuration.base_environment()
+    monkeypatch.setenv("RELAY_OWN_SERVERS", "1")
+    assert sample in configuration.base_environment()
+
+
 def test_a_sample_handler_stands_in_where_there_is_one(stack: Any) -> None:
     with_sample = configuration.configure(stack, CONFIG, {}, {("sea", "from_vibespro"): HANDLER}).settings
     assert with_sample.contexts["sea"].subscriptions["from_vibespro"].handler == HANDLER

@@ -92,6 +92,22 @@
   });
   count();
 
+  // --- a deed is sent once, however often somebody presses while the answer is on its way ---
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (form.method !== "post") return;
+    if (form.dataset.sent) event.preventDefault();
+    form.dataset.sent = "yes";
+    for (const button of form.querySelectorAll("button")) button.setAttribute("aria-disabled", "true");
+    say("Sent. The answer is on its way.");
+  });
+  addEventListener("pageshow", () => {
+    for (const form of document.querySelectorAll("form[data-sent]")) {
+      delete form.dataset.sent;
+      for (const button of form.querySelectorAll("button")) button.removeAttribute("aria-disabled");
+    }
+  });
+
   // --- copying ---
   document.addEventListener("click", async (event) => {
     const button = event.target.closest?.("[data-copy]");
