@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 from contextlib import AsyncExitStack
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -16,6 +17,7 @@ from relay.adapters.postgres import budget as budget_module
 from relay.adapters.postgres import pool as pool_module
 from relay.adapters.postgres.budget import Budget, Budgets
 from relay.adapters.postgres.pool import Pool, connection, create_pool
+from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
 from tests.integration.publishing import eventually
 
@@ -193,6 +195,22 @@ async def test_a_process_that_forks_keeps_its_connections(database_url: str) -> 
             os._exit(0)
         await asyncio.to_thread(os.waitpid, child, 0)
         assert await once(pool) == pid
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_function_that_writes_has_its_connection_before_its_attempt_counts(
+    database_url: str, keep: bool
+) -> None:
+    """Else it could wait in vain, behind functions that take long, and spend an attempt on that."""
+    transactions = HandlerTransactions(database_url, limit=timedelta(seconds=5), application_name=NAME)
+    try:
+        found = await asyncio.to_thread(transactions.claim, ("session/process", {}), keep=keep)
+        assert found is not None
+        assert transactions.idle == (0 if keep else 1)
+        found[1].release()
+        assert transactions.idle == 1
+    finally:
+        await transactions.close()
 
 
 async def once(pool: Pool, sql: str = "SELECT 1") -> int:
