@@ -6,6 +6,8 @@ import asyncio
 import threading
 
 import pytest
+from dramatiq.middleware import TimeLimitExceeded
+from dramatiq.middleware.threading import raise_thread_exception
 
 from relay.adapters.postgres import budget as module
 from relay.adapters.postgres.budget import Budget, Budgets
@@ -133,6 +135,31 @@ async def test_one_that_is_cancelled_while_it_waits_takes_nothing() -> None:
     late.cancel()
     await asyncio.gather(late, return_exceptions=True)
     assert late.cancelled()
+    assert [kept for _, kept in owner.idle] == [line]
+
+
+async def test_a_thread_that_is_interrupted_while_it_waits_takes_nothing() -> None:
+    """Dramatiq interrupts a thread at its time limit, which hears of it when it wakes up, connection in hand."""
+    budget, ended = Budget(4), list[type[BaseException]]()
+    owner, line = budget.owner(), Line()
+    for _ in range(4):
+        await budget.take(owner)
+
+    def wait() -> None:
+        try:
+            budget.take_in_thread(owner)
+        except TimeLimitExceeded as error:
+            ended.append(type(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not budget._waiting:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert thread.ident is not None
+    raise_thread_exception(thread.ident, TimeLimitExceeded)
+    budget.give(owner, line)
+    await asyncio.to_thread(thread.join, 10)
+    assert ended == [TimeLimitExceeded]
     assert [kept for _, kept in owner.idle] == [line]
 
 

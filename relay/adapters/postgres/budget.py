@@ -98,8 +98,7 @@ class Budget:
         try:
             await asyncio.wait([asyncio.wrap_future(found)], timeout=WAIT_S)
         except asyncio.CancelledError:
-            if not found.cancel():  # it came a moment before
-                self.give(owner, found.result())
+            self._renounce(owner, found)
             raise
         if found.cancel():
             raise self._busy()
@@ -110,11 +109,20 @@ class Budget:
         found = self._take(owner)
         if not isinstance(found, Future):
             return found
-        with suppress(TimeoutError):
-            return found.result(WAIT_S)
+        try:
+            with suppress(TimeoutError):
+                return found.result(WAIT_S)
+        except BaseException:  # a time limit, for one, interrupts the thread
+            self._renounce(owner, found)
+            raise
         if found.cancel():
             raise self._busy()
         return found.result()
+
+    def _renounce(self, owner: Owner, found: Future[_Found]) -> None:
+        """Wait no longer. What came a moment before goes to the next."""
+        if not found.cancel():
+            self.give(owner, found.result())
 
     def give(self, owner: Owner, kept: _Found) -> None:
         """Give a connection back, or its room, if it is closed: None."""
