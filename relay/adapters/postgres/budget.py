@@ -28,6 +28,7 @@ WAIT_S: Final = 10.0
 #: A connection that was unused for so many seconds is closed.
 IDLE_S: Final = 10.0
 #: What part of the connections functions leave to the relay's own statements: they renew and settle claims.
+#: The statements of a single database leave as much to others, as it may hang.
 _KEPT_BACK: Final = 4
 
 
@@ -68,7 +69,8 @@ class Budget:
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self._most_lent = most - max(1, most // _KEPT_BACK)
+        #: How many functions may have together, and how many the statements of a single database.
+        self.most_alike = max(1, most - max(1, most // _KEPT_BACK))
         self._lock = threading.Lock()
         self._owners: set[Owner] = set()
         self._open = {True: 0, False: 0}
@@ -162,11 +164,11 @@ class Budget:
             return future
 
     def _room(self, lent: bool) -> bool:
-        return self.open < self.most and not (lent and self._open[True] >= self._most_lent)
+        return self.open < self.most and not (lent and self._open[True] >= self.most_alike)
 
     def _evict(self, lent: bool) -> bool:
         """Close what was unused for longest, to make room; False if nothing is unused that would make room."""
-        only_lent = lent and self._open[True] >= self._most_lent
+        only_lent = lent and self._open[True] >= self.most_alike
         idle = [it for it in self._owners if it.idle and (it.lent or not only_lent)]
         if not idle:
             return False
@@ -183,7 +185,7 @@ class Budget:
         """Take the first out of the queue who may have the room of a connection that is given back."""
         for waiter in list(self._waiting):
             owner, future = waiter
-            if owner.lent and not lent and self._open[True] >= self._most_lent:
+            if owner.lent and not lent and self._open[True] >= self.most_alike:
                 continue
             self._waiting.remove(waiter)
             if future.set_running_or_notify_cancel():

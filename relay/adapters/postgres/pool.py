@@ -111,7 +111,8 @@ def has_input(socket: int) -> bool:
 class Pool:
     """The connections to a database, made on demand, for at most ``max_size`` callers at a time.
 
-    All pools of a process to one server share its ``budget``. ``configure`` is given each new connection.
+    All pools of a process to one server share its ``budget``, and none may take all of it. ``configure`` is given
+    each new connection.
     ``pooler``: whether the address is that of a pooler in transaction mode. ``timeout``: for how many seconds a
     caller tries to connect.
     """
@@ -126,10 +127,10 @@ class Pool:
         configure: Configure | None = None,
         pooler: bool = False,
     ) -> None:
-        self.max_size, self.timeout = max_size, 3.0
+        self.max_size, self.timeout = min(max_size, budget.most_alike), 3.0
         self._url, self._budget, self._configure = url, budget, configure
         self._options = {**(POOLED if pooler else CONNECTION), "application_name": application_name}
-        self._turns = asyncio.Semaphore(max_size)
+        self._turns = asyncio.Semaphore(self.max_size)
         self._owner = budget.owner()
         self._opened = False
         #: Why the last attempt to connect failed.
