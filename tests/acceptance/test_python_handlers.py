@@ -89,7 +89,9 @@ def test_poison_becomes_a_dead_letter_and_its_effect_is_undone(python_fleet: Fle
     [unfit] = commit(fleet, {"n": 0, "crash": "maybe not"})
     [good] = commit(fleet, {"n": 1})
     wait_for("all are finished", lambda: processed(fleet) == 1 and dead(fleet) == 2)
-    assert fleet.inbox(bad)["last_error"] == "Poison: not this one"
+    reason, _, stack = fleet.inbox(bad)["last_error"].partition(" <- ")
+    assert reason == "Poison: not this one"
+    assert stack.startswith("tests/acceptance/python_effects.py:")
     assert "at payload.crash" in fleet.inbox(unfit)["last_error"]
     assert effects(fleet) == {good: 1}
 
