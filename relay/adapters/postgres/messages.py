@@ -19,6 +19,8 @@ from relay.domain.topology import subject_pattern
 _UNKNOWN: Final = UnknownMessage("there is no such message", hint="relay inbox list --all")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+#: Messages in these states may be without an error.
+_WITHOUT_ERROR: Final = {"waiting", "running", "parked"}
 #: The end of a page: microseconds since 1970, and the id.
 CURSOR: Final = r"^[0-9]{1,16}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
@@ -62,6 +64,7 @@ class PostgresMessageOperations(Operations):
             **asdict(wanted),
             **bounds(limit, None),
             "statuses": list(wanted.statuses),
+            "mixed": wanted.error is None and not _WITHOUT_ERROR.isdisjoint(wanted.statuses),
             "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
             "correlation_id": as_key(wanted.correlation_id),
             "error": pattern_of(wanted.error),

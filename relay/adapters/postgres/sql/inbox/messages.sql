@@ -1,6 +1,7 @@
--- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. What is
--- processed, dead, failing and otherwise unfinished is read by an index each. `coalesce`: a plan takes a pattern that
--- it does not know for one that hardly any row fits.
+-- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. An index finds
+-- those that are processed. `mixed`: one index finds all others. Otherwise those with an error are wanted, dead or
+-- failing: an index each finds them, so that no waiting message is read and thrown away. `coalesce`: a plan takes a
+-- pattern that it does not know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
        CASE WHEN processed_at IS NOT NULL THEN 'processed'
@@ -27,22 +28,21 @@ WITH matching AS NOT MATERIALIZED (
     UNION ALL
     (SELECT message_id, received_at, status
      FROM matching
-     WHERE 'dead' = ANY (%(statuses)s::text[]) AND processed_at IS NULL AND dead_lettered_at IS NOT NULL
-     ORDER BY dead_lettered_at DESC
-     LIMIT %(counted)s)
-    UNION ALL
-    (SELECT message_id, received_at, status
-     FROM matching
-     WHERE 'failing' = ANY (%(statuses)s::text[]) AND status = 'failing'
-       AND num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL AND dead_lettered_at IS NULL
+     WHERE %(mixed)s::boolean AND processed_at IS NULL AND status = ANY (%(statuses)s::text[])
      ORDER BY received_at DESC
      LIMIT %(counted)s)
     UNION ALL
     (SELECT message_id, received_at, status
      FROM matching
-     WHERE %(statuses)s::text[] && '{waiting,running,parked}'
-       AND processed_at IS NULL AND dead_lettered_at IS NULL AND status <> 'failing'
-       AND status = ANY (%(statuses)s::text[])
+     WHERE NOT %(mixed)s::boolean AND 'dead' = ANY (%(statuses)s::text[])
+       AND processed_at IS NULL AND dead_lettered_at IS NOT NULL
+     ORDER BY dead_lettered_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT message_id, received_at, status
+     FROM matching
+     WHERE NOT %(mixed)s::boolean AND status = ANY (%(statuses)s::text[])
+       AND num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL AND dead_lettered_at IS NULL
      ORDER BY received_at DESC
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (
