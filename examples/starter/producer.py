@@ -25,4 +25,6 @@ def place(item: str, euros: int) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     print(place(sys.argv[1], int(sys.argv[2])))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -34,6 +36,16 @@ def test_it_writes_the_project_and_replaces_nothing(tmp_path: Path) -> None:
     assert isinstance(second.exception, InvalidRequest)
     assert (tmp_path / "handlers.py").read_text() == "mine"
     assert not (tmp_path / "relay.toml").exists()
+
+
+def test_its_producer_says_what_it_wants_when_it_is_told_nothing(tmp_path: Path) -> None:
+    for name, text in project().items():
+        (tmp_path / name).write_text(text)
+    found = subprocess.run(
+        [sys.executable, "producer.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert found.returncode == 1
+    assert found.stderr == 'Place an order: python producer.py "a book" 12\n'
 
 
 def test_its_answer_as_json(tmp_path: Path) -> None:
