@@ -1,6 +1,7 @@
 -- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. What is
--- processed, dead, failing and otherwise unfinished is read by an index each. `coalesce`: a plan takes a pattern that
--- it does not know for one that hardly any row fits.
+-- processed, dead and unfinished is read by an index each. What fails is read with the rest of what is unfinished, so
+-- that none of it is read in vain; by an index of its own if nothing else that is unfinished is asked for. `coalesce`:
+-- a plan takes a pattern or state that it does not know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
        CASE WHEN processed_at IS NOT NULL THEN 'processed'
@@ -33,7 +34,8 @@ WITH matching AS NOT MATERIALIZED (
     UNION ALL
     (SELECT message_id, received_at, status
      FROM matching
-     WHERE 'failing' = ANY (%(statuses)s::text[]) AND status = 'failing'
+     WHERE 'failing' = ANY (%(statuses)s::text[]) AND NOT %(statuses)s::text[] && '{waiting,running,parked}'
+       AND status = 'failing'
        AND num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL AND dead_lettered_at IS NULL
      ORDER BY received_at DESC
      LIMIT %(counted)s)
@@ -41,8 +43,8 @@ WITH matching AS NOT MATERIALIZED (
     (SELECT message_id, received_at, status
      FROM matching
      WHERE %(statuses)s::text[] && '{waiting,running,parked}'
-       AND processed_at IS NULL AND dead_lettered_at IS NULL AND status <> 'failing'
-       AND status = ANY (%(statuses)s::text[])
+       AND processed_at IS NULL AND dead_lettered_at IS NULL
+       AND coalesce(status = ANY (%(statuses)s::text[]), false)
      ORDER BY received_at DESC
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (
