@@ -154,6 +154,14 @@ async def test_dead_letters_are_grouped_by_reason(browser: Browser) -> None:
     assert "9 dead letters fit the filter" in (await browser.open(link)).text
 
 
+async def test_a_deed_of_the_console_makes_the_lists_of_the_api_fresh(browser: Browser) -> None:
+    """Asked right after it: an answer of the last second would show the letter as open."""
+    path = f"/api/v1{LETTERS}?status=open"
+    before = (await browser.client.get(path)).json()["total"]
+    await browser.send(f"{LETTERS}/requeue", [("ids", "1")])
+    assert (await browser.client.get(path)).json()["total"] == before - 1
+
+
 async def test_selected_dead_letters_are_requeued_after_a_question(browser: Browser, land: str) -> None:
     page = await browser.open(f"{LETTERS}/requeue", ids=["1", "2"])
     assert "Requeue 2 dead letters?" in page.text

@@ -15,7 +15,7 @@ from fastapi import Depends, Path, Request
 from starlette.responses import Response
 
 from relay.adapters.postgres.operating import MAX_COUNTED, Page, Row
-from relay.bus import CommandBus, Failed, Nothing, Query, QueryBus, Result
+from relay.bus import Command, CommandBus, Failed, Nothing, Query, QueryBus, Result
 from relay.bus.http import as_response, json_response, status_of, told
 from relay.domain.operators import Operator, Outcome
 from relay.ops.api.access import Caller, check_payloads
@@ -51,27 +51,28 @@ class Recent:
     """Answers of the last second, so that each question costs the servers one look a second, however many ask."""
 
     def __init__(self) -> None:
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._known: dict[str, tuple[float, Any]] = {}
+        self.forget()
 
     async def ask(self, ops: Ops, query: Query[Answer]) -> Answer:
         """Return an answer that is at most a second old. Those who ask the same meanwhile wait for it."""
         name = f"{type(query).__name__} {query!r}"
+        if name not in self._locks and len(self._locks) >= _MAX_KNOWN:
+            self.forget()
+        # These very ones: what is asked before `forget` is not known after it.
+        answers = self._known
         async with self._locks[name]:
-            at, known = self._known.get(name, (-math.inf, None))
+            at, known = answers.get(name, (-math.inf, None))
             if time.monotonic() - at > _FRESH_S:
                 known = (await ops.queries.ask_async(query)).unwrap()
-                if len(self._known) >= _MAX_KNOWN:
-                    self.forget()
-                self._known[name] = (time.monotonic(), known)
+                answers[name] = (time.monotonic(), known)
             answer: Answer = known
             return answer
 
     def forget(self) -> None:
         """Something has changed: look again."""
-        self._known.clear()
-        # Whoever holds one of these goes on with it.
-        self._locks.clear()
+        self._known: dict[str, tuple[float, Any]] = {}
+        # A question that fails has a lock, but no answer.
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,13 @@ class Ops:
     queries: QueryBus
     commands: CommandBus
     recent: Recent
+
+    async def do(self, command: Command[Answer]) -> Result[Answer]:
+        """Carry out a command. What is asked after it is looked up again, also if it failed half-way."""
+        try:
+            return await self.commands.dispatch_async(command)
+        finally:
+            self.recent.forget()
 
 
 def _ops(request: Request) -> Ops:
@@ -138,10 +146,7 @@ async def acted(
             count = len(page.all_of(selection.limit))
         return json_response({"action": action, "dry_run": True, "count": count, "done": [], "refused": []})
     by = Operator(caller.name, selection.note)
-    result = await ops.commands.dispatch_async(
-        do(context=context, ids=ids, wanted=wanted, limit=selection.limit, by=by)
-    )
-    ops.recent.forget()
+    result = await ops.do(do(context=context, ids=ids, wanted=wanted, limit=selection.limit, by=by))
     return outcome_of(action, result)
 
 

@@ -95,7 +95,7 @@ async def restore_rows(ops: Asked, caller: Operating, context: InContext, chosen
         return await _counted(ops, "restore", CountArchived(context=context, kind=kind, wanted=wanted))
     by = Operator(caller.name, chosen.note)
     command = RestoreArchived(context=context, kind=kind, wanted=wanted, limit=chosen.limit, by=by)
-    return _done("restore", (await ops.commands.dispatch_async(command)).unwrap())
+    return _done("restore", (await ops.do(command)).unwrap())
 
 
 @router.post("/replay", response_model=OutcomeOut)
@@ -107,7 +107,7 @@ async def replay_archived(ops: Asked, caller: Operating, context: InContext, cho
         return await _counted(ops, "replay", query)
     by = Operator(caller.name, chosen.note)
     command = ReplayArchived(context=context, wanted=wanted, limit=chosen.limit, by=by)
-    return _done("replay", (await ops.commands.dispatch_async(command)).unwrap())
+    return _done("replay", (await ops.do(command)).unwrap())
 
 
 async def _counted(ops: Asked, action: str, query: CountArchived) -> Response:

@@ -77,7 +77,7 @@ async def release_keys(ops: Asked, caller: Operating, context: InContext, chosen
     """Let keys go on in order: first the message that died, with new attempts, then those behind it."""
     by = Operator(caller.name, chosen.note)
     command = ReleaseKeys(context=context, keys=chosen.keys, subscription=chosen.subscription, by=by)
-    return outcome_of("release", await ops.commands.dispatch_async(command))
+    return outcome_of("release", await ops.do(command))
 
 
 @router.get("/schedule", response_model=dict[str, Any])
@@ -90,7 +90,7 @@ async def show_schedule(ops: Asked, _: Reading, context: InContext) -> Response:
 async def run_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
     """Have the leader run a job now. The answer says when this was first asked; the schedule says how it went."""
     command = RunJob(context=context, name=name, by=Operator(caller.name, why.note))
-    result = await ops.commands.dispatch_async(command)
+    result = await ops.do(command)
     return json_response({"name": name, "requested_at": result.unwrap()}, 202)
 
 
@@ -98,7 +98,7 @@ async def run_job(ops: Asked, caller: Operating, context: InContext, name: Text,
 async def pause_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
     """Pause a cron job: nothing of it begins until it goes on. A run that is open goes on."""
     by = Operator(caller.name, why.note)
-    (await ops.commands.dispatch_async(PauseJob(context=context, name=name, by=by))).unwrap()
+    (await ops.do(PauseJob(context=context, name=name, by=by))).unwrap()
     return json_response({"name": name, "paused": True})
 
 
@@ -106,7 +106,7 @@ async def pause_job(ops: Asked, caller: Operating, context: InContext, name: Tex
 async def resume_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
     """Let a cron job go on. One run makes up for what passed, unless that is longer ago than the job's grace."""
     by = Operator(caller.name, why.note)
-    (await ops.commands.dispatch_async(ResumeJob(context=context, name=name, by=by))).unwrap()
+    (await ops.do(ResumeJob(context=context, name=name, by=by))).unwrap()
     return json_response({"name": name, "paused": False})
 
 

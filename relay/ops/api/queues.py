@@ -93,4 +93,4 @@ async def _act(
 ) -> Response:
     by = Operator(caller.name, chosen.note)
     command = do(queue=queue, ids=chosen.ids, limit=chosen.limit, by=by)
-    return outcome_of(action, await ops.commands.dispatch_async(command))
+    return outcome_of(action, await ops.do(command))

@@ -139,7 +139,7 @@ async def act(
 async def _carry_out(ops: Ops, caller: Caller, chosen: _Chosen) -> Result[Outcome]:
     by = Operator(caller.name, chosen.note)
     command = chosen.action.do(context=chosen.context, ids=chosen.ids, wanted=chosen.wanted, limit=MOST, by=by)
-    return await ops.commands.dispatch_async(command)
+    return await ops.do(command)
 
 
 def told(request: Request, chosen: _Chosen, result: Result[Outcome]) -> Response:

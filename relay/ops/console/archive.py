@@ -121,7 +121,7 @@ class _Chosen:
         named: dict[str, Any] = {"context": self.context, "wanted": self.wanted, "limit": _MOST, "by": by}
         command = ReplayArchived(**named) if self.verb == "replay" else RestoreArchived(kind=self.kind, **named)
         try:
-            return (await ops.commands.dispatch_async(command)).unwrap()
+            return (await ops.do(command)).unwrap()
         except TooMany as error:
             raise self.too_many(error.message) from None
 

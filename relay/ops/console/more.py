@@ -95,7 +95,7 @@ async def release(request: Request, ops: Asked, caller: Operating, context: InCo
     keys = None if asked.key is None else [asked.key]
     by = Operator(caller.name, note_of(form))
     command = ReleaseKeys(context=context, keys=keys, subscription=asked.subscription, by=by)
-    return deed.told(request, await ops.commands.dispatch_async(command))
+    return deed.told(request, await ops.do(command))
 
 
 # --- the schedule ---
@@ -138,7 +138,7 @@ async def do_job(
     """Run a job now, pause it, or let it go on."""
     deed, name = _deed(context, verb, form)
     command: Command[Any] = _JOBS[verb][0](context=context, name=name, by=Operator(caller.name, note_of(form)))
-    (await ops.commands.dispatch_async(command)).unwrap()
+    (await ops.do(command)).unwrap()
     return deed.told(request)
 
 

@@ -107,4 +107,4 @@ async def do_jobs(request: Request, ops: Asked, caller: Operating, verb: Verb, f
     do = RequeueJobs if verb == "requeue" else DeleteJobs
     by = Operator(caller.name, note_of(form))
     command = do(queue=asked.queue, ids=None if asked.all else asked.ids, limit=_MOST, by=by)
-    return deed.told(request, await ops.commands.dispatch_async(command))
+    return deed.told(request, await ops.do(command))

@@ -1,7 +1,7 @@
 -- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. An index finds
 -- those that are processed. `mixed`: one index finds all others. Otherwise those with an error are wanted, dead or
 -- failing: an index each finds them, so that no waiting message is read and thrown away. `coalesce`: a plan takes a
--- pattern that it does not know for one that hardly any row fits.
+-- pattern or state that it does not know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
        CASE WHEN processed_at IS NOT NULL THEN 'processed'
@@ -28,7 +28,8 @@ WITH matching AS NOT MATERIALIZED (
     UNION ALL
     (SELECT message_id, received_at, status
      FROM matching
-     WHERE %(mixed)s::boolean AND processed_at IS NULL AND status = ANY (%(statuses)s::text[])
+     WHERE %(mixed)s::boolean AND processed_at IS NULL
+       AND coalesce(status = ANY (%(statuses)s::text[]), false)
      ORDER BY received_at DESC
      LIMIT %(counted)s)
     UNION ALL
@@ -41,7 +42,7 @@ WITH matching AS NOT MATERIALIZED (
     UNION ALL
     (SELECT message_id, received_at, status
      FROM matching
-     WHERE NOT %(mixed)s::boolean AND status = ANY (%(statuses)s::text[])
+     WHERE NOT %(mixed)s::boolean AND coalesce(status = ANY (%(statuses)s::text[]), false)
        AND num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL AND dead_lettered_at IS NULL
      ORDER BY received_at DESC
      LIMIT %(counted)s)

@@ -1,0 +1,31 @@
+"""A list of messages reads no more than it counts, however many of them fail."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.adapters.postgres.messages import MessageFilter
+from tests.integration.crowded import messages, repeatable
+from tests.integration.plans import explain, held_to
+
+ANY: dict[str, Any] = dict.fromkeys([*(it.name for it in fields(MessageFilter)), "before_at", "before_id"])
+UNFINISHED = ["waiting", "failing", "running", "parked"]
+ALL = [*UNFINISHED, "dead", "processed"]
+
+
+@pytest.mark.parametrize("statuses", [ALL, UNFINISHED, ["waiting", "failing"], ["failing"]], ids="-".join)
+def test_those_that_fail_are_not_read_in_vain(database_url: str, statuses: list[str]) -> None:
+    """They are newer than all that waits, so a search for what waits would read each of them."""
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        repeatable(conn)
+        messages(conn, 1, 3_000, "quiet")
+        messages(conn, 3_001, 20_000, "busy", last_error="'refused'", attempts="1")
+        conn.execute("VACUUM ANALYZE inbox_messages")
+        plan = explain(conn, "inbox/messages", **{**ANY, "statuses": statuses, "limit": 50, "counted": 1_000})
+    held_to(plan, 1_000, 1_000)
+    # A page of the index and one of the table for each row that is counted, at most, and those of the page itself.
+    assert plan.root["Shared Hit Blocks"] + plan.root["Shared Read Blocks"] < 1_500
