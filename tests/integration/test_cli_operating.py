@@ -63,18 +63,18 @@ class _Terminal(io.StringIO):
 
 
 class Shell:
-    """Runs ``relay`` on a database as the context sea; the context quiet has none that answers.
+    """Runs ``relay`` on a database as the context sea; the context quiet has none that answers, if none is given.
 
     In this process, as a new one would spend most of its time on imports.
     """
 
-    def __init__(self, directory: Path, url: str) -> None:
+    def __init__(self, directory: Path, url: str, quiet: str = "postgresql://127.0.0.1:1/quiet") -> None:
         (directory / "relay.toml").write_text(CONFIG)
         self._directory = directory
         self._environment = {
             "PATH": os.environ["PATH"],
             "RELAY_CONTEXTS__SEA__DATABASE_URL": url,
-            "RELAY_CONTEXTS__QUIET__DATABASE_URL": "postgresql://127.0.0.1:1/quiet",
+            "RELAY_CONTEXTS__QUIET__DATABASE_URL": quiet,
         }
 
     def __call__(
@@ -216,6 +216,7 @@ async def test_the_outbox_from_dead_to_published_and_once_more(
         assert (found["id"], found["status"], "iban" in found) == (str(dead), "dead", False)
         assert "unrecoverable" in shell("outbox", "list", *sea)
         assert "DE02" not in shell("outbox", "show", str(dead), *sea)
+        assert f"{dead}" in shell("outbox", "show", str(dead)), "a UUID is looked for in all contexts"
         assert shell.json("outbox", "show", str(dead), "--payload", *sea)["payload"] == {"iban": "DE02"}
         assert shell("outbox", "retry", "--all", "--dry-run", *sea) == "sea: 1 events would be published\n"
         assert relay.row(dead)["dead_at"] is not None
@@ -269,6 +270,7 @@ async def test_an_event_is_called_by_the_text_of_its_id(
         assert [it["id"] for it in shell.json("outbox", "list", "--correlation", "req_2", *sea)] == ["evt_2"]
         shown = shell.json("outbox", "show", "evt_1", *sea)
         assert (shown["id"], shown["correlation_id"], shown["row_id"]) == ("evt_1", "req_1", str(row))
+        assert "say which context" in shell("outbox", "show", "evt_1", status=1), "a text may be the id of several"
         assert "there is no event evt_3" in shell("outbox", "show", "evt_3", *sea, status=1)
         assert shell("outbox", "retry", "evt_1", *sea) == "sea: to be published 1\n"
         assert "error NOT_REPLAYABLE: evt_2: " in shell("outbox", "replay", "evt_2", *sea, status=1)
