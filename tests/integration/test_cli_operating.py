@@ -7,6 +7,8 @@ import getpass
 import io
 import json
 import os
+import re
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -290,3 +292,11 @@ async def test_a_dead_letter_is_found_by_the_texts_of_its_message(desk: Desk, sh
     assert shell.json("dlq", "list", "--message", "evt_2", "--context", "sea") == []
     assert "evt_1" in shell("dlq", "show", str(found["id"]))
     assert shell("dlq", "requeue", "--message", "evt_1") == "sea: requeued 1\n"
+
+
+def test_a_port_in_use_is_one_line_with_a_code(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = shell("ops", "--port", str(taken.getsockname()[1]), status=1)
+    assert re.fullmatch(
+        r"error INVALID_REQUEST: --port: cannot listen at .*: Address already in use \(.*\)\n", said
+    )
