@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +106,19 @@ class Shell:
         printed = output.getvalue() + errors.getvalue()
         assert ended == status, printed
         return printed
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Begin a process of its own, for what signals do."""
+        relay = Path(sys.executable).with_name("relay")
+        return subprocess.Popen(
+            [relay, *arguments],
+            cwd=self._directory,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "--json"))
