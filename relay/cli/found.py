@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 import typer
 
@@ -25,16 +26,19 @@ from relay.cli.operating import (
     done,
     one_context,
     operator,
+    print_failure,
     print_json,
     report,
+    unread,
     visiting_contexts,
+    which_context,
 )
 from relay.cli.tables import View, print_fields, print_rows
 from relay.domain.errors import RelayError
 from relay.domain.operators import Outcome
 from relay.domain.reasons import CODES, FAMILIES
 from relay.ops.rows import Act, Find, Get
-from relay.settings import ContextSettings
+from relay.settings import ContextSettings, load_settings
 
 #: The options of commands that list; each as (type, default).
 LISTING: Final[Options] = {
@@ -103,12 +107,42 @@ class Things:
                 print(answers.unread())
 
     def get(self, id: object, context: str | None, missing: RelayError) -> dict[str, Any]:
-        """Return all fields of one thing. Raises ``missing``."""
-        chosen = one_context(context, self.fits)
+        """Return all fields of one thing, with its context. Raises ``missing``.
+
+        Without a context, a UUID is looked for in all that may have it. Raises InvalidRequest if several have it.
+        """
+        if context is None and isinstance(id, UUID):
+            return self._get_anywhere(id, missing)
+        found = self._look(one_context(context, self.fits), id)
+        if found is None:
+            raise missing
+        return found
+
+    def _get_anywhere(self, id: UUID, missing: RelayError) -> dict[str, Any]:
+        """One that does not answer gets a line on stderr: it hides nothing that another has."""
+        contexts = [context for context in load_settings().contexts.values() if self.fits(context)]
+        found, failed = [], 0
+        for context in contexts:
+            try:
+                found += [it] if (it := self._look(context, id)) else []
+            except RelayError as error:
+                failed += 1
+                print_failure(f"context {context.name}", error)
+        if len(found) > 1:
+            raise which_context(it["context"] for it in found)
+        if failed and not found:
+            print(unread(failed, len(contexts)))
+            raise typer.Exit(1)
+        if not found:
+            raise missing
+        return found[0]
+
+    def _look(self, context: ContextSettings, id: object) -> dict[str, Any] | None:
         try:
-            return asyncio.run(asked(chosen, self.one(context=chosen.name, id=id)))
+            row: Row = asyncio.run(asked(context, self.one(context=context.name, id=id)))
         except NothingFound:
-            raise missing from None
+            return None
+        return {"context": context.name, **row}
 
     def choose(self, options: dict[str, Any], states: object) -> tuple[ContextSettings, Sequence[Any]]:
         """Return the context, and the ids given or those of all things that the filters find.
@@ -154,4 +188,4 @@ def print_one(fields: dict[str, Any], payload: dict[str, Any], *, as_json: bool)
         print_json({**fields, "history": history, **payload})
         return
     acts = [f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in history]
-    print_fields({**fields, "history": "; ".join(acts), **payload})
+    print_fields({**fields, **({"history": "; ".join(acts)} if acts else {}), **payload})

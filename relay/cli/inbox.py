@@ -9,7 +9,7 @@ import typer
 
 from relay.adapters.postgres.messages import MessageFilter
 from relay.cli.found import LISTING, Things, print_one, reason_option
-from relay.cli.operating import ACTING, JsonOption, OneContextOption, Options, as_id, as_time, with_options
+from relay.cli.operating import ACTING, ContextOption, JsonOption, Options, as_id, as_time, with_options
 from relay.cli.tables import View, columns
 from relay.domain.errors import UnknownMessage
 from relay.domain.incidents import show_original
@@ -105,7 +105,7 @@ def list_(
 def show(
     id: Annotated[str, typer.Argument(help="The message.")],
     payload: Annotated[bool, typer.Option("--payload", help="Show the body too.")] = False,
-    context: OneContextOption = None,
+    context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one message: where it came from, attempts, its last error, who did what."""

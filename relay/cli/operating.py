@@ -138,9 +138,14 @@ def one_context(name: str | None, fits: Callable[[ContextSettings], bool]) -> Co
     if name is None:
         fitting = [found for found in contexts if fits(contexts[found])]
         if len(fitting) != 1:
-            raise InvalidRequest("say which context", field="--context", hint=f"one of: {', '.join(contexts)}")
+            raise which_context(contexts)
         name = fitting[0]
     return of_context(contexts, name)
+
+
+def which_context(names: Iterable[str]) -> InvalidRequest:
+    """Return the error of a command that needs one of these contexts."""
+    return InvalidRequest("say which context", field="--context", hint=f"one of: {', '.join(names)}")
 
 
 def ask(url: str, question: Callable[[Source], Awaitable[Answer]]) -> Answer:

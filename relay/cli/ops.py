@@ -20,15 +20,16 @@ def ops(
     On this machine nobody needs a token, unless ops.users of relay.toml names users. Elsewhere everybody does.
     """
     try:
-        from relay.ops.api.server import check_address, serve
+        from relay.ops.api.server import check_address, check_free, serve
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"not installed: {error.name}", hint="pip install 'jetrelay[ops]'") from None
     from relay.settings import load_settings
     from relay.telemetry.logs import configure
 
     settings = load_settings()
-    configure(settings.log_level, settings.log_format)
     check_address(settings, host)
+    check_free(host, port)
+    configure(settings.log_level, settings.log_format)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"console {address}/\nAPI     {address}/api/v1/openapi.json", flush=True)
     serve(settings, host, port)

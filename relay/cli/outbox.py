@@ -16,8 +16,8 @@ from relay.adapters.postgres.pool import Source
 from relay.cli.found import LISTING, Things, print_one, reason_option
 from relay.cli.operating import (
     ACTING,
+    ContextOption,
     JsonOption,
-    OneContextOption,
     Options,
     as_id,
     as_time,
@@ -127,7 +127,7 @@ def list_(
 def show(
     id: Annotated[str, typer.Argument(help="The event, by its id.")],
     payload: Annotated[bool, typer.Option("--payload", help="Show the payload too.")] = False,
-    context: OneContextOption = None,
+    context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one event: its status, its copy in the stream, and who did what."""

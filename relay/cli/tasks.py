@@ -11,7 +11,7 @@ import typer
 
 from relay.adapters.postgres.operating import TaskFilter
 from relay.cli.found import LISTING, Things, print_one, reason_option
-from relay.cli.operating import ACTING, JsonOption, OneContextOption, Options, as_id, as_time, with_options
+from relay.cli.operating import ACTING, ContextOption, JsonOption, Options, as_id, as_time, with_options
 from relay.cli.tables import View, columns
 from relay.domain.tasks import UnknownTask
 from relay.ops.rows import CancelTasks, FindTasks, GetTask, RetryTasks
@@ -97,7 +97,7 @@ def list_(
 def show(
     id: Annotated[UUID, typer.Argument(help="The task.")],
     payload: Annotated[bool, typer.Option("--payload", help="Show the payload too.")] = False,
-    context: OneContextOption = None,
+    context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one task: how far it is, its last error, who did what."""

@@ -7,6 +7,9 @@ import getpass
 import io
 import json
 import os
+import re
+import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -63,18 +66,18 @@ class _Terminal(io.StringIO):
 
 
 class Shell:
-    """Runs ``relay`` on a database as the context sea; the context quiet has none that answers.
+    """Runs ``relay`` on a database as the context sea; the context quiet has none that answers, if none is given.
 
     In this process, as a new one would spend most of its time on imports.
     """
 
-    def __init__(self, directory: Path, url: str) -> None:
+    def __init__(self, directory: Path, url: str, quiet: str = "postgresql://127.0.0.1:1/quiet") -> None:
         (directory / "relay.toml").write_text(CONFIG)
         self._directory = directory
         self._environment = {
             "PATH": os.environ["PATH"],
             "RELAY_CONTEXTS__SEA__DATABASE_URL": url,
-            "RELAY_CONTEXTS__QUIET__DATABASE_URL": "postgresql://127.0.0.1:1/quiet",
+            "RELAY_CONTEXTS__QUIET__DATABASE_URL": quiet,
         }
 
     def __call__(
@@ -103,6 +106,19 @@ class Shell:
         printed = output.getvalue() + errors.getvalue()
         assert ended == status, printed
         return printed
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Begin a process of its own, for what signals do."""
+        relay = Path(sys.executable).with_name("relay")
+        return subprocess.Popen(
+            [relay, *arguments],
+            cwd=self._directory,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "--json"))
@@ -216,6 +232,7 @@ async def test_the_outbox_from_dead_to_published_and_once_more(
         assert (found["id"], found["status"], "iban" in found) == (str(dead), "dead", False)
         assert "unrecoverable" in shell("outbox", "list", *sea)
         assert "DE02" not in shell("outbox", "show", str(dead), *sea)
+        assert f"{dead}" in shell("outbox", "show", str(dead)), "a UUID is looked for in all contexts"
         assert shell.json("outbox", "show", str(dead), "--payload", *sea)["payload"] == {"iban": "DE02"}
         assert shell("outbox", "retry", "--all", "--dry-run", *sea) == "sea: 1 events would be published\n"
         assert relay.row(dead)["dead_at"] is not None
@@ -269,6 +286,7 @@ async def test_an_event_is_called_by_the_text_of_its_id(
         assert [it["id"] for it in shell.json("outbox", "list", "--correlation", "req_2", *sea)] == ["evt_2"]
         shown = shell.json("outbox", "show", "evt_1", *sea)
         assert (shown["id"], shown["correlation_id"], shown["row_id"]) == ("evt_1", "req_1", str(row))
+        assert "say which context" in shell("outbox", "show", "evt_1", status=1), "a text may be the id of several"
         assert "there is no event evt_3" in shell("outbox", "show", "evt_3", *sea, status=1)
         assert shell("outbox", "retry", "evt_1", *sea) == "sea: to be published 1\n"
         assert "error NOT_REPLAYABLE: evt_2: " in shell("outbox", "replay", "evt_2", *sea, status=1)
@@ -288,3 +306,11 @@ async def test_a_dead_letter_is_found_by_the_texts_of_its_message(desk: Desk, sh
     assert shell.json("dlq", "list", "--message", "evt_2", "--context", "sea") == []
     assert "evt_1" in shell("dlq", "show", str(found["id"]))
     assert shell("dlq", "requeue", "--message", "evt_1") == "sea: requeued 1\n"
+
+
+def test_a_port_in_use_is_one_line_with_a_code(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = shell("ops", "--port", str(taken.getsockname()[1]), status=1)
+    assert re.fullmatch(
+        r"error INVALID_REQUEST: --port: cannot listen at .*: Address already in use \(.*\)\n", said
+    )

@@ -65,6 +65,22 @@ async def test_tasks_are_cancelled_and_run_again_by_id_and_by_filter(tasks: Task
     assert [entry["actor"] for entry in shell.json("tasks", "show", str(other), *SEA)["history"]] == ["bob"]
 
 
+async def test_a_task_is_shown_without_its_context_where_several_are_configured(
+    tasks: Tasks, shell: Shell, tmp_path: Path, database_url: str
+) -> None:
+    [id] = tasks.schedule({"n": 1, "to": "DE02"})
+    shown = shell("tasks", "show", str(id))
+    assert re.search(f"^context +sea\nid +{id}$", shown, re.MULTILINE)
+    assert "error DATABASE_UNREACHABLE: context quiet" in shown
+    assert not re.search("^history", shown, re.MULTILINE), "nobody did anything"
+    missing = shell("tasks", "show", str(uuid4()), status=1)
+    assert "could not read 1 of 2 contexts" in missing
+    assert "UNKNOWN_TASK" not in missing, "quiet may have it"
+    both = Shell(tmp_path, database_url, quiet=database_url.replace("127.0.0.1", "localhost"))
+    assert "say which context (one of: sea, quiet)" in both("tasks", "show", str(id), status=1)
+    assert "UNKNOWN_TASK" in both("tasks", "show", str(uuid4()), status=1)
+
+
 def broken(mail: Mail) -> None:
     """Fail as a function with a mistake does."""
     {"DE02": 1}[mail.to]

@@ -16,7 +16,7 @@ from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import Desk, at_the_desk
 from tests.integration.ops_api import Api, configured, serving
 from tests.integration.publishing import query
-from tests.integration.test_cli_operating import Shell
+from tests.integration.test_cli_operating import CONFIG, Shell
 
 pytestmark = pytest.mark.anyio
 
@@ -187,6 +187,18 @@ async def test_the_command_line_lists_shows_and_tries_now(shell: Shell, database
     assert shell("inbox", "retry", "--all", "--actor", "bob", *SEA) == "sea: tried now 1\n"
     assert shell.json("inbox", "show", failing, *SEA)["history"][0]["actor"] == "bob"
     assert f"error NOT_RETRYABLE: {done}: is processed" in shell("inbox", "retry", done, *SEA, status=1)
+
+
+def test_a_message_is_shown_without_its_context_where_several_have_an_inbox(
+    shell: Shell, database_url: str, tmp_path: Path
+) -> None:
+    [failing] = insert(database_url, **STATES["failing"])
+    second = CONFIG.partition("[contexts.sea.")[2].partition("[contexts.quiet]")[0].replace("up", "down")
+    (tmp_path / "relay.toml").write_text(f"{CONFIG}[contexts.quiet.{second}")
+    shown = shell("inbox", "show", failing)
+    assert "time-out: no answer" in shown
+    assert "error DATABASE_UNREACHABLE: context quiet" in shown
+    assert "say which context" in shell("inbox", "show", "order 7", status=1), "a text may be the id of several"
 
 
 async def test_a_page_is_planned_for_its_filter_however_often_it_is_asked_for(database_url: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import uvicorn
 
-from relay.domain.errors import ConfigurationError
+from relay.domain.errors import ConfigurationError, InvalidRequest
 from relay.ops.api.access import is_loopback
 from relay.ops.api.app import create_app
 from relay.settings import Settings
@@ -23,6 +26,20 @@ def serve(settings: Settings, host: str, port: int) -> None:
         log_config=None,
         timeout_graceful_shutdown=5,
     )
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise InvalidRequest if nobody could listen there: uvicorn logs it without a code, and ends."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise InvalidRequest(
+            f"cannot listen at {host}, port {port}: {reason}",
+            field="--port",
+            hint="stop what listens there, or choose others with --port and --host",
+        ) from None
 
 
 def check_address(settings: Settings, host: str) -> None:
