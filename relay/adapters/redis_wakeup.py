@@ -139,7 +139,7 @@ class _Line(threading.Thread):
         self._loop = asyncio.new_event_loop()
         self._questions: asyncio.Queue[str] = asyncio.Queue()
         self._asked: deque[str] = deque()
-        #: The queues of which there was nothing when Redis was asked, and that have not changed since.
+        #: The queues that were empty when Redis was asked, and that have not changed since.
         self._quiet: set[str] = set()
         self._watched: dict[str, threading.Event] = {}
         self.error: redis.exceptions.RedisError | None = None

@@ -23,7 +23,7 @@ from dramatiq.message import Message
 SHARE: Final = "share"
 #: Ends the name of a share in the id of a message.
 MARK: Final = "|"
-#: Ends the key that holds the shares of which anything is aside.
+#: Ends the key that names the shares with messages that were put aside.
 ASIDE: Final = ".aside"
 #: Fetches messages: first those put aside, as far as their shares have capacity, then a limited number from the
 #: queue. A message from the queue whose share has no capacity goes aside. Returns three values: whether the queue

@@ -79,7 +79,7 @@ def print_rows(view: View, rows: Sequence[Mapping[str, Any]], *, wide: bool = Fa
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows of plain columns, of which all matter, to fit the terminal."""
+    """Print rows of plain columns to fit the terminal. All columns matter equally."""
     view = View(columns={name: name for name in headings}, lead=len(headings))
     print_rows(view, [dict(zip(headings, row, strict=True)) for row in rows])
 

@@ -1,7 +1,7 @@
-"""Lag as values: how much work is due, of which context and subscription, and since when.
+"""Lag as values: how much work is due in each context and subscription, and since when.
 
-Lag is what more workers could do now. What waits for its time, for the back-off of a failure or for an earlier
-event of its key does not count. What could not be read is an error, never 0.
+Lag is the work that more workers could do now. Work that waits for its time, for the back-off of a failure or for
+an earlier event of its key does not count. A lag that could not be read is an error, never 0.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job in a queue. ``at``: when it died, or when it is due. ``share``: of which part of the queue.
+    """A job in a queue. ``at``: when it died, or when it is due. ``share``: the part of the queue that it is in.
 
     ``args``: names and ids. A job that cannot be read has an ``id`` only.
     """

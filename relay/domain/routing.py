@@ -118,7 +118,7 @@ def _made(template: str, named: EventSubject) -> str:
 
 
 def _meets(tokens: Sequence[str], pattern: str) -> bool:
-    """Whether a pattern matches some subject of these tokens, each of which is a regular expression."""
+    """Whether a pattern matches some subject of these tokens. Each token is a regular expression."""
     wanted = pattern.split(".")
     for token, want in zip(tokens, wanted, strict=False):
         if want == ">":

@@ -1,8 +1,9 @@
 """What operators look for and do to rows, as queries and commands that the command line and the API share.
 
-A command names what it changes in one of two ways: by ``ids``, or by a filter in ``wanted``, of which nothing is
-changed if it finds more than ``limit``. With both, the filter says how the ids were chosen: what it does not find
-any more is left out of the refusals, as nobody named such a thing. The answer says of each id: done, or why not.
+A command names the rows in one of two ways: by ``ids``, or by a filter in ``wanted``. If the filter finds more
+than ``limit`` rows, the command changes none. A command may have both: then the filter says how the ids were
+chosen. If it no longer finds one of them, that id is no refusal, as nobody named it. For each id the answer says:
+done, or why not.
 """
 
 from __future__ import annotations

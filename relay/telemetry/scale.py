@@ -19,7 +19,7 @@ from relay.domain.lag import ContextLag, SubscriptionLag
 #: A lag that is older than so many intervals is read anew; one that is older than so many more is not shown.
 _FRESH_INTERVALS: Final = 1.2
 _USABLE_INTERVALS: Final = 3
-#: A lag of which parts are not known is read anew after so many seconds.
+#: After so many seconds a lag is read anew if some of its parts could not be read.
 _FAILED_S: Final = 2.0
 #: How long an answer waits for a reading, in seconds. KEDA waits for 3.
 _PATIENCE_S: Final = 2.5

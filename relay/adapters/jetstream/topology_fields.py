@@ -114,7 +114,7 @@ def _start(spec: ConsumerSpec, next_seq: int) -> dict[str, Any]:
     if isinstance(spec.start_at, datetime):
         return {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": spec.start_at}
     if spec.start_at == "now":
-        # Not "new", of which the server does not tell where it was.
+        # Not "new": the server would not tell later where the consumer has started.
         return {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": next_seq}
     return {"deliver_policy": DeliverPolicy.ALL}
 

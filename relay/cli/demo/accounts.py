@@ -75,7 +75,7 @@ def audit(books: Books) -> list[Fault]:
 
 
 def _checks(books: Books) -> Iterator[tuple[str, Set[UUID]]]:
-    """Yield each thing that must not be, and the events of which it is true."""
+    """Yield each broken rule, and the events that break it."""
     committed, business, stream = books.committed.keys(), set(books.business), set(books.stream)
     yield "committed without their business row", committed - business
     yield "business rows that nobody committed", business - committed

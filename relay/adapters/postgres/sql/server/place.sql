@@ -1,2 +1,2 @@
--- Which tables a connection sees, and of which server: the same for a pooler and for the server behind it.
+-- Which server and which tables a connection leads to. A pooler and the server behind it give the same answer.
 SELECT pg_postmaster_start_time(), current_database(), to_regclass('outbox_events')::oid
