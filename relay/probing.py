@@ -1,4 +1,4 @@
-"""What a process of the fleet needs, for its probe /readyz: the servers, asked on connections of their own."""
+"""Asks the servers that a process of the fleet needs, for its probe /readyz, on separate connections."""
 
 from __future__ import annotations
 

@@ -52,7 +52,11 @@ CODES: Final = (
         "(ServerDisconnectedError|ClientOSError|ClientPayloadError|Connection[A-Za-z]*Error|BrokenPipeError): ",
         "the connection broke before the whole answer was there",
     ),
-    Code("no_http", "(ProtocolError|InvalidURL): ", "what answers speaks no HTTP, or the address is none"),
+    Code(
+        "no_http",
+        "(ProtocolError|InvalidURL): ",
+        "the server does not speak HTTP, or the address is no valid URL",
+    ),
     Code("no_handler", "no handler for ", "no function is registered for the type"),
     Code(
         "does_not_fit",
@@ -81,15 +85,15 @@ CODES: Final = (
     Code(
         "row_refused",
         ".*, but its row cannot be settled: ",
-        "the stream has it, its row cannot say so",
+        "the stream has the event, but the database refused to mark its row",
     ),
 )
 _STATUS: Final = re.compile("status_([0-9]{3})")
 _RAISED_CODE: Final = re.compile("raised_([A-Za-z_][A-Za-z0-9_]*)")
 #: Codes that hold a part of the reason, for help texts.
 FAMILIES: Final = {
-    "status_503": "the handler answered with this HTTP status; so for each",
-    "raised_KeyError": "the function raised this exception; so for each",
+    "status_503": "the handler answered with this HTTP status; each status has such a code",
+    "raised_KeyError": "the function raised this exception; each exception has such a code",
     OTHER: "no code fits",
 }
 _COMPILED: Final = [(code, re.compile(_BEFORE + code.pattern)) for code in CODES]

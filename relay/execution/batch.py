@@ -133,7 +133,7 @@ class Batch:
         return self._outcome
 
     def _lost(self, error: BaseException) -> Outcome:
-        """Nothing was written. If no message had begun, no transaction could be opened: then all have failed."""
+        """The outcome if nothing was written. If no message had begun, no transaction was possible: all failed."""
         self._outcome.alone += self._written
         if not self._outcome.begun:
             self._outcome.answers = {member.id: answer(error) for member in self._members}
@@ -143,7 +143,7 @@ class Batch:
     # --- on the loop, while the thread runs ---
 
     async def watched(self, calls: Calls, seconds: float) -> Outcome:
-        """Run in a thread. When a function takes longer than ``seconds``, its thread is left behind."""
+        """Run in a thread. If a function takes longer than ``seconds``, leave its thread to itself."""
         running = asyncio.ensure_future(calls.in_thread(self.run, self._lost))
         while True:
             left = _LOOK_INTERVAL_S if self._committing else self._since + seconds - time.monotonic()
@@ -155,7 +155,7 @@ class Batch:
                 return outcome
 
     def _abandon(self, seconds: float) -> Outcome | None:
-        """Forbid the thread to commit. None when it commits already."""
+        """Forbid the thread to commit. None if it commits already."""
         with self._lock:
             if self._committing:
                 return None

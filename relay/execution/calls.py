@@ -45,7 +45,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """One call of a function for a row: all it asked for, the ``context`` it runs in, and what settles the row."""
+    """One call of a function for a row: its arguments, the ``context`` it runs in, and what settles the row."""
 
     id: UUID
     function: Function

@@ -34,7 +34,7 @@ class ChunkRows(Rows[UUID, ClaimedMessage, HandlerRequest], Protocol):
     """Rows that can be handled in chunks."""
 
     async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter, /) -> timedelta | None:
-        """Do what follows from a recorded failure; returns after how long to try again."""
+        """Do what follows from a recorded failure. Returns after how long to try again."""
 
 
 def side_by_side(handler: EventHandler, calls: asyncio.Semaphore | None = None) -> AskAll:
@@ -104,7 +104,7 @@ class RunChunk:
     async def _settle(
         self, claims: Sequence[ClaimedMessage], verdicts: Mapping[UUID, Disposition]
     ) -> dict[UUID, timedelta]:
-        """Record what no handler has settled itself; returns what is to be tried again."""
+        """Record the answers of messages that no handler has settled. Returns the messages to try again."""
         if not claims:
             return {}
         new = {claim.row.message_id: verdicts[claim.row.message_id] for claim in claims if not claim.row.rejected}

@@ -1,13 +1,13 @@
 """Keeping a claim while its call is under way, and ending the call in time when the claim cannot be kept.
 
-A claim is a lease on the database's clock. A process that cannot renew it does not see it end. So each lease
-counts from the moment before it was asked for, by the clock of this process, and a call ends a little before the
-lease.
+A claim is a lease on the database's clock. If a process cannot renew the claim, it cannot see the lease end. So
+the process counts each lease by its own clock, from the moment before it asked for the claim. It ends a call a
+little before the lease ends.
 
-A call on the event loop is cancelled (`renewing`). A plain function runs in the thread that took its message, as a
-hop to a thread and back often costs more than the function itself; the loop does what is due meanwhile
-(`Watchdog`). Nobody can stop it when its time is up. Then its row is settled, and another thread takes the place
-of the calling one. The token fences only what the function writes in its transaction.
+A call on the event loop is cancelled (`renewing`). A plain function runs in the thread that took its message: a
+hop to another thread and back often costs more than the function itself. Meanwhile the loop renews the claim
+(`Watchdog`). Nothing can stop a plain function when its time is up. Then the loop settles its row, and another
+thread takes the place of its thread. The token fences only what the function writes in its transaction.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Result = TypeVar("Result")
 
 #: How many times a claim is renewed within one lease.
 _RENEWALS_PER_LEASE: Final = 4
-#: A call ends when this part of its lease is left, one eighth: cancelling it takes a moment.
+#: A call ends when this part of its lease is left (one eighth), because cancelling it takes a moment.
 _MARGIN_PART: Final = 8
-#: How often the loop looks at the calls, in seconds. Time limits are exact to this.
+#: How often the loop looks at the calls, in seconds. A time limit is as exact as this.
 _LOOK_INTERVAL_S: Final = 0.05
 #: The loop stops looking after this many looks without a call.
 _IDLE_LOOKS: Final = 100
@@ -95,7 +95,7 @@ class Overdue(Exception):
 
 @dataclass(eq=False, slots=True)
 class Attended:
-    """A call to attend. Both coroutines run on the event loop; they raise nothing but Outage, which is ignored.
+    """A call to attend. Both coroutines run on the event loop. They raise only Outage, which is ignored.
 
     ``since``: when its claim was asked for, by `time.monotonic`. ``seconds``: its time limit. ``renew`` extends
     the claim, repeatedly; if the claim is lost, the token fences what the function writes. ``give_up`` settles the
@@ -147,7 +147,7 @@ class Watchdog:
                 raise Overdue
 
     def _withdraw(self, call: Attended) -> bool:
-        """Attend a call no more. Only one gets it: its thread, or the loop when the time is up."""
+        """Stop attending a call. Only one caller gets it: its thread, or the loop when the time is up."""
         with self._lock:
             ours = call in self._calls
             self._calls.discard(call)

@@ -34,8 +34,8 @@ Waiting: TypeAlias = Callable[[int], Sequence[Id]]
 class Prefetch(Generic[Id, Claim]):
     """The rows of one kind that this process has claimed but not begun. Safe in any thread.
 
-    ``claim`` claims a row, and those of others that were never tried; it leaves out locked rows. ``give_back``
-    undoes claims, and the attempts that they counted. Both raise DatabaseUnreachable.
+    ``claim`` claims a row, and also the other given rows that were never tried. It skips locked rows.
+    ``give_back`` undoes claims, and the attempts that they counted. Both raise DatabaseUnreachable.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Prefetch(Generic[Id, Claim]):
         self._lock = threading.Lock()
 
     def take(self, id: Id) -> Claim | None:
-        """The claim of a row. None when the caller must claim the row alone."""
+        """The claim of a row. None if the caller must claim the row alone."""
         held = self._held.pop(id, None)
         if held is None:
             with self._lock:

@@ -1,4 +1,4 @@
-"""What the runners ask of a kind of rows: of messages, or of tasks."""
+"""What the runners need from a kind of rows: messages, or tasks."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Terms:
     """How a row's function runs in a thread.
 
     ``seconds``: its time limit. ``writes``: whether it may write in the transaction that settles the row.
-    ``limit``: how long that transaction may idle, if not as long as usual. ``prefetch``: whether others may be
-    claimed along.
+    ``limit``: how long that transaction may idle, if this differs from the usual limit. ``prefetch``: whether the
+    same statement may claim other rows, too.
     """
 
     seconds: float
@@ -90,7 +90,7 @@ class ThreadRows(Rows[KeyT, ClaimT, RequestT], Protocol[KeyT, ClaimT, RequestT])
         """The statement that claims one row."""
 
     def prefetch_command(self, key: KeyT, others: Sequence[KeyT], /) -> Command:
-        """The statement that claims a row, and those of the others that were never tried."""
+        """The statement that claims a row, and also the other given rows that were never tried."""
 
     def unclaim_command(self, claims: Sequence[ClaimT], /) -> Command:
         """The statement that undoes claims, and the attempts that they counted."""

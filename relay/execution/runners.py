@@ -1,11 +1,11 @@
 """One row, from its claim to its settlement: its handler is called on the event loop, or in a thread.
 
-`RunOnLoop` calls services and coroutines. `RunInThread` calls plain functions in the thread that took the row.
-There a row is claimed together with others that wait in this process (`relay.execution.prefetch`). If none waits,
-it is claimed alone. The function's transaction begins with its first statement, and the settlement ends it in one
-round trip. The thread reports rows that are done to the event loop, which takes many at a time. Otherwise the
-thread uses the loop only when something fails. A function that runs past its time limit keeps the thread. The row
-is tried again all the same, and ``replace_thread`` starts another thread.
+`RunOnLoop` calls services and coroutines. `RunInThread` calls plain functions in the thread that took the row. A
+thread claims a row together with other rows that wait in this process (`relay.execution.prefetch`). If none waits,
+it claims the row alone. The function's transaction begins with its first statement, and the settlement ends it in
+one round trip. The thread reports rows that are done to the event loop, which takes many at a time. Apart from
+that, the thread uses the loop only if something fails. A function that runs past its time limit keeps its thread.
+The row is tried again all the same, and ``replace_thread`` starts another thread.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from relay.failpoints import reach
 
 _log = logging.getLogger("relay")
 
-#: How long a row that is done waits for others, in seconds. Alone, each would cost a statement and a write.
+#: How long a row that is done waits for others, in seconds. Each row alone would cost a statement and a write.
 GATHER_S: Final = 0.005
 
 
 class RunOnLoop(Generic[KeyT, ClaimT, RequestT]):
     """Runs rows. Two runs at once for the same row are safe: only one gets the claim.
 
-    ``pause``: how long, in seconds, a row that is done waits for others; no time where the next row of its key
-    waits for it. Rows that are done go to ``finished``, from the loop and from threads, each with whether its
-    transaction has marked it.
+    ``pause``: how long, in seconds, a row that is done waits for others. If the next row of its key waits for it,
+    it does not wait. The loop and the threads hand rows that are done to ``finished``, and say for each whether
+    its transaction has marked it.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT]):
     async def run(self, key: KeyT) -> timedelta | None:
         """Make one attempt; returns after how long to try again, or None when nothing is left to do.
 
-        Raises DatabaseUnreachable; as LeaseOver, when the call was cancelled because its claim could not be
-        renewed. The row then keeps its claim until the lease is over.
+        Raises DatabaseUnreachable. If the claim could not be renewed and the call was cancelled, it raises the
+        subclass LeaseOver. The row then keeps its claim until the lease is over.
         """
         claim = await self._rows.claim(key)
         if claim is None or isinstance(claim, timedelta):
@@ -93,7 +93,7 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT]):
             await asyncio.gather(*self._settling)
 
     async def _finish(self, done: Sequence[tuple[ClaimT, bool]]) -> Sequence[None]:
-        # In a task of its own: a row that somebody else has locked may keep it for long, and no other row.
+        # In a task of its own: if another process has locked a row, only this task waits, and no other row.
         task = asyncio.get_running_loop().create_task(self._settle(done))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
@@ -125,7 +125,7 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT]):
 class RunInThread(Generic[KeyT, ClaimT, RequestT]):
     """Runs rows in worker threads. Two runs at once for the same row are safe: only one gets the claim.
 
-    ``one`` does on the event loop what a thread does not. ``later`` enqueues a row after a delay. ``waiting``: the
+    ``one`` does the work that belongs on the event loop. ``later`` enqueues a row after a delay. ``waiting``: the
     rows that wait in this process.
     """
 

@@ -73,7 +73,7 @@ class Signature:
     first: str
     others: Mapping[str, Inject]
     is_async: bool
-    #: Whether the function writes in the transaction that settles the row.
+    #: Whether the function may write in the transaction that settles the row.
     in_transaction: bool
 
 

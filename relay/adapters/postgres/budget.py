@@ -1,7 +1,8 @@
 """How many connections a process has to a server: for all contexts, statements and functions together.
 
-PostgreSQL has room for some hundred sessions, and each belongs to one database. So a process with many contexts
-keeps only what it uses, and a new connection takes the place of the one that was unused for longest.
+PostgreSQL has room for a few hundred sessions, and each session belongs to one database. So a process with many
+contexts keeps only the connections that it uses. If there is no room for a new connection, it closes the one that
+was unused for longest.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 from relay.domain.errors import ConnectionsBusy
 
-#: How many connections a process has to a server, unless it is told.
+#: How many connections a process has to a server by default.
 MOST: Final = 64
-#: For how many seconds a caller waits for one.
+#: For how many seconds a caller waits for a connection.
 WAIT_S: Final = 10.0
 #: A connection that was unused for so many seconds is closed.
 IDLE_S: Final = 10.0
-#: What part of the connections functions leave to the relay's own statements: they renew and settle claims.
-#: The statements of a single database leave as much to others, as it may hang.
+#: Functions leave this part of the connections (a quarter) to the relay's own statements, which renew and settle
+#: claims. The statements of a single database leave the same part to others, because the database may hang.
 _KEPT_BACK: Final = 4
 
 
@@ -47,9 +48,9 @@ class Kept(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Owner:
-    """Whose connections are alike: anyone of them serves it. ``lent``: they are lent to functions.
+    """A user of connections, all to one database. ``lent``: they are lent to functions.
 
-    ``idle``: those that wait, with the time since when, the latest last.
+    ``idle``: its unused connections, each with the time since when. The one that was used last is last.
     """
 
     lent: bool = False
@@ -57,19 +58,19 @@ class Owner:
     idle: deque[tuple[float, Kept]] = field(default_factory=deque)
 
 
-#: A connection, or None: connect, there is room. It is waited for where there is none.
+#: A connection; or None, which is room to open one.
 _Found: TypeAlias = "Kept | None"
 
 
 class Budget:
     """The connections of a process to one server. All methods may be called in any thread.
 
-    Who takes a connection, or room for one, gives it back. Who finds no room queues.
+    A caller that takes a connection, or room for one, gives it back. If there is no room, the caller queues.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        #: How many functions may have together, and how many the statements of a single database.
+        #: How many connections all functions may have together. The statements of one database may have as many.
         self.most_alike = max(1, most - max(1, most // _KEPT_BACK))
         self._lock = threading.Lock()
         self._owners: set[Owner] = set()
@@ -87,7 +88,7 @@ class Budget:
 
     @property
     def open(self) -> int:
-        """How many connections there are, those that are being made included."""
+        """How many connections there are. Connections that are being made count, too."""
         return sum(self._open.values())
 
     # --- take and give ---
@@ -107,7 +108,7 @@ class Budget:
         return found.result()
 
     def take_in_thread(self, owner: Owner) -> _Found:
-        """The same, and waits in this thread."""
+        """Do what `take` does, but wait in this thread."""
         found = self._take(owner)
         if not isinstance(found, Future):
             return found
@@ -122,12 +123,12 @@ class Budget:
         return found.result()
 
     def _renounce(self, owner: Owner, found: Future[_Found]) -> None:
-        """Wait no longer. What came a moment before goes to the next."""
+        """Stop waiting. If a connection or room came a moment before, the next caller gets it."""
         if not found.cancel():
             self.give(owner, found.result())
 
     def give(self, owner: Owner, kept: _Found) -> None:
-        """Give a connection back, or its room, if it is closed: None."""
+        """Give a connection back. None: the connection is closed, so give its room back."""
         with self._lock:
             if kept is not None and owner.closed:
                 kept.finish()
@@ -155,7 +156,7 @@ class Budget:
                     return kept
                 kept.finish()
                 self._open[owner.lent] -= 1
-            # Nobody is overtaken: who waits could have had neither this room nor this idle connection.
+            # This overtakes no waiting caller: none of them could use this room or this idle connection.
             if self._room(owner.lent) or self._evict(owner.lent):
                 self._open[owner.lent] += 1
                 return None
@@ -167,7 +168,7 @@ class Budget:
         return self.open < self.most and not (lent and self._open[True] >= self.most_alike)
 
     def _evict(self, lent: bool) -> bool:
-        """Close what was unused for longest, to make room; False if nothing is unused that would make room."""
+        """Make room: close the connection that was unused for longest. False if no unused one would make room."""
         only_lent = lent and self._open[True] >= self.most_alike
         idle = [it for it in self._owners if it.idle and (it.lent or not only_lent)]
         if not idle:
@@ -182,7 +183,7 @@ class Budget:
         self._open[owner.lent] -= 1
 
     def _next(self, lent: bool) -> tuple[Owner, Future[_Found]] | None:
-        """Take the first out of the queue who may have the room of a connection that is given back."""
+        """Take the first caller out of the queue that may use the room of a connection that is given back."""
         for waiter in list(self._waiting):
             owner, future = waiter
             if owner.lent and not lent and self._open[True] >= self.most_alike:
@@ -198,7 +199,7 @@ class Budget:
             hint="raise max_connections, or run more processes",
         )
 
-    # --- what nobody uses ---
+    # --- unused connections ---
 
     def close_idle(self, unused_for: float = 0.0) -> None:
         """Close connections that were unused for so many seconds."""
@@ -209,7 +210,7 @@ class Budget:
                     self._finish(owner)
 
     def close(self, owner: Owner) -> None:
-        """Close the connections of an owner that are not in use, and the others as soon as they are given back."""
+        """Close an owner's unused connections now, and its other connections as soon as they are given back."""
         with self._lock:
             owner.closed = True
             self._owners.discard(owner)
@@ -217,13 +218,13 @@ class Budget:
                 self._finish(owner)
 
     def attend(self) -> None:
-        """Begin to close what nobody uses, on the running event loop. `leave` ends it."""
+        """Begin to close unused connections, on the running event loop. `leave` ends it."""
         self._attending += 1
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep())
 
     async def leave(self) -> None:
-        """End what `attend` has begun, when all have left."""
+        """Undo one `attend`. When every `attend` has been undone, unused connections stay open."""
         self._attending -= 1
         if not self._attending and self._keeper is not None:
             self._keeper.cancel()
@@ -249,7 +250,7 @@ class Budgets:
 
 
 def _server(url: str) -> Any:
-    """What the addresses of one server have in common."""
+    """The part of an address that is the same for all addresses of one server."""
     try:
         parts: Mapping[str, Any] = conninfo_to_dict(url)
     except psycopg.ProgrammingError:

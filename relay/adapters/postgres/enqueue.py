@@ -53,7 +53,7 @@ _TEXTS: Final = ("aggregate_type", "aggregate_id", "event_type", "payload", "par
 _IDS: Final = ("id", "correlation_id", "causation_id")
 
 
-#: What the statements below call by name: it is where the tables of the context are.
+#: Names in the statements below that stand for tables and a function of the context. All are in its schema.
 _OURS: Final = re.compile(r"\b(outbox_events|task_outbox|relay_lock_outbox)\b")
 
 
@@ -98,7 +98,7 @@ def _json(values: Mapping[str, Any]) -> str:
 def statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the statements that record ``rows``, in pyformat style, with their parameters.
 
-    Schemas come in one order for everybody, because the locks of their keys do.
+    All callers take the schemas in the same order, so that two transactions cannot deadlock over keys.
     """
     schemas = {row.schema for row in rows}
     if len(schemas) > 1:
@@ -177,7 +177,7 @@ _logged: dict[str, float] = {}
 
 
 def _hear(notice: Diagnostic | _Told) -> None:
-    """Log a warning of the brake. Every connection may have one; they are said once in a while."""
+    """Log a warning of the brake. Every connection may get one, so a process logs only one from time to time."""
     text, now = notice.message_primary, time.monotonic()
     if text is None or notice.constraint_name != _BRAKE:
         return

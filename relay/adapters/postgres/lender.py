@@ -1,4 +1,4 @@
-"""Where connections for functions come from: kept ones or new ones, within the budget of the process."""
+"""Lends connections to functions: unused ones or new ones, within the budget of the process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AsyncLendable:
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is open and has no input, as of `Lendable`."""
+        """Whether the connection is open and has no input, as `Lendable.usable` says."""
         return not self.driver.closed and not has_input(self.driver.pgconn.socket)
 
     @property
@@ -47,9 +47,9 @@ class AsyncLendable:
 
 
 class Lender:
-    """The connections of one kind of functions. The borrowers bound how many are lent at once.
+    """The connections of one kind of functions. The borrowers limit how many are lent at once.
 
-    Those in threads and those on the loop share the process's ``budget``. ``options`` are psycopg's.
+    Functions in threads and functions on the loop share the process's ``budget``. ``options`` are psycopg's.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], budget: Budget) -> None:
@@ -71,7 +71,7 @@ class Lender:
             raise
 
     def give_back(self, borrowed: Lendable) -> None:
-        """Roll back what is open on a connection, and keep it for the next borrower."""
+        """Roll back a transaction that is still open, and keep the connection for the next borrower."""
         borrowed.end()
         if not borrowed.idle:
             borrowed.finish()
@@ -107,6 +107,6 @@ class Lender:
         return len(self._plain.idle) + len(self._async.idle)
 
     def close(self) -> None:
-        """Close the connections that are not lent, and keep no others."""
+        """Close the connections that are not lent now, and the others when they are given back."""
         self._budget.close(self._plain)
         self._budget.close(self._async)

@@ -1,4 +1,4 @@
-"""Connections that are lent to functions, for one transaction at a time, and what a function gets of it."""
+"""Connections that are lent to functions for one transaction at a time, and what a function gets to use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from relay.adapters.postgres.targets import write_later
 from relay.domain.errors import ClaimLost
 from relay.failpoints import enabled, reach
 
-#: Asks for the server process of a transaction. A pooler tells another number when it connects.
+#: Asks for the server process of a transaction. Behind a pooler, the number from the connect is not this process.
 _PROCESS: Final[Command] = ("session/process", {})
 
 
@@ -137,7 +137,7 @@ class Lendable:
         self._engine.connect().close()
         driver.rollback()
         self._outer: Connection | None = None
-        #: The statements that it knows by name; None behind a pooler in transaction mode.
+        #: The statements that the connection knows by name; None behind a pooler in transaction mode.
         self._prepared: set[bytes] | None = set() if prepares(driver) else None
         #: The server process of the open transaction.
         self.pid = driver.info.backend_pid
@@ -171,13 +171,13 @@ class Lendable:
         if self._prepared is not None:
             self._exchange(BEGIN)
         else:
-            # Behind a pooler only the limits of a transaction are its own.
+            # Behind a pooler the session is shared, so only limits of the transaction are safe.
             *_, found = self._exchange(BEGIN, limiting(limit, local=True), _PROCESS)
             self.pid = rows(found, self.driver)[0]["pid"]
         self.driver.lent = True
 
     def begin_late(self, limit: timedelta) -> None:
-        """Let the transaction of functions begin with the first command that is sent."""
+        """Begin the transaction of functions later, with the first command that is sent."""
         self._keep_to(limit)
         self.driver.begin_step(b"BEGIN" if self._prepared is not None else self._begin_limited(limit))
         self.driver.lent = True

@@ -34,7 +34,7 @@ def write(target: Any, rows: Sequence[Row]) -> Awaitable[None]:
             field="target",
             hint="use `async with connection.transaction():` around the change and the event",
         )
-    # A pool hands out stand-ins: the connection itself does the work.
+    # A pool hands out proxies: the connection behind the proxy does the work.
     return _queue(getattr(target, "_con", target)).promise(rows)
 
 
@@ -71,9 +71,9 @@ def _free(connection: Any, kind: type) -> None:
 
 @cache
 def _writing_first(kind: Any) -> Any:
-    """The class of a connection while rows wait: it writes them before it executes what it is told to.
+    """The class of a connection while rows wait: it writes them before its next command.
 
-    That may be a commit: blocks of transactions execute their commands, too.
+    That command may be a commit, because a block of a transaction executes its commands here, too.
     """
 
     async def execute(self: Any, query: str, *arguments: Any, **options: Any) -> Any:

@@ -58,7 +58,7 @@ def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -
 
 
 class _WriteFirst:
-    """Takes the place of a connection's lock while rows wait: who takes it next writes them first.
+    """Takes the place of a connection's lock while rows wait: the next caller of the lock writes them first.
 
     Everything that a connection does takes its lock: a statement, a commit, a block of a transaction.
     """
@@ -81,7 +81,7 @@ class _WriteFirst:
         except Exception as error:
             if not fatal(error):
                 raise
-            # The command goes on, so that the driver knows of its end: a commit of this transaction rolls back.
+            # The command still runs, so the driver sees that the transaction ends: its commit is a rollback now.
             self._error = error
         await self.lock.acquire()
 

@@ -61,6 +61,6 @@ def _write_first(connection: Connection, *_: Any) -> None:
 
 
 def _drop(connection: Connection, *_: Any) -> None:
-    # Of this transaction or savepoint: what was added before it was written when it began.
+    # These rows belong to this transaction or savepoint: earlier rows were written when it began.
     if (queue := _WAITING.get(connection)) is not None:
         queue.drop()

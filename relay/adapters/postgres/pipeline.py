@@ -1,6 +1,6 @@
 """Our own statements in few round trips: prepared once on a connection, then sent and answered together.
 
-Through a pooler in transaction mode nothing is prepared by name: the server then plans each statement anew.
+Through a pooler in transaction mode no statement is prepared by name: the server then plans each statement anew.
 
 Every message passes through here, so this calls libpq directly. psycopg's own pipeline, with a cursor for each
 statement, takes three times as long in Python. `exchange` is the whole protocol. It waits nowhere itself: a thread
@@ -52,7 +52,7 @@ def exchange(
 
     ``prepared``: the statements that the connection knows by name; None if it may know none. Yields when it must
     wait: True until it can write, False until there is input. Raises psycopg's errors. If the connection is lost
-    on the way, it is unknown what the server has done.
+    before the answer, the server may or may not have run the statements.
     """
     libpq.enter_pipeline_mode()
     kept = _send(libpq, prepared, statements)
@@ -102,7 +102,7 @@ def _send(libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent]
 
 
 def _checked(results: list[PGresult], kept: list[bytes | None], prepared: set[bytes] | None) -> list[PGresult]:
-    """Note what is prepared now; returns the results of what ran. Raises the first error among them."""
+    """Note which statements are prepared now; returns the results of those that ran. Raises the first error."""
     for result, name in zip(results, kept, strict=True):
         if result.status not in _GOOD:
             raise error_from_result(result)

@@ -1,4 +1,4 @@
-"""Connections of the relay to a context's database: from a pool, or one that is opened for a single command."""
+"""The relay's own connections to a context's database: from a pool, or opened for a single command."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ CONNECTION: Final[dict[str, Any]] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-#: The same through a pooler in transaction mode: what is prepared by name would stay with another's session.
+#: The same through a pooler in transaction mode. It uses no named prepared statements: they would stay in a
+#: session that another process gets next.
 POOLED: Final[dict[str, Any]] = {**CONNECTION, "prepare_threshold": None}
-#: The pause after a first attempt to connect, in seconds. Each further one is twice as long.
+#: The pause after the first attempt to connect, in seconds. Each further pause is twice as long.
 _FIRST_PAUSE_S: Final = 0.2
 
 
@@ -50,8 +51,8 @@ _USUAL: Final = psycopg.adapters.get_loader(types["timestamptz"].oid, PqFormat.T
 class _Time(Loader):
     """Reads every time that PostgreSQL can hold. What Python cannot hold becomes the nearest time that it can.
 
-    A producer may write any time, for example "-infinity". Such a row must not hide others.
-    A day is left at either end, so that the time can be shown in any time zone.
+    A producer may write any time, for example "-infinity". Such a row must not make other rows unreadable.
+    The limits are one day inside of Python's, so that each time can be shown in any time zone.
     """
 
     _FIRST: ClassVar[datetime] = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
@@ -88,7 +89,7 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
 
     @property
     def usable(self) -> bool:
-        """Whether it is open and has no input: that usually means that the server has closed it."""
+        """Whether it is open and has no input. Input usually means that the server has closed it."""
         return not self.closed and not has_input(self.pgconn.socket)
 
     def finish(self) -> None:
@@ -102,7 +103,7 @@ def prepares(conn: psycopg.Connection[Any] | Connection) -> bool:
 
 
 def has_input(socket: int) -> bool:
-    """Whether a socket can be read. To ask the server instead would cost a round trip each time."""
+    """Whether a socket has input. To ask the server instead would cost a round trip each time."""
     look = select.poll()
     look.register(socket, select.POLLIN)
     return bool(look.poll(0))
@@ -111,10 +112,9 @@ def has_input(socket: int) -> bool:
 class Pool:
     """The connections to a database, made on demand, for at most ``max_size`` callers at a time.
 
-    All pools of a process to one server share its ``budget``, and none may take all of it. ``configure`` is given
-    each new connection.
-    ``pooler``: whether the address is that of a pooler in transaction mode. ``timeout``: for how many seconds a
-    caller tries to connect.
+    All pools of a process to one server share its ``budget``, and no pool may take all of it. ``configure``
+    gets each new connection. ``pooler``: whether the address leads to a pooler in transaction mode. ``timeout``:
+    for how many seconds a caller tries to connect.
     """
 
     def __init__(
@@ -137,13 +137,13 @@ class Pool:
         self._away: DatabaseUnreachable | None = None
 
     async def open(self) -> None:
-        """Begin to close what nobody uses for a while."""
+        """Begin to close connections that are unused for a while."""
         if not self._opened:
             self._opened = True
             self._budget.attend()
 
     async def close(self) -> None:
-        """Close the connections: those in use as soon as they are given back."""
+        """Close the unused connections now, and the others as soon as they are given back."""
         self._budget.close(self._owner)
         if self._opened:
             self._opened = False
@@ -182,7 +182,7 @@ class Pool:
             self._turns.release()
 
     async def _turn(self) -> None:
-        """Wait for a turn: while the server is away, no longer than those who have one."""
+        """Wait for a turn. While the server is away, wait no longer than a caller that tries to connect."""
         if not self._turns.locked():
             await self._turns.acquire()
             return

@@ -1,8 +1,8 @@
 """Rows that an asynchronous connection is to write when its caller awaits them, or else before its next command.
 
-A forgotten ``await`` would lose the row of a change that is then committed. So what was added and not awaited yet
-waits in a queue at the connection, and whatever the connection does next, a commit too, writes it first. If
-that fails, nothing is committed.
+A forgotten ``await`` would commit a change and lose its event. So rows that were added, but not awaited yet, wait
+in a queue of the connection. Before its next command, which may be the commit, the connection writes these rows.
+If that fails, nothing is committed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from relay.adapters.postgres.enqueue import Row, sqlstate
 
 Insert: TypeAlias = Callable[[Sequence[Row]], Awaitable[None]]
 
-#: The transaction has failed before: nothing that it did will be committed, so nothing is lost.
+#: The transaction has failed before. It cannot commit, so its rows need not be written.
 _ABORTED: Final = "25P02"
 
 
@@ -64,7 +64,7 @@ class Queue:
     async def flush(self) -> None:
         """Write what nobody has awaited. Raises what the insert raises, and drops the rest.
 
-        Cancelled, it leaves what it has not written for the next time: the transaction may go on.
+        If it is cancelled, the rows that it has not written stay for the next `flush`: the transaction may go on.
         """
         try:
             while self._waiting:

@@ -1,11 +1,10 @@
 """The sessions and connections of applications, through which rows are written in an open transaction.
 
-Rows added to a connection are written at once; an asynchronous one writes them when they are awaited, or before
-its next command. Those of a session wait for its commit: they are written at the last moment and all at once. So
-they hold the locks of their keys only briefly, and the locks are taken in one sorted order, so that two
-transactions cannot deadlock over them. A row belongs to the innermost transaction or savepoint in which it was
-added. A released savepoint hands its rows to the transaction around it. Rows that a transaction still has when it
-ends are dropped.
+A connection writes its rows at once. An asynchronous connection writes them when they are awaited, or before its
+next command. A session writes its rows when it commits: at the last moment, and all at once. So it holds the locks
+of their keys only briefly. It takes these locks in sorted order, so that two sessions cannot deadlock over them. A
+row belongs to the innermost transaction or savepoint in which it was added. A released savepoint hands its rows to
+the transaction around it. Rows that a transaction still has when it ends are dropped.
 """
 
 from __future__ import annotations
@@ -236,7 +235,7 @@ _WRITERS: Final[Mapping[type, Write]] = {
     AsyncSession: _collect_async,
     async_scoped_session: lambda scope, rows: _collect_async(scope(), rows),
 }
-#: The modules whose ``write`` serves further classes, by the names of the classes: their libraries may be absent.
+#: For further classes, by name: the module whose ``write`` serves the class. Its library may not be installed.
 _MODULES: Final = {
     "sqlalchemy.ext.asyncio.engine.AsyncConnection": "on_sqlalchemy",
     "psycopg.Connection": "on_psycopg",

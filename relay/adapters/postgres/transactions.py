@@ -77,9 +77,9 @@ class Claimed:
 class HandlerTransactions:
     """Transactions on a context's database. The caller bounds how many there are at once.
 
-    ``limit``: how long a transaction may idle and a statement may take. A worker that pauses in a handler holds
-    its locks no longer. ``budget``: how many connections the process has; one of its own if none is given.
-    ``pooler``: whether the address is that of a pooler in transaction mode.
+    ``limit``: how long a transaction may idle and a statement may take. If a worker pauses in a handler, its locks
+    end after this time. ``budget``: the connections of the process; by default a budget of its own.
+    ``pooler``: whether the address leads to a pooler in transaction mode.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class HandlerTransactions:
     ) -> tuple[dict[str, Any], Claimed] | None:
         """Claim a row for a plain function; None when it is not free. The claim commits on its own.
 
-        ``keep``: keep the connection for the function. Otherwise the function might wait for one in vain, after
-        the claim has counted its attempt. Raises DatabaseUnreachable.
+        ``keep``: keep the connection for the function. Without this, the claim would count an attempt, and then
+        the function might get no connection. Raises DatabaseUnreachable.
         """
         with reached():
             borrowed = self._lender.borrow()

@@ -1,4 +1,4 @@
-"""What operators do by forms: first a page that counts and asks, then the deed, and its result in words."""
+"""Actions of operators on rows: a page counts the rows and asks, the action runs, and a page shows the result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KindPath = Annotated[str, Path(max_length=40)]
 
 
 class _Asked(BaseModel):
-    """What a form says besides a filter: ``ids``; or ``all`` that the filter finds, in these states."""
+    """The fields of a form besides a filter: ``ids``; or ``all`` rows in these states that the filter finds."""
 
     ids: Annotated[list[Text], Field(max_length=_MAX_IDS)] = []
     all: bool = False
@@ -47,7 +47,7 @@ class _Asked(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What an action is for: ids, or the filter ``wanted`` that was made of ``filters``."""
+    """The rows that an action is for: ids, or the filter ``wanted``, which was made from ``filters``."""
 
     context: str
     kind: Kind
@@ -59,7 +59,7 @@ class _Chosen:
     statuses: Sequence[str]
 
     async def count(self, ops: Ops) -> int:
-        """How many it is for. Raises TooMany."""
+        """How many rows the action is for. Raises TooMany."""
         if self.ids is not None:
             return len(self.ids)
         query = self.kind.find(context=self.context, wanted=self.wanted, limit=1)
@@ -72,7 +72,7 @@ class _Chosen:
         return int(total)
 
     async def some(self, ops: Ops) -> Sequence[Row]:
-        """The newest of those that the filter finds, to be looked at before the deed."""
+        """The newest rows that the filter finds: the operator looks at them before the action."""
         if self.ids is not None:
             return ()
         query = self.kind.find(context=self.context, wanted=self.wanted, limit=5)
@@ -129,7 +129,7 @@ async def _ask(request: Request, ops: Ops, chosen: _Chosen, missing: str = "") -
 async def act(
     request: Request, ops: Asked, caller: Operating, context: InContext, path: KindPath, name: KindPath, form: Form
 ) -> Response:
-    """Carry an action out, and say what became of each row."""
+    """Do the action, and say what happened to each row."""
     chosen = _choose(ops, context, path, name, form)
     if chosen.action.noted and not chosen.note:
         return await _ask(request, ops, chosen, "Say why: the note is kept with it.")

@@ -1,4 +1,4 @@
-"""The archive of a context: list batches; verify files, restore rows, replay events. Bounds are the API's."""
+"""The archive of a context: list batches, verify files, restore rows, replay events. The limits are the API's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from relay.ops.rows import ListBatches
 
 router: Final = APIRouter(prefix="/contexts/{context}/archive")
 Verb = Literal["restore", "replay"]
-#: How many rows one form may change, and how many files one may read.
+#: How many rows a form may change, and how many files it may read.
 _MOST: Final = 10_000
 _MOST_FILES: Final = 1_000
 #: How many batches are listed.
@@ -56,13 +56,13 @@ async def listed(request: Request, ops: Asked, _: Reading, context: InContext) -
 
 
 def _files(pairs: Pairs) -> Files:
-    """Which files a form names: a list of rows calls them ids."""
+    """The files that a form names. The form of a list sends them as ids."""
     return read(Files, [("files" if name == "ids" else name, text) for name, text in pairs])
 
 
 @router.get("/verify")
 async def ask_verify(request: Request, ops: Asked, _: Operating, context: InContext) -> Response:
-    """Ask which files are read again: those that were ticked, or those of a table and time."""
+    """Ask which files to read again: the ticked ones, or the files of a table and a time."""
     of_context(ops.settings.contexts, context)
     files = _files(request.query_params.multi_items()).files
     return page(request, "archive-verify.html", context=context, files=files, kinds=ArchiveKind)
@@ -70,7 +70,7 @@ async def ask_verify(request: Request, ops: Asked, _: Operating, context: InCont
 
 @router.post("/verify")
 async def verify(request: Request, ops: Asked, _: Operating, context: InContext, form: Form) -> Response:
-    """Read files again, and say which are not as they should be. Changes nothing, so nothing is recorded."""
+    """Read files again, and say which are missing or damaged. Changes nothing, so it is not in the audit log."""
     try:
         asked = _files(form)
         query = VerifyArchive(context=context, **dict(asked) | {"limit": _MOST_FILES})
@@ -87,7 +87,7 @@ async def verify(request: Request, ops: Asked, _: Operating, context: InContext,
 
 
 class _Rows(ArchivedFilter):
-    """Which rows a form names: ``ids``, one a line; a filter; or all."""
+    """The rows that a form names: ``ids``, one a line; a filter; or all."""
 
     kind: ArchiveKind = ArchiveKind.OUTBOX
     ids: Annotated[str, Field(max_length=_MAX_IDS * 300)] = ""
@@ -96,7 +96,7 @@ class _Rows(ArchivedFilter):
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What one of the two is for. ``fields``: what the form says again."""
+    """The rows that a restore or a replay is for. ``fields``: the values that the form sends again."""
 
     context: str
     verb: Verb
@@ -106,7 +106,7 @@ class _Chosen:
     fields: Sequence[tuple[str, str]]
 
     async def count(self, ops: Ops) -> int:
-        """How many it is for. Raises TooMany, and what `ArchiveDesk` raises."""
+        """How many rows it is for. Raises TooMany, and what `ArchiveDesk` raises."""
         query = CountArchived(context=self.context, kind=self.kind, wanted=self.wanted)
         try:
             count = (await ops.queries.ask_async(query)).unwrap()
@@ -117,7 +117,10 @@ class _Chosen:
         return count
 
     async def carry_out(self, ops: Ops, by: Operator) -> int:
-        """Do it; return how many were not there, or will be published. Raises as `count`."""
+        """Do it. Return how many rows were missing and are back, or how many events will be published.
+
+        Raises what `count` raises.
+        """
         named: dict[str, Any] = {"context": self.context, "wanted": self.wanted, "limit": _MOST, "by": by}
         command = ReplayArchived(**named) if self.verb == "replay" else RestoreArchived(kind=self.kind, **named)
         try:
@@ -126,7 +129,7 @@ class _Chosen:
             raise self.too_many(error.message) from None
 
     def too_many(self, message: str) -> TooMany:
-        """The error that names the command which has no such bounds."""
+        """The error that names a command without these limits."""
         options = [
             (f"--{name.removesuffix('_id')}", text) for name, text in self.fields if name not in ("ids", "all")
         ]
@@ -137,7 +140,7 @@ class _Chosen:
         return TooMany(message, hint=f"narrow it, for example by time, or run: {command}")
 
     def deed(self, count: int, warnings: Sequence[str] = ()) -> Deed:
-        """What asks before."""
+        """The page that asks before the action."""
         button = f"{self.verb.capitalize()} {plural(count, NOUNS[self.kind])}"
         base = f"/contexts/{self.context}/archive"
         return Deed(
@@ -180,7 +183,7 @@ def _choose(context: str, verb: Verb, pairs: Pairs) -> _Chosen:
 
 @router.get("/{verb}")
 async def ask(request: Request, ops: Asked, _: Operating, context: InContext, verb: Verb) -> Response:
-    """Ask which rows; when that is said, count them and ask for a note. Changes nothing."""
+    """Ask which rows. If the form already names them, count them and ask for a note. Changes nothing."""
     of_context(ops.settings.contexts, context)
     if not (pairs := request.query_params.multi_items()):
         return _form(request, context, verb)
@@ -198,7 +201,7 @@ async def ask(request: Request, ops: Asked, _: Operating, context: InContext, ve
 def _form(
     request: Request, context: str, verb: Verb, wrong: RelayError | None = None, nothing: str = ""
 ) -> Response:
-    """The form that names rows, with what was said and why that does not do."""
+    """The form that names rows, with the values that were sent and the reason why they were refused."""
     return page(
         request,
         "archive-ask.html",
@@ -216,7 +219,7 @@ def _form(
 async def act(
     request: Request, ops: Asked, caller: Operating, context: InContext, verb: Verb, form: Form
 ) -> Response:
-    """Carry it out, and say what came of it."""
+    """Do it, and show the result."""
     chosen = _choose(context, verb, form)
     count = await chosen.carry_out(ops, Operator(caller.name, note_of(form)))
     deed = replace(chosen.deed(count), done=_told(chosen, count), audited=count > 0)

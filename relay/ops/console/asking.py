@@ -25,7 +25,7 @@ Pairs = Iterable[tuple[str, str]]
 
 
 def read(model: type[Model], pairs: Pairs) -> Model:
-    """Read a model from names and texts. Empty texts, as empty fields of forms are, count as not given.
+    """Read a model from names and texts. An empty text, as from an empty field of a form, counts as not given.
 
     Times may be durations, such as ``6h``; without a zone they are UTC. Raises InvalidRequest, naming the first
     field that is wrong.

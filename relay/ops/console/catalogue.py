@@ -1,4 +1,4 @@
-"""Every kind of rows that has pages. A new kind is an entry here, and two templates."""
+"""Every kind of rows that has pages. A new kind needs an entry here, and two templates."""
 
 from __future__ import annotations
 

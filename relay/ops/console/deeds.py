@@ -1,4 +1,4 @@
-"""Deeds that are not on rows of a list: a question before, and what came of it after."""
+"""Deeds: actions that are not on rows of a list. One page asks before the deed, another shows its result."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_NOTE: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
-    """Something that an operator is about to do. ``button``: what it is called. ``done``: what has happened then.
+    """Something that an operator is about to do. ``button``: the text of the button. ``done``: the text after it.
 
-    ``to``: where the form goes; ``fields``: what it says again. ``back``: the page that it was asked on.
-    ``which``: the filter, if there is one. ``warnings``: what may go wrong. ``audited``: the audit log has it.
+    ``to``: the address of the form; ``fields``: values that it sends again. ``back``: the page before. ``which``:
+    the filter, if there is one. ``warnings``: what may go wrong. ``audited``: whether the audit log records it.
     """
 
     button: str
@@ -46,7 +46,7 @@ class Deed:
         return page(request, "deed.html", context=self.context, deed=self)
 
     def told(self, request: Request, result: Result[Outcome] | None = None) -> Response:
-        """The page that says what came of it. Raises the error if it failed as a whole."""
+        """The page that shows the result. Raises the error if the deed failed as a whole."""
         if isinstance(result, Failed):
             raise result.error
         done = result.value.done if result else ()

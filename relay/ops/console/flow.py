@@ -1,6 +1,6 @@
 """Figures of the overview: what waits where in each context, and how fast it moves.
 
-Rates come from what this process has seen since somebody began to look: nothing is measured while nobody does.
+This process measures rates only while somebody looks at the overview.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from relay.settings import ContextSettings
 Answer = TypeVar("Answer")
 #: All streams by name; None if NATS does not answer.
 Streams: TypeAlias = Mapping[str, StreamView] | None
-#: Figures are asked for again after so many seconds, however many look.
+#: Figures are asked for again after so many seconds, however many users look.
 _FRESH_S: Final = 1.0
 #: How long a page waits for a server, in seconds; an answer that comes later is shown by the next page.
 _PATIENCE_S: Final = 0.3
-#: A rate is that of so many seconds, and a line has so many points.
+#: A rate covers so many seconds, and a line has so many points.
 _RATE_S: Final = 30.0
 _POINTS: Final = 60
-#: How many published events say how long publishing takes.
+#: From so many published events we compute how long publishing takes.
 _SAMPLE: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What was seen at a moment, by a clock that only goes on. Numbers of messages are None if NATS was away."""
+    """What was seen at a moment of the monotonic clock. Numbers of messages are None if NATS was away."""
 
     at: float
     waiting: int
@@ -74,7 +74,7 @@ class Context:
 
 
 class Patient(Generic[Answer]):
-    """A question that a page waits for only a moment. It is asked on behind the page, once at a time."""
+    """A question whose answer a page awaits only for a moment. It then runs in the background, once at a time."""
 
     def __init__(self, unknown: Answer) -> None:
         self._known = unknown
@@ -92,7 +92,7 @@ class Patient(Generic[Answer]):
 
 
 class Flow:
-    """The figures of all contexts, kept for a moment. One for each application."""
+    """The figures of all contexts, kept for a moment. Each application has one such object."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -141,7 +141,7 @@ class Flow:
 
 
 def rate(seen: Sequence[Sample], name: str) -> float | None:
-    """How much a number grew each second, lately; None if it is not known, or has gone back."""
+    """How much a number grew lately, per second; None if it is not known, or has become smaller."""
     now = seen[-1]
     known = [it for it in seen if getattr(it, name) is not None and now.at - it.at <= _RATE_S]
     if len(known) < 2 or known[-1] is not now or now.at - known[0].at < _FRESH_S:
@@ -164,7 +164,7 @@ def _consumers(settings: ContextSettings, streams: Mapping[str, StreamView]) -> 
 
 
 def _handled(settings: ContextSettings, streams: Mapping[str, StreamView]) -> int | None:
-    """How far the consumers of a context have come: messages of their streams that wait for none of them."""
+    """How far the consumers of a context have come: how many messages of their streams wait for no consumer."""
     total = 0
     for it in settings.subscriptions.values():
         stream = streams.get(it.stream)
@@ -210,7 +210,7 @@ async def _total(ops: Ops, query: FindIncidents | FindTasks) -> int:
 
 
 async def _latency(ops: Ops, name: str) -> float | None:
-    """How long the latest events took from their transaction to the stream, in the middle, in seconds."""
+    """The median time, in seconds, that the latest events took from their transaction to the stream."""
     query = FindEvents(context=name, wanted=EventFilter(statuses=["published"]), limit=_SAMPLE)
     found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
     first = [it for it in found.items if it["generation"] == 0 and it["published_at"] and it["occurred_at"]]

@@ -8,7 +8,7 @@ from typing import Final
 
 from relay.domain.life import Step, StepKind
 
-#: What stands in the circle of a step.
+#: The text in the circle of a step.
 LETTERS: Final = {
     StepKind.RUN: "R",
     StepKind.EVENT: "E",
@@ -18,7 +18,7 @@ LETTERS: Final = {
     StepKind.TASK: "T",
     StepKind.ACTION: "A",
 }
-#: What a step is called.
+#: The name of a step.
 NAMES: Final = {
     StepKind.RUN: "cron job",
     StepKind.EVENT: "event",
@@ -115,7 +115,7 @@ def draw(listed: Sequence[Entry]) -> Drawing:
 
 
 def _times(listed: Sequence[Entry]) -> dict[int, float]:
-    """When each step began, by its number: never before its cause, whatever the clocks of the servers say."""
+    """When each step began, by its number. No step begins before its cause, even if the servers' clocks differ."""
     times: dict[int, float] = {}
     for it in listed:
         cause = float("-inf") if it.above is None else times[it.above]
@@ -124,7 +124,7 @@ def _times(listed: Sequence[Entry]) -> dict[int, float]:
 
 
 def _arc(cause: Dot, effect: Dot) -> str:
-    """A path from the edge of one circle to the edge of another. In one lane it passes above what lies between."""
+    """A path from one circle's edge to another's. Within a lane it passes above the circles between."""
     begin, end = cause.x + _RADIUS_PX, effect.x - _RADIUS_PX - 3
     if cause.y == effect.y and effect.x - cause.x > _STEP_PX:
         top, edge = cause.y - _LANE_PX // 2 - 4, cause.y - _RADIUS_PX

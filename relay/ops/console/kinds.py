@@ -1,6 +1,6 @@
-"""What a kind of rows is to the console: how it is listed, filtered and shown, and what may be done to it.
+"""How the console lists, filters and shows the rows of a kind, and which actions it offers for them.
 
-`relay.ops.console.catalogue` has all of them.
+`relay.ops.console.catalogue` has all kinds.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from relay.ops.api import models
 class Action:
     """What an operator may do to rows of a kind.
 
-    ``statuses``: the states that a filter may find. ``fits``: the states of a single row to which it may be done.
-    ``noted``: a note is needed. ``narrowed``: only what a filter or ids name, never all. ``harsh``: it gives up.
-    ``done``: what becomes of a row. ``undo``: the action that takes it back.
+    ``statuses``: the states that a filter may find. ``fits``: the states in which a single row may be chosen.
+    ``noted``: a note is needed. ``narrowed``: a filter or ids must name the rows; all is not allowed. ``harsh``:
+    it gives a row up. ``done``: what happens to a row, in words. ``undo``: the action that takes it back.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A field of a filter. ``options``: what it may be, if that is known."""
+    """A field of a filter. ``options``: the values that it may have, if they are known."""
 
     name: str
     label: str
@@ -52,7 +52,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of rows. ``path``: where its pages are. ``usual``: the states that are listed if none is asked for.
+    """A kind of rows. ``path``: the path of its pages. ``usual``: the states that a list shows by default.
 
     ``id``: the type of ids; `str`: any text that `check_id` reads. ``order``: the column that orders pages.
     ``body``: the column of the payload; of bytes, if it is not ``payload``. ``group``: counts rows, of the states

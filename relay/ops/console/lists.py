@@ -22,12 +22,12 @@ from relay.ops.console.kinds import Action, Kind
 from relay.ops.console.pages import page
 
 router: Final = APIRouter()
-#: Fields of a query that say which page, and not which rows.
+#: Fields of a query that choose a page, not rows.
 _PAGING: Final = {"status", "before", "limit"}
 
 
 class _Shown(BaseModel):
-    """What a page of one row is asked for."""
+    """What a request for the page of one row names."""
 
     id: str
     payload: bool = False
@@ -61,7 +61,7 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
 
 
 async def _grouped(request: Request, ops: Ops, context: str, kind: Kind) -> Response:
-    """The reasons that a list is counted by, to be put into it: counting may take longer than a page should."""
+    """The counts by reason, which a list loads separately: counting may take longer than a page should."""
     of_context(ops.settings.contexts, context)
     asked = read(kind.asked, request.query_params.multi_items())
     statuses: Sequence[str] = [str(getattr(it, "value", it)) for it in asked.status] or kind.usual
@@ -72,7 +72,7 @@ async def _grouped(request: Request, ops: Ops, context: str, kind: Kind) -> Resp
 
 
 async def _groups(ops: Ops, context: str, kind: Kind, asked: Any, statuses: Sequence[str]) -> Sequence[Any]:
-    """How many rows there are of each reason: of those states in which a reason is what keeps them."""
+    """How many rows there are of each reason, in the states that have a reason."""
     if kind.group is None or not (states := [it for it in statuses if it in kind.grouped or kind.by == "reason"]):
         return ()
     query = kind.group(context=context, wanted=kind.wanted(asked, states))
@@ -80,7 +80,7 @@ async def _groups(ops: Ops, context: str, kind: Kind, asked: Any, statuses: Sequ
 
 
 def _offered(kind: Kind, caller: Caller, statuses: Sequence[str]) -> Sequence[Action]:
-    """The actions that rows in these states may allow, for those who may act."""
+    """The actions for rows in these states, if the user may act."""
     return [it for it in kind.actions if caller.operate and {*it.fits} & {*statuses}]
 
 

@@ -50,7 +50,7 @@ _JOBS: Final[dict[Verb, tuple[type[RunJob | PauseJob | ResumeJob], str, str, str
 
 @router.get("/parked")
 async def parked(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
-    """List the keys that ordered subscriptions have set aside."""
+    """List the keys that ordered subscriptions have parked."""
     found = (await ops.queries.ask_async(ListParked(context=context))).unwrap()
     return page(request, "parked.html", context=context, rows=found)
 
@@ -103,7 +103,7 @@ async def release(request: Request, ops: Asked, caller: Operating, context: InCo
 
 @router.get("/schedule")
 async def schedule(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
-    """Say what is scheduled, when it ran and runs, and which scheduler leads."""
+    """Show what is scheduled, when it ran last and runs next, and which scheduler leads."""
     found = (await ops.queries.ask_async(ReadSchedule(context=context))).unwrap()
     pausable = {job.name for job in found.jobs if pause_refusal(job.schedule) is None}
     return page(request, "schedule.html", context=context, found=found, pausable=pausable)
@@ -142,7 +142,7 @@ async def do_job(
     return deed.told(request)
 
 
-# --- what was ---
+# --- the audit log ---
 
 
 @router.get("/audit")

@@ -1,4 +1,4 @@
-"""Makes pages of templates, and answers of JSON into pages for people."""
+"""Makes pages from templates, and turns JSON answers into pages for people."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Static(StaticFiles):
         super().__init__(directory=_HERE / "static")
 
     def file_response(self, *args: Any, **more: Any) -> Response:
-        """The file, to be kept."""
+        """The file. Browsers may keep it."""
         response = super().file_response(*args, **more)
         response.headers["Cache-Control"] = f"max-age={_AGE}, immutable"
         return response
@@ -130,7 +130,7 @@ def _but(params: Mapping[str, list[str]], *names: str) -> dict[str, list[str]]:
 
 
 def _elsewhere(here: str, context: str) -> str:
-    """The same page about another context, or its events."""
+    """The same page for another context, or the events of that context."""
     _, _, *rest = here.split("/")
     same = here.startswith("/contexts/") and rest[1:2] and rest[1] in dict(MENU)
     return f"/contexts/{context}/{rest[1] if same else MENU[0][0]}"
@@ -151,7 +151,7 @@ _TITLES: Final = {
 
 
 def is_page(path: str) -> bool:
-    """Whether people ask for a path: everything but the API and the probes."""
+    """Whether a path is for people: every path is, except those of the API and the probes."""
     return not path.startswith("/api/") and path not in ("/api", "/healthz", "/readyz")
 
 

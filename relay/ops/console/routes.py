@@ -21,11 +21,11 @@ from relay.ops.console.pages import Static, page
 from relay.ops.queries import Diagnose, Explain
 
 router: Final = APIRouter()
-#: What is wrong is asked again after so many seconds.
+#: A diagnosis is made again after so many seconds.
 _FRESH_S: Final = 10.0
 #: How many findings the overview shows.
 _MOST: Final = 3
-#: Where a finding is seen or mended, by the first word of its code.
+#: The page on which a finding can be seen or mended, by the first word of its code.
 _PLACES: Final = {
     "STREAM": "/streams",
     "CONSUMER": "/streams",
@@ -50,7 +50,7 @@ async def overview(request: Request, ops: Asked, _: Reading) -> Response:
 
 @router.get("/doctor")
 async def doctor(request: Request, ops: Asked, _: Reading, part: bool = False) -> Response:
-    """Say what is wrong now, in words. ``part``: only the list, to be put into another page."""
+    """Say what is wrong now, in words. ``part``: return only the list, for another page."""
     known: _Known = request.app.state.known
     found = await known.ask(ops)
     template = "doctor-part.html" if part else "doctor.html"
@@ -85,7 +85,7 @@ class _Known:
 async def explain(
     request: Request, ops: Asked, _: Reading, id: str = "", archive: bool = False, part: bool = False
 ) -> Response:
-    """Show the life of a message, by any id of it or of its chain."""
+    """Show the life of a message. Any id of the message or of its chain finds it."""
     if not (id := id.strip()):
         return RedirectResponse("/", 303)
     text = str(check_id(id, "id").value)
@@ -104,7 +104,7 @@ async def explain(
 
 
 def attach(app: FastAPI) -> None:
-    """Serve the console at the root of an application, whose state has what it keeps between requests."""
+    """Serve the console at the root of an application. Data that lasts between requests is in its state."""
     app.state.flow, app.state.known = Flow(), _Known()
     app.mount("/static", Static())
     for it in (router, lists.router, more.router, archive.router, system.router, acts.router):

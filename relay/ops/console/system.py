@@ -29,7 +29,7 @@ _MOST: Final = 10_000
 
 @router.get("/streams")
 async def streams(request: Request, ops: Asked, _: Reading) -> Response:
-    """Say what streams hold, how far consumers are, and what differs from relay.toml."""
+    """Show what streams hold, how far consumers have read, and what differs from relay.toml."""
     shown, differences = await asyncio.gather(
         ops.queries.ask_async(ShowStreams()), ops.queries.ask_async(DiffStreams())
     )
@@ -54,7 +54,7 @@ class _JobsAsked(JobsAsked):
 
 @router.get("/queues/jobs")
 async def jobs(request: Request, ops: Asked, caller: Reading) -> Response:
-    """List dead or delayed jobs of a queue. What they are about needs the right to see payloads."""
+    """List dead or delayed jobs of a queue. To see their arguments, a user needs the right to see payloads."""
     asked = read(_JobsAsked, request.query_params.multi_items())
     if asked.args:
         check_payloads(caller)

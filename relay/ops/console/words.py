@@ -1,4 +1,4 @@
-"""Values in words: what templates show of times, numbers, states and reasons."""
+"""Values in words: how templates show times, numbers, states and reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from relay.domain.reasons import CODES, FAMILIES
 
-#: How a state is coloured; it is always written out beside the colour.
+#: The colour of a state. The page always shows the word beside the colour.
 _TONES: Final = {
     "good": "published processed completed requeued resolved finished working stored done yes healthy there",
     "busy": "running delivered started waiting pending starting ending",
@@ -79,13 +79,13 @@ def size(value: float) -> str:
 
 
 def short(text: object) -> str:
-    """A long id by its beginning and its end: ``0192d1a0…4372``. The ends of ids that begin with a time differ."""
+    """A long id as its beginning and end: ``0192d1a0…4372``. Ids that begin with one time differ at the end."""
     told = str(text)
     return told if len(told) <= _LONG else f"{told[:8]}…{told[-4:]}"
 
 
 def gap(seconds: float) -> str:
-    """A time from one thing to the next: ``40 ms after``; ``before``, where the clocks of two servers differ."""
+    """The time between two events: ``40 ms after``; or ``before``, if the clocks of two servers differ."""
     return f"{duration(abs(seconds))} {'after' if seconds >= 0 else 'before'}"
 
 
@@ -121,6 +121,6 @@ def pretty(text: str | None) -> str:
 
 
 def filters() -> dict[str, Any]:
-    """What templates call these."""
+    """The names that templates use for these functions."""
     functions = (tone, number, duration, ago, absolute, size, meaning, plural, pretty, short, gap)
     return {it.__name__: it for it in functions}

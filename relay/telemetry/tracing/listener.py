@@ -1,7 +1,7 @@
-"""The listener that makes spans of facts: what a batch and a call did is known, with its times, when it is over.
+"""The listener that makes spans of facts. When a batch or a call is over, a fact says what it did, with its times.
 
-A batch has one span, with a link to the creation of each event. A call has one span, below the creation of its
-message or task. Work outside of any trace, or in a trace that nobody records, has none.
+A batch has one span, with a link to the creation of each event. A call has one span, whose parent is the creation
+of its message or task. Work outside of any trace, or in a trace that nobody records, has no span.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from relay.telemetry.tracing.spans import DONE, span_context, within
 
 _SECOND: Final = 1_000_000_000
 
-#: The id of the span that is made next, if it has been given out already.
+#: The id of the span that is made next, if a handler has got this id already.
 _given: ContextVar[int | None] = ContextVar("relay_span_id", default=None)
 
 
 class GivenIds(RandomIdGenerator):
-    """Random ids, but for the span of a call: its handler got it while it ran."""
+    """Random ids, except for the span of a call: its handler got the id while the call ran."""
 
     def generate_span_id(self) -> int:
         """Return the id of the next span."""

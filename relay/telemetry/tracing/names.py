@@ -1,4 +1,4 @@
-"""What spans and their attributes are called: OpenTelemetry's semantic conventions for messaging, as of 1.38.
+"""The names of spans and of their attributes: OpenTelemetry's semantic conventions for messaging, version 1.38.
 
 The conventions are not stable yet, so no other module names them.
 """
@@ -15,7 +15,7 @@ CREATE: Final = "create"
 SEND: Final = "send"
 RECEIVE: Final = "receive"
 PROCESS: Final = "process"
-#: Of an attempt at a cron job. It is no operation on messages, so it has no attribute for it.
+#: The beginning of the name for an attempt at a cron job. It is no operation on messages, so it is no attribute.
 RUN: Final = "run"
 
 SYSTEM: Final = "messaging.system"
@@ -32,7 +32,7 @@ BATCH_SIZE: Final = "messaging.batch.message_count"
 ERROR_TYPE: Final = "error.type"
 SERVICE_NAME: Final = "service.name"
 
-#: Ours: no convention has these.
+#: Attributes of our own: no convention has them.
 CONTEXT: Final = "jetrelay.context"
 JOB: Final = "jetrelay.job"
 ATTEMPT: Final = "jetrelay.attempt"

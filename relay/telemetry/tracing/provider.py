@@ -1,7 +1,7 @@
-"""Sends the spans of a process: by a thread of the SDK, from a bounded queue that drops what does not fit.
+"""Sends the spans of a process, in a thread of the SDK. Its queue is bounded, and drops spans if it is full.
 
-Where to, how often and how much are OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``,
-``OTEL_BSP_…``, ``OTEL_TRACES_SAMPLER``, ``OTEL_SERVICE_NAME``): the SDK reads them itself.
+OpenTelemetry's own variables say where to send spans, how often and how many (``OTEL_EXPORTER_OTLP_ENDPOINT``,
+``OTEL_BSP_…``, ``OTEL_TRACES_SAMPLER``, ``OTEL_SERVICE_NAME``). The SDK reads them itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Tracing:
         except Exception:
             _log.exception("the exporter of spans cannot be made; no spans are sent")
             return
-        # A batch has as many links as events, which is bounded already.
+        # A batch has a link for each event, and the number of its events is limited already.
         self._provider = TracerProvider(
             id_generator=GivenIds(),
             resource=_resource(self._service),
@@ -73,12 +73,12 @@ class Tracing:
             trace.set_tracer_provider(self._provider)  # the spans of handlers, if the application has no other
 
     async def stop(self) -> None:
-        """Send what is left, for a bounded time. An exporter that hangs is left behind."""
+        """Send the spans that are left, for a limited time. If the exporter still hangs then, leave it."""
         if self._provider is None:
             return
         self._facts = None
         record_spans(None)
-        # No thread of a pool: those are waited for when the process ends.
+        # Not a thread of a pool: the process waits for such threads when it ends.
         done = asyncio.Event()
         loop = asyncio.get_running_loop()
         threading.Thread(target=_shut_down, args=(self._provider, loop, done), name="spans", daemon=True).start()
@@ -98,7 +98,7 @@ def _shut_down(provider: TracerProvider, loop: asyncio.AbstractEventLoop, done: 
 
 
 def exporter(name: str) -> Callable[[], SpanExporter]:
-    """What makes an exporter: one that is installed, or ``module:function``. Raises ConfigurationError."""
+    """Return the maker of an exporter: an installed one, or ``module:function``. Raises ConfigurationError."""
     module, _, attribute = name.partition(":")
     if attribute:
         return _imported(module, attribute)

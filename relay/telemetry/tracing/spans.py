@@ -1,4 +1,4 @@
-"""Spans of the code that runs: of a creation, of an attempt at a cron job, and the one that a handler runs in."""
+"""Spans around running code: of a creation, of an attempt at a cron job, and of the call of a handler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from relay.telemetry.tracing import names
 
 __all__ = ["DONE", "OpenTelemetrySpans", "TracerProvider", "recorded_by", "span_context", "within"]
 
-#: Which verdicts are no error.
+#: The verdicts that are no error.
 DONE: Final = (Verdict.PROCESSED.value, Verdict.ALREADY_PROCESSED.value)
 
 
@@ -36,7 +36,7 @@ class OpenTelemetrySpans:
         self._tracer = tracer
 
     def current(self) -> str | None:
-        """The span that the running code is in, whoever records it."""
+        """The span around the running code. We or others may record it."""
         return _value(trace.get_current_span().get_span_context())
 
     def created(self, destination: str, message_id: str, conversation_id: str | None) -> str | None:
@@ -54,7 +54,7 @@ class OpenTelemetrySpans:
         return _value(span.get_span_context())
 
     def begun(self, context: str, job: str, correlation_id: str, attempt: int) -> Running:
-        """Begin a trace: the clock caused the attempt, whatever span the worker is in."""
+        """Begin a trace. The clock caused the attempt, so the worker's current span is not its parent."""
         about: dict[str, Any] = {
             names.CONTEXT: context,
             names.JOB: job,
@@ -64,7 +64,7 @@ class OpenTelemetrySpans:
         return Running(self._tracer.start_span(f"{names.RUN} {job}", context=Context(), attributes=about))
 
     def enter(self, traceparent: str | None, /) -> Token[Context] | None:
-        """Make a span the current one. Its own process, or whoever made it, records it."""
+        """Make a span the current one. This does not record it: the process that made it does."""
         found = Trace.parse(traceparent)
         if found is None or self.current() == found.value:
             return None
