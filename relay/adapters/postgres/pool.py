@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import psycopg
@@ -272,13 +273,7 @@ async def query(conn: Connection, name: str, /, **parameters: Any) -> list[Any]:
 
 def pooled(pool: Pool) -> Source:
     """Lend connections of a pool."""
-
-    @asynccontextmanager
-    async def lend() -> AsyncIterator[Connection]:
-        async with connection(pool) as conn:
-            yield conn
-
-    return lend
+    return partial(connection, pool)
 
 
 @asynccontextmanager
