@@ -85,13 +85,14 @@ def test_a_fleet_follows_the_load_up_and_down_and_restarts_what_crashes(
     with psycopg.connect(fleet.urls["vibespro"]) as connection:
         OUTBOX.add_many(connection, [vibe(f"key-{number}") for number in range(300)])
     fleet.until_working(3)
-    assert (fleet.crew().wanted, fleet.crew().most, fleet.publishing()) == (3, 3, 3)
+    wait_for("its heartbeat tells of three", lambda: (fleet.crew().wanted, fleet.crew().most) == (3, 3))
+    wait_for("three publish", lambda: fleet.publishing() == 3)
     free.set()
     wait_for("all are handled", lambda: fleet.handled() == 300)
     [(command, worker)] = fleet.until_working(1).items()
     os.kill(worker, signal.SIGKILL)
     wait_for("another works in its place", lambda: set(fleet.working()) - {command})
-    assert fleet.crew().crashes == 1
+    wait_for("its next heartbeat tells of the crash", lambda: fleet.crew().crashes == 1)
     assert "ended by itself with status 1 (a worker process was killed)" in fleet.log("fleet")
     assert "1 to 3 workers, 1 crashed" in fleet.relay("fleet", "status")
     assert fleet.query("sea", "SELECT max(attempts) FROM inbox_messages") == [(1,)]
