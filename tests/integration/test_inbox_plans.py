@@ -25,7 +25,12 @@ def test_those_that_fail_are_not_read_in_vain(database_url: str, statuses: list[
         messages(conn, 1, 3_000, "quiet")
         messages(conn, 3_001, 20_000, "busy", last_error="'refused'", attempts="1")
         conn.execute("VACUUM ANALYZE inbox_messages")
-        asked = {"statuses": statuses, "mixed": statuses != ["failing"], "limit": 50, "counted": 1_000}
+        asked = {
+            "statuses": statuses,
+            "mixed": MessageFilter(statuses=statuses).mixed,
+            "limit": 50,
+            "counted": 1_000,
+        }
         plan = explain(conn, "inbox/messages", **{**ANY, **asked})
     held_to(plan, 1_000, 1_000)
     # A page of the index and one of the table for each row that is counted, at most, and those of the page itself.

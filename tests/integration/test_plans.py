@@ -145,7 +145,7 @@ GUARDS = {
         2_000,
         {
             **ANY_MESSAGE,
-            "mixed": False,
+            "mixed": MessageFilter(statuses=["waiting", "failing", "dead"], error="refused").mixed,
             "error": "refused",
             "statuses": ["waiting", "failing", "dead"],
             "limit": 100,

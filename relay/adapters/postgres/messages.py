@@ -44,6 +44,11 @@ class MessageFilter:
     until: datetime | None = None
     error: str | None = None
 
+    @property
+    def mixed(self) -> bool:
+        """Whether messages without an error are wanted too: then one index finds all that is not processed."""
+        return self.error is None and not _WITHOUT_ERROR.isdisjoint(self.statuses)
+
 
 class PostgresMessageOperations(Operations):
     """Reads and changes rows only: the sweep sends what is due.
@@ -64,7 +69,7 @@ class PostgresMessageOperations(Operations):
             **asdict(wanted),
             **bounds(limit, None),
             "statuses": list(wanted.statuses),
-            "mixed": wanted.error is None and not _WITHOUT_ERROR.isdisjoint(wanted.statuses),
+            "mixed": wanted.mixed,
             "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
             "correlation_id": as_key(wanted.correlation_id),
             "error": pattern_of(wanted.error),
