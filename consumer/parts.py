@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Final
 
 from relay.adapters.gate import TAKEN, Gates
-from relay.concurrency import is_cancelled
+from relay.concurrency import end, is_cancelled
 from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, OutageSeen
 from relay.jobs import Duty
@@ -99,8 +99,7 @@ class Work:
         """Wait until all is done. Raises the errors of parts, other than outages."""
         await asyncio.gather(*self._running.values())
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+            await end(self._keeper)
         await self._note()
         match self._errors:
             case []:

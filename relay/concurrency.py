@@ -21,6 +21,8 @@ _log = logging.getLogger("relay")
 
 #: How many items one statement takes at most.
 _MAX_ITEMS: Final = 100
+#: A task that is cancelled and does not end is cancelled again after this time, in seconds.
+_CANCEL_AGAIN_S: Final = 0.5
 #: A thread ends after this time without work, in seconds.
 _IDLE_S: Final = 10.0
 #: Who has a slot for longer does not keep others waiting, in seconds.
@@ -35,6 +37,18 @@ def is_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait until it has ended. Its errors are dropped.
+
+    Cancels again after a while, for the same reason: a task that lost the cancellation may wait for ever.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
+    if not task.cancelled():
+        task.exception()
 
 
 # --- threads for plain functions ---

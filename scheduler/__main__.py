@@ -21,6 +21,7 @@ from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.adapters.redis import RelayBroker
 from relay.adapters.workers import use_uvloop
 from relay.bootstrap import Application, job_broker
+from relay.concurrency import end
 from relay.cron import Cron, load_crons
 from relay.domain.errors import RelayError
 from relay.metering import scheduler_metrics
@@ -91,9 +92,7 @@ async def run(settings: Settings, crons: dict[str, list[Cron]]) -> None:
     keepers = [asyncio.create_task(leader.run()) for leader in leaders]
     _log.info("scheduler started: %d contexts, as %s", len(leaders), _WHO)
     await stop.wait()
-    for keeper in keepers:
-        keeper.cancel()
-    await asyncio.gather(*keepers, return_exceptions=True)
+    await asyncio.gather(*map(end, keepers))
     # Let running ticks finish. A plain shutdown would cancel them in the middle of a query.
     await asyncio.gather(*(leader.stop() for leader in leaders))
     engine.shutdown(wait=False)

@@ -28,7 +28,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from relay.adapters.gate_scripts import SCRIPTS
-from relay.concurrency import Batcher, is_cancelled
+from relay.concurrency import Batcher, end, is_cancelled
 from relay.domain.errors import QueueUnreachable
 
 #: How long a gate lives. A running job renews it in time; the gate of a dead job expires.
@@ -149,9 +149,8 @@ class Gates:
         try:
             yield hold
         finally:
-            keeper.cancel()
             # A renewal that is under way must not take the gate again after we have closed it.
-            await asyncio.gather(keeper, return_exceptions=True)
+            await end(keeper)
 
     async def close(self, duty: str, token: str, *, well: bool = True) -> None:
         """The job has ended: the next tick may start another. A job that did not end well waits only briefly."""

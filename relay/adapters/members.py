@@ -22,7 +22,7 @@ from typing import Any, Final
 import redis.exceptions
 
 from relay.adapters.gate import queue_error
-from relay.concurrency import is_cancelled
+from relay.concurrency import end, is_cancelled
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import BEAT_INTERVAL_S, FORGOTTEN_AFTER_S, LOST_AFTER_S, Member, Seen, State, read_member
 
@@ -148,8 +148,7 @@ class Heart:
     async def stop(self) -> None:
         """Say that this process ends."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
             with suppress(QueueUnreachable):
                 await self._members.leave(self._describe())
 

@@ -20,6 +20,7 @@ from relay.adapters.members import Heart, this_process, up_seconds
 from relay.adapters.workers import SIGTERM_DEDUP_WINDOW_S
 from relay.bootstrap import Application
 from relay.commands.lag import read_all
+from relay.concurrency import end
 from relay.domain import lag, members
 from relay.domain.errors import InvalidRequest, QueueUnreachable, RelayError
 from relay.domain.lag import Load
@@ -91,8 +92,7 @@ class Supervisor:
         finally:
             self._crew.kill()
             for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+                await end(task)
             await self._heart.stop()
             await self._application.stop()
         _log.info("all workers have ended")

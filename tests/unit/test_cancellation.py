@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from relay.adapters.gate import Gates, Hold
-from relay.concurrency import is_cancelled
+from relay.concurrency import end, is_cancelled
 from relay.execution import lease as leases
 from scheduler.leader import Leader
 
@@ -84,3 +84,28 @@ async def test_a_task_that_nobody_cancels_is_not_cancelled() -> None:
         async with asyncio.timeout(0):
             await asyncio.sleep(60)
     assert not is_cancelled()
+
+
+async def test_a_task_that_lost_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.concurrency._CANCEL_AGAIN_S", 0.01)
+    unwell = Unwell()
+
+    async def work() -> None:
+        await unwell()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await unwell.asked.wait()
+    async with asyncio.timeout(60):
+        await end(task)
+    assert task.cancelled()
+
+
+async def test_how_a_task_ended_does_not_matter_to_whoever_ends_it() -> None:
+    async def fail() -> None:
+        raise ValueError
+
+    task = asyncio.create_task(fail())
+    await asyncio.wait([task])
+    await end(task)
+    assert not task.cancelled()

@@ -18,6 +18,7 @@ import nats.errors
 
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.refusals import Refusal, telling, unreachable
+from relay.concurrency import end
 from relay.domain.errors import BrokerRefused, BrokerUnreachable
 
 _READY_TIMEOUT_S: Final = 2.0
@@ -109,7 +110,7 @@ class NatsConnection:
         """Flush and close. Everything published before is sent, unless the server takes no more."""
         self._closing = True
         if self._task is not None:
-            self._task.cancel()
+            await end(self._task)
         if self._client is not None and not self._client.is_closed:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._client.close(), _CLOSE_TIMEOUT_S)

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from relay.concurrency import end
 from relay.domain.errors import ConnectionsBusy
 
 #: How many connections a process has to a server by default.
@@ -227,8 +228,7 @@ class Budget:
         """Undo one `attend`. When every `attend` has been undone, unused connections stay open."""
         self._attending -= 1
         if not self._attending and self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+            await end(self._keeper)
             self._keeper = None
 
     async def _keep(self) -> None:

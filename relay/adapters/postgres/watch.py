@@ -18,6 +18,7 @@ from relay.adapters.postgres.failures import migrated, reached
 from relay.adapters.postgres.pipeline import Sent, fetch_all
 from relay.adapters.postgres.pool import CONNECTION, Connection
 from relay.adapters.postgres.sql import statement
+from relay.concurrency import end
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 #: A statement in ``sql/`` and its parameters.
@@ -92,8 +93,7 @@ class Watch:
     async def close(self) -> None:
         """Close the connection. The next question opens it again."""
         if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+            await end(self._connecting)
         async with self._lock:
             self._drop()
         if self._again is not None:
