@@ -10,6 +10,7 @@ import pytest
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.devstack import NatsServer
+from tests.integration.publishing import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -35,6 +36,5 @@ async def test_told_to_close_as_it_connects_it_leaves_nothing_behind(
     await connected.wait()
     async with asyncio.timeout(60):
         await connection.close()
-        # The client's own tasks end a moment after it.
-        while asyncio.all_tasks() - before:
-            await asyncio.sleep(0.01)
+    # The client's own tasks end a moment after it.
+    await eventually("its tasks end", lambda: not asyncio.all_tasks() - before)
