@@ -1,4 +1,4 @@
-"""When ticks fire: APScheduler fires each interval once, for the ticks of all contexts that have it."""
+"""When ticks fire: APScheduler fires each interval once, for all ticks of this interval in all contexts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _Interval:
 class Clock:
     """Calls functions at fixed intervals, on the event loop. All intervals begin at a full second.
 
-    So the ticks of all contexts share APScheduler's wake-ups, and its accounts of them: most of what it costs.
-    Rare ticks spread over half of their interval. Otherwise the jobs of all contexts would start at the same
-    moment, on as many connections.
+    So the ticks of all contexts share APScheduler's wake-ups and bookkeeping, which cost most. Rare ticks spread
+    over half of their interval. Otherwise the jobs of all contexts would start at the same moment, on as many
+    connections.
     """
 
     def __init__(self, engine: AsyncIOScheduler) -> None:
@@ -45,7 +45,7 @@ class Clock:
         self._intervals[every].members[fire] = None
 
     def remove(self, every: timedelta, fire: Fire) -> None:
-        """Call ``fire`` no more."""
+        """Stop calling ``fire``."""
         interval = self._intervals[every]
         del interval.members[fire]
         if not interval.members:
@@ -59,7 +59,7 @@ class Clock:
         return following
 
     def begin_anew(self) -> None:
-        """Count from now. When the machine's clock was set back, APScheduler waits until it is as late again."""
+        """Count from now. After the machine's clock was set back, APScheduler would wait for the old time."""
         for every, interval in self._intervals.items():
             interval.job = self._begin(every)
 

@@ -29,7 +29,7 @@ _DELIVER: Final = timedelta(milliseconds=250)
 _SWEEP: Final = timedelta(seconds=1)
 _PRUNE: Final = timedelta(hours=1)
 _ARCHIVE: Final = timedelta(hours=1)
-#: How often to look for duties whose job was lost.
+#: How often to check for duties whose job was lost.
 _LOOK: Final = timedelta(seconds=2)
 #: The module whose actors run background tasks. A fleet without it uses `python -m tasks` or has no tasks.
 
@@ -39,7 +39,7 @@ class Tick:
     """One row of the table: what runs, how often, under which name.
 
     ``on_lead`` is called when this process takes the lead, ``on_request`` before an operator's run out of turn.
-    ``pace``: of a tick that may be called less often.
+    ``pace``: the changing interval of a tick that may be called less often.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Codes of reasons: what a failure is in one word, so that many of one kind are found and decided on together.
+"""Codes of reasons: a word for each kind of failure, so that all failures of a kind are found together.
 
-A code is read from the text of a reason, so rows of any age have one. The patterns mean the same to Python and to
-PostgreSQL: they hold only what both know.
+A code is read from the text of a reason, so rows of any age have one. The patterns use only what Python and
+PostgreSQL read in the same way.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 
 #: The code of a text that fits no other.
 OTHER: Final = "other"
-#: What stands before the reason of the last attempt, and before that of an event that is given up.
+#: Precedes the reason of the last attempt, and the reason of an event that became dead.
 _BEFORE: Final = "(exhausted: [0-9]+ attempts, the last one: |unrecoverable: )?"
-#: A class of an exception, and what `relay.domain.disclosure.told` writes behind it: place, codes, text.
+#: A class of an exception, and what `relay.domain.disclosure.told` writes after it: place, codes, text.
 _RAISED: Final = (
     r"([A-Za-z_][A-Za-z0-9_]*( [0-9A-Z]{5})?( \(.*\))? at [^ ]+:[0-9]|([A-Z][a-z0-9]+){2,}(:|$)|Poison(:|$))"
 )
-#: What a failed connection says, where nothing has just refused it.
+#: The reason of a failed connection that was not simply refused.
 _TLS: Final = "(SSL|TLS|certificate)"
 _NAME: Final = "(Name or service|name resolution|nodename|DNS)"
 _WAY: Final = "(unreachable|No route)"
@@ -28,14 +28,14 @@ _WAY: Final = "(unreachable|No route)"
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A code, the pattern of its reasons behind what stands before them, and what it means."""
+    """A code, what it means, and the pattern of its reasons (without their prefix)."""
 
     name: str
     pattern: str
     meaning: str
 
 
-#: Every code. Of several that fit, the first one holds.
+#: Every code. If several fit, the first one counts.
 CODES: Final = (
     Code("timeout", "time-out: no answer", "no answer within the time-out"),
     Code("connect_timeout", "time-out: no connection", "no connection to the handler in time"),
@@ -103,7 +103,7 @@ _ANY_RAISED: Final = re.compile(_BEFORE + _RAISED)
 
 
 def code_of(reason: str | None) -> str:
-    """Return the code of a reason; nothing for none."""
+    """Return the code of a reason; nothing if there is no reason."""
     if not reason:
         return ""
     if (status := _ANY_STATUS.match(reason)) is not None:
@@ -116,7 +116,7 @@ def code_of(reason: str | None) -> str:
 
 
 def pattern_of(asked: str | None) -> str | None:
-    """Return a pattern of the reasons that an operator asks for, by a code or by a part of the text, in any case.
+    """Return a pattern for reasons: by a code or by a part of the text, in small or capital letters.
 
     ``connection refused`` and ``time-out`` are read as the codes that they name.
     """

@@ -65,7 +65,7 @@ class _Alerts:
 class PostgresIncidents(Operations):
     """Keeps one incident for each time a message dies, however often its dead letter is read.
 
-    Nothing is requeued by itself: operators decide (building block 2.4).
+    Nothing is requeued automatically: operators decide (building block 2.4).
     """
 
     kind = "dlq"
@@ -167,7 +167,7 @@ async def _requeue(conn: Connection, ids: Sequence[int], by: Operator) -> set[in
 
 
 async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, action: str, by: Operator) -> None:
-    """Close incidents. A key that a message blocked goes on: with the message if requeued, else without."""
+    """Close incidents. A key that was blocked goes on: with its message if that is requeued, else without."""
     which = {"ids": list(ids)}
     await conn.execute(statement("incidents/close"), {**which, "status": status.value, **who(by)})
     if status is not IncidentStatus.REQUEUED:
@@ -180,7 +180,7 @@ async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, 
 
 
 class PostgresParkedKeys(Operations):
-    """Changes rows only: the sweep finds the messages that may run then."""
+    """Only changes rows: the sweep then finds the messages that may run."""
 
     async def list(self) -> Sequence[Row]:
         """All parked keys, the longest parked first."""

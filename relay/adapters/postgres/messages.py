@@ -1,4 +1,4 @@
-"""Messages of the inbox as operators see them, and the one thing they do to them beside dead letters: try now."""
+"""Messages of the inbox as operators see them, and the action on them: try now."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class MessageFilter:
     """Selects messages of the inbox. A field that is None excludes nothing.
 
     ``statuses``: waiting, failing, running, parked, dead, processed. ``subject`` may be a pattern of NATS.
-    ``since`` (included) and ``until`` (excluded) bound received_at. ``error`` is a code of
-    `relay.domain.reasons` or a part of the text.
+    ``since`` (included) and ``until`` (excluded) limit received_at. ``error`` is a code of `relay.domain.reasons`
+    or a part of the text.
     """
 
     statuses: Sequence[str]
@@ -46,7 +46,7 @@ class MessageFilter:
 
     @property
     def mixed(self) -> bool:
-        """Whether messages without an error are wanted too: then one index finds all that is not processed."""
+        """Whether messages without an error are wanted too. If so, one index finds all that are not processed."""
         return self.error is None and not _WITHOUT_ERROR.isdisjoint(self.statuses)
 
 
@@ -60,9 +60,11 @@ class PostgresMessageOperations(Operations):
     state = MessageState
 
     async def find(self, wanted: MessageFilter, limit: int, *, before: str | None = None) -> Page[Row]:
-        """Up to ``limit`` messages without their bodies, the last received first. ``before``: a ``cursor`` of one.
+        """Up to ``limit`` messages without bodies, the last received first.
 
-        Raises InvalidRequest for a cursor that is none.
+        ``before``: the ``cursor`` of a message.
+
+        Raises InvalidRequest for an invalid cursor.
         """
         at, id = (None, None) if before is None else _place(before)
         parameters = {
@@ -85,7 +87,7 @@ class PostgresMessageOperations(Operations):
         return None if row is None else _shown(row)
 
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
-        """Have messages that wait for their next attempt tried with the next sweep. Attempts stay counted.
+        """Make messages that wait for their next attempt due now, for the next sweep. Attempts stay counted.
 
         A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE.
         """

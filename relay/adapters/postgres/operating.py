@@ -24,7 +24,7 @@ from relay.domain.reasons import code_of, pattern_of
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
-#: How far matching rows are counted at least.
+#: Matching rows are counted at least up to this number.
 MAX_COUNTED: Final = 10_001
 
 #: A row by the names of its columns, as its statement selects it.
@@ -53,7 +53,7 @@ class Page(Generic[Item]):
 
 
 def counted(total: int) -> str:
-    """Return a number of matches as people read it. It may have been counted up to a limit only."""
+    """Return a number of matches for people. It may have been counted only up to a limit."""
     return f"more than {total - 1}" if total >= MAX_COUNTED else str(total)
 
 
@@ -71,9 +71,9 @@ class Operations:
         self._source = source
 
     async def _page(self, name: str, parameters: Mapping[str, Any]) -> Page[Row]:
-        """Return the rows of a statement, whose column ``total`` tells how many match in all.
+        """Return the rows of a statement. Its column ``total`` says how many match in all.
 
-        It is planned for its filter each time: a plan for any filter might read all that is there.
+        It is planned for its filter each time, because a plan for any filter might read the whole table.
         """
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
             await cursor.execute(statement(name), parameters, prepare=False)
@@ -110,12 +110,12 @@ class Operations:
 
 
 def bounds(limit: int, before: int | None) -> dict[str, int | None]:
-    """What rows a page has, and how far matches are counted, as parameters of a statement."""
+    """Which rows a page has, and up to which number matches are counted, as parameters of a statement."""
     return {"limit": limit, "before": before, "counted": max(MAX_COUNTED, limit + 1)}
 
 
 def named(row: Row, column: str) -> Row:
-    """Return a row with its ids as people see them. ``column``: the one that the text in ``originals`` names.
+    """Return a row with its ids as people see them. ``column``: the column of the id.
 
     A row whose id is text keeps its UUID as ``row_id``.
     """
@@ -126,7 +126,7 @@ def named(row: Row, column: str) -> Row:
 
 
 def coded(row: Row, column: str) -> Row:
-    """Return a row with the code of the reason in a column before it, and the stack behind it."""
+    """Return a row with two more columns: the code before the reason, and the stack after it."""
     found: Row = {}
     for name, value in row.items():
         if name == column:
@@ -189,7 +189,7 @@ class EventFilter:
 
 
 class PostgresOutboxOperations(Operations):
-    """Changes rows only: the relay's publishers do the rest, with their locks and retries."""
+    """Only changes rows: the relay's publishers do the rest, with their locks and retries."""
 
     kind = "outbox"
     state = EventState
@@ -205,7 +205,7 @@ class PostgresOutboxOperations(Operations):
         return None if row is None else coded(named(row, "id"), "publish_error")
 
     async def _rows(self, ids: Sequence[Id]) -> dict[Id, UUID]:
-        """Find the rows of events. A text is looked up: SQL may have written its row under any UUID."""
+        """Find the rows of events. A text is searched, as plain SQL may have given its row any UUID."""
         texts = [id for id in ids if isinstance(id, str) and Identity.of(id).derived]
         found: dict[Id, UUID] = {}
         if texts:
@@ -274,7 +274,7 @@ class PostgresTaskOperations(Operations):
     state = tasks.TaskState
 
     async def find(self, wanted: TaskFilter, limit: int, *, before: int | None = None) -> Page[Row]:
-        """Up to ``limit`` tasks without their payloads, the newest first. One that is claimed is ``running``.
+        """Up to ``limit`` tasks without their payloads, the newest first. A claimed task is ``running``.
 
         ``before``: below this ``seq``.
         """

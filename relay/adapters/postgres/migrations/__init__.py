@@ -113,7 +113,7 @@ def status(url: str) -> MigrationStatus:
 def sql(schema: str | None = None) -> str:
     """Return all migrations as plain SQL for an empty database, for other tools to apply (``psql -f``).
 
-    ``schema``: creates that one, and puts everything there.
+    ``schema``: creates this schema, and puts everything into it.
     """
     output = io.StringIO()
     if schema is not None:
