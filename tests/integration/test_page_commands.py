@@ -161,13 +161,13 @@ def desks(
 
 
 def test_each_command_of_a_page_does_what_it_says(desks: Iterator[Desk]) -> None:
-    kept, said, wrong = next(desks), dict[str, str](), dict[str, str]()
+    kept, wrong = next(desks), dict[str, str]()
     for command, page in operating().items():
         desk = next(desks) if CHANGES.search(f"{command} ") else kept
         try:
-            said[command] = desk.types(command)
+            said = desk.types(command)
+            assert "Traceback" not in said, said
+            assert not NOTHING.search(said), said
         except AssertionError as failed:
             wrong[f"{page}: {command}"] = str(failed)
     assert not wrong, "\n".join(f"{command}\n{text}" for command, text in wrong.items())
-    assert {command: text for command, text in said.items() if "Traceback" in text} == {}
-    assert {command: text for command, text in said.items() if NOTHING.search(text)} == {}
