@@ -15,9 +15,10 @@ from tests.integration.plans import explain, held_to
 ANY: dict[str, Any] = dict.fromkeys([*(it.name for it in fields(MessageFilter)), "before_at", "before_id"])
 UNFINISHED = ["waiting", "failing", "running", "parked"]
 ALL = [*UNFINISHED, "dead", "processed"]
+LISTS = [ALL, UNFINISHED, ["waiting", "failing"], ["failing"], ["processed"], ["dead"], ["dead", "processed"]]
 
 
-@pytest.mark.parametrize("statuses", [ALL, UNFINISHED, ["waiting", "failing"], ["failing"]], ids="-".join)
+@pytest.mark.parametrize("statuses", LISTS, ids="-".join)
 def test_those_that_fail_are_not_read_in_vain(database_url: str, statuses: list[str]) -> None:
     """They are newer than all that waits, so a search for what waits would read each of them."""
     with psycopg.connect(database_url, autocommit=True) as conn:

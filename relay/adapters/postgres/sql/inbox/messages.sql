@@ -42,7 +42,8 @@ WITH matching AS NOT MATERIALIZED (
     UNION ALL
     (SELECT message_id, received_at, status
      FROM matching
-     WHERE NOT %(mixed)s::boolean AND coalesce(status = ANY (%(statuses)s::text[]), false)
+     WHERE NOT %(mixed)s::boolean AND %(statuses)s::text[] && '{waiting,failing,running,parked}'
+       AND coalesce(status = ANY (%(statuses)s::text[]), false)
        AND num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL AND dead_lettered_at IS NULL
      ORDER BY received_at DESC
      LIMIT %(counted)s)
