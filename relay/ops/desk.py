@@ -12,7 +12,8 @@ from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.incidents import PostgresIncidents, PostgresParkedKeys
 from relay.adapters.postgres.messages import PostgresMessageOperations
-from relay.adapters.postgres.operating import Actions, Page, PostgresOutboxOperations, PostgresTaskOperations, Row
+from relay.adapters.postgres.operating import Actions, PostgresOutboxOperations, PostgresTaskOperations
+from relay.adapters.postgres.paging import Page, Row
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.pool import query as select
 from relay.adapters.postgres.schedule import PostgresSchedule
@@ -136,7 +137,8 @@ class Desk:
     def _finding(self, store: type[Any]) -> Callable[[rows.Find], Awaitable[Page[Row]]]:
         async def find(query: rows.Find) -> Page[Row]:
             async with self._lend(query.context) as source:
-                found: Page[Row] = await store(source).find(query.wanted, query.limit, before=query.before)
+                how = {"before": query.before, "short": not query.thorough}
+                found: Page[Row] = await store(source).find(query.wanted, query.limit, **how)
                 return found
 
         return find

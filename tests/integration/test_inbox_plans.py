@@ -8,11 +8,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.adapters.postgres.messages import MessageFilter
+from relay.adapters.postgres.messages import MessageFilter, PostgresMessageOperations
+from relay.adapters.postgres.paging import ends
 from tests.integration.crowded import messages, repeatable
 from tests.integration.plans import explain, held_to
 
-ANY: dict[str, Any] = dict.fromkeys([*(it.name for it in fields(MessageFilter)), "before_at", "before_id"])
+ANY: dict[str, Any] = {
+    **dict.fromkeys([*(it.name for it in fields(MessageFilter)), "before_at", "before_id"]),
+    **ends(PostgresMessageOperations.orders, {}),
+}
 UNFINISHED = ["waiting", "failing", "running", "parked"]
 ALL = [*UNFINISHED, "dead", "processed"]
 LISTS = [ALL, UNFINISHED, ["waiting", "failing"], ["failing"], ["processed"], ["dead"], ["dead", "processed"]]

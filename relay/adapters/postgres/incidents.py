@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.operating import Operations, Page, Row, as_key, audit, bounds, coded, named, who
+from relay.adapters.postgres.operating import Operations, as_key, audit, coded, named, who
+from relay.adapters.postgres.paging import Page, Row, bounds
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
@@ -87,8 +88,13 @@ class PostgresIncidents(Operations):
             rows = await query(conn, "incidents/unalerted") if due else []
             yield _Alerts(conn, [_recorded(row) for row in rows])
 
-    async def find(self, wanted: IncidentFilter, limit: int, *, before: int | None = None) -> Page[Row]:
-        """Up to ``limit`` incidents without their messages, the newest first. ``before``: below this number."""
+    async def find(
+        self, wanted: IncidentFilter, limit: int, *, before: int | None = None, short: bool = False
+    ) -> Page[Row]:
+        """Up to ``limit`` incidents without their messages, the newest first. ``before``: below this number.
+
+        ``short`` changes nothing: dead letters are few.
+        """
         parameters = {
             **asdict(wanted),
             "statuses": [status.value for status in wanted.statuses] or None,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from relay.adapters.postgres.operating import Operations, Page, Row, as_key, bounds, coded, named
+from relay.adapters.postgres.operating import Operations, as_key, coded, named
+from relay.adapters.postgres.paging import Page, Row, bounds, passes_over
 from relay.domain.errors import InvalidRequest, UnknownMessage
 from relay.domain.identity import Id
 from relay.domain.operators import MessageState, Operator, Outcome, message_refusal
@@ -21,6 +22,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 #: Messages in these states may be without an error.
 _WITHOUT_ERROR: Final = {"waiting", "running", "parked"}
+#: One index finds the messages in these states, and no others.
+_UNFINISHED: Final = {*_WITHOUT_ERROR, "failing", "dead"}
 #: The end of a page: microseconds since 1970, and the id.
 CURSOR: Final = r"^[0-9]{1,16}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
@@ -58,11 +61,15 @@ class PostgresMessageOperations(Operations):
 
     kind = "inbox"
     state = MessageState
+    orders = ("processed", "unfinished", "failing", "dead")
 
-    async def find(self, wanted: MessageFilter, limit: int, *, before: str | None = None) -> Page[Row]:
+    async def find(
+        self, wanted: MessageFilter, limit: int, *, before: str | None = None, short: bool = False
+    ) -> Page[Row]:
         """Up to ``limit`` messages without their bodies, the last received first. ``before``: a ``cursor`` of one.
 
-        Raises InvalidRequest for a cursor that is none.
+        ``short``: look at the newest of each state only, if the filter may pass over many. Raises InvalidRequest
+        for a cursor that is none.
         """
         at, id = (None, None) if before is None else _place(before)
         parameters = {
@@ -76,8 +83,9 @@ class PostgresMessageOperations(Operations):
             "before_at": at,
             "before_id": id,
         }
-        page = await self._page("inbox/messages", parameters)
-        return Page([{**_shown(row), "cursor": _cursor(row)} for row in page.items], page.total)
+        short = short and passes_over(wanted, mixed=wanted.mixed and not {*wanted.statuses} >= _UNFINISHED)
+        page = await self._page("inbox/messages", parameters, short=short)
+        return replace(page, items=[{**_shown(row), "cursor": _cursor(row)} for row in page.items])
 
     async def get(self, id: Id) -> Row | None:
         """One message with its headers, its body and its history, or None."""

@@ -1,7 +1,8 @@
 -- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. An index finds
 -- those that are processed. `mixed`: one index finds all others. Otherwise those with an error are wanted, dead or
--- failing: an index each finds them, so that no waiting message is read and thrown away. `coalesce`: a plan takes a
--- pattern or state that it does not know for one that hardly any row fits.
+-- failing: an index each finds them, so that no waiting message is read and thrown away. Nothing is processed before
+-- it is received. `reach.sql` says where a short look ends in each order. `coalesce`: a plan takes a pattern or state
+-- that it does not know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
        CASE WHEN processed_at IS NOT NULL THEN 'processed'
@@ -23,6 +24,9 @@ WITH matching AS NOT MATERIALIZED (
     (SELECT message_id, received_at, status
      FROM matching
      WHERE 'processed' = ANY (%(statuses)s::text[]) AND processed_at IS NOT NULL
+       AND (%(since)s::timestamptz IS NULL OR processed_at >= %(since)s)
+       AND (%(processed_since)s::timestamptz IS NULL OR processed_at >= %(processed_since)s)
+       AND (%(processed_until)s::timestamptz IS NULL OR processed_at <= %(processed_until)s)
      ORDER BY processed_at DESC
      LIMIT %(counted)s)
     UNION ALL
@@ -30,6 +34,7 @@ WITH matching AS NOT MATERIALIZED (
      FROM matching
      WHERE %(mixed)s::boolean AND processed_at IS NULL
        AND coalesce(status = ANY (%(statuses)s::text[]), false)
+       AND (%(unfinished_since)s::timestamptz IS NULL OR received_at >= %(unfinished_since)s)
      ORDER BY received_at DESC
      LIMIT %(counted)s)
     UNION ALL
@@ -37,6 +42,8 @@ WITH matching AS NOT MATERIALIZED (
      FROM matching
      WHERE NOT %(mixed)s::boolean AND 'dead' = ANY (%(statuses)s::text[])
        AND processed_at IS NULL AND dead_lettered_at IS NOT NULL
+       AND (%(dead_since)s::timestamptz IS NULL OR dead_lettered_at >= %(dead_since)s)
+       AND (%(dead_until)s::timestamptz IS NULL OR dead_lettered_at <= %(dead_until)s)
      ORDER BY dead_lettered_at DESC
      LIMIT %(counted)s)
     UNION ALL
@@ -45,6 +52,7 @@ WITH matching AS NOT MATERIALIZED (
      WHERE NOT %(mixed)s::boolean AND %(statuses)s::text[] && '{waiting,failing,running,parked}'
        AND coalesce(status = ANY (%(statuses)s::text[]), false)
        AND num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL AND dead_lettered_at IS NULL
+       AND (%(failing_since)s::timestamptz IS NULL OR received_at >= %(failing_since)s)
      ORDER BY received_at DESC
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (
