@@ -113,10 +113,17 @@ class FindMessages(Find):
     wanted: MessageFilter
 
 
-class GroupMessages(Query[Groups]):
-    """How many messages a filter finds of each subscription and code of an error, the most frequent first."""
+class _Group(Query[Groups]):
+    """``thorough``: as of `Find`; but the answer does not say how far a look went: a page beside it does."""
 
     context: str
+    wanted: Any
+    thorough: bool = True
+
+
+class GroupMessages(_Group):
+    """How many messages a filter finds of each subscription and code of an error, the most frequent first."""
+
     wanted: MessageFilter
 
 
@@ -143,10 +150,9 @@ class FindIncidents(Find):
     wanted: IncidentFilter
 
 
-class GroupIncidents(Query[Groups]):
+class GroupIncidents(_Group):
     """How many dead letters a filter finds of each class and code of a reason, the most frequent first."""
 
-    context: str
     wanted: IncidentFilter
 
 

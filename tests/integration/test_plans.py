@@ -57,7 +57,7 @@ LIMIT = {"limit": 1_000}
 
 def any_of(store: type[Operations], wanted: type[Any], *more: str) -> dict[str, Any]:
     """The parameters of a list that excludes nothing."""
-    return {**dict.fromkeys([*(it.name for it in fields(wanted)), *more]), **ends(store.orders, {})}
+    return {**dict.fromkeys([*(it.name for it in fields(wanted)), "unless", *more]), **ends(store.orders, {})}
 
 
 ANY_EVENT = any_of(PostgresOutboxOperations, EventFilter)
@@ -147,7 +147,7 @@ GUARDS = {
     # The newest thousand of those that are processed and of those that are not: none is thrown away.
     "list of messages": Guard(
         "inbox/messages",
-        {"idx_inbox_processed", "idx_inbox_unprocessed", "inbox_messages_pkey"},
+        {"idx_inbox_processed", "idx_inbox_unprocessed"},
         2_000,
         {**ANY_MESSAGE, "mixed": True, "statuses": STATES_OF_MESSAGES, "limit": 100, "counted": 1_000},
         sorted=2_000,

@@ -98,6 +98,7 @@ def test_a_short_look_reads_no_more_than_its_window(database_url: str, subtests:
                 asked = {
                     **asdict(wanted),
                     "mixed": getattr(wanted, "mixed", None),
+                    "unless": [],
                     "before": None,
                     "before_at": None,
                     "before_id": None,

@@ -6,15 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
-from relay.adapters.postgres.operating import Operations, as_key, coded, named
+from relay.adapters.postgres.operating import Operations, as_key, coded, named, reasons
 from relay.adapters.postgres.paging import Page, Row, bounds, passes_over
 from relay.domain.errors import InvalidRequest, UnknownMessage
 from relay.domain.identity import Id
 from relay.domain.operators import MessageState, Operator, Outcome, message_refusal
-from relay.domain.reasons import pattern_of
 from relay.domain.topology import subject_pattern
 
 _UNKNOWN: Final = UnknownMessage("there is no such message", hint="relay inbox list --all")
@@ -71,21 +70,17 @@ class PostgresMessageOperations(Operations):
         ``short``: look at the newest of each state only, if the filter may pass over many. Raises InvalidRequest
         for a cursor that is none.
         """
-        at, id = (None, None) if before is None else _place(before)
-        parameters = {
-            **asdict(wanted),
-            **bounds(limit, None),
-            "statuses": list(wanted.statuses),
-            "mixed": wanted.mixed,
-            "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
-            "correlation_id": as_key(wanted.correlation_id),
-            "error": pattern_of(wanted.error),
-            "before_at": at,
-            "before_id": id,
-        }
-        short = short and passes_over(wanted, mixed=wanted.mixed and not {*wanted.statuses} >= _UNFINISHED)
-        page = await self._page("inbox/messages", parameters, short=short)
+        parameters = _parameters(wanted, limit, before)
+        page = await self._page("inbox/messages", parameters, short=short and _passes_over(wanted))
         return replace(page, items=[{**_shown(row), "cursor": _cursor(row)} for row in page.items])
+
+    async def groups(self, wanted: MessageFilter, most: int, *, short: bool = False) -> Sequence[Row]:
+        """How many messages have each code of an error, by subscription, among the newest ``most`` that fit.
+
+        ``short``: as of `find`.
+        """
+        parameters, short = _parameters(wanted, most), short and _passes_over(wanted)
+        return await self._groups("last_error", "subscription", "inbox/messages", parameters, short=short)
 
     async def get(self, id: Id) -> Row | None:
         """One message with its headers, its body and its history, or None."""
@@ -101,6 +96,25 @@ class PostgresMessageOperations(Operations):
         outcome = await self._change("retry", [UUID(key) for key in given], message_refusal, _UNKNOWN, by)
         refused = tuple((given[key], error) for key, error in outcome.refused)
         return Outcome(tuple(given[key] for key in outcome.done), refused)
+
+
+def _parameters(wanted: MessageFilter, limit: int, before: str | None = None) -> dict[str, Any]:
+    at, id = (None, None) if before is None else _place(before)
+    return {
+        **asdict(wanted),
+        **bounds(limit, None),
+        "statuses": list(wanted.statuses),
+        "mixed": wanted.mixed,
+        "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
+        "correlation_id": as_key(wanted.correlation_id),
+        **reasons("error", wanted.error),
+        "before_at": at,
+        "before_id": id,
+    }
+
+
+def _passes_over(wanted: MessageFilter) -> bool:
+    return passes_over(wanted, mixed=wanted.mixed and not {*wanted.statuses} >= _UNFINISHED)
 
 
 def _key(id: Id) -> UUID:

@@ -5,12 +5,14 @@ Every action is one transaction with its row in the audit log. It answers for ea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
+from psycopg import sql
 from psycopg.rows import dict_row
 
 from relay.adapters.postgres.paging import WINDOW, Page, Reach, Row, bounds, ends, passes_over
@@ -21,7 +23,7 @@ from relay.domain.disclosure import clean, stack_of
 from relay.domain.errors import NotPublishable, NotReplayable, RelayError
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Identity
 from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
-from relay.domain.reasons import code_of, pattern_of
+from relay.domain.reasons import code_of, wanted_of
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
@@ -53,6 +55,21 @@ class Operations:
             rows = await cursor.fetchall()
         totals = [row.pop("total") for row in rows]
         return Page(rows, totals[0] if totals else 0, reach)
+
+    async def _groups(
+        self, text: str, other: str, page: str, parameters: Mapping[str, Any], *, short: bool = False
+    ) -> Sequence[Row]:
+        """Count the rows of the statement ``page`` by the code of the reason in ``text`` and by ``other``."""
+        columns = sql.SQL(", ").join(map(sql.Identifier, (other, text)))
+        counting = sql.SQL("SELECT {0}, count(*) FROM ({1}) AS page GROUP BY {0}")
+        asked = counting.format(columns, sql.SQL(statement(page)))
+        async with self._source() as conn:
+            reach = await self._reach(conn, parameters) if short else {}
+            found = await conn.execute(asked, {**parameters, **ends(self.orders, reach)}, prepare=False)
+            counts: Counter[tuple[str | None, Any]] = Counter()
+            for value, reason, count in await found.fetchall():
+                counts[code_of(reason) or None, value] += count
+        return [{code_column(text): code, other: value, "count": n} for (code, value), n in counts.most_common()]
 
     async def _reach(self, conn: Connection, parameters: Mapping[str, Any]) -> Mapping[str, Reach]:
         asked = {**parameters, "window": WINDOW}
@@ -104,11 +121,22 @@ def coded(row: Row, column: str) -> Row:
     for name, value in row.items():
         if name == column:
             reason, stack = stack_of(value or "")
-            found["reason_code" if name == "reason" else "error_code"] = code_of(value) or None
+            found[code_column(name)] = code_of(value) or None
             found |= {name: reason or None, "stack": stack}
         else:
             found[name] = value
     return found
+
+
+def code_column(name: str) -> str:
+    """Return the column that has the code of the reason in a column."""
+    return "reason_code" if name == "reason" else "error_code"
+
+
+def reasons(name: str, asked: str | None) -> dict[str, Any]:
+    """Return which reasons are asked for as parameters of a statement."""
+    wanted = wanted_of(asked)
+    return {name: wanted.pattern, "unless": list(wanted.unless)}
 
 
 def as_key(id: Id | None) -> UUID | None:
@@ -125,19 +153,6 @@ async def audit(conn: Connection, action: str, ids: Sequence[object], by: Operat
 def who(by: Operator) -> dict[str, str | None]:
     """Return the operator as parameters of a statement."""
     return {"actor": clean(by.actor), "note": None if by.note is None else clean(by.note)}
-
-
-class Actions:
-    """The audit log. Raises DatabaseUnreachable and SchemaMissing."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    async def find(self, wanted: Mapping[str, Any]) -> Sequence[Row]:
-        """What operators did, the newest first. ``wanted``: the parameters of its statement."""
-        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("session/actions"), wanted)
-            return await cursor.fetchall()
 
 
 # --- events and tasks ---
@@ -243,8 +258,8 @@ class TaskFilter:
 
 def _parameters(wanted: EventFilter | TaskFilter, limit: int, before: int | None) -> dict[str, Any]:
     """Return a filter as the parameters of its statement."""
-    key, error = as_key(wanted.correlation_id), pattern_of(wanted.error)
-    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, "error": error}
+    key, error = as_key(wanted.correlation_id), reasons("error", wanted.error)
+    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, **error}
 
 
 class PostgresTaskOperations(Operations):

@@ -12,7 +12,7 @@ from relay.domain.errors import TooMany
 #: How far matching rows are counted at least.
 MAX_COUNTED: Final = 10_001
 #: How many rows a short look reads at most in each order: so many take a page about a twentieth of a second.
-WINDOW: Final = 20_000
+WINDOW: Final = 10_000
 
 #: A row by the names of its columns, as its statement selects it.
 Row: TypeAlias = dict[str, Any]

@@ -76,7 +76,7 @@ async def _groups(ops: Ops, context: str, kind: Kind, asked: Any, statuses: Sequ
     """How many rows there are of each reason, in the states that have a reason."""
     if kind.group is None or not (states := [it for it in statuses if it in kind.grouped or kind.by == "reason"]):
         return ()
-    query = kind.group(context=context, wanted=kind.wanted(asked, states))
+    query = kind.group(context=context, wanted=kind.wanted(asked, states), thorough=asked.thorough)
     return await ops.recent.ask(ops, query)
 
 

@@ -12,7 +12,8 @@ WITH matching AS NOT MATERIALIZED (
       AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
       AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
       AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
-      AND (%(error)s::text IS NULL OR coalesce(publish_error ~ %(error)s, false))
+      AND (%(error)s::text IS NULL
+           OR coalesce(publish_error ~ %(error)s AND NOT publish_error ~ ANY (%(unless)s::text[]), false))
 ), found AS MATERIALIZED (
     (SELECT id, seq, 'published' AS status
      FROM matching

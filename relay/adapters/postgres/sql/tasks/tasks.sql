@@ -8,7 +8,7 @@ WITH matching AS NOT MATERIALIZED (
       AND (%(queue)s::text IS NULL OR queue = %(queue)s)
       AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
       AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
-      AND (%(error)s::text IS NULL OR last_error ~ %(error)s)
+      AND (%(error)s::text IS NULL OR last_error ~ %(error)s AND NOT last_error ~ ANY (%(unless)s::text[]))
 ), found AS MATERIALIZED (
     (SELECT id, seq, status
      FROM matching
