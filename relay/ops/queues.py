@@ -18,7 +18,8 @@ from pydantic import Field
 from relay import jobs
 from relay.access import redis_options
 from relay.adapters.gate import Gates
-from relay.adapters.postgres.operating import audit, counted
+from relay.adapters.postgres.operating import audit
+from relay.adapters.postgres.paging import counted
 from relay.adapters.postgres.pool import Source
 from relay.adapters.queues import JobQueues
 from relay.bus import Command, CommandBus, Query, QueryBus
