@@ -265,7 +265,7 @@ async def test_a_connection_that_is_given_back_may_serve_two_that_wait() -> None
     second = asyncio.create_task(budget.take(others))
     await asyncio.sleep(0)
     budget.give(functions, None)
-    assert [await asyncio.wait_for(it, 5) for it in (first, second)] == [None, None]
+    assert [await asyncio.wait_for(it, 60) for it in (first, second)] == [None, None]
     assert budget.open == 16
 
 
