@@ -32,6 +32,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.worker import Worker, WorkerThread, _WorkQueueItem
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 from nats.js.client import JetStreamContext
 from nats.protocol import parser
 
@@ -94,6 +95,7 @@ MEMBERS = [
     Member("nats-py", Client, "_pending_data_size", "counts what waits to be written"),
     Member("nats-py", Client, "_flush_queue", "asks nats-py's task to write a lot"),
     Member("nats-py", Client, "_transport", "writes a little at once"),
+    Member("nats-py", TcpTransport, "_io_writer", "closes the socket of an attempt that failed"),
     Member("nats-py", Client, "_current_server", "tells whether TLS is wanted"),
     Member("nats-py", Client, "_inbox_prefix", "tells whether answers are what is forbidden"),
     Member("nats-py", lambda: Subscription(None), "_id", "finds the listener of a message"),

@@ -99,6 +99,16 @@ class RelayClient(Client):
         #: Called for every missing permission.
         self.on_refused: Callable[[Refusal], None] | None = None
 
+    async def connect(self, *arguments: Any, **options: Any) -> None:
+        """As of nats-py, which leaves the socket open when it fails or is cancelled."""
+        try:
+            await super().connect(*arguments, **options)
+        except BaseException:
+            # Not `close`: it waits for the end of a TLS handshake that never comes.
+            if (writer := getattr(self._transport, "_io_writer", None)) is not None:
+                writer.transport.abort()
+            raise
+
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Send no credentials in the clear when TLS is configured.
 

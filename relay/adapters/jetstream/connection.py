@@ -148,27 +148,22 @@ class NatsConnection:
             self._last_error = telling(self._last_error, error)
 
         client.on_refused = partial(self._note_refused, client)
-        try:
-            await client.connect(
-                servers=addresses,
-                connect_timeout=2,
-                reconnect_time_wait=0.25,  # type: ignore[arg-type]
-                max_reconnect_attempts=-1,
-                ping_interval=3,
-                max_outstanding_pings=2,
-                # Nothing is buffered while disconnected. A publish that leaves minutes later, after its job
-                # gave up on it, could overtake newer events.
-                pending_size=0,
-                closed_cb=on_closed,
-                disconnected_cb=on_disconnected,
-                reconnected_cb=on_reconnected,
-                error_cb=on_error,
-                **self._options,
-            )
-        except asyncio.CancelledError:
-            # nats-py leaves the socket open.
-            await client.close()
-            raise
+        await client.connect(
+            servers=addresses,
+            connect_timeout=2,
+            reconnect_time_wait=0.25,
+            max_reconnect_attempts=-1,
+            ping_interval=3,
+            max_outstanding_pings=2,
+            # Nothing is buffered while disconnected. A publish that leaves minutes later, after its job
+            # gave up on it, could overtake newer events.
+            pending_size=0,
+            closed_cb=on_closed,
+            disconnected_cb=on_disconnected,
+            reconnected_cb=on_reconnected,
+            error_cb=on_error,
+            **self._options,
+        )
         return client
 
     def _note_refused(self, client: RelayClient, refusal: Refusal) -> None:

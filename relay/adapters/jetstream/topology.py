@@ -104,28 +104,26 @@ async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamConte
         causes.append(telling(causes[-1], error) if causes else error)
 
     try:
-        try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S * 2):
-                await client.connect(
-                    servers=addresses,
-                    name="relay-cli",
-                    allow_reconnect=False,
-                    max_reconnect_attempts=_MAX_ATTEMPTS,
-                    reconnect_time_wait=0.1,  # type: ignore[arg-type]
-                    connect_timeout=_CONNECT_TIMEOUT_S,
-                    error_cb=note,
-                    **options,
-                )
-        except (OSError, nats.errors.Error, TimeoutError) as error:
-            raise unreachable(causes[-1] if causes else error) from error
-        try:
-            yield client.jetstream(timeout=_ANSWER_TIMEOUT_S)
-        except (BrokerUnreachable, nats.errors.Error, TimeoutError) as error:
-            if (refusal := client.refusals.latest()) is not None:
-                raise BrokerRefused(str(refusal)) from error
-            raise
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S * 2):
+            await client.connect(
+                servers=addresses,
+                name="relay-cli",
+                allow_reconnect=False,
+                max_reconnect_attempts=_MAX_ATTEMPTS,
+                reconnect_time_wait=0.1,
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                error_cb=note,
+                **options,
+            )
+    except (OSError, nats.errors.Error, TimeoutError) as error:
+        raise unreachable(causes[-1] if causes else error) from error
+    try:
+        yield client.jetstream(timeout=_ANSWER_TIMEOUT_S)
+    except (BrokerUnreachable, nats.errors.Error, TimeoutError) as error:
+        if (refusal := client.refusals.latest()) is not None:
+            raise BrokerRefused(str(refusal)) from error
+        raise
     finally:
-        # Also without a connection: nats-py leaves the socket of a failed attempt open.
         await client.close()
 
 
