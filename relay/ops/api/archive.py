@@ -123,7 +123,7 @@ def row_filter(chosen: EventsChosen, kind: ArchiveKind) -> RowFilter:
     """The filter of a choice. Raises InvalidRequest and InvalidKey, which name the field."""
     asked = chosen.filter or ArchivedFilter()
     if asked.subject is not None and (kind is ArchiveKind.TASKS or not is_pattern(asked.subject)):
-        raise InvalidRequest("is no pattern of subjects, or tasks have none", field="subject")
+        raise InvalidRequest("is not a pattern of subjects, or tasks have no subject", field="subject")
     correlation = as_id(asked.correlation_id, "correlation_id")
     ids = [as_id(id, "ids") for id in chosen.ids or ()]
     return RowFilter(
