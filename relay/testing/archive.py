@@ -36,7 +36,7 @@ class MemoryColdStore:
         content.seek(0)
         read = content.read()
         if self._files.setdefault(name, read) != read:
-            raise ArchiveConflict(f"{name} is there already and holds something else")
+            raise ArchiveConflict(f"{name} exists already, with other content")
 
     async def get(self, name: str, into: IO[bytes]) -> bool:
         if (found := self._files.get(name)) is not None:

@@ -234,9 +234,9 @@ def test_the_command_compares_with_a_schema_of_the_package(tmp_path: Path) -> No
     [
         ("{", "cannot be read as JSON"),
         ("[" * 100_000, "cannot be read as JSON"),
-        ("[]", "is no JSON Schema"),
-        ('{"type": "strong"}', "is no JSON Schema"),
-        ('{"minLength": "1"}', "is no JSON Schema"),
+        ("[]", "is not a JSON Schema"),
+        ('{"type": "strong"}', "is not a JSON Schema"),
+        ('{"minLength": "1"}', "is not a JSON Schema"),
         (None, "there is no schema"),
     ],
 )
