@@ -1,7 +1,7 @@
--- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. One index
--- finds processed messages. `mixed`: one index finds all others. Otherwise only messages with an error are wanted,
--- dead or failing. Each kind has an index, so that no waiting message is read and thrown away. `coalesce`: for a
--- pattern or state that the planner does not know, it assumes that few rows fit.
+-- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. An index finds
+-- those that are processed. `mixed`: one index finds all others. Otherwise those with an error are wanted, dead or
+-- failing: an index each finds them, so that no waiting message is read and thrown away. `coalesce`: a plan takes a
+-- pattern or state that it does not know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
        CASE WHEN processed_at IS NOT NULL THEN 'processed'

@@ -1,5 +1,5 @@
--- Tasks that match a filter, the newest first, and how many match in all, counted up to a limit. Each state has an
--- index of its own. If more tasks wait than are counted, those that come first are found.
+-- Tasks that match a filter, the newest first, and how many match in all, counted up to a limit. Each state is read by
+-- an index of its own. Of more waiting tasks than are counted, those that come first are found.
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, queue, priority, status, claimed_until, available_at, enqueued_at, finished_at
     FROM task_outbox
