@@ -1,4 +1,4 @@
-"""The queries of a module that other services may ask: which there are, and how one is answered."""
+"""The queries of a module that other services may ask, and how they are answered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Answerable:
     waits: bool
 
     def query(self, fields: Mapping[str, Any]) -> Query[Any]:
-        """The query that was asked. Unknown fields are ignored, so that those who ask may be newer.
+        """The query that was asked. Unknown fields are ignored, so that the asking service may be newer.
 
         Raises InvalidQuery.
         """
