@@ -1,9 +1,9 @@
-"""What operators look for and do to rows, as queries and commands that the command line and the API share.
+"""Operators' questions about rows and actions on them, as queries and commands of the command line and the API.
 
 A command names the rows in one of two ways: by ``ids``, or by a filter in ``wanted``. If the filter finds more
 than ``limit`` rows, the command changes none. A command may have both: then the filter says how the ids were
-chosen. If it no longer finds one of them, that id is no refusal, as nobody named it. For each id the answer says:
-done, or why not.
+chosen. If it no longer finds one of them, that id is not refused, because no one has named it. For each id the
+answer says: done, or why not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from relay.domain.incidents import IncidentFilter
 from relay.domain.operators import Operator, Outcome
 from relay.domain.schedule import Schedule
 
-#: What waits in a context: the brake says what its producers are told, the last which inboxes are full.
+#: The backlogs of a context, the brake on its producers, and its full inboxes.
 Backlog: TypeAlias = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
 #: A page ends before this key of the order in which the rows are listed.
 #: How many rows there are of each kind, with what the kind is.
@@ -35,7 +35,7 @@ Rows = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class ReadBacklog(Query[Backlog]):
-    """How much of a context waits, since when, and what became of it (QRY-050, QRY-051)."""
+    """How much waits in a context, since when, and in which state (QRY-050, QRY-051)."""
 
     context: str
 
@@ -83,14 +83,14 @@ class GetEvent(Get):
 
 
 class RetryEvents(Act):
-    """Retry failed events: attempts and back-off start anew, the business rows do not change."""
+    """Retry failed events, with new attempts and a new back-off. The business rows do not change."""
 
     ids: Sequence[Id] | None = None
     wanted: EventFilter | None = None
 
 
 class ReplayEvents(Act):
-    """Publish events once more, to every consumer of the stream. Consumers deduplicate events by id."""
+    """Publish events once more, to every consumer of the stream. Consumers recognise events by their id."""
 
     ids: Sequence[Id] | None = None
     wanted: EventFilter | None = None
@@ -120,7 +120,7 @@ class GetMessage(Get):
 
 
 class RetryMessages(Act):
-    """Try messages now that wait for their next attempt. What they have spent of their attempts stays spent."""
+    """Try messages now that wait for their next attempt. Their attempts so far stay counted."""
 
     ids: Sequence[Id] | None = None
     wanted: MessageFilter | None = None

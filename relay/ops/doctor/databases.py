@@ -11,7 +11,7 @@ from relay.domain.findings import Finding, error, unknown, warning
 
 #: The oldest major version that this release is tested with.
 TESTED: Final = 15
-#: A clock that differs by more seconds is told. Events of more than 60 s in the future are refused.
+#: A clock that differs by more seconds is a finding. Events of more than 60 s in the future are refused.
 CLOCK_S: Final = 5.0
 _OFF: Final = {
     "fsync": "a crash of the machine loses or damages what was committed",
@@ -36,7 +36,7 @@ def tables(place: str, state: DatabaseState) -> Iterator[Finding]:
 
 
 def commits_last(place: str, state: DatabaseState) -> Iterator[Finding]:
-    """What is committed survives a crash."""
+    """Committed transactions survive a crash."""
     for name, what in _OFF.items():
         if state.settings.get(name) == "off":
             yield warning("COMMITS_MAY_BE_LOST", place, f"{name} is off: {what}", f"set {name} = on")
@@ -109,7 +109,7 @@ def vacuum(place: str, details: DatabaseDetails) -> Iterator[Finding]:
 
 
 def snapshots(place: str, details: DatabaseDetails) -> Iterator[Finding]:
-    """No old snapshot keeps what others have removed."""
+    """No old snapshot keeps removed row versions."""
     for holder in details.holders:
         since = "" if holder.seconds is None else f" for {_minutes(holder.seconds)}"
         text = f"{holder.name} keeps what {holder.transactions} transactions removed{since}"

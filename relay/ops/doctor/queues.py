@@ -50,7 +50,7 @@ def memory(state: QueueState) -> Iterator[Finding]:
 
 
 def workers(state: QueueState) -> Iterator[Finding]:
-    """Somebody takes the jobs."""
+    """A worker takes the jobs."""
     if not state.workers:
         yield warning(
             "NO_WORKER",

@@ -18,7 +18,7 @@ _SERVER: Final = "nats"
 _ENSURE: Final = "run: relay streams ensure"
 _ANEW: Final = "only deleting it and making it anew changes this; its messages, or its progress, would be lost"
 _START: Final = "docs/how-to/streams.md"
-#: Differences that checks of their own tell better.
+#: Differences that have checks of their own.
 _TOLD: Final = frozenset({"storage", "persist_mode", "discard"})
 #: What nats-server takes by default, in bytes.
 _USUAL_PAYLOAD: Final = 1024**2
@@ -152,7 +152,7 @@ def _remedy(it: Difference) -> str:
 
 
 def duplicate_window(broker: Broker) -> Iterator[Finding]:
-    """What is published again after a back-off is recognised by its stream."""
+    """A stream recognises an event that is published again after a back-off."""
     for context in broker.contexts.values():
         span = (context.publish.backoff_max + 2 * context.publish.ack_timeout).total_seconds()
         for settings in context.event_streams:
@@ -199,7 +199,7 @@ def acknowledgement(broker: Broker) -> Iterator[Finding]:
 
 
 def payload(broker: Broker) -> Iterator[Finding]:
-    """What an application may write, the server takes."""
+    """The server takes what an application may write."""
     limit = broker.state.max_payload
     if limit < _USUAL_PAYLOAD:
         text = f"max_payload is {limit} bytes, less than the usual {_USUAL_PAYLOAD}: larger events die"
