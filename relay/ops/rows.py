@@ -155,15 +155,15 @@ class _ActOnIncidents(Act):
 
 
 class RequeueIncidents(_ActOnIncidents):
-    """Put messages back into the failing consumer's inbox, with new attempts. Others do not see them again."""
+    """Put messages back into the inbox that failed, with new attempts. Other consumers do not see them again."""
 
 
 class DiscardIncidents(_ActOnIncidents):
-    """Give messages up. They stay recorded, and requeue still takes them by id. Needs a note."""
+    """Discard messages. They stay recorded, and can still be requeued by id. Needs a note."""
 
 
 class ResolveIncidents(_ActOnIncidents):
-    """Close incidents that were dealt with by other means. Needs a note."""
+    """Close incidents that were solved in another way. Needs a note."""
 
 
 # --- tasks ---
@@ -188,15 +188,15 @@ class _ActOnTasks(Act):
 
 
 class RetryTasks(_ActOnTasks):
-    """Run failed tasks again, with new attempts; by id cancelled ones too."""
+    """Run failed tasks again, with new attempts. By id also cancelled tasks."""
 
 
 class CancelTasks(_ActOnTasks):
-    """Give up tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
+    """Cancel tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
 
 
 class ListTaskQueues(Query[Sequence[str]]):
-    """The queues, as tasks name them, that have tasks which are due or delivered."""
+    """The queues of tasks (by the tasks' names) that have due or delivered tasks."""
 
     context: str
 
@@ -211,7 +211,7 @@ class ListParked(Query[Sequence[Row]]):
 
 
 class ReleaseKeys(Command[Outcome]):
-    """Let keys go on in order: first the message that died, with new attempts, then those behind it.
+    """Let keys go on in order: first the dead message, with new attempts, then the messages behind it.
 
     ``keys`` None: all, of one ``subscription`` or of all.
     """
@@ -229,7 +229,7 @@ class ReadSchedule(Query[Schedule]):
 
 
 class RunJob(Command[datetime]):
-    """Have the leader run a job now; answers when this was first asked. Raises UnknownJob."""
+    """Run a job now; the answer says when this was first requested. Raises UnknownJob."""
 
     context: str
     name: str
@@ -237,7 +237,7 @@ class RunJob(Command[datetime]):
 
 
 class PauseJob(Command[None]):
-    """Pause a cron job: nothing of it begins until it goes on. Raises UnknownJob, and NotPausable for a duty."""
+    """Pause a cron job: it begins no run until it is resumed. Raises UnknownJob, and NotPausable for a duty."""
 
     context: str
     name: str
@@ -245,7 +245,7 @@ class PauseJob(Command[None]):
 
 
 class ResumeJob(Command[None]):
-    """Let a cron job go on. One run makes up for what passed, unless that is longer ago than the job's grace."""
+    """Let a cron job go on. One run makes up for missed ones, unless the last is longer ago than its grace."""
 
     context: str
     name: str
