@@ -54,7 +54,7 @@ def load(module: str, takes: Callable[[str], bool]) -> dict[str, Answerable]:
     for bus in {id(it): it for it in vars(found).values() if isinstance(it, QueryBus)}.values():
         for subject, kind in bus.subjects.items():
             if subject in offered:
-                raise _invalid(f"{module} answers {subject} twice", "one bus answers a query")
+                raise _invalid(f"{module} answers {subject} twice", "only one bus may answer a query")
             if not takes(subject):
                 raise _invalid(
                     f"{module} answers {subject}, which is not among the subjects", "add it to subjects"

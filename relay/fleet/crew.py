@@ -137,7 +137,7 @@ class Crew:
             worker.kill()
         elif worker.ends_by is None and worker.unheard_s >= self._ready_s:
             # The next tick finds it ended, and counts a crash.
-            _log.error("worker %d does not say within %g s that it is there: killed", worker.pid, self._ready_s)
+            _log.error("worker %d had no heartbeat within %g s: it is killed", worker.pid, self._ready_s)
             worker.unheard_s = 0
             worker.kill()
 
@@ -150,7 +150,7 @@ class Crew:
         text = "worker %d ended by itself with %s%s; the next start is in %g s"
         _log.error(text, worker.pid, how, f" ({why})" if why else "", pause)
         if self._in_a_row >= _LOOP:
-            loop = "crash loop: %d workers in a row were not well for %g s, the last ended with %s"
+            loop = "crash loop: %d workers one after the other did not work for %g s; the last ended with %s"
             _log.critical(loop, self._in_a_row, _WELL_AFTER_S, how)
 
     def _ask_to_end(self, worker: Worker, now: float) -> None:
@@ -190,7 +190,7 @@ class Crew:
 
     def _await_new(self, new: Worker, now: float, said: Said) -> None:
         if new not in self.active:
-            self._give_up(f"worker {new.pid}, the first of its kind, has ended")
+            self._give_up(f"worker {new.pid}, the first new one, has ended")
         elif said is not None and said.get(new.pid) is State.WORKING:
             self._new = None
             # A second restart may be about to replace the new one, too.
@@ -206,5 +206,5 @@ class Crew:
             self._give_up(f"worker {new.pid} does not say within {self._ready_s:g} s that it works")
 
     def _give_up(self, why: str) -> None:
-        _log.error("rolling restart given up, %d workers go on as they are: %s", len(self._old), why)
+        _log.error("rolling restart stopped, %d workers go on as before: %s", len(self._old), why)
         self._old, self._new = [], None

@@ -166,7 +166,7 @@ class Supervisor:
                 self._seen = None
             except Exception:
                 # Survive any error: without heartbeats no worker is judged.
-                _log.exception("the members cannot be read")
+                _log.exception("the heartbeats of workers cannot be read")
                 self._seen = None
             await asyncio.sleep(_LOOK_INTERVAL_S)
 

@@ -43,7 +43,9 @@ def unreachable(subject: str, url: str, why: str) -> Iterator[Finding]:
         secret = subject.startswith("alerts")
         where = f"{host}:{port}" if secret else hide_url(url)
         text = f"nobody answers at {where}: {why}"
-        yield (warning if secret else error)("HANDLER_UNREACHABLE", subject, text, "start it, or mend its address")
+        yield (warning if secret else error)(
+            "HANDLER_UNREACHABLE", subject, text, "start it, or correct its address"
+        )
 
 
 def modules(settings: Settings) -> Iterator[Finding]:
@@ -119,5 +121,5 @@ def forgotten_ids(place: str, outlived: Sequence[str]) -> Iterator[Finding]:
     """Ids of handled messages are kept as long as their events. ``outlived``: contexts that keep them longer."""
     if outlived:
         longer = ", ".join(outlived)
-        text = f"keep is shorter than {longer} keeps events: one that is replayed later is handled again"
-        yield warning("ARCHIVE_KEEP", place, text, "set archive.keep as long as theirs")
+        text = f"keep is shorter than {longer} keeps events: an event that is replayed later is handled again"
+        yield warning("ARCHIVE_KEEP", place, text, "set archive.keep to the same time as theirs")
