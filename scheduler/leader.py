@@ -175,7 +175,7 @@ class Leader:
                 tick.pace.changed = partial(self._time, tick)
             self._time(tick)
             # The first tick comes with the lead, however seldom the clock calls it.
-            self._fires[tick.name][1]()
+            self._clock.begin(*self._fires[tick.name])
 
     def _time(self, tick: Tick) -> None:
         """Make the clock call a tick at its present interval."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from relay.devstack import processes
 from relay.devstack.ports import free_port
 from tests.acceptance.fleet import wait_for
 from tests.acceptance.started import ROOT, Started, shell_variables
+from tests.pages import code
 
 RELAY = ("-c", "from relay.cli import main; main()")
 EXAMPLE = ROOT / "examples" / "cases_service"
@@ -197,7 +197,7 @@ def test_the_scheduler_closes_what_is_stale(service: Service) -> None:
 
 def test_the_commands_of_its_readme_exist(service: Service) -> None:
     service.open("ann")
-    [*_, block] = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    block = code("examples/cases_service/README.md", "sh", 3)
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
     for command, *arguments in lines:
         match command:

@@ -21,9 +21,8 @@ import pytest
 
 from relay.devstack.ports import free_port
 from tests.acceptance.started import ROOT, Started, shell_variables
+from tests.pages import blocks
 
-PAGE = (ROOT / "docs" / "tutorial" / "first-steps.md").read_text()
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SECONDS = 60.0
 
 
@@ -152,8 +151,8 @@ class Newcomer:
 def test_a_first_day(server_directory: Path) -> None:
     with ExitStack() as terminals:
         newcomer = Newcomer(server_directory, terminals)
-        for language, block in _BLOCK.findall(PAGE):
-            newcomer.does(language, block)
+        for block in blocks("docs/tutorial/first-steps.md"):
+            newcomer.does(block.language, block.text)
         newcomer.until_served("a lamp is on its way")
         understands_the_dead_letter(newcomer)
         archives_the_shop(newcomer)

@@ -25,6 +25,7 @@ from relay.ports import InboxRow
 from tests.integration.archive_crash import KEEP
 from tests.integration.archiving import ANN, TABLES, Archive, archived
 from tests.integration.publishing import event, query
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 ALL = RowFilter()
@@ -70,7 +71,7 @@ async def test_duckdb_reads_what_manifests_name_as_the_page_says(archive: Archiv
     await archive.command(rows=2).run(ANN)
     folder = archive.root / archive.relay.context
     (folder / "outbox" / "00000003-left-over.jsonl.gz").write_bytes(b"no part of the archive")
-    [text] = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    text = code("docs/how-to/archive.md", "sql", 1)
     with duckdb.connect() as session:
         session.execute("SET timezone = 'UTC'")
         found = session.execute(text.replace("sea/", f"{folder}/")).fetchall()

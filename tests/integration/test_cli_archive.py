@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from relay.cli import main
 from relay.devstack import NatsServer, ValkeyServer
 from scheduler.ticks import ticks
+from tests.integration.devstack_support import eventually
 from tests.integration.publishing import query
 from tests.integration.test_cli_reconcile import publish, queued, with_application
 from tests.integration.test_upkeep import run_actor
 
 Cli = Callable[..., tuple[int, str, str]]
+#: Whether somebody waits for a lock that another session holds.
+BLOCKED = "SELECT 1 FROM pg_locks WHERE relation = 'archive_batches'::regclass AND NOT granted"
 OLD = "UPDATE outbox_events SET published_at = now() - interval '100 days'"
 
 
@@ -115,6 +122,32 @@ def test_archive_list_and_verify(cli: Cli, context: str, database_url: str, tmp_
     assert (status, "error ARCHIVE_DAMAGED" in output, "0 of 1" in output) == (1, True, True)
     status, output, _ = cli("archive", "verify", "--json")
     assert (status, "size 0" in json.loads(output)[0]["error"] or "read" in output) == (1, True)
+
+
+def test_ctrl_c_ends_a_run_between_its_file_and_its_commit_and_the_next_one_completes_it(
+    cli: Cli, context: str, database_url: str, tmp_path: Path
+) -> None:
+    ids = {str(row["id"]) for row in query(database_url, "SELECT id FROM outbox_events")}
+    run = [sys.executable, "-c", "from relay.cli import main; main()", "archive", "run", "--context", context]
+    written = tmp_path / "cold" / context / "outbox"
+    with psycopg.connect(database_url) as holding:
+        holding.execute("LOCK TABLE archive_batches IN SHARE MODE")  # the run may read it, and not record a batch
+        with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            try:
+                eventually(lambda: query(database_url, BLOCKED), 60)
+                assert len([*written.glob("*.jsonl.gz")]) == 1
+                process.send_signal(signal.SIGINT)
+                said, _ = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        assert (process.returncode, said) == (130, "")
+    assert {str(row["id"]) for row in query(database_url, "SELECT id FROM outbox_events")} == ids
+    assert cli("archive", "run", "--context", context)[0] == 0
+    assert query(database_url, "SELECT id FROM outbox_events") == []
+    [manifest] = [json.loads(path.read_text()) for path in written.glob("*.json")]
+    with gzip.open(written / manifest["file"], "rt") as file:
+        assert sorted(json.loads(line)["id"] for line in file) == sorted(ids)
+    assert cli("archive", "verify") == (0, f"{context}: 1 of 1 files are sound\n", "")
 
 
 def test_restore_and_replay(cli: Cli, context: str, database_url: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,16 +15,15 @@ from fastapi.testclient import TestClient
 
 from relay.domain.errors import NoTransaction
 from tests.integration.publishing import django_connection
+from tests.pages import code
 
-PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 COUNTED = "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM outbox_events)"
 
 
-def printed(page: str) -> ModuleType:
+def printed(text: str) -> ModuleType:
     """The module that a page prints."""
-    [block] = re.findall(r"^```python\n(.*?)^```$", (PAGES / page).read_text(), re.MULTILINE | re.DOTALL)
-    module = ModuleType(page)
-    exec(compile(block, page, "exec", dont_inherit=True), module.__dict__)
+    module = ModuleType("page")
+    exec(compile(text, "page", "exec", dont_inherit=True), module.__dict__)
     return module
 
 
@@ -37,7 +38,7 @@ def test_an_order_of_the_fastapi_page_and_its_event_are_committed_together_or_no
     shop: psycopg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", database_url)
-    module = printed("fastapi.md")
+    module = printed(code("docs/how-to/fastapi.md", "python", 1))
     client = TestClient(module.app, raise_server_exceptions=False)
     answer = client.post("/orders", json={"order_id": "o1", "total": 5}, headers={"X-Correlation-ID": "op-1"})
     assert (answer.status_code, answer.headers["X-Correlation-ID"]) == (201, "op-1")
@@ -47,11 +48,75 @@ def test_an_order_of_the_fastapi_page_and_its_event_are_committed_together_or_no
     shop.close()
 
 
+def test_an_order_of_the_fastapi_page_is_written_by_an_async_session_too(
+    shop: psycopg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    module = printed(code("docs/how-to/fastapi.md", "python", 1, 2))
+    client = TestClient(module.app, raise_server_exceptions=False)
+    assert client.post("/async-orders", json={"order_id": "o1", "total": 5}).status_code == 201
+    assert client.post("/async-orders", json={"order_id": "o2", "total": 0}).status_code == 500
+    module.engine.dispose()
+    assert shop.execute(COUNTED).fetchone() == (1, 1)
+    shop.close()
+
+
+#: A project of Django with the application of the page, asked as the relay asks it.
+DJANGO = """
+import json, sys
+import django
+from django.conf import settings
+
+database = json.loads(sys.argv[1])
+apps = ["shop"]
+settings.configure(
+    DATABASES={"default": database}, INSTALLED_APPS=apps, DEFAULT_AUTO_FIELD="django.db.models.AutoField",
+    ROOT_URLCONF="urls", ALLOWED_HOSTS=["*"],
+)
+django.setup()
+from django.db import connection
+from django.test import Client
+from shop.models import Handled, Vibe
+
+with connection.schema_editor() as editor:
+    editor.create_model(Handled)
+    editor.create_model(Vibe)
+for key, title in (("m1", "First light"), ("m1", "First light"), ("m2", "")):
+    answer = Client().post(
+        "/handle", json.dumps({"payload": {"title": title}}), "application/json", headers={"Idempotency-Key": key}
+    )
+    print(answer.status_code, *answer.headers.get("Relay-Reason", "").split())
+print([vibe.title for vibe in Vibe.objects.all()], Handled.objects.count())
+"""
+
+
+def test_the_view_of_the_django_page_handles_a_message_once(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "models.py").write_text(code("docs/how-to/django.md", "python", 2))
+    (tmp_path / "shop" / "views.py").write_text(code("docs/how-to/django.md", "python", 3))
+    (tmp_path / "urls.py").write_text(
+        "from django.urls import path\nfrom shop.views import handle\nurlpatterns = [path('handle', handle)]\n"
+    )
+    database = {
+        key: value for key, value in django_connection(database_url).settings_dict.items() if key.isupper()
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", DJANGO, json.dumps(database)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["200", "409", "422 no title", "['First light'] 1"]
+
+
 def test_an_event_of_the_django_page_is_written_in_atomic_and_nowhere_else(
     shop: psycopg.Connection, database_url: str
 ) -> None:
     connections["default"] = django_connection(database_url)
-    module = printed("django.md")
+    module = printed(code("docs/how-to/django.md", "python", 1))
     with transaction.atomic():
         connection.cursor().execute("INSERT INTO orders VALUES ('o1', 5)")
         module.place_order("o1", 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import shlex
 import sys
 import threading
 import time
@@ -26,6 +27,8 @@ from relay.commands.check_handler import CASES
 from relay.devstack import sample
 from relay.devstack.ports import free_port
 from relay.handler import HandlerEndpoint
+from tests.integration.publishing import query
+from tests.pages import code, commands
 
 SECRET = "one two"
 REASON = (b"relay-reason", b"because")
@@ -206,6 +209,22 @@ def test_a_handler_that_declares_the_default_event_is_checked_without_options(
 
     with serving(Starlette(routes=[Route("/handle", endpoint.route(handle), methods=["POST"])])) as url:
         status, output, _ = check(url)
+    assert (status, "All 13 cases passed." in output) == (0, True), output
+
+
+def test_the_command_of_the_page_passes_the_service_of_the_page(
+    check: Check, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    (tmp_path / "vibe.json").write_text('{"title": "First light"}')
+    query(database_url, "CREATE TABLE vibe_index (title text)")
+    module: dict[str, Any] = {"__name__": "myservice"}
+    exec(code("docs/how-to/http-handlers.md", "python", 1), module)
+    [command] = commands(code("docs/how-to/http-handlers.md", "sh", 1))
+    _, _, _, url, *options = shlex.split(command)
+    with serving(module["app"]) as served:
+        status, output, _ = check(url.replace("http://127.0.0.1:8000/handle", served), *options)
     assert (status, "All 13 cases passed." in output) == (0, True), output
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 from uuid import uuid4
@@ -15,14 +14,18 @@ import psycopg
 import pytest
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
-from sqlalchemy import create_engine, text
+from sqlalchemy import MetaData, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from relay import Event, Outbox, RequestContext
 from relay.devstack import PostgresServer
 from relay.domain.errors import BrokerUnreachable, ConfigurationError, UnsupportedTarget
-from relay.handler import AlreadyProcessed, DomainError, HandlerEndpoint, Poison
+from relay.handler import AlreadyProcessed, DomainError, HandlerEndpoint, Poison, Received
 from tests.integration.handler_support import Service, call, effects, metadata, serving
-from tests.integration.publishing import eventually, query
+from tests.integration.publishing import engine_url, eventually, query
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 DSN = "postgresql+psycopg://"
@@ -347,9 +350,8 @@ async def test_an_engine_in_autocommit_mode_is_refused(url: str) -> None:
 async def test_the_example_of_the_documentation_works(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", url)
     query(url, "CREATE TABLE vibe_index (title text)")
-    guide = Path(__file__).parents[2] / "docs" / "how-to" / "http-handlers.md"
     module: dict[str, Any] = {"__name__": "myservice"}
-    exec(guide.read_text().split("```python\n")[1].split("```")[0], module)
+    exec(code("docs/how-to/http-handlers.md", "python", 1), module)
     transport = httpx2.ASGITransport(app=module["app"])
     async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
         request = call()
@@ -358,6 +360,26 @@ async def test_the_example_of_the_documentation_works(url: str, monkeypatch: pyt
     assert [answer.status_code for answer in answers] == [200, 409, 422]
     assert query(url, "SELECT title FROM vibe_index") == [{"title": "First light"}]
     await module["engine"].dispose()
+
+
+async def test_the_example_with_a_table_of_ones_own_works(postgres: PostgresServer) -> None:
+    url = postgres.create_database(f"own_{uuid4().hex}")
+    engine, mine = create_async_engine(engine_url(url)), MetaData()
+    names: dict[str, Any] = {"metadata": mine, "engine": engine, "payloads": {"*": dict}}
+    exec(code("docs/how-to/http-handlers.md", "python", 2), names)
+    async with engine.begin() as connection:
+        await connection.run_sync(mine.create_all)
+
+    async def handle(event: Received[Any, AsyncSession]) -> None:
+        await event.session.execute(text("SELECT 1"))
+
+    route = Route("/handle", names["endpoint"].route(handle), methods=["POST"])
+    transport = httpx2.ASGITransport(app=Starlette(routes=[route]))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+        request = call()
+        assert [(await client.post("/handle", json=request)).status_code for _ in range(2)] == [200, 409]
+    assert len(query(url, "SELECT 1 FROM processed_events")) == 1
+    await engine.dispose()
 
 
 async def test_old_rows_are_pruned_and_younger_ones_kept(url: str) -> None:

@@ -26,6 +26,7 @@ from relay.settings.urls import with_search_path
 from tests.integration.devstack_support import eventually
 from tests.integration.microdao_support import FETCH, INSERT, Dao, connect, laid
 from tests.integration.publishing import ALL, DEADLINE, Relay, outbox_rows
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 
@@ -64,6 +65,14 @@ def test_section_3_the_view_has_the_columns_of_the_table_a_partition_key_and_a_t
         WHERE table_schema = 'microdao' AND table_name = 'outbox_events' ORDER BY ordinal_position"""
     found = {row["name"]: row["type"] for row in conn.execute(query)}
     assert list(found.items()) == [*DOCUMENTED.items(), ("partition_key", "text"), ("traceparent", "text")]
+
+
+def test_the_statements_of_the_page_write_an_event_with_the_change(conn: Connection) -> None:
+    conn.execute("CREATE TABLE payouts AS SELECT 'p_001' AS id, 'planned' AS status")
+    conn.execute(code("docs/how-to/microdao.md", "sql", 1).replace("…", "GX").encode())
+    found = "SELECT e.id, e.payload, p.status FROM microdao.outbox_events AS e, payouts AS p"
+    [row] = conn.execute(found).fetchall()
+    assert row == {"id": "evt_01HQGX", "payload": {"payout_id": "p_001"}, "status": "generated"}
 
 
 def test_section_3_an_event_has_the_defaults_of_the_table(conn: Connection) -> None:

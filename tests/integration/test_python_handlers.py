@@ -9,7 +9,6 @@ import threading
 import types
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -37,6 +36,7 @@ from tests.integration.python_handling import (
     nothing,
     sync_session,
 )
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 OUTBOX = Outbox("down")
@@ -506,10 +506,9 @@ async def test_events_of_a_handler_that_fails_are_not_published(calls: Handling)
 
 
 async def test_the_example_of_the_documentation_runs(calls: Handling, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = Path(__file__).parents[2] / "docs/how-to/python-handlers.md"
     example = types.ModuleType("myapp_of_the_guide")
     monkeypatch.setitem(sys.modules, example.__name__, example)
-    exec(guide.read_text().split("```python\n")[1].split("```")[0], example.__dict__)
+    exec(code("docs/how-to/python-handlers.md", "python", 1), example.__dict__)
     await calls.sub.query("CREATE TABLE vibe_index (title text)")
     handler = calls.handler(registry=load(example.__name__))
     old = await calls.received({"title": "Hello"})

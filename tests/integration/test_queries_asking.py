@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
-import re
 import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +21,12 @@ from relay.devstack import NatsServer
 from relay.devstack.ports import free_port
 from relay.domain.errors import BrokerUnreachable, InvalidKey
 from tests.integration.asking import LoopView, Service
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "queries.md").read_text()
+#: The module that the page prints for Flask, Django and scripts.
+PLAIN = code("docs/how-to/queries.md", "python", 2)
 
 
 @pytest.fixture
@@ -72,22 +73,27 @@ async def test_an_id_that_cannot_be_sent_costs_other_queries_nothing(running: Se
         assert (await other).unwrap()["loop_id"] == "hangs"
 
 
+async def test_the_page_asks_what_it_answers(nats_server: NatsServer) -> None:
+    service, module = Service(nats_server.url, prefix="sr"), {"LoopView": LoopView, "__name__": "sr.queries"}
+    exec(compile(code("docs/how-to/queries.md", "python", 3), "queries.md", "exec", dont_inherit=True), module)
+    asked = code("docs/how-to/queries.md", "python", 1).replace("nats://localhost:4222", nats_server.url)
+    asking = compile(asked, "queries.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    for bus, found in ((module["queries"], None), (service.bus, LoopView(loop_id="loop_1", goal="authenticate"))):
+        service.bus = bus
+        async with service.answering():
+            names = {"LoopView": LoopView}
+            await eval(asking, names)
+            assert names.get("view") == found
+
+
 # --- plain code ---
-
-
-def code() -> str:
-    """The module that the page prints for Flask, Django and scripts."""
-    [found] = [
-        it for it in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if "threading" in it
-    ]
-    return found
 
 
 @pytest.fixture
 def asking(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("NATS_URL", nats_server.url)
     module: dict[str, Any] = {}
-    exec(compile(code(), "queries.md", "exec"), module)
+    exec(compile(PLAIN, "queries.md", "exec"), module)
     return module
 
 
@@ -123,7 +129,7 @@ print(ask(sys.argv[2], {"loop_id": "none"}), flush=True)
 
 async def test_plain_code_asks_in_a_forked_process_too(running: Service, nats_server: NatsServer) -> None:
     """A server such as gunicorn imports the application, and may ask, before it forks."""
-    args = [sys.executable, "-c", FORKED, code(), running.find]
+    args = [sys.executable, "-c", FORKED, PLAIN, running.find]
     environment = {**os.environ, "NATS_URL": nats_server.url}
     program = await asyncio.create_subprocess_exec(*args, stdout=PIPE, env=environment, start_new_session=True)
     try:

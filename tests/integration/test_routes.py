@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from nats.js.api import StreamConfig
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.operating import PostgresOutboxOperations
 from relay.adapters.postgres.pool import pooled
 from relay.domain.errors import InvalidSubject
 from relay.domain.operators import Operator
 from relay.domain.routing import Route
-from tests.integration.publishing import ALL, Relay, event, query
+from tests.integration.publishing import ALL, Relay, engine_url, event, query
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 
@@ -110,10 +114,10 @@ async def test_a_row_of_another_stream_waits_in_order_until_an_operator_mends_it
     publish = relay.command(max_attempts=2)
     for _ in range(4):
         await publish.drain(ALL)
-        for id, code in ((bad, "STREAM_MISSING"), (wrong, "STREAM_MISMATCH")):
+        for id, error in ((bad, "STREAM_MISSING"), (wrong, "STREAM_MISMATCH")):
             row = relay.row(id)
             assert (row["publish_attempts"], row["dead_at"]) == (1, None)
-            assert row["publish_error"].startswith(f"{code}: ")
+            assert row["publish_error"].startswith(f"{error}: ")
         assert stored_in(relay) == {str(other): relay.stream}
         due(relay)
     made = await make_stream(relay, "rwa")  # the mended topology has another name than the rows say
@@ -146,3 +150,17 @@ async def test_what_names_no_stream_is_refused_or_dies_alone(relay: Relay, name:
     assert relay.row(bad)["dead_at"] is not None
     await relay.command().drain(ALL)
     assert stored_in(relay) == {str(behind): relay.stream}
+
+
+async def test_the_event_of_the_page_reaches_the_stream_that_it_names(relay: Relay) -> None:
+    rwa = StreamConfig(name="STREAM_RWA", subjects=["rwa.>"])
+    await relay.admin(lambda js: js.add_stream(rwa))
+    engine = create_engine(engine_url(relay.url))
+    exec(
+        code("docs/how-to/streams.md", "python", 1), {"Session": Session, "engine": engine, "outbox": relay.outbox}
+    )
+    engine.dispose()
+    await relay.drained()
+    message = await relay.admin(lambda js: js.get_msg("STREAM_RWA", 1))
+    await relay.admin(lambda js: js.delete_stream("STREAM_RWA"))
+    assert (message.subject, json.loads(message.data)["payload"]) == ("rwa.inventory.updated", {"left": 3})

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from pydantic import BaseModel
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner
@@ -21,12 +22,23 @@ from relay.domain.errors import SchemaMissing, WriteConflict
 from relay.outbox import Outbox
 from relay.settings import load_settings
 from relay.settings.urls import with_search_path
-from tasks import schedule
+from tasks import schedule, task
 from tests.integration.publishing import ALL, Relay, engine_url, event, query
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 
 NAMES = ("city", "user")  # a word of SQL
+
+
+class SendMail(BaseModel):
+    user_id: int
+
+
+@task(f"send_mail_{uuid4().hex}")
+def send_mail(mail: SendMail) -> None: ...
+
+
 LOCKS = ("publisher", "key", "lane", "concurrency", "archive")
 #: A function or trigger that says this shares what belongs to one context.
 SHARED = ("relay.outbox_keys'", "relay.outbox_raw'")
@@ -145,6 +157,18 @@ async def test_each_publishes_its_own_events_and_neither_waits_for_the_other(
 
 
 # --- writers ---
+
+
+def test_the_page_writes_into_the_schema_that_it_names(shared: str) -> None:
+    migrations.upgrade(with_search_path(shared, "sr"))
+    engine = create_engine(engine_url(shared))
+    names = {"Session": Session, "engine": engine, "event": event("v1"), "SendMail": SendMail}
+    exec(code("docs/how-to/shared-database.md", "python", 1), {**names, "send_mail": send_mail})
+    engine.dispose()
+    [found] = query(
+        shared, "SELECT o.aggregate_id AS event, t.payload AS task FROM sr.outbox_events AS o, sr.task_outbox AS t"
+    )
+    assert found == {"event": "v1", "task": {"user_id": 7}}
 
 
 def test_writers_of_a_key_wait_for_those_of_their_context_only(shared: str, urls: dict[str, str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,10 +13,9 @@ from sqlalchemy.orm import Session
 from tasks.registry import registry
 from tests.integration.publishing import engine_url
 from tests.integration.tasking import Tasks, tasking
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
-
-PAGE = Path(__file__).parents[2] / "docs/how-to/tasks.md"
 
 
 @pytest.fixture
@@ -31,12 +28,11 @@ async def tasks(database_url: str) -> AsyncIterator[Tasks]:
 async def test_the_example_schedules_a_task_and_its_handler_runs(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handlers, scheduling = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     module = ModuleType("page_about_tasks")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(handlers, module.__dict__)
+    exec(code("docs/how-to/tasks.md", "python", 1), module.__dict__)
     engine = create_engine(engine_url(tasks.url))
-    exec(scheduling, {**module.__dict__, "Session": Session, "engine": engine})
+    exec(code("docs/how-to/tasks.md", "python", 2), {**module.__dict__, "Session": Session, "engine": engine})
     engine.dispose()
     [row] = await tasks.query("SELECT id, type, queue, available_at FROM task_outbox")
     assert (row["type"], row["queue"]) == ("send_welcome_email", "mail")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.integration.http_service import answering, calling
 from tests.integration.publishing import Relay, event
 from tests.integration.python_handling import Vibe, handling
 from tests.integration.tasking import Mail, tasking
+from tests.pages import code
 from tests.tracing_support import Recorded, id_of, linked, parent_of, recording, trace_of
 
 pytestmark = pytest.mark.anyio
@@ -139,3 +142,37 @@ async def test_a_task_continues_the_trace_and_so_does_what_it_creates(
     path = [recorded.one(name) for name in ("request", "create mail", "process mail", "create vibe_created")]
     assert {trace_of(span) for span in path} == {trace_of(path[0])}
     assert [parent_of(span) for span in path] == [None, *(id_of(span) for span in path[:-1])]
+
+
+#: A service that traces. When it starts, it does what the page prints.
+_SERVICE = """
+import os, sys
+import psycopg
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from relay import Event, Outbox
+
+provider, spans = TracerProvider(), InMemorySpanExporter()
+provider.add_span_processor(SimpleSpanProcessor(spans))
+trace.set_tracer_provider(provider)
+exec(sys.argv[1])
+event = Event(event_type="vibe_created", aggregate_type="vibe", aggregate_id="1", payload={})
+with trace.get_tracer("shop").start_as_current_span("request"):
+    with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
+        Outbox("sea", undeclared=True).add(connection, event)
+for span in spans.get_finished_spans():
+    print(f"{span.name}: {span.context.trace_id:032x}")
+"""
+
+
+def test_the_line_of_the_page_records_the_creation_of_an_event(database_url: str) -> None:
+    command = [sys.executable, "-c", _SERVICE, code("docs/how-to/tracing.md", "python", 1)]
+    done = subprocess.run(command, env={"DATABASE_URL": database_url}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    created, request = (line.split(": ") for line in done.stdout.splitlines())
+    assert (created[0], request[0]) == ("create vibe_created", "request")
+    with psycopg.connect(database_url) as connection:
+        [(sent,)] = connection.execute("SELECT headers ->> 'traceparent' FROM outbox_events").fetchall()
+    assert created[1] == request[1] == sent.split("-")[1]

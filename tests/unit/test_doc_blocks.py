@@ -1,7 +1,7 @@
-"""The blocks of all pages: configurations load, commands are known with their options, Python is Python.
+"""Every block of every page is run by a test, or says why not: by its language, its mark, or how its lines begin.
 
-What a block does is shown elsewhere: the tutorial by tests/acceptance/test_first_steps.py, the README by
-test_readme.py, and pages about Python by the tests that name them.
+Here configurations are loaded, variables are set, and JSON and YAML are read. Tests that take a block by `code` of
+tests/pages.py run it. Commands `relay` are run by tests/integration/test_page_commands.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,79 +19,137 @@ import yaml
 from dramatiq.cli import make_argument_parser
 from typer.testing import CliRunner
 
-from docsite.reference import FOLDER, PAGES
 from relay.cli import create_app
 from relay.settings import load_settings
+from tests.pages import ELSEWHERE, NOBODY, ROOT, Block, beginning, blocks, commands, operated, pages, taken
 
-ROOT = Path(__file__).parents[2]
-_BLOCK = re.compile(r"^```([a-z]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-#: Stands above a configuration that goes on from the one before it.
-_GOES_ON = "<!-- goes on -->\n"
-#: Shown to readers: what is printed, pictures, and files of other programs.
-SHOWN = {"text", "http", "mermaid", "promql", "ini", "sql", "js"}
-TREATED = {"python", "toml", "sh", "json", "jsonl", "yaml"}
+#: Languages that no test runs, and why.
+SHOWN = {
+    "http": "docsite.wire makes these blocks from real messages",
+    "ini": "units of systemd, which no test has; the commands in them are known, see below",
+    "mermaid": "pictures, which `make docs` draws",
+    "promql": "for a Prometheus, which no test has",
+    "text": "what a program prints",
+}
+#: Languages whose blocks are all read here.
+READ = {"toml", "json", "jsonl", "yaml"}
+ALL = [block for page in pages() for block in blocks(page)]
 APP = create_app()
 
 
-def pages() -> list[Path]:
-    found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("README.md")]
-    made = {FOLDER / name for name in PAGES}  # these have signatures, and are compared with the code
-    return sorted(page for page in found if "node_modules" not in page.parts and page not in made)
+def ids(block: Block) -> str:
+    return f"{block.page}:{block.language}:{block.number}"
 
 
-def blocks(language: str) -> Iterator[Any]:
-    for page in pages():
-        read, before = page.read_text(), ""
-        for number, block in enumerate(_BLOCK.finditer(read), start=1):
-            if block[1] == language:
-                before = block[2] if not read[: block.start()].endswith(_GOES_ON) else before + block[2]
-                yield pytest.param(before, id=f"{page.relative_to(ROOT)}:{number}")
+def of(language: str) -> list[Any]:
+    """The blocks of a language; one that goes on holds the one before it, too."""
+    found, before = [], ""
+    for block in ALL:
+        if block.language == language:
+            before = before + block.text if block.mark == "goes on" else block.text
+            found.append(pytest.param(before, id=ids(block)))
+    return found
 
 
-def commands() -> Iterator[Any]:
-    for page in pages():
-        for language, text in _BLOCK.findall(page.read_text()):
-            for line in text.splitlines() if language == "sh" else ():
-                command = re.split(r"\s+#|\s\|\s", line)[0].strip().removeprefix(".venv/bin/")
-                if command.startswith(("relay ", "dramatiq ")):
-                    yield pytest.param(shlex.split(command), id=f"{page.name}: {command}")
+def lines() -> dict[str, str]:
+    """The commands of shell blocks and units, and where each is first."""
+    found: dict[str, str] = {}
+    for block in ALL:
+        started = re.findall(r"^ExecStart=\S*/(.*)$", block.text, re.MULTILINE) if block.language == "ini" else ()
+        for command in (*started, *(commands(block.text) if block.language == "sh" else ())):
+            found.setdefault(command.removeprefix(".venv/bin/"), ids(block))
+    return found
 
 
-def test_every_language_is_treated_or_only_shown() -> None:
-    assert {language for page in pages() for language, _ in _BLOCK.findall(page.read_text())} <= SHOWN | TREATED
+def unrun(block: Block) -> list[str]:
+    """What of a block no test runs, without a reason."""
+    if block.language in SHOWN or block.language in READ or block in taken() or block.mark.startswith("not run: "):
+        return []
+    if block.language != "sh":
+        return [block.text]
+    known = ELSEWHERE | NOBODY
+    return [it for it in commands(block.text) if not operated(it) and beginning(it, known) is None]
 
 
-@pytest.mark.parametrize("text", [*blocks("python")])
+@pytest.mark.parametrize("block", ALL, ids=ids)
+def test_a_block_is_run_by_a_test_or_says_why_not(block: Block) -> None:
+    """Take it in a test by `code`; or write ``<!-- not run: WHY -->`` above it."""
+    assert unrun(block) == []
+
+
+def test_a_new_block_is_not_overlooked() -> None:
+    for language, text in {"python": "add()\n", "sh": "unknown --it\n", "sql": "SELECT 1\n", "": "x\n"}.items():
+        assert unrun(Block("docs/new.md", language, 1, text, ""))
+
+
+@pytest.mark.parametrize("path", sorted({*ELSEWHERE.values()}))
+def test_a_test_that_is_said_to_run_commands_is_there(path: str) -> None:
+    assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize("text", of("text"))
+def test_what_a_program_prints_is_neither_code_nor_a_command(text: str) -> None:
+    programs = {command.split()[0] for command in lines()} - {"."}
+    assert [line for line in text.splitlines() if line.split()[:1] and line.split()[0] in programs] == []
+    with pytest.raises(SyntaxError):
+        compile(text, "block", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+@pytest.mark.parametrize("text", of("python"))
 def test_python_can_be_compiled(text: str) -> None:
     compile(text, "block", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
-@pytest.mark.parametrize("words", [*commands()])
-def test_a_command_is_known_with_its_options(words: list[str]) -> None:
-    program, *arguments = words
-    if program == "dramatiq":
-        assert make_argument_parser().parse_args(arguments).broker == "relay.actors"
-        return
-    found = CliRunner().invoke(APP, [*(word for word in arguments if word != "…"), "--help"])
-    assert found.exit_code == 0, found.output
+@pytest.mark.parametrize("command", lines())
+def test_a_command_is_known_with_its_options(command: str) -> None:
+    match shlex.split(command):
+        case ["relay", *arguments]:
+            found = CliRunner().invoke(APP, [*(word for word in arguments if word != "…"), "--help"])
+            assert found.exit_code == 0, found.output
+        case ["dramatiq", *arguments]:
+            assert make_argument_parser().parse_args(arguments).broker == "relay.actors"
+        case ["make", target, *_]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("text", [*blocks("json")])
+@pytest.mark.parametrize("command", [command for command in lines() if command.startswith("export ")])
+def test_what_is_exported_are_settings(command: str, tmp_path: Path) -> None:
+    given = dict(word.split("=", 1) for word in shlex.split(command)[1:])
+    for name, value in given.items():
+        kind = "redis" if "REDIS" in name else "postgresql"
+        if name.endswith("_FILE"):
+            given[name] = str(tmp_path / "secret")
+            (tmp_path / "secret").write_text(f"{kind}://db/1")
+        given[name] = given[name].replace("/etc/relay", str(tmp_path))
+        for certificate in re.findall(rf"{tmp_path}/(\w+\.\w+)", value.replace("/etc/relay", str(tmp_path))):
+            (tmp_path / certificate).touch()
+    if "RELAY_CONFIG" in given:
+        assert (ROOT / given["RELAY_CONFIG"]).is_file()
+    (tmp_path / "relay.toml").write_text("[contexts.sea]\n")
+    if "RELAY_CONFIG" in given:
+        assert (ROOT / given["RELAY_CONFIG"]).is_file()
+    load_settings(
+        tmp_path / "relay.toml",
+        given if "DATABASE_URL_FILE" in given else {"DATABASE_URL": "postgresql://db/{context}", **given},
+    )
+
+
+@pytest.mark.parametrize("text", of("json"))
 def test_json_can_be_read(text: str) -> None:
     json.loads(text)
 
 
-@pytest.mark.parametrize("text", [*blocks("jsonl")])
+@pytest.mark.parametrize("text", of("jsonl"))
 def test_each_line_of_json_can_be_read(text: str) -> None:
     assert [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("text", [*blocks("yaml")])
+@pytest.mark.parametrize("text", of("yaml"))
 def test_yaml_can_be_read(text: str) -> None:
     assert list(yaml.safe_load_all(text))
 
 
-@pytest.mark.parametrize("text", [*blocks("toml")])
+@pytest.mark.parametrize("text", of("toml"))
 def test_a_configuration_holds_when_it_is_made_whole(text: str, tmp_path: Path) -> None:
     environment = whole(tomllib.loads(text))
     secrets = sorted(set(re.findall(r'_file = "([^"]+)"', text)))

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.pages import blocks
+
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how-to" / "testing.md"
 #: Whoever installs jetrelay alone has no other plugin. xdist is loaded by name where a test wants it.
 ALONE = ("-p", "no:cacheprovider", "-p", "jetrelay")
 MODULES = """
@@ -42,9 +43,9 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def written(folder: Path) -> Path:
     """Write the blocks of the page that name a file."""
-    blocks = re.findall(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in blocks][:3] == ["myapp/service.py", "test_service.py", "test_expectations.py"]
-    for name, text in blocks:
+    files = [block.text.removeprefix("# ").partition("\n") for block in blocks("docs/how-to/testing.md")]
+    assert [name for name, _, _ in files][:3] == ["myapp/service.py", "test_service.py", "test_expectations.py"]
+    for name, _, text in files:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

@@ -13,8 +13,8 @@ from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTabl
 
 from relay.adapters.postgres.failures import reached, reaching
 from relay.adapters.postgres.grants import FUNCTIONS, TABLES
-from relay.adapters.postgres.migrations import MigrationStatus, compared
 from relay.adapters.postgres.pool import AsyncConnection, Connection, query
+from relay.adapters.postgres.revisions import MigrationStatus, compared
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError
 
