@@ -54,7 +54,7 @@ def chaos(  # noqa: PLR0913, PLR0917 - its options
         ".relay/chaos"
     ),
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the verdict as JSON; what happens goes to stderr.")
+        bool, typer.Option("--json", help="Print the verdict as JSON on stdout, and what happens on stderr.")
     ] = False,
 ) -> None:
     """Kill, pause, restart, flush, cut and delay everything there is, and check that no promise is broken.

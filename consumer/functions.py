@@ -214,4 +214,4 @@ def check_commands(registry: Registry, filter_subject: str) -> None:
 
 def _without_handler(registry: Registry, command: str) -> InvalidHandler:
     message = f"the command {command} has no handler in {registry.name}, which handles {registry.known()}"
-    return InvalidHandler(message, field="handler", hint="decorate one with @handles(...)")
+    return InvalidHandler(message, field="handler", hint="decorate a function with @handles(...)")

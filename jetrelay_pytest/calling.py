@@ -17,7 +17,7 @@ from relay.domain.errors import AlreadyProcessed, UnsupportedTarget
 from relay.execution.calls import PreparedCall
 from relay.execution.signatures import Inject
 
-#: More calls than this in one `drain` are taken for events or tasks that cause each other without end.
+#: With more calls than this in one `drain`, we assume that events or tasks cause each other without end.
 MAX_CALLS: Final = 1_000
 
 #: Makes the session of one call: a sessionmaker, or ``Session``, which has no database.
@@ -26,7 +26,10 @@ Sessions = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """What a function gets of its transaction: the session. `call` refuses one that takes a connection."""
+    """What a function gets from its transaction: the session.
+
+    `call` refuses a function that takes a connection.
+    """
 
     session: Any
     connection: None = None
@@ -61,7 +64,7 @@ class Transactions:
 
 
 def call(prepared: PreparedCall) -> None:
-    """Make a call. What the function raises comes through, but for AlreadyProcessed: its work was done before."""
+    """Make a call. It raises what the function raises, except AlreadyProcessed: that work was done before."""
     _check(prepared)
     with prepared.context.use():
         try:

@@ -1,4 +1,4 @@
-"""What tests expect of payloads, and what they read when it is not so."""
+"""Compares payloads with what tests expect, and says what differs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN: Final = 20
 
 
 def plain(value: object) -> Any:
-    """Return a value as it is after a journey as JSON: a UUID is its text."""
+    """Return a value as it is after JSON: a UUID is its text."""
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else to_jsonable_python(value)
 
 

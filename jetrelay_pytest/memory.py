@@ -1,4 +1,4 @@
-"""What committed transactions hand over in a test: events and tasks, in the order of the commits."""
+"""Keeps the events and tasks of committed transactions in a test, in the order of the commits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Memory:
 
 @contextmanager
 def in_memory() -> Iterator[Memory]:
-    """Have sessions that commit in this block hand over their events and tasks, and write none of them."""
+    """In this block, keep events and tasks of committed sessions in memory, and write none of them."""
     memory = Memory()
     with taking(memory.take):
         yield memory

@@ -1,4 +1,4 @@
-"""The outbox of a test: what was published, and what handlers do with it."""
+"""The outbox of a test: the published events, and calls of handlers for them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from relay.ports import HandlerRequest, OutboxRow
 from relay.testing import Clock, MemoryOutbox
 
 _ENVELOPE: Final = "handler"
-#: No function of a test is stopped for its time.
+#: No function of a test has a time limit.
 _LONG: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedEvent:
-    """An event of a committed transaction. ``row``: all that is known of it, as it would be in the table."""
+    """An event of a committed transaction. ``row``: all its columns, as they would be in the table."""
 
     row: OutboxEvent
 
@@ -56,16 +56,16 @@ class PublishedEvent:
 
 
 class OutboxInMemory:
-    """The events that transactions have committed, in their order. ``events`` is for a test to look at.
+    """The events that transactions have committed, in their order. Tests may read ``events``.
 
-    What was rolled back is not here. ``context``: the producer's name, for the subject that handlers see.
+    Events that were rolled back are not here. ``context``: the producer's name, for the subject that handlers see.
     """
 
     def __init__(self, context: str = "test") -> None:
         self.context = context
         self.events: list[PublishedEvent] = []
         self._attempts: dict[UUID, int] = {}
-        #: What the functions of a module have done. The same event is for other modules, too.
+        #: The events that the functions of a module have done. Each event is for other modules, too.
         self._done: set[tuple[str, UUID]] = set()
 
     def take(self, row: OutboxEvent) -> None:
@@ -145,9 +145,9 @@ class OutboxInMemory:
 
         Returns the number of calls. Each call has a transaction of its own, of ``sessions`` or, for coroutines, of
         ``async_sessions``: a sessionmaker; without one, a session without a database. An event without a function
-        there is for others, and is passed over. ``delayed``: also events whose time has not come.
+        there is for others, and is skipped. ``delayed``: also events that are not due yet.
 
-        What a function raises comes through. Its transaction is rolled back, and the event is due again: the next
+        `drain` raises what a function raises. The transaction is rolled back, and the event is due again: the next
         `drain` is its next attempt. Raises Poison for a payload that does not fit the function.
         """
         calls = 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a project say where its relay.toml is."""
+    """Add the option by which a project says where its relay.toml is."""
     parser.addini("jetrelay_config", "the relay.toml for jetrelay_stack (relay.toml)", default="relay.toml")
 
 
@@ -48,7 +48,7 @@ def _jetrelay_memory() -> Iterator[Memory]:
 
 @pytest.fixture
 def jetrelay_outbox(_jetrelay_memory: Memory) -> OutboxInMemory:
-    """Keeps in memory the events that the test's transactions commit, and hands them to handlers."""
+    """Keeps in memory the events that the test's transactions commit, and gives them to handlers."""
     return _jetrelay_memory.outbox
 
 

@@ -1,4 +1,4 @@
-"""The real thing for tests: servers from wheels, tables and streams of a relay.toml, workers that one may kill."""
+"""Real servers for tests: from wheels, with tables and streams of a relay.toml, and workers that you may kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relay.settings import Settings
 
 Found = TypeVar("Found")
 
-#: How long things may take on a busy machine, in seconds.
+#: How long a step may take on a busy machine, in seconds.
 _PATIENCE_S = 60.0
 
 
@@ -39,7 +39,7 @@ class Stack:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variables with which processes of yours use these servers."""
+        """The variables with which your processes use these servers."""
         return self._fleet.configuration.variables
 
     def url(self, context: str, driver: str | None = None) -> str:
@@ -48,7 +48,7 @@ class Stack:
         return url if driver is None else url.replace("postgresql://", f"postgresql+{driver}://", 1)
 
     def start(self) -> None:
-        """Start scheduler, worker and sample handlers, and wait until they work. Those that run go on.
+        """Start scheduler, worker and sample handlers, and wait until they work. Running ones go on.
 
         A worker that was killed is started again. Raises ServerFailed with the last lines of a log.
         """
@@ -59,12 +59,12 @@ class Stack:
         self._fleet.stop_processes()
 
     def log(self, name: str) -> str:
-        """What a process has logged: ``worker``, ``scheduler`` or ``handler``."""
+        """The log of a process: ``worker``, ``scheduler`` or ``handler``."""
         return (self._fleet.stack.directory / "logs" / f"{name}.log").read_text()
 
     @staticmethod
     def until(what: str, condition: Callable[[], Found], seconds: float = _PATIENCE_S) -> Found:
-        """Wait until a condition gives something true, and return it. Raises AssertionError, which says what."""
+        """Wait until a condition returns a true value, and return that. Raises AssertionError with ``what``."""
         end = time.monotonic() + seconds
         while not (found := condition()):
             if time.monotonic() > end:
@@ -85,15 +85,15 @@ class Failpoints:
         self._armed: dict[str, Action] = {}
 
     def kill(self, point: str) -> None:
-        """Have the next process that passes the point killed there. Raises ValueError for an unknown point."""
+        """Kill the next process that passes the point. Raises ValueError for an unknown point."""
         self._arm(point, Action.KILL)
 
     def lose_reply(self, point: str) -> None:
-        """Have the next process that passes the point take it for an outage, although its work succeeded."""
+        """Let the next process that passes the point see an outage, although its work succeeded."""
         self._arm(point, Action.LOST_REPLY)
 
     def wait(self, seconds: float = _PATIENCE_S) -> None:
-        """Wait until every armed point was passed, and who was to die is gone. Raises AssertionError."""
+        """Wait until every armed point was passed, and the killed processes are gone. Raises AssertionError."""
         for point in self._armed:
             Stack.until(f"{point} is passed", partial(failpoints.reached, self._directory, point), seconds)
         if Action.KILL in self._armed.values():
@@ -114,7 +114,7 @@ class Failpoints:
 @contextmanager
 def running(config: Path, modules: Path) -> Iterator[Stack]:
     """Run a stack on a configuration. ``modules``: where workers find the modules that it names."""
-    # Not below pytest's own directory: as root that one shuts out the account PostgreSQL runs as.
+    # Not below pytest's own directory: as root, PostgreSQL's account may not enter that one.
     directory = Path(tempfile.mkdtemp(prefix="jetrelay-"))
     directory.chmod(0o711)
     points = directory / "failpoints"

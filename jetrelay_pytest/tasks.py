@@ -1,4 +1,4 @@
-"""The task outbox of a test: what was scheduled, and what it does."""
+"""The task outbox of a test: the scheduled tasks, and running them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Task = str | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTask:
-    """A task of a committed transaction. ``row``: all that is known of it, as it would be in the table."""
+    """A task of a committed transaction. ``row``: all its columns, as they would be in the table."""
 
     row: BackgroundTask
 
@@ -49,9 +49,9 @@ class ScheduledTask:
 
 
 class TasksInMemory:
-    """The tasks that transactions have committed, in their order. ``tasks`` is for a test to look at.
+    """The tasks that transactions have committed, in their order. Tests may read ``tasks``.
 
-    What was rolled back is not here.
+    Tasks that were rolled back are not here.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ __all__ = [
     "event",
 ]
 
-#: Loaded when they are asked for: a command or a scheduler that writes no event starts in half the time.
+#: Loaded at their first use: so a command or a scheduler that writes no event starts in half the time.
 _HOMES = {
     "AGGREGATE": "relay.events",
     "Actor": "relay.domain.actor",

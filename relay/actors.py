@@ -39,9 +39,11 @@ from relay.worker import (
 
 @actor(jobs.PUBLISH, priority=0, **OUTAGE_RETRIES)
 async def publish_shard(context: str, shard: int, *more: Any) -> None:
-    """Drain one shard of a context's outbox (CMD-050). ``more``: of how many, if not as configured; the token.
+    """Drain one shard of a context's outbox (CMD-050).
 
-    A long drain ends when there are more or fewer workers by now: the scheduler then sends as many as these need.
+    ``more``: how many shards there are, if not as configured; then the token.
+
+    A long drain ends when the number of workers has changed: the scheduler then sends the right number of jobs.
     """
     *told, token = more
     configured, began = application.context(context).settings.publish.shards, time.monotonic()
@@ -100,7 +102,7 @@ def _cron(context: str) -> RunCron:
 
 
 def _answer(name: str, queries: QueriesSettings) -> None:
-    """Have this process answer the queries of a context. Raises InvalidHandler for an unusable module."""
+    """Make this process answer the queries of a context. Raises InvalidHandler for an unusable module."""
     offered = remote.load(queries.module, lambda subject: any(covers(it, subject) for it in queries.subjects))
     answers = AnswerQueries(name, offered, application.nats, application.facts, queries.timeout)
     application.on_start.append(answers.start)

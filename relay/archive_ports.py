@@ -64,7 +64,7 @@ class ArchiveTables(Protocol):
         """The number of rows that can be archived, and their first and last time. Takes no lock."""
 
     async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
-        """The committed batches, in order. ``unannounced``: only those whose manifest may be missing."""
+        """The committed batches, in order. ``unannounced``: only batches whose manifest may be missing."""
 
     async def announced(self, manifest: Manifest) -> None:
         """Record that the manifest is stored."""
@@ -73,7 +73,7 @@ class ArchiveTables(Protocol):
         """Batches of messages whose ids are not kept, as an older release wrote them."""
 
     async def remember(self, manifest: Manifest, ids: Sequence[UUID]) -> None:
-        """Keep the ids of a batch's messages, so that the inbox knows them. It may be repeated."""
+        """Keep the ids of a batch's messages, so that the inbox recognises them. It may be repeated."""
 
     async def expired(self, keep: timedelta) -> Sequence[Manifest]:
         """Batches whose newest row ended longer than ``keep`` ago, and deleted ones that may not be gone yet."""
@@ -85,11 +85,14 @@ class ArchiveTables(Protocol):
         """Record that the files of a deleted batch are deleted."""
 
     async def restore(self, kind: ArchiveKind, lines: Sequence[str], source: str, by: Operator) -> int:
-        """Put archived rows back into their table; return how many were not there. Records ``source`` and who."""
+        """Put archived rows back into their table; return how many it lacked.
+
+        Records ``source`` and the operator.
+        """
 
     async def replay(self, lines: Sequence[str], by: Operator) -> int:
-        """Put archived events back and have them published once more, under the next generation.
+        """Put archived events back and mark them to be published again, under the next generation.
 
         An event that is in its table and was replayed since, or is not published, stays as it is. Returns how many
-        are published once more. So it may be repeated.
+        will be published again. So it may be repeated.
         """

@@ -25,15 +25,16 @@ _MAX_ITEMS: Final = 100
 _CANCEL_AGAIN_S: Final = 0.5
 #: A thread ends after this time without work, in seconds.
 _IDLE_S: Final = 10.0
-#: Who has a slot for longer does not keep others waiting, in seconds.
+#: A slot that a task has for longer is no longer counted, so that others need not wait, in seconds.
 _LONG_SLOT_S: Final = 0.25
 
 
 def is_cancelled() -> bool:
     """Whether the current task has been cancelled.
 
-    The CancelledError alone does not tell. On Python 3.11, `asyncio.wait_for` loses a cancellation that arrives
-    together with the result, and the servers' clients use it. Also, a CancelledError may be that of another task.
+    The CancelledError alone does not show this. On Python 3.11, `asyncio.wait_for` loses a cancellation that
+    arrives together with the result, and the clients of the servers use it. Also, a CancelledError may belong to
+    another task.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -42,7 +43,7 @@ def is_cancelled() -> bool:
 async def end(task: asyncio.Task[Any]) -> None:
     """Cancel a task and wait until it has ended. Its errors are dropped.
 
-    Cancels again after a while, for the same reason: a task that lost the cancellation may wait for ever.
+    After a while it cancels again, because a task that lost the cancellation may wait for ever.
     """
     while not task.done():
         task.cancel()
@@ -64,7 +65,7 @@ class LoopThread(Protocol):
 
 
 class Threads:
-    """Daemon threads for plain functions, reused: starting one for each call would hold up the event loop.
+    """Daemon threads for plain functions. They are reused: a new thread for each call would block the event loop.
 
     A thread that hangs does not keep the process from stopping.
     """
@@ -138,21 +139,22 @@ class Slots:
 
 
 class Slot:
-    """The turn of a task: it waits for a slot, and has it. ``cost``: set it to what the task did with it."""
+    """A task's use of a slot: it waits for the slot, then has it. ``cost``: set it to the work that was done."""
 
     def __init__(self, name: str, level: int) -> None:
         self.name, self.level, self.cost = name, level, 0
-        #: Whether it keeps others out.
+        #: Whether it counts, so that others wait.
         self.counts = False
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class FairSlots:
-    """At most ``size`` tasks of an event loop have a slot at once, and costs are shared evenly among names.
+    """At most ``size`` tasks of an event loop have a slot at once. Names share the costs evenly.
 
-    Next is the name that will have cost least after its turn, if that costs as much as its last one. A name that
-    comes after a pause counts as those do whose turn it is: a pause is no credit. A slot that is kept for longer
-    than ``_LONG_SLOT_S`` is no longer counted: its task waits for a server, and others may go on.
+    The next slot goes to the name that will then have cost least, if it costs as much as last time. A name that
+    comes after a pause gets no credit for the pause: it counts like the name that had the last slot. A slot that
+    is kept for longer than ``_LONG_SLOT_S`` is no longer counted: its task waits for a server, and others may go
+    on.
     """
 
     def __init__(self, size: int) -> None:
@@ -193,10 +195,10 @@ class FairSlots:
         self._grant()
 
     def _grant(self) -> None:
-        # Some may have given up waiting.
+        # Some tasks may no longer wait.
         self._waiting = [it for it in self._waiting if not it.granted.done()]
         while self._free and self._waiting:
-            # Of equal ones, who has waited longest.
+            # Of equal ones, the one that has waited longest.
             slot = min(self._waiting, key=self._due)
             self._waiting.remove(slot)
             self._level = max(self._level, self._account(slot))
@@ -209,11 +211,11 @@ class FairSlots:
 
 
 class Batcher(Generic[Item, Answer]):
-    """Hands items to ``together``, one batch after the other: those that arrive meanwhile share the next one.
+    """Gives items to ``together``, one batch after the other. Items that arrive meanwhile share the next batch.
 
     ``together`` answers any number of items. It must not wait for a lock, because all items would wait with it. It
     decides itself what to answer for a locked row. If it fails, all its items fail. ``pause``: how long, in
-    seconds, the first item waits for more. That is right when nobody waits for the answer.
+    seconds, the first item waits for more. Use it only if no caller waits for the answer.
     """
 
     def __init__(
@@ -238,7 +240,7 @@ class Batcher(Generic[Item, Answer]):
         return await future
 
     def tell(self, item: Item) -> None:
-        """Take an item whose answer nobody wants, from any thread. Errors are logged, except for outages."""
+        """Take an item without returning an answer, from any thread. Errors are logged, except for outages."""
         self._waiting.append((item, None))
         if not self._called:
             self._called = True

@@ -6,7 +6,7 @@
 
     outbox.add(session, StartIteration(iteration_id="iter_1"))      # to sr.commands.iteration.start
 
-An event says what has happened, and anybody may listen. A command asks one context to do something, and one
+An event says what has happened, and any service may read it. A command asks one context to do something, and one
 handler there does it.
 """
 
@@ -51,10 +51,10 @@ class Event:
     event is about. ``payload`` is any value that JSON can hold, or a pydantic model.
     ``partition_key``: events with the same key keep their commit order. The default is the aggregate; None means
     no order. ``topic``: an explicit subject instead of the context's. ``stream``: the stream that must store the
-    event; in any other it would not arrive, and it waits. ``available_at``: the event is not published before this
-    time. Ids are UUIDs, or text of 1 to 200 printable bytes, which consumers see as it is.
-    Missing ids, correlation and actor are filled in. The database fills in a missing ``occurred_at``; its clock
-    also decides what lies in the future.
+    event. If another stream has its subject, the event waits. ``available_at``: the event is not published before
+    this time. Ids are UUIDs, or text of 1 to 200 printable bytes, which consumers see as it is. Missing ids,
+    correlation and actor are filled in. The database fills in a missing ``occurred_at``; its clock also decides
+    what lies in the future.
     """
 
     event_type: str

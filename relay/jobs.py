@@ -31,7 +31,7 @@ QUEUES: Final = (PUBLISH_QUEUE, PULL_QUEUE, HANDLE_QUEUE, UPKEEP_QUEUE, ARCHIVE_
 class Kind:
     """What the jobs of one actor have in common. ``name``: the name of their duties.
 
-    ``waits``: its jobs wait for servers most of the time, so the event loop runs all of them, without a thread.
+    ``waits``: its jobs wait for servers most of the time. So the event loop runs all of them, without a thread.
     """
 
     actor: str
@@ -58,9 +58,9 @@ class Duty:
         return ":".join(map(str, (self.kind.name, self.context, *self.about)))
 
     def message(self, token: str, *more: int | None, **known: list[str]) -> Message[Any]:
-        """The message of the job that holds ``token`` at the gate. ``known``: what a worker need not ask again."""
+        """The message of the job that has ``token`` at the gate. ``known``: what a worker need not ask again."""
         args = (self.context, *self.about, *more, token)
-        # A share of its own: a duty that hangs keeps no other from its place on the event loop.
+        # A share of its own: a duty that hangs takes no slot on the event loop from another.
         options = {SHARE: self.key} if self.kind.waits else {}
         return Message(
             queue_name=self.kind.queue, actor_name=self.kind.actor, args=args, kwargs=known, options=options

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: How often to check whether the command still runs, in seconds.
 _LOOK_INTERVAL_S: Final = 1.0
 
-#: Names that the application's code gives: cron jobs, types of tasks.
+#: Labels whose values come from the application's code: cron jobs, types of tasks.
 Names = Mapping[str, Sequence[str]]
 
 
@@ -74,7 +74,7 @@ def tasks_metrics(settings: Settings, types: Sequence[str]) -> Sequence[FactSink
 def worker_metrics(settings: Settings) -> MetricFacts | None:
     """The listener of a worker process; None if no address is configured.
 
-    Call it before the application's modules are loaded. Then their own counters are added up with ours.
+    Call it before the application's modules are loaded. Then their counters are added up together with ours.
     Raises MissingExtraError, and ConfigurationError when the directory cannot be written.
     """
     if (directory := _directory(settings)) is None:
@@ -130,7 +130,7 @@ def worker_pulse(settings: Settings) -> Pulse | None:
 
 
 def _probes(settings: Settings) -> Probes:
-    """The probes of a process that answers itself. Call it on the event loop that is to turn."""
+    """The probes of a process that answers itself. Call it on the event loop that the probes watch."""
     return Probes(partial(stuck_loop, asyncio.get_running_loop()), partial(examine, settings))
 
 

@@ -52,11 +52,10 @@ class Outbox:
     """The outbox of one bounded context.
 
     ``context``: its name as in relay.toml. The subjects, against whose limit `add` checks events, begin with it.
-    It does not choose a database: the target does. Where a relay.toml is in sight (that of ``RELAY_CONFIG``, or in
-    the working directory), a name that it does not declare is refused, unless ``undeclared`` is true:
-    UnknownContext.
-    ``schema``: where its tables are, as in relay.toml; without it they are found by the search_path of the target.
-    ``max_payload``: the broker's limit in bytes for a whole message; nats-server's default is 1 MiB.
+    It does not choose a database: the target does. If there is a relay.toml (that of ``RELAY_CONFIG``, or in the
+    working directory), a name that it does not declare is refused with UnknownContext, unless ``undeclared`` is
+    true. ``schema``: where its tables are, as in relay.toml; without it they are found by the search_path of the
+    target. ``max_payload``: the broker's limit in bytes for a whole message; nats-server's default is 1 MiB.
 
     The outbox never commits. No event is published before the caller's transaction commits. Events added
     to a SQLAlchemy session are written when it commits. Events added to a connection are written at once; those
@@ -89,11 +88,11 @@ class Outbox:
 
         For an event whose id is text, that is the UUID that stands for the text.
 
-        With an asynchronous target, await the result. If that is forgotten, the connection writes the event before
-        whatever it does next, and commits nothing if it cannot. Raises InvalidEvent or a subclass, with a code and
-        the field at fault, UnsupportedTarget and NoTransaction. Errors that only the database finds are raised
-        when the row is written; for a session, that is at its commit: DuplicateMessage, FutureEvent by the
-        database's clock, WriteConflict and SchemaMissing.
+        With an asynchronous target, await the result. If you forget that, the connection writes the event before
+        its next command. If it cannot, it commits nothing. Raises InvalidEvent or a subclass, with a code and the
+        field at fault, UnsupportedTarget and NoTransaction. Errors that only the database finds are raised when
+        the row is written; for a session, that is at its commit: DuplicateMessage, FutureEvent by the database's
+        clock, WriteConflict and SchemaMissing.
         """
         return then(self.add_many(target, [event]), _only)
 

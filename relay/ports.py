@@ -170,7 +170,7 @@ class ConsumerState:
 
     Everything up to ``ack_floor`` is acknowledged. Everything up to ``delivered`` was delivered at least once.
     ``pending`` messages between the two wait for their acknowledgement. ``consumer_seq`` counts deliveries.
-    ``undelivered`` messages behind ``delivered`` are still to come. Messages before ``first``, and those that were
+    ``undelivered`` messages after ``delivered`` are still to come. Messages before ``first``, and those that were
     stored before ``since``, are not for this consumer: it starts later.
     """
 
@@ -186,7 +186,7 @@ class ConsumerState:
 class JetStreamConsumer(Protocol):
     """PORT-047-004. Any process may acknowledge: it needs only the reply subject."""
 
-    #: How often the connection was lost. After a loss, the numbers of what is fetched may start again.
+    #: How often the connection was lost. After a loss, the numbers of deliveries may start again.
     losses: int
 
     async def state(self) -> ConsumerState:
@@ -247,7 +247,7 @@ class InboxRow(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """What the inbox knows of a message: it is ``new``, or it was ``done`` (processed or dead-lettered) earlier.
+    """What the inbox knows about a message: it is ``new``, or it was ``done`` (processed or a dead letter).
 
     Where order is kept, a message may be ``parked`` with its key, or not ``runnable`` because an earlier message
     of its key comes first.
@@ -287,7 +287,7 @@ class InboxReceiver(Protocol):
         """Insert a batch in one statement. A known id is reported and never inserted twice (POL-047-003).
 
         A known row takes the reply subject, stream and sequence of the latest delivery, and keeps all else. An id
-        that is twice in the batch is answered once. Raises MalformedMessage if a value cannot be stored; then
+        that is twice in the batch has one answer. Raises MalformedMessage if a value cannot be stored; then
         nothing of the batch is stored.
         """
 
@@ -317,7 +317,7 @@ class InboxSettlement(Protocol):
         """Extend the claim to ``lease`` from now. False when it was lost."""
 
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        """Set processed_at. Returns those whose claim was not lost: another worker owns the others now."""
+        """Set processed_at. Returns those whose claim was not lost: another worker has the others now."""
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         """Record the error, set next_attempt_at and release the claim. False when the claim was lost."""
@@ -407,8 +407,8 @@ class IncidentRecords(Protocol):
     async def record(self, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
         """Record dead letters; returns those that were new. Raises DatabaseUnreachable.
 
-        It may be repeated: a letter is known by its message's id and occurrence. A letter without its original
-        takes it from the inbox, if the inbox holds it.
+        It may be repeated: the id and the occurrence of its message identify a letter. A letter without its
+        original takes it from the inbox, if the inbox holds it.
         """
 
 

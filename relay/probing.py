@@ -17,7 +17,7 @@ from relay.telemetry.probes import Examined
 
 #: How long a server may take to answer, in seconds.
 _PATIENCE_S: Final = 4.0
-#: So many servers are asked at once.
+#: How many servers are asked at the same time.
 _AT_ONCE: Final = 8
 
 

@@ -21,11 +21,11 @@ __all__ = ["instrument", "uninstrument"]
 
 
 def instrument(tracer_provider: TracerProvider | None = None) -> None:
-    """Record a span wherever this process creates an event or task, below the span that is current there.
+    """Record a span for each event or task that this process creates, below the current span.
 
-    The event or task carries it on, so that whoever handles it continues the trace. Call it once, when your
-    service starts. ``tracer_provider``: that of your service; by default the global one. A process of the fleet
-    does this by itself. Raises MissingExtraError.
+    The event or task carries it, so that its handler continues the trace. Call it once, when your service starts.
+    ``tracer_provider``: that of your service; by default the global one. Processes of the fleet do this without a
+    call. Raises MissingExtraError.
     """
     with _extra():
         from relay.telemetry.tracing import spans  # noqa: PLC0415 - optional
@@ -33,7 +33,7 @@ def instrument(tracer_provider: TracerProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """Record no spans any more, for tests."""
+    """Stop recording spans, for tests."""
     record_spans(None)
 
 

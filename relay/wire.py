@@ -15,7 +15,7 @@ from relay.domain.envelopes.own import guarded
 from relay.schemas import names, versions
 from relay.settings import KeyPath, Problem, Settings, unusable
 
-#: What an envelope of the application's own is called in its module, if the setting gives no name.
+#: The name of an application's own envelope in its module, if the setting gives no name.
 DEFAULT_NAME: Final = "ENVELOPE"
 
 

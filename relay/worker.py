@@ -41,7 +41,7 @@ from relay.tracing import fleet_tracing
 
 @contextmanager
 def told() -> Iterator[None]:
-    """End this process with one line where an error has a code. Dramatiq would print a traceback."""
+    """End this process with one line if an error has a code. Dramatiq would print a traceback."""
     try:
         yield
     except RelayError as error:
@@ -75,7 +75,7 @@ OUTAGE_RETRIES: Final[dict[str, Any]] = {
     "max_backoff": int(LONGEST_BACKOFF.total_seconds() * 1_000),
 }
 
-#: The pause before Redis is asked again what a killed worker had in hand.
+#: The pause before Redis is asked again which jobs a killed worker had.
 _TAKE_OVER_PAUSE_S: Final = 1.0
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -100,9 +100,9 @@ async def _start() -> None:
 
 
 async def _take_over() -> None:
-    """Begin at once what workers of this host had in hand when they were killed. Queues give them a minute.
+    """Begin at once the jobs of killed workers of this host. Otherwise queues would wait a minute.
 
-    What killed them may have taken Redis along, so this waits for it.
+    The same cause may have stopped Redis, so this waits for Redis.
     """
     while not is_cancelled():
         with suppress(QueueUnreachable):
@@ -128,7 +128,7 @@ async def _go_on(*, again: bool) -> None:
     contexts = settings.contexts.items()
     pulls = [jobs.PULL.of(name, it).key for name, context in contexts for it in context.subscriptions]
     publishes = [jobs.PUBLISH.of(name, it) for name, context in contexts for it in range(context.publish.shards)]
-    # A pull that runs continues. The next tick replaces one that waits, and publishes where no job is outstanding.
+    # A running pull continues. The next tick replaces a waiting one, and publishes if no job is outstanding.
     await application.gates.wake(pulls)
     free = await application.gates.lost([it.key for it in publishes])
     for work in publishes:
@@ -159,10 +159,10 @@ def spawn(coroutine: Coroutine[Any, Any, None]) -> None:
 async def long_running(work: Duty, token: str) -> AsyncIterator[Hold]:
     """Run a job that must be outstanding only once. Its hold is false when another job has taken over.
 
-    The job asks its hold again and again, and ends when that is false.
+    The job checks its hold again and again, and ends when it is false.
 
     An outage becomes Dramatiq's Retry, so that its middleware supplies the back-off. Meanwhile the gate stays
-    shut; otherwise each tick would add a job. The gate opens by itself if the job does not return.
+    closed; otherwise each tick would add a job. The gate opens by itself if the job does not return.
     """
     async with application.gates.hold(work.key, token) as ours:
         try:
@@ -246,7 +246,7 @@ application.nats.on_up.append(_say_ready)
 def actor(kind: Kind, **options: Any) -> Callable[[Function], Any]:
     """Register a coroutine as the actor for the jobs of a kind. ``options``: Dramatiq's.
 
-    The event loop runs those that mostly wait, without a thread (`relay.adapters.onloop`).
+    The event loop runs jobs that mostly wait, without a thread (`relay.adapters.onloop`).
     """
 
     def register(function: Function) -> Any:
@@ -258,7 +258,7 @@ def actor(kind: Kind, **options: Any) -> Callable[[Function], Any]:
 
 
 def row_actor(name: str, queue: str, **options: Any) -> Callable[[Function], Any]:
-    """Register a function as the actor for rows. The row says whether it is tried again, Dramatiq's Retries when.
+    """Register a function as the actor for rows. The row decides about another attempt; Retries delays the job.
 
     The event loop runs a coroutine itself, without a thread that waits (`relay.adapters.onloop`).
     """
@@ -273,7 +273,7 @@ def row_actor(name: str, queue: str, **options: Any) -> Callable[[Function], Any
 
 
 def on_loop(name: str, *, unless: Callable[..., bool]) -> Callable[[Function], Function]:
-    """Have the event loop run some messages of an actor by a coroutine.
+    """Let the event loop run some messages of an actor by a coroutine.
 
     ``unless``: whether a message is for the actor itself; it gets all arguments but the last, a row's id.
     """
@@ -286,6 +286,6 @@ def on_loop(name: str, *, unless: Callable[..., bool]) -> Callable[[Function], F
 
 
 def try_again(delay: timedelta | None) -> None:
-    """End an actor whose row is to be tried again after a delay, if there is one."""
+    """End an actor; with a delay, its row is tried again after that."""
     if delay is not None:
         raise Retry(delay=int(delay / timedelta(milliseconds=1)))

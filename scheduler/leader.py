@@ -134,7 +134,7 @@ class Leader:
                 await self._lose()
         except Exception:
             # Survive any error: without the next round the context would have no leader at all.
-            _log.exception("the lease of %s could not be looked after", self._context)
+            _log.exception("the lease of %s could not be renewed or taken", self._context)
 
     async def _lead(self, term: int, requested: Mapping[str, datetime]) -> None:
         if not self._leads:

@@ -110,7 +110,7 @@ def _field(value: Any, name: str) -> object:
     try:
         return value[name] if isinstance(value, Mapping) else getattr(value, name)
     except (KeyError, AttributeError):
-        raise InvalidPayload("is missing, and the concurrency limit goes by it", field=f"payload.{name}") from None
+        raise InvalidPayload("is missing, but the concurrency limit needs it", field=f"payload.{name}") from None
 
 
 @dataclass
@@ -225,5 +225,5 @@ def _duration(text: str, name: str) -> timedelta:
     except ValueError as error:
         raise InvalidTask(str(error), field=name, hint="for example 500ms, 30s, 5m") from None
     if found <= timedelta(0):
-        raise InvalidTask("must be longer than nothing", field=name)
+        raise InvalidTask("must be longer than 0", field=name)
     return found

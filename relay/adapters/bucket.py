@@ -63,7 +63,7 @@ class BucketStore:
                 found = await self._obstore.get_async(self._store, name)
                 if bytes(await found.bytes_async()) != read:
                     raise ArchiveConflict(
-                        f"{self._url}/{name} is there already and holds something else", hint=MOVE_AWAY
+                        f"{self._url}/{name} exists already, with other content", hint=MOVE_AWAY
                     ) from None
 
     async def get(self, name: str, into: IO[bytes]) -> bool:
@@ -98,7 +98,7 @@ class BucketStore:
             yield
         except FileNotFoundError as error:
             raise StoreUnreachable(
-                f"{self._url}: there is no such bucket", hint="create it; jetrelay never does"
+                f"{self._url}: there is no such bucket", hint="create it; jetrelay never creates a bucket"
             ) from error
         except (self._obstore.exceptions.BaseError, OSError, NotImplementedError) as error:
             raise StoreUnreachable(f"{self._url}: {first_line(error)}") from error

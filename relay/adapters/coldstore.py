@@ -17,7 +17,7 @@ from relay.domain.archive import ArchiveConflict, StoreUnreachable
 Answer = TypeVar("Answer")
 
 #: What an operator can do if the file of a batch that was not recorded has the name.
-MOVE_AWAY: Final = "move it away: no batch has it; relay archive verify names all such files"
+MOVE_AWAY: Final = "move it away: it belongs to no batch; relay archive verify names all such files"
 _UNFINISHED: Final = ".part"
 
 
@@ -49,7 +49,7 @@ class FolderStore:
     def _reaching(self, work: Callable[[], Answer]) -> Answer:
         if not self._root.is_dir():
             raise StoreUnreachable(
-                f"{self._root} is no directory", hint="create it, or mount what is meant to be there"
+                f"{self._root} is not a directory", hint="create it, or mount the disk that should be there"
             )
         try:
             return work()
@@ -64,7 +64,7 @@ class FolderStore:
             part.flush()
             os.fsync(part.fileno())
             if target.exists() and not filecmp.cmp(part.name, target, shallow=False):
-                raise ArchiveConflict(f"{target} is there already and holds something else", hint=MOVE_AWAY)
+                raise ArchiveConflict(f"{target} exists already, with other content", hint=MOVE_AWAY)
             Path(part.name).replace(target)
         _sync(target.parent)
 

@@ -48,7 +48,7 @@ def check_schema(schema: object) -> None:
         _validator(schema)
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         # The first line says what is wrong; the others repeat the schema.
-        raise InvalidRequest(f"is no JSON Schema: {str(error).splitlines()[0][:200]}") from None
+        raise InvalidRequest(f"is not a JSON Schema: {str(error).splitlines()[0][:200]}") from None
 
 
 def _validator(schema: Any) -> jsonschema_rs.Draft202012Validator:

@@ -29,7 +29,7 @@ class RequestContextMiddleware:
     Each request runs in a context with the correlation id of its header, and the response names the id. The id is
     a UUID or text as `relay.domain.identity` allows; the header may be percent-encoded, as handlers get it. An id
     that is missing, given twice or not allowed is replaced by a new one. A request with a valid ``traceparent`` is
-    a new span of its trace. Put it around the whole application, not in its list of middleware: so it covers
+    a new span of its trace. Put it around the whole application, not in its list of middleware, so that it covers
     error handlers too.
     """
 
@@ -61,7 +61,7 @@ def _read(headers: Iterable[tuple[bytes, bytes]]) -> RequestContext:
 
 
 def _id(text: str | None) -> Id | None:
-    """The id in a header; None if there is none that can be."""
+    """The id in a header; None if there is no valid one."""
     try:
         return None if text is None else check_id(unquote(text), "correlation_id").value
     except InvalidKey:

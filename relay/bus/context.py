@@ -30,8 +30,8 @@ class RequestContext:
 
     ``correlation_id`` names the operation at the start of the chain and stays the same in the whole chain.
     ``causation_id`` names the event or task that is the direct cause; None at the start. An id that is no UUID is
-    text. ``actor``: who acts; an event that names nobody else has this actor. ``traceparent`` (W3C) names the
-    trace and, in it, the span of this work; None without a trace.
+    text. ``actor``: who acts; an event that names no other has this actor. ``traceparent`` (W3C) names the trace
+    and, in it, the span of this work; None without a trace.
     """
 
     correlation_id: Id | None = None
@@ -85,7 +85,7 @@ class Span(Protocol):
     traceparent: str | None
 
     def end(self, verdict: str, /) -> None:
-        """End it. ``verdict``: what came of the work, as `relay.domain.model.Verdict` names it."""
+        """End it. ``verdict``: the result of the work, as `relay.domain.model.Verdict` names it."""
 
 
 class Spans(Protocol):
@@ -101,25 +101,25 @@ class Spans(Protocol):
         """Begin the span of an attempt at a cron job, in a trace of its own."""
 
     def enter(self, traceparent: str | None, /) -> object:
-        """Begin to run in a span that somebody else records. Gives what `leave` takes."""
+        """Begin to run in a span that other code records. Returns what `leave` takes."""
 
     def leave(self, entered: object, /) -> None:
-        """Run outside of it again."""
+        """Leave the span."""
 
 
 _spans: Spans | None = None
 
 
 def record_spans(spans: Spans | None) -> None:
-    """Have spans of this process recorded, or no longer."""
+    """Begin to record spans of this process, or stop it."""
     global _spans  # noqa: PLW0603 - of the process, as OpenTelemetry's
     _spans = spans
 
 
 def created(request: RequestContext, destination: str, message_id: object) -> str | None:
-    """The ``traceparent`` for a new message or task: of the span of its creation where spans are recorded.
+    """The ``traceparent`` for a new message or task: of the span of its creation, if spans are recorded.
 
-    Elsewhere it is that of the request.
+    Otherwise it is that of the request.
     """
     if _spans is None:
         return request.traceparent
@@ -128,7 +128,7 @@ def created(request: RequestContext, destination: str, message_id: object) -> st
 
 
 def begun(context: str, job: str, correlation_id: object, attempt: int) -> Span | None:
-    """Begin the span of an attempt at a cron job; None where no spans are recorded. Whoever begins it ends it."""
+    """Begin the span of an attempt at a cron job; None if no spans are recorded. The caller ends it."""
     return None if _spans is None else _spans.begun(context, job, str(correlation_id), attempt)
 
 
@@ -139,7 +139,7 @@ def next_span(received: object) -> str | None:
     """The ``traceparent`` of work that a message or request began: its trace, with a new span.
 
     ``received``: the header's value. None if it is missing or not valid: then the work belongs to no trace.
-    Where spans are recorded, the work is in the span that is there already, else in that of the sender.
+    If spans are recorded, the work is in the current span, or else in that of the sender.
     """
     if _spans is not None:
         trace = tracing.Trace.parse(received)

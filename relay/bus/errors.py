@@ -32,10 +32,10 @@ class DuplicateHandler(RelayError):
 
 
 class QueryFailed(RelayError):
-    """Whoever answers a query of another service refused it, or failed at it.
+    """The service that answers a query has refused it, or has failed.
 
     ``remote`` is the code that came back: INVALID_QUERY, MALFORMED_QUERY, QUERY_BUSY, QUERY_FAILED,
-    INVALID_ANSWER, ANSWER_TOO_LARGE, or that of a `DomainError` of the handler.
+    INVALID_ANSWER, ANSWER_TOO_LARGE, or the code of a `DomainError` of the handler.
     """
 
     code = "QUERY_FAILED"
@@ -52,13 +52,13 @@ class QueryTimeout(QueryFailed):
 
 
 class NoResponder(QueryFailed):
-    """Nobody answers this query: no such service runs, or the one that had begun to answer has gone."""
+    """Nobody answers this query: no such service runs, or the process that had begun to answer has ended."""
 
     code = "NO_RESPONDER"
 
 
 class AnsweredByStream(QueryFailed):
-    """A stream took the query and confirmed it, instead of the one who should answer."""
+    """A stream took the query and confirmed it, before the service could answer."""
 
     code = "ANSWERED_BY_STREAM"
 

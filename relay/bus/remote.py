@@ -1,4 +1,4 @@
-"""The queries of a module that other services may ask: which there are, and how one is answered."""
+"""The queries of a module that other services may ask, and how they are answered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Answerable:
     waits: bool
 
     def query(self, fields: Mapping[str, Any]) -> Query[Any]:
-        """The query that was asked. Unknown fields are ignored, so that those who ask may be newer.
+        """The query that was asked. Unknown fields are ignored, so that the asking service may be newer.
 
         Raises InvalidQuery.
         """
@@ -54,7 +54,7 @@ def load(module: str, takes: Callable[[str], bool]) -> dict[str, Answerable]:
     for bus in {id(it): it for it in vars(found).values() if isinstance(it, QueryBus)}.values():
         for subject, kind in bus.subjects.items():
             if subject in offered:
-                raise _invalid(f"{module} answers {subject} twice", "one bus answers a query")
+                raise _invalid(f"{module} answers {subject} twice", "only one bus may answer a query")
             if not takes(subject):
                 raise _invalid(
                     f"{module} answers {subject}, which is not among the subjects", "add it to subjects"

@@ -61,7 +61,7 @@ class Nothing:
 
     def unwrap(self) -> NoReturn:
         """Raise NothingFound."""
-        raise NothingFound("the query found nothing", hint="match on Some and Nothing where that may happen")
+        raise NothingFound("the query found nothing", hint="match on Some and Nothing if that may happen")
 
 
 #: Generic aliases: ``Result[UUID]``, ``Maybe[CaseView]``.

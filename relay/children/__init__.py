@@ -29,10 +29,10 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in its own session, as ``account`` (uid and gid) if that is given.
 
-    ``output`` takes what it writes; without it, that goes where ours goes. The environment is exactly the one
-    given. Secrets belong there, as everybody can read a command line. On Linux the child gets ``stop_signal`` when
-    this process ends, in whatever way. ``command[0]`` must be an absolute path. Raises OSError when nothing can be
-    started.
+    ``output`` takes what it writes; without it, it writes where we write. The environment is exactly the one
+    given. Secrets belong there, because every user can read a command line. On Linux the child gets
+    ``stop_signal`` when this process ends, in whatever way. ``command[0]`` must be an absolute path. Raises
+    OSError when nothing can be started.
     """
     shim = [sys.executable, "-I", "-S", _LAUNCH, os.getpid(), int(stop_signal), *account]
     return _LAUNCHER.submit(
@@ -51,7 +51,7 @@ def kill_group(pid: int) -> None:
     """Kill a child that leads its own session, with all of its children that are left (SIGKILL)."""
     try:
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # none is left; of those that ended, some systems refuse it
+    except (ProcessLookupError, PermissionError):  # none is left; some systems refuse it for those that ended
         return
 
 

@@ -1,4 +1,4 @@
-"""A program that becomes another: it drops root, ties itself to its parent, then executes the other.
+"""A program that becomes another program. First it drops root and makes sure that it ends with its parent.
 
 It runs by path as ``python -I -S launch.py PARENT SIGNAL UID GID COMMAND…``, so it imports nothing of ours. It
 costs some 20 ms for each start. The alternative, ``preexec_fn``, may deadlock in a process with threads.

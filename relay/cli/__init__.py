@@ -28,7 +28,7 @@ _GROUPS: Final = (
     *("db", "streams", "fleet", "handler", "dlq", "outbox", "inbox", "parked", "schedule", "tasks", "queues"),
     *("archive", "schema"),
 )
-#: How writing to a file or pipe fails that the shell has opened. No other error without a path is foreseen.
+#: Errors of writing to a file or pipe that the shell has opened. We expect no other error without a path.
 _OUTPUT_FAILS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE}
 
 
@@ -82,24 +82,24 @@ def print_version(
 
 def main() -> None:
     """Run the command. Errors that have a code print no traceback."""
-    # A pool tells of each of its attempts to connect. The command says once what it could not read.
+    # A pool logs each of its attempts to connect. The command says once what it could not read.
     logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
         try:
             create_app(_asked_for(sys.argv[1:]))()
         finally:
-            sys.stdout.flush()  # at the end of the process nobody could say what is wrong
+            sys.stdout.flush()  # at the end of the process it is too late to say what is wrong
     except RelayError as error:
         print(error_line(error), file=sys.stderr)
         sys.exit(1)
     except OSError as error:
         if error.filename is None and error.errno not in _OUTPUT_FAILS:
             raise
-        if error.errno != errno.EPIPE:  # who has gone need not be told
+        if error.errno != errno.EPIPE:  # the reader has gone
             unusable = error.filename or "standard output"
             print(f"error FILE_UNUSABLE: {unusable}: {error.strerror}", file=sys.stderr)
         if error.filename is None:
-            # What is still to be written goes nowhere, or the end of the process would fail as well.
+            # Discard what is still to be written, or the end of the process would fail as well.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
@@ -115,7 +115,7 @@ def _asked_for(arguments: Sequence[str]) -> Iterable[str]:
 
 
 def _has_chaos() -> bool:
-    """Whether our package of faults is there, beside this one, and not a stranger's module of that name."""
+    """Whether our package `chaos` is beside this one, and not another module of that name."""
     found, ours = find_spec(_CHAOS), Path(__file__).parents[2] / _CHAOS / "__init__.py"
     return found is not None and found.origin == str(ours)
 

@@ -1,4 +1,4 @@
-"""`relay archive`: move rows past their time to cold storage, list its batches, verify its files."""
+"""`relay archive`: move old rows to cold storage, list its batches, verify its files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _VIEW: Final = View(columns=columns_of(*_COLUMNS), lead=3)
 
 @app.callback(invoke_without_command=True)
 def archive(call: typer.Context) -> None:
-    """Archive everything that has had its time, and delete old batches, as `relay archive run`."""
+    """Archive all rows that are old enough, and delete old batches, as `relay archive run`."""
     if call.invoked_subcommand is None:
         run()
 
@@ -55,12 +55,14 @@ def run(
     *,
     context: ContextOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
-    actor: Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")] = None,
+    actor: Annotated[
+        str | None, typer.Option("--actor", help="Who acts; the user of this shell if not given.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Archive everything that has had its time, and delete what was kept long enough. So does the scheduler.
+    """Archive all rows that are old enough, and delete batches that were kept long enough.
 
-    Status 1 if a context fails, or rows must stay because of their stream.
+    The scheduler does the same every hour. Status 1 if a context fails, or rows must stay because of their stream.
     """
     by = operator(actor, None)
 
@@ -82,7 +84,7 @@ def run(
 
 
 async def _with_bar(rows: ArchiveRows, by: Operator) -> ArchiveReport:
-    """Run, and show how many of the rows that can leave have left. Counts them only where someone looks."""
+    """Run, and show the progress. Counts the rows only if there is a bar to show."""
     total = sum(found.rows for found in (await rows.look()).waiting) if sys.stderr.isatty() else None
     done = 0
     with bar("archived", "rows") as progress:
@@ -102,7 +104,7 @@ def _print_done(reports: list[ArchiveReport]) -> None:
         for manifest in report.deleted:
             print(f"{report.context}: deleted {manifest.file}, {manifest.rows} rows")
         if not report.batches:
-            print(f"{report.context}: nothing has had its time")
+            print(f"{report.context}: no row is old enough")
 
 
 def _print_counts(reports: list[ArchiveReport]) -> None:
@@ -182,7 +184,7 @@ def _print_findings(answers: dict[str, list[Finding]]) -> None:
             if found.error:
                 print(f"error ARCHIVE_DAMAGED: {found.file}: {found.error}")
             elif found.left_over:
-                print(f"{found.file}: no batch names it; left by an interrupted run, or by one under way")
+                print(f"{found.file}: no batch names it. An interrupted run left it, or a run is under way")
         sound = sum(not found.error and not found.left_over for found in findings)
         print(f"{name}: {sound} of {sum(not found.left_over for found in findings)} files are sound")
 

@@ -1,4 +1,4 @@
-"""`relay archive restore` and `replay`: archived rows that are wanted again."""
+"""`relay archive restore` and `replay`: put archived rows back, publish archived events again."""
 
 from __future__ import annotations
 
@@ -41,16 +41,25 @@ _SELECTING: Final[Options] = {
         None,
     ),
     "correlation": (Annotated[str | None, typer.Option("--correlation", help="The correlation id.")], None),
-    "since": (Annotated[str | None, typer.Option("--since", help="Ended since: 400d, or a time.")], None),
-    "until": (Annotated[str | None, typer.Option("--until", help="Ended before: 90d, or a time.")], None),
-    "everything": (Annotated[bool, typer.Option("--all", help="All that is in the archive.")], False),
+    "since": (
+        Annotated[str | None, typer.Option("--since", help="Only those that ended since: 400d, or a time.")],
+        None,
+    ),
+    "until": (
+        Annotated[str | None, typer.Option("--until", help="Only those that ended before: 90d, or a time.")],
+        None,
+    ),
+    "everything": (Annotated[bool, typer.Option("--all", help="All rows in the archive.")], False),
     "dry_run": (Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")], False),
 }
 _FILTERS: Final = ("ids", "subject", "type", "key", "correlation", "since", "until", "everything")
 _LIMIT: Final[Options] = {
-    "limit": (Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Refuse to act on more.")], 100_000)
+    "limit": (
+        Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Refuse to act on more rows than this.")],
+        100_000,
+    )
 }
-#: What is said of events that were replayed.
+#: The word for events that were replayed.
 _REPLAYED: Final = "published once more"
 KindOption = Annotated[ArchiveKind, typer.Option("--kind", help="Which rows.")]
 
@@ -59,7 +68,7 @@ KindOption = Annotated[ArchiveKind, typer.Option("--kind", help="Which rows.")]
 def restore(*, kind: KindOption = ArchiveKind.OUTBOX, options: dict[str, Any]) -> None:
     """Put archived rows back into their table, as they were. Nothing is sent, and the archive keeps them.
 
-    A row that is there stays as it is. May be repeated.
+    If the table has a row, the row stays as it is. May be repeated.
     """
     _act("restored", kind, options)
 
@@ -68,8 +77,8 @@ def restore(*, kind: KindOption = ArchiveKind.OUTBOX, options: dict[str, Any]) -
 def replay(*, options: dict[str, Any]) -> None:
     """Publish archived events once more, to every consumer of the stream. The archive keeps them.
 
-    Consumers know the ids, also of messages that they have archived, until they delete those. May be repeated:
-    what was replayed since is left out.
+    Consumers recognise the ids, also of messages that they have archived, until they delete these. May be
+    repeated: events that were replayed since are left out.
     """
     _act(_REPLAYED, ArchiveKind.OUTBOX, options)
 
@@ -97,7 +106,7 @@ def _act(done: str, kind: ArchiveKind, options: dict[str, Any]) -> None:
 
 
 async def _run(context: ContextSettings, what: str, question: Query[int] | Command[int]) -> int:
-    """Ask, or do, and show how many batches were looked at."""
+    """Count, or act, and show how many batches were read."""
     with bar(what, "batches") as progress:
         desk = ArchiveDesk({context.name: context}, connecting, progress=progress)
         if isinstance(question, Query):
@@ -106,13 +115,13 @@ async def _run(context: ContextSettings, what: str, question: Query[int] | Comma
 
 
 def _filter(kind: ArchiveKind, options: dict[str, Any]) -> RowFilter:
-    """Read the filter. Raises InvalidRequest, also where nothing is selected and --all is not said."""
+    """Read the filter. Raises InvalidRequest, also if there is neither a filter nor --all."""
     if not any(options[name] for name in _FILTERS):
         raise InvalidRequest("say which: ids, a filter, or --all", hint="--help lists the filters")
     if options["everything"] and any(options[name] for name in _FILTERS if name != "everything"):
         raise InvalidRequest("give --all or a filter, not both", field="--all")
     if (subject := options["subject"]) is not None and (kind is ArchiveKind.TASKS or not is_pattern(subject)):
-        raise InvalidRequest("is no pattern of subjects, or tasks have none", field="--subject")
+        raise InvalidRequest("is not a pattern of subjects, or tasks have no subject", field="--subject")
     correlation = as_id(options["correlation"], "--correlation")
     return RowFilter(
         ids=frozenset(Identity.of(str(as_id(id, "id"))).uuid for id in options["ids"] or ()),

@@ -17,10 +17,10 @@ from relay.settings import ContextSettings
 
 
 def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
-    """Show how many events are not published and messages not processed: since when, and what became of them.
+    """Show how many events are not published and messages not processed, since when, and in which state.
 
-    Numbers above 20,000 are estimates of the database's and marked with ~.
-    Under the table: which outbox is full, and what its producers are told; which inbox is full.
+    Numbers above 20,000 are estimates of the database, marked with ~. Below the table: which outbox is full, and
+    what happens to its producers; which inbox is full.
     """
     with visiting_contexts(context, _ask) as answers:
         if as_json:

@@ -9,7 +9,7 @@ from relay.settings import effective, load_settings
 
 
 def config(as_json: JsonOption = False) -> None:
-    """Print every value that holds and its source: default, line of relay.toml, or variable. No secrets."""
+    """Print every value in force and its source: default, line of relay.toml, or variable. No secrets."""
     rows = effective(load_settings())
     if as_json:
         print(json.dumps([dict(zip(("key", "value", "source"), row, strict=True)) for row in rows], indent=2))

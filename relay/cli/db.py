@@ -16,7 +16,7 @@ from relay.domain.errors import of_context
 from relay.settings import ContextSettings, load_settings
 
 SchemaOption = Annotated[
-    str | None, typer.Option("--context", help="Into the schema of this context; its MicroDAO view, too.")
+    str | None, typer.Option("--context", help="For the schema of this context, with its MicroDAO view.")
 ]
 app = typer.Typer(help="Create, compare and print the tables of each context's database.", no_args_is_help=True)
 
@@ -66,16 +66,16 @@ def print_sql(context: SchemaOption = None, as_json: JsonOption = False) -> None
 def grant(
     relay: Annotated[list[str] | None, typer.Option("--relay", help="A role of the fleet.")] = None,
     application: Annotated[
-        list[str] | None, typer.Option("--application", help="A role of a service that records events.")
+        list[str] | None, typer.Option("--application", help="A role of a service that writes events.")
     ] = None,
     context: ContextOption = None,
     as_sql: Annotated[bool, typer.Option("--sql", help="Print the SQL and do nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give roles the rights they need on the tables, and revoke all others. Repeat it after each upgrade.
+    """Give roles the rights that they need on the tables, and revoke all others. Repeat this after each upgrade.
 
-    Run it as the owner of the tables. The options may be repeated. Rights to connect and superuser rights are set
-    where roles are made: see deploy/postgres/roles.sql.
+    Run it as the owner of the tables. The options may be repeated. deploy/postgres/roles.sql makes roles, with
+    their right to connect.
     """
     if not (relay or application):
         raise typer.BadParameter("name a role: --relay ROLE, --application ROLE")

@@ -11,7 +11,7 @@ import typer
 
 from relay.settings.urls import hide_url
 
-#: What is found of processes that have not shown themselves, and how long that may take, in seconds.
+#: Findings about processes that have not sent a heartbeat yet, and how long they may take, in seconds.
 _BEGINNING: Final = frozenset({"NO_SCHEDULER", "NO_WORKER"})
 _SHOWN_SECONDS: Final = 5.0
 
@@ -23,20 +23,19 @@ if TYPE_CHECKING:
 def dev(
     directory: Annotated[Path, typer.Option(help="Where the servers keep their data and logs.")] = Path(".relay"),
     processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each, for handlers.")] = 8,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker, for handlers.")] = 8,
     samples: Annotated[
-        bool, typer.Option("--samples", help="Sample handlers instead of all that relay.toml names.")
+        bool, typer.Option("--samples", help="Use sample handlers instead of those that relay.toml names.")
     ] = False,
     dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="dramatiq-dashboard, too, in an environment of its own.")
+        bool, typer.Option("--dashboard", help="Run dramatiq-dashboard too, in an environment of its own.")
     ] = False,
 ) -> None:
-    """Run servers, scheduler and workers until Ctrl-C, on the contexts and handlers of relay.toml.
+    """Run servers, scheduler and workers until Ctrl-C, with the contexts and handlers of relay.toml.
 
-    PostgreSQL, NATS and Valkey are started here and stand in for the servers of the configuration,
-    which are not touched. Where a subscription names no handler, a sample handler answers. With the extra ops the
-    console of operators runs, too, at the address that is shown.
-    Status 1 when a process ends by itself.
+    This starts PostgreSQL, NATS and Valkey. They replace the servers of the configuration, which are not touched.
+    If a subscription names no handler, a sample handler answers. With the extra ops the console for operators runs
+    too, at the address that is shown. Status 1 when a process ends by itself.
     """
     from relay.cli.extra import has_ops, require_extra
 
@@ -83,7 +82,7 @@ def _run(fleet: Fleet, console: LogConsole) -> bool:
 
 
 def examine(fleet: Fleet) -> str:
-    """Say what `relay doctor` finds. Processes that have just begun get a moment to show themselves."""
+    """Say what `relay doctor` finds. Processes that have just begun get a moment for their first heartbeat."""
     from relay.cli.doctor import entry, summary
     from relay.cli.health import diagnose
     from relay.ops.queries import Diagnose

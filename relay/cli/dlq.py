@@ -1,4 +1,4 @@
-"""`relay dlq`: look at dead letters, and decide about them. Nothing is requeued by itself."""
+"""`relay dlq`: look at dead letters, and decide about them. Nothing is requeued automatically."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ from relay.ops.rows import DiscardIncidents, FindIncidents, GetIncident, Requeue
 app = typer.Typer(help="Dead letters: list, show, requeue, discard, resolve.", no_args_is_help=True)
 
 _FILTER: Final[Options] = {
-    "kind": (Annotated[list[DeadLetterClass], typer.Option("--class", help="Why it died.")], ()),
-    "subscription": (Annotated[str | None, typer.Option("--subscription", help="Of this subscription.")], None),
-    "event_type": (Annotated[str | None, typer.Option("--event-type", help="Of this type.")], None),
+    "kind": (Annotated[list[DeadLetterClass], typer.Option("--class", help="Why it became a dead letter.")], ()),
+    "subscription": (Annotated[str | None, typer.Option("--subscription", help="Only this subscription.")], None),
+    "event_type": (Annotated[str | None, typer.Option("--event-type", help="Only this type.")], None),
     "reason": (Annotated[str | None, reason_option("--reason")], None),
-    "since": (Annotated[str | None, typer.Option("--since", help="Recorded since: 90m, 2d, or a time.")], None),
-    "message": (Annotated[str | None, typer.Option("--message", help="Of this message id.")], None),
-    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Of this correlation id.")], None),
+    "since": (
+        Annotated[str | None, typer.Option("--since", help="Only those recorded since: 90m, 2d, or a time.")],
+        None,
+    ),
+    "message": (Annotated[str | None, typer.Option("--message", help="Only this message id.")], None),
+    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Only this correlation id.")], None),
 }
 _ACTING: Final[Options] = {
     "ids": (Annotated[list[int] | None, typer.Argument(help="Incidents, by the numbers of `list`.")], None),
@@ -40,7 +43,7 @@ _ACTING: Final[Options] = {
     **_FILTER,
     **ACTING,
 }
-Statuses = Annotated[list[IncidentStatus], typer.Option("--status", help="Open ones if not given.")]
+Statuses = Annotated[list[IncidentStatus], typer.Option("--status", help="Open incidents if not given.")]
 _OPEN: Final = (IncidentStatus.OPEN,)
 
 
@@ -95,10 +98,10 @@ _LETTERS: Final = Things(
 def list_(
     *,
     status: Statuses = [],  # noqa: B006 - typer copies it
-    everything: Annotated[bool, typer.Option("--all", help="Closed ones too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Closed incidents too.")] = False,
     options: dict[str, Any],
 ) -> None:
-    """List incidents, payloads left out. Status 1 if a database does not answer."""
+    """List incidents without their payloads. Status 1 if a database does not answer."""
     _LETTERS.list(options, tuple(IncidentStatus) if everything else tuple(status) or _OPEN)
 
 
@@ -119,19 +122,19 @@ def show(
 @app.command()
 @with_options(_ACTING)
 def requeue(*, options: dict[str, Any]) -> None:
-    """Put messages back into the failing consumer's inbox, with new attempts. Others do not see them again."""
+    """Put messages back into the inbox that failed, with new attempts. Other consumers do not see them again."""
     _LETTERS.act("requeued", RequeueIncidents, options, _OPEN)
 
 
 @app.command()
 @with_options(_ACTING | NOTE_REQUIRED)
 def discard(*, options: dict[str, Any]) -> None:
-    """Give messages up. They stay recorded, and requeue still takes them by id."""
+    """Discard messages. They stay recorded, and you can still requeue them by id."""
     _LETTERS.act("discarded", DiscardIncidents, options, _OPEN)
 
 
 @app.command()
 @with_options(_ACTING | NOTE_REQUIRED)
 def resolve(*, options: dict[str, Any]) -> None:
-    """Close incidents that were dealt with by other means."""
+    """Close incidents that you have solved in another way."""
     _LETTERS.act("resolved", ResolveIncidents, options, _OPEN)

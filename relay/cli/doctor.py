@@ -1,4 +1,4 @@
-"""`relay doctor`: what each promise needs, whether it is so, and what to change."""
+"""`relay doctor`: the conditions of each promise, whether they are met, and what to change."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def doctor(
     *,
     process: ForOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Status 1 for warnings, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Status 1 also for warnings.")] = False,
 ) -> None:
-    """Look at everything that the promises need, and say what to change. Changes nothing.
+    """Check everything that the promises need, and say what to change. Changes nothing.
 
     Status 1 if something does not work or a promise does not hold. docs/reference/findings.md explains each code.
     """

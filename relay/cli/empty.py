@@ -1,4 +1,4 @@
-"""What a list says when it finds nothing: what was looked for, and what else there is that it does not show."""
+"""What an empty list says: what was looked for, and what the list does not show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relay.settings import ContextSettings
 if TYPE_CHECKING:
     from relay.cli.found import Things
 
-#: What takes longer to count is not counted, in milliseconds.
+#: A count that takes longer is given up, in milliseconds.
 _LIMIT_MS: Final = "2000"
 _MAX_NAMES: Final = 8
 #: Among so many rows codes are looked for.
@@ -29,11 +29,11 @@ _NEWEST: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """What a context has instead, counted; None where counting took too long.
+    """What a context has instead, counted; None if counting took too long.
 
-    ``others``: what the same filter finds in each of the other states. ``unfiltered``: what the same states hold
+    ``others``: how many the same filter finds in each other state. ``unfiltered``: how many the same states have
     without the filter; None without a filter. ``codes``: how often each code is among the newest of these, if the
-    filter asks for one.
+    filter asks for a code.
     """
 
     others: Mapping[str, int | None]
@@ -82,7 +82,7 @@ async def _hurried(context: ContextSettings) -> AsyncIterator[Source]:
 def told(
     things: Things, options: Mapping[str, Any], states: Sequence[Enum], absences: Mapping[str, Absence]
 ) -> str:
-    """Say that there is nothing, of what, and what there is instead."""
+    """Say that nothing was found, what was looked for, and what there is instead."""
     which = "" if len(states) == len(things.states) else f"{_either([state.value for state in states])} "
     said = _said(things, options)
     places = [*absences][:_MAX_NAMES]

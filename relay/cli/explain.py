@@ -38,18 +38,18 @@ _STYLES: Final = {
 def explain(
     *,
     id: Annotated[str, typer.Argument(help="Any id: event, message, task, incident, operation, STREAM:SEQUENCE.")],
-    archive: Annotated[bool, typer.Option(help="Look in the archives, too.")] = True,
+    archive: Annotated[bool, typer.Option(help="Also search the archives.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what became of a message, in all contexts: attempts, stream, handlers, dead letters, what followed.
+    """Show what happened to a message, in all contexts: attempts, stream, handlers, dead letters, what followed.
 
-    Payloads are left out. Status 1 if nothing is known of the id, or a context cannot be asked.
+    It shows no payloads. Status 1 if no context knows the id, or a context cannot be read.
     """
     check_id(id, "id")
     with bar("archives", "batches") as progress:
         found = asyncio.run(queries(load_settings(), progress).ask_async(Explain(id=id, archive=archive)))
     if not isinstance(found, Some):
-        raise UnknownId(f"no context knows {id[:80]!r}", hint="relay archive list tells what left the tables")
+        raise UnknownId(f"no context knows {id[:80]!r}", hint="relay archive list shows what is archived")
     life = found.value
     if as_json:
         print_json(asdict(life))
@@ -68,7 +68,7 @@ def _draw(life: Life) -> None:
         _grow(tree, step)
         console.print(tree)
     if life.cut:
-        console.print("There is more than is shown: ask for an id further down.")
+        console.print("There is more. To see it, ask for an id further down.")
 
 
 def _grow(tree: Tree, step: Step) -> None:
@@ -118,7 +118,7 @@ def _clock(at: datetime) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them: ``12 ms``, ``3.4 s``, ``5 min``, ``2.5 h``, ``12 d``."""
+    """Seconds for people: ``12 ms``, ``3.4 s``, ``5 min``, ``2.5 h``, ``12 d``."""
     for limit, size, unit in ((1, 0.001, "ms"), (120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h")):
         if seconds < limit:
             return f"{seconds / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What `relay dev` and `relay demo` need beyond the plain installation."""
+"""The packages that `relay dev` and `relay demo` need beyond the plain installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`relay fleet`: as many worker processes on this host as the load asks for, and all members of all hosts."""
+"""`relay fleet`: as many worker processes on this host as the load needs, and the members of all hosts."""
 
 from __future__ import annotations
 
@@ -18,23 +18,39 @@ app = typer.Typer(help="Worker processes that follow the load: run, status.", in
 
 #: The options of a supervisor, by the names of its rules; each as (type, default).
 _RULES: Final[Options] = {
-    "least": (Annotated[int, typer.Option("--min", help="Workers of this host when little is due.")], 1),
-    "most": (Annotated[int | None, typer.Option("--max", help="Workers at most; as --min if not given.")], None),
-    "rows": (Annotated[int, typer.Option(help="More are added while more than so many rows are due,")], 10_000),
-    "age_s": (Annotated[float, typer.Option("--age", help="or one has been due for so many seconds.")], 30.0),
+    "least": (Annotated[int, typer.Option("--min", help="The fewest workers of this host.")], 1),
+    "most": (
+        Annotated[int | None, typer.Option("--max", help="The most workers of this host; --min if not given.")],
+        None,
+    ),
+    "rows": (Annotated[int, typer.Option(help="Add workers while more rows than this are due.")], 10_000),
+    "age_s": (
+        Annotated[
+            float, typer.Option("--age", help="Add workers while a row has been due for more seconds than this.")
+        ],
+        30.0,
+    ),
     "grow_after_s": (
-        Annotated[float, typer.Option("--grow-after", help="Add once it was so for so many seconds.")],
+        Annotated[
+            float,
+            typer.Option(
+                "--grow-after", help="For how many seconds the load must be high before workers are added."
+            ),
+        ],
         10.0,
     ),
     "shrink_after_s": (
-        Annotated[float, typer.Option("--shrink-after", help="End one after so many seconds of little.")],
+        Annotated[
+            float,
+            typer.Option("--shrink-after", help="For how many seconds the load must be low before a worker ends."),
+        ],
         60.0,
     ),
-    "pause_s": (Annotated[float, typer.Option("--pause", help="Seconds between two changes, at least.")], 15.0),
+    "pause_s": (Annotated[float, typer.Option("--pause", help="The fewest seconds between two changes.")], 15.0),
 }
-#: So much of a host's name is shown.
+#: How many characters of a host's name are shown.
 _HOST_COLUMNS: Final = 20
-_DRAIN = "Seconds that a worker has to finish; then it is killed."
+_DRAIN = "The seconds that a worker has to finish. Then it is killed."
 
 
 @app.callback()
@@ -42,14 +58,14 @@ _DRAIN = "Seconds that a worker has to finish; then it is killed."
 def fleet(
     context: typer.Context,
     *,
-    threads: Annotated[int, typer.Option(help="Threads of each, for handlers.")] = 8,
+    threads: Annotated[int, typer.Option(help="Threads of each worker, for handlers.")] = 8,
     drain: Annotated[float, typer.Option(help=_DRAIN)] = 30,
-    every: Annotated[float, typer.Option(help="Read the load every so many seconds.")] = 5,
+    every: Annotated[float, typer.Option(help="The seconds between two readings of the load.")] = 5,
     options: dict[str, Any],
 ) -> None:
     """Run worker processes on this host, restart those that crash, and follow the load.
 
-    SIGTERM and Ctrl-C let them finish what they have begun. SIGHUP replaces them one after another.
+    After SIGTERM or Ctrl-C they finish what they have begun. SIGHUP replaces them one after another.
     """
     if context.invoked_subcommand is not None:
         return
@@ -76,7 +92,7 @@ def status(as_json: JsonOption = False) -> None:
     elif seen:
         _print(seen)
     else:
-        print("no member has said within ten minutes that it is there")
+        print("no heartbeat of a worker or supervisor for ten minutes")
 
 
 async def _members() -> Sequence[Seen]:
@@ -112,7 +128,7 @@ def _row(seen: Seen) -> tuple[object, ...]:
 
 
 def _short(host: str) -> str:
-    """A name of a host that leaves room for the rest on 80 columns. Those of pods differ at their end."""
+    """A host's name, short enough for 80 columns. It keeps the end, because names of pods differ there."""
     return host if len(host) <= _HOST_COLUMNS else f"{host[:6]}…{host[7 - _HOST_COLUMNS :]}"
 
 

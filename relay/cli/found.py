@@ -42,7 +42,7 @@ from relay.settings import ContextSettings, load_settings
 
 #: The options of commands that list; each as (type, default).
 LISTING: Final[Options] = {
-    "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="Show so many, the newest first.")], 50),
+    "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="How many to show, the newest first.")], 50),
     "context": (ContextOption, None),
     "as_json": (JsonOption, False),
     "columns": (ColumnsOption, None),
@@ -63,7 +63,7 @@ def _complete(incomplete: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Things:
-    """What a group of commands is about.
+    """The kind of things that a group of commands is about.
 
     ``one`` and ``find`` are the queries that look for them. ``filters``: the options from which ``wanted`` makes
     a filter of things in these ``states``. ``view``: how they are listed; ``more``: what else a list may show.
@@ -83,7 +83,7 @@ class Things:
     fits: Callable[[ContextSettings], bool] = lambda _: True
 
     def list(self, options: dict[str, Any], states: Sequence[Enum]) -> None:
-        """Print what each context's database finds, else what else there is. Status 1 if one does not answer."""
+        """Print what each context's database finds, or what it has instead. Status 1 if one does not answer."""
         view, limit = self.view.choose(options["columns"], self.more), options["limit"]
         wanted = self.wanted(options, states)
 
@@ -109,7 +109,7 @@ class Things:
     def get(self, id: object, context: str | None, missing: RelayError) -> dict[str, Any]:
         """Return all fields of one thing, with its context. Raises ``missing``.
 
-        Without a context, a UUID is looked for in all that may have it. Raises InvalidRequest if several have it.
+        Without a context, all contexts are searched for a UUID. Raises InvalidRequest if several have it.
         """
         if context is None and isinstance(id, UUID):
             return self._get_anywhere(id, missing)
@@ -119,7 +119,10 @@ class Things:
         return found
 
     def _get_anywhere(self, id: UUID, missing: RelayError) -> dict[str, Any]:
-        """One that does not answer gets a line on stderr: it hides nothing that another has."""
+        """Search all contexts.
+
+        One that does not answer gets a line on stderr, and the others are still searched.
+        """
         contexts = [context for context in load_settings().contexts.values() if self.fits(context)]
         found, failed = [], 0
         for context in contexts:
@@ -168,8 +171,8 @@ class Things:
     ) -> None:
         """Ask whether to act on what is chosen, act in one transaction, answer by id.
 
-        ``word``: what becomes of it, such as "discarded"; ``reported``: the word in the answer, if it is another.
-        ``then`` is called with what was done before the answer is printed.
+        ``word``: the result, such as "discarded"; ``reported``: the word in the answer, if it is another. ``then``
+        is called with what was done before the answer is printed.
         """
         context, ids = self.choose(options, states)
         name, by = context.name, operator(options["actor"], options["note"])
@@ -182,7 +185,7 @@ class Things:
 
 
 def print_one(fields: dict[str, Any], payload: dict[str, Any], *, as_json: bool) -> None:
-    """Print one thing with who did what to it, its ``history``, and behind that its payload, if asked for."""
+    """Print one thing, its ``history`` (who did what to it), and last its payload, if asked for."""
     history = fields.pop("history")
     if as_json:
         print_json({**fields, "history": history, **payload})

@@ -23,7 +23,7 @@ from relay.domain.subject import check_token
 
 app = typer.Typer(help="Try a handler service.", no_args_is_help=True)
 
-#: What is sent without --event-type. A handler may declare it, for checks: {"relay_check.v1": dict}.
+#: The event without --event-type. A handler may declare it for checks: {"relay_check.v1": dict}.
 _DEFAULT: Final = "relay_check"
 _EVENT: Final = re.compile(r"(?P<name>.+?)(?:\.v(?P<version>[1-9][0-9]{0,8}))?")
 
@@ -35,28 +35,32 @@ def _handler() -> None:
 
 @app.command()
 def check(
-    url: Annotated[str, typer.Argument(help="Where the handler answers, http://127.0.0.1:8000/handle say.")],
+    url: Annotated[str, typer.Argument(help="The address of the handler, such as http://127.0.0.1:8000/handle.")],
     event_type: Annotated[
-        str, typer.Option("--event-type", help="An event it handles: vibe_created or vibe_created.v2.")
+        str, typer.Option("--event-type", help="An event that it handles: vibe_created or vibe_created.v2.")
     ] = _DEFAULT,
     payload: Annotated[
-        Path | None, typer.Option(help="A file with a payload that is valid for it; {} if not given.")
+        Path | None, typer.Option(help="A file with a valid payload of this event; {} if not given.")
     ] = None,
     bad_payload: Annotated[
-        Path | None, typer.Option(help="A file with one that is not; a list instead of an object if not given.")
+        Path | None,
+        typer.Option(help="A file with an invalid payload. If not given, a list instead of an object."),
     ] = None,
     secret: Annotated[
-        str | None, typer.Option(envvar="HANDLER_SECRET", help="The signing_secret; unsigned if not given.")
+        str | None,
+        typer.Option(envvar="HANDLER_SECRET", help="The signing_secret. If not given, requests are not signed."),
     ] = None,
     subscription: Annotated[
-        str | None, typer.Option(help="Signed, with token and certificates as relay.toml says of CONTEXT.NAME.")
+        str | None, typer.Option(help="Sign, and use token and certificates, as relay.toml says for CONTEXT.NAME.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer: the handler_timeout.")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="The seconds that one answer may take: the handler_timeout.")
+    ] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Send a handler every case of the contract and report what it answered. Status 1 if one case fails.
 
-    Some messages are good and take effect: check a test deployment, not the one that customers use.
+    Good messages take effect. So check a test deployment, not the one that customers use.
     """
     sample = _sample(event_type, payload, bad_payload)
     access = HttpAccess(secret) if subscription is None else _access(subscription)

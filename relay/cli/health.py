@@ -1,4 +1,4 @@
-"""`relay health`: whether everything is there that our processes need."""
+"""`relay health`: whether everything exists that our processes need."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, Sev
 from relay.ops.queries import Diagnose, queries
 from relay.settings import Settings, load_settings
 
-#: So many findings stand in the one line of a server in JSON.
+#: How many findings the one line of a server has.
 _MAX_TOLD = 3
 
 ForOption = Annotated[
-    ProcessKind | None, typer.Option("--for", help="Only what this kind of process needs.", case_sensitive=False)
+    ProcessKind | None,
+    typer.Option("--for", help="Check only what this kind of process needs.", case_sensitive=False),
 ]
 
 
@@ -25,13 +26,13 @@ def health(
     *,
     process: ForOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Status 1 for warnings, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Status 1 also for warnings.")] = False,
 ) -> None:
-    """Ask whether tables, streams, consumers, Redis and archives are there, reachable and up to date.
+    """Check whether tables, streams, consumers, Redis and archives exist, answer and are up to date.
 
     Status 1 if not.
 
-    Warns of versions, settings and clocks under which something may be lost. `relay doctor` looks closer.
+    It warns of versions, settings and clocks with which something may be lost. `relay doctor` checks more.
     """
     found = diagnose(load_settings(), Diagnose(process=process))
     if as_json:
@@ -79,7 +80,7 @@ def _told(it: Examined, severity: Severity) -> list[str]:
 
 
 def sentence(found: Finding, server: str) -> str:
-    """A finding as one line, for somebody who knows which server it is about."""
+    """A finding as one line, for a reader who knows the server."""
     named = found.subject in (server, found.text[: len(found.subject)])
     remedy = f"; {found.remedy}" if found.remedy else ""
     return f"{'' if named else f'{found.subject}: '}{found.text}{remedy}"

@@ -1,4 +1,4 @@
-"""`relay inbox`: look at messages in the inbox, and have those that wait for their next attempt tried now."""
+"""`relay inbox`: look at messages in the inbox, and try now those that wait for their next attempt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(help="Messages in the inbox: list, show, try failing ones now.
 
 
 class Status(Enum):
-    """Where a message stands. ``failing`` ones wait for their next attempt."""
+    """The state of a message. A ``failing`` message waits for its next attempt."""
 
     WAITING = "waiting"
     FAILING = "failing"
@@ -31,16 +31,22 @@ class Status(Enum):
 
 _UNFINISHED: Final = tuple(status for status in Status if status is not Status.PROCESSED)
 _FILTER: Final[Options] = {
-    "subscription": (Annotated[str | None, typer.Option("--subscription", help="Of this subscription.")], None),
+    "subscription": (Annotated[str | None, typer.Option("--subscription", help="Only this subscription.")], None),
     "subject": (
-        Annotated[str | None, typer.Option("--subject", help="Of this subject; * and > as in NATS.")],
+        Annotated[str | None, typer.Option("--subject", help="Only this subject; * and > as in NATS.")],
         None,
     ),
-    "event_type": (Annotated[str | None, typer.Option("--event-type", help="Of this type.")], None),
-    "key": (Annotated[str | None, typer.Option("--key", help="Of this partition key.")], None),
-    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Of this correlation id.")], None),
-    "since": (Annotated[str | None, typer.Option("--since", help="Received since: 90m, 2d, or a time.")], None),
-    "until": (Annotated[str | None, typer.Option("--until", help="Received before: 90m, 2d, or a time.")], None),
+    "event_type": (Annotated[str | None, typer.Option("--event-type", help="Only this type.")], None),
+    "key": (Annotated[str | None, typer.Option("--key", help="Only this partition key.")], None),
+    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Only this correlation id.")], None),
+    "since": (
+        Annotated[str | None, typer.Option("--since", help="Only those received since: 90m, 2d, or a time.")],
+        None,
+    ),
+    "until": (
+        Annotated[str | None, typer.Option("--until", help="Only those received before: 90m, 2d, or a time.")],
+        None,
+    ),
     "error": (Annotated[str | None, reason_option("--error")], None),
 }
 _ACTING: Final[Options] = {
@@ -93,11 +99,13 @@ _MESSAGES: Final = Things(
 @with_options(LISTING | _FILTER)
 def list_(
     *,
-    status: Annotated[list[Status], typer.Option("--status", help="All but processed ones if not given.")] = [],  # noqa: B006
-    everything: Annotated[bool, typer.Option("--all", help="Processed ones too.")] = False,
+    status: Annotated[
+        list[Status], typer.Option("--status", help="All except processed messages if not given.")
+    ] = [],  # noqa: B006
+    everything: Annotated[bool, typer.Option("--all", help="Processed messages too.")] = False,
     options: dict[str, Any],
 ) -> None:
-    """List messages, bodies left out, the last received first. Status 1 if a database does not answer."""
+    """List messages without their bodies, the last received first. Status 1 if a database does not answer."""
     _MESSAGES.list(options, tuple(Status) if everything else tuple(status) or _UNFINISHED)
 
 
@@ -118,7 +126,7 @@ def show(
 @app.command()
 @with_options(_ACTING)
 def retry(*, options: dict[str, Any]) -> None:
-    """Try messages now that wait for their next attempt. What they have spent of their attempts stays spent."""
+    """Try messages now that wait for their next attempt. Their attempts so far stay counted."""
     if options["ids"]:
         options["ids"] = [as_id(id, "ID") for id in options["ids"]]
     _MESSAGES.act("tried now", RetryMessages, options, (Status.FAILING,))

@@ -11,9 +11,9 @@ import typer
 from relay.cli.operating import print_json
 from relay.domain.errors import ConfigurationError, InvalidRequest
 
-#: In the wheel the project lies beside this file; in a checkout it is an example.
+#: In the wheel the project is beside this file; in a checkout it is an example.
 _PLACES: Final = (Path(__file__).with_name("starter"), Path(__file__).parents[2] / "examples" / "starter")
-#: Files whose name would mean something where they are kept.
+#: Files that have another name here, because their own name would have an effect.
 _RENAMED: Final = {"gitignore": ".gitignore"}
 _NEXT: Final = """
 Next:{enter}

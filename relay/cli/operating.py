@@ -41,28 +41,37 @@ def _contexts(incomplete: str) -> list[str]:
 
 ContextOption = Annotated[
     str | None,
-    typer.Option("--context", help="One context only; all if not given.", autocompletion=_contexts),
+    typer.Option("--context", help="Only this context; all if not given.", autocompletion=_contexts),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 OneContextOption = Annotated[
     str | None,
-    typer.Option("--context", help="Needed where several are configured.", autocompletion=_contexts),
+    typer.Option("--context", help="Needed if several contexts are configured.", autocompletion=_contexts),
 ]
 ColumnsOption = Annotated[
-    str | None, typer.Option("--columns", help="Show these only: NAME,NAME,… in this order.")
+    str | None, typer.Option("--columns", help="Show only these columns, in this order: NAME,NAME,…")
 ]
-WideOption = Annotated[bool, typer.Option("--wide", help="All columns, one line each, however wide.")]
+WideOption = Annotated[bool, typer.Option("--wide", help="Show all columns, one line for each row.")]
 #: The options of commands that act; each as (type, default).
 ACTING: Final[Options] = {
-    "limit": (Annotated[int, typer.Option(min=1, max=100_000, help="Refuse to act on more.")], 1_000),
-    "note": (Annotated[str | None, typer.Option("--note", help="Why; kept with the action.")], None),
-    "actor": (Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")], None),
-    "yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before acting on many.")], False),
+    "limit": (
+        Annotated[int, typer.Option(min=1, max=100_000, help="Refuse to act on more rows than this.")],
+        1_000,
+    ),
+    "note": (Annotated[str | None, typer.Option("--note", help="The reason; it is kept with the action.")], None),
+    "actor": (
+        Annotated[str | None, typer.Option("--actor", help="Who acts; the user of this shell if not given.")],
+        None,
+    ),
+    "yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")], False),
     "context": (OneContextOption, None),
     "as_json": (JsonOption, False),
 }
 NOTE_REQUIRED: Final[Options] = {
-    "note": (Annotated[str, typer.Option("--note", help="Why; kept with the action.")], inspect.Parameter.empty)
+    "note": (
+        Annotated[str, typer.Option("--note", help="The reason; it is kept with the action.")],
+        inspect.Parameter.empty,
+    )
 }
 
 
@@ -94,7 +103,7 @@ def visiting(context: str | None, question: Callable[[str], Answer]) -> Iterator
 def visiting_contexts(
     context: str | None, question: Callable[[ContextSettings], Answer]
 ) -> Iterator[Answers[Answer]]:
-    """Call ``question`` with the settings of each context, and lend the answers. Status 1 if one lacks.
+    """Call ``question`` with the settings of each context, and lend the answers. Status 1 if one is missing.
 
     A context that fails gets a line on stderr, and the others are still asked. Raises UnknownContext and
     ConfigurationError.
@@ -164,7 +173,7 @@ async def asked(found: ContextSettings, query: Query[Answer], sources: Sources |
 
 
 async def done(found: ContextSettings, command: Command[Answer]) -> Answer:
-    """Have the bus carry out a command in one context. Raises DatabaseUnreachable and SchemaMissing."""
+    """Carry out a command in one context, by the bus. Raises DatabaseUnreachable and SchemaMissing."""
     return (await Desk({found.name: found}, connecting).commands().dispatch_async(command)).unwrap()
 
 
@@ -190,7 +199,7 @@ def confirm(question: str, count: int, *, yes: bool) -> None:
 
 
 def report(context: str, action: str, outcome: Outcome, *, as_json: bool) -> None:
-    """Print what became of each id. Status 1 if one was refused."""
+    """Print the result for each id. Status 1 if one was refused."""
     if as_json:
         refused = [{"id": id, "code": error.code, "message": error.message} for id, error in outcome.refused]
         print_json({"context": context, "action": action, "done": outcome.done, "refused": refused})
@@ -240,7 +249,7 @@ def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[.
 def as_time(text: str | None, field: str) -> datetime | None:
     """Read ``90m`` (so long ago) or an ISO 8601 time, UTC if it names no zone. Raises InvalidRequest.
 
-    A number without a unit is no time: who writes 2025 does not mean seconds.
+    A number without a unit is not a time: 2025 is meant as a year, not as seconds.
     """
     if text is None:
         return None
@@ -251,7 +260,7 @@ def as_time(text: str | None, field: str) -> datetime | None:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"{text[:40]!r} is no time; write 90m, 2d or 2026-01-31T03:00Z", field=field
+            f"{text[:40]!r} is not a time; write 90m, 2d or 2026-01-31T03:00Z", field=field
         ) from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 

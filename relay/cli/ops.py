@@ -14,10 +14,11 @@ def ops(
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8085,
 ) -> None:
-    """Serve the web console and the HTTP API: look at what waits and what failed, and decide about it.
+    """Serve the web console and the HTTP API: see what waits and what failed, and decide about it.
 
     The console is at /, the API below /api/v1 (described by /api/v1/openapi.json), probes at /healthz and /readyz.
-    On this machine nobody needs a token, unless ops.users of relay.toml names users. Elsewhere everybody does.
+    On this machine a user needs no token, unless ops.users of relay.toml names users. From elsewhere every user
+    needs one.
     """
     try:
         from relay.ops.api.server import check_address, check_free, serve

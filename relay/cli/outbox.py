@@ -32,13 +32,13 @@ from relay.domain.operators import Outcome
 from relay.ops.rows import Act, FindEvents, GetEvent, ReplayEvents, RetryEvents
 from relay.settings import ContextSettings
 
-#: How often to look whether events are published, in seconds.
+#: How often to check whether events are published, in seconds.
 _LOOK_EVERY_S: Final = 0.2
 app = typer.Typer(help="Events: list, show, retry failed ones, replay published ones.", no_args_is_help=True)
 
 
 class Status(Enum):
-    """Where an event stands."""
+    """The state of an event."""
 
     WAITING = "waiting"
     FAILING = "failing"
@@ -47,14 +47,20 @@ class Status(Enum):
 
 
 _FILTER: Final[Options] = {
-    "event_type": (Annotated[str | None, typer.Option("--event-type", help="Of this type.")], None),
+    "event_type": (Annotated[str | None, typer.Option("--event-type", help="Only this type.")], None),
     "aggregate": (
-        Annotated[str | None, typer.Option("--aggregate", help="Of this aggregate: TYPE:ID, or TYPE.")],
+        Annotated[str | None, typer.Option("--aggregate", help="Only this aggregate: TYPE:ID, or TYPE.")],
         None,
     ),
-    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Of this correlation id.")], None),
-    "since": (Annotated[str | None, typer.Option("--since", help="Happened since: 90m, 2d, or a time.")], None),
-    "until": (Annotated[str | None, typer.Option("--until", help="Happened before: 10m, or a time.")], None),
+    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Only this correlation id.")], None),
+    "since": (
+        Annotated[str | None, typer.Option("--since", help="Only those that happened since: 90m, 2d, or a time.")],
+        None,
+    ),
+    "until": (
+        Annotated[str | None, typer.Option("--until", help="Only those that happened before: 10m, or a time.")],
+        None,
+    ),
     "error": (Annotated[str | None, reason_option("--error")], None),
 }
 _FAILED: Final = (Status.DEAD, Status.FAILING)
@@ -64,7 +70,7 @@ _ACTING: Final[Options] = {
     **_FILTER,
     **ACTING,
     "wait": (
-        Annotated[bool, typer.Option("--wait", help="Wait until they are published; Ctrl-C ends the wait only.")],
+        Annotated[bool, typer.Option("--wait", help="Wait until they are published. Ctrl-C only ends the wait.")],
         False,
     ),
 }
@@ -116,10 +122,10 @@ _EVENTS: Final = Things(
 @with_options(LISTING | _FILTER)
 def list_(
     *,
-    status: Annotated[list[Status], typer.Option("--status", help="Dead and failing ones if not given.")] = [],  # noqa: B006
+    status: Annotated[list[Status], typer.Option("--status", help="Dead and failing events if not given.")] = [],  # noqa: B006
     options: dict[str, Any],
 ) -> None:
-    """List events, payloads left out. Status 1 if a database does not answer."""
+    """List events without their payloads. Status 1 if a database does not answer."""
     _EVENTS.list(options, tuple(status) or _FAILED)
 
 
@@ -140,14 +146,14 @@ def show(
 @app.command()
 @with_options(_ACTING | _EVERY)
 def retry(*, options: dict[str, Any]) -> None:
-    """Retry failed events: attempts and back-off start anew, the business rows do not change."""
+    """Retry failed events, with new attempts and a new back-off. The business rows do not change."""
     _act("published", RetryEvents, _FAILED, options)
 
 
 @app.command()
 @with_options(_ACTING)
 def replay(*, options: dict[str, Any]) -> None:
-    """Publish events once more, to every consumer of the stream. Consumers deduplicate events by id."""
+    """Publish events once more, to every consumer of the stream. Consumers recognise events by their id."""
     if options["error"] is not None:
         raise InvalidRequest("a published event has no error", field="--error")
     _act("published once more", ReplayEvents, (Status.PUBLISHED,), options)
@@ -181,5 +187,5 @@ def _wait(context: ContextSettings, outcome: Outcome) -> None:
     try:
         ask(context.database, watch)
     except KeyboardInterrupt:
-        print("they are published all the same, as soon as workers can", file=sys.stderr)
+        print("workers still publish them as soon as they can", file=sys.stderr)
         raise typer.Exit(130) from None

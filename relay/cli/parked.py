@@ -39,7 +39,7 @@ _VIEW: Final = View(columns=named("context", "subscription", "key", "head", "wai
 _RELEASE: Final[Options] = {
     "ids": (Annotated[list[str] | None, typer.Argument(help="Keys, by the names of `list`.")], None),
     "everything": (Annotated[bool, typer.Option("--all", help="Every parked key of the context.")], False),
-    "subscription": (Annotated[str | None, typer.Option("--subscription", help="Of this subscription.")], None),
+    "subscription": (Annotated[str | None, typer.Option("--subscription", help="Only this subscription.")], None),
     **ACTING,
 }
 
@@ -77,7 +77,7 @@ def _listed(found: ContextSettings) -> Sequence[Row]:
 @app.command()
 @with_options(_RELEASE)
 def release(*, options: dict[str, Any]) -> None:
-    """Let keys go on in order: first the message that died, with new attempts, then those behind it."""
+    """Let keys go on in order: first the dead message, with new attempts, then the messages behind it."""
     chosen(options, ["everything"])
     found = one_context(options["context"], lambda found: bool(found.subscriptions))
     by = operator(options["actor"], options["note"])

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal; nothing where no one looks."""
+"""Progress bars on a terminal; elsewhere nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relay.concurrency import is_cancelled
 
 @contextmanager
 def bar(what: str, unit: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Lend a function that shows on stderr how much is done, and of how much. ``unit``: what is counted.
+    """Lend a function that shows on stderr how much of the whole is done. ``unit``: what is counted.
 
     The function also ends a coroutine that was cancelled: Ctrl-C does that, and an await may lose it.
     """

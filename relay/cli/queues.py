@@ -1,4 +1,4 @@
-"""`relay queues`: the queues in Redis, their dead and delayed jobs, and what becomes of dead ones."""
+"""`relay queues`: the queues in Redis, their dead and delayed jobs, and actions on dead jobs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ QueueArgument = Annotated[str, typer.Argument(help="A queue, by its name in `lis
 
 @app.command("list")
 def list_(as_json: JsonOption = False, columns: ColumnsOption = None, wide: WideOption = False) -> None:
-    """Count what waits, is delayed, is in the hands of workers, and is dead, in each queue."""
+    """Count the waiting, delayed, fetched and dead jobs of each queue."""
     view, settings = _QUEUES.choose(columns), load_settings()
 
     async def ask() -> Sequence[QueueView]:
@@ -71,14 +71,16 @@ def _row(queue: QueueView) -> dict[str, Any]:
 def jobs(
     queue: QueueArgument,
     *,
-    state: Annotated[JobState, typer.Option("--state", help="Dead or delayed ones.")] = JobState.DEAD,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Show so many.")] = 50,
-    after: Annotated[str | None, typer.Option(help="Go on behind a page: what it said.")] = None,
-    args: Annotated[bool, typer.Option("--args", help="What they are about, too: names and ids.")] = False,
+    state: Annotated[JobState, typer.Option("--state", help="Dead or delayed jobs.")] = JobState.DEAD,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many to show.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(help="Show the next page: the value that the last page printed.")
+    ] = None,
+    args: Annotated[bool, typer.Option("--args", help="Show their arguments too: names and ids.")] = False,
     as_json: JsonOption = False,
     wide: WideOption = False,
 ) -> None:
-    """List jobs of a queue: dead ones, the last that died first, or delayed ones."""
+    """List jobs of a queue: dead jobs, the last that died first, or delayed jobs."""
     settings = load_settings()
 
     async def ask() -> JobPage:
@@ -100,14 +102,14 @@ def jobs(
 @app.command()
 @with_options(_ACTING)
 def requeue(*, queue: QueueArgument, options: dict[str, Any]) -> None:
-    """Have dead jobs begun again, with new attempts."""
+    """Run dead jobs again, with new attempts."""
     _act("requeued", RequeueJobs, queue, options)
 
 
 @app.command()
 @with_options(_ACTING)
 def delete(*, queue: QueueArgument, options: dict[str, Any]) -> None:
-    """Remove dead jobs. The rows they are about stay as they are."""
+    """Remove dead jobs. Their rows stay as they are."""
     _act("deleted", DeleteJobs, queue, options)
 
 

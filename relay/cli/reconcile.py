@@ -1,4 +1,4 @@
-"""`relay reconcile`: whether the streams hold what they acknowledged, and the inboxes what was delivered."""
+"""`relay reconcile`: whether streams hold what they acknowledged, and inboxes what was delivered."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from relay.settings import load_settings
 def reconcile(
     context: ContextOption = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Publish again what is lost, take up what is missing.")
+        bool, typer.Option("--repair", help="Publish lost events again, and read missing messages again.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare every published event with its stream, and every stream with the inboxes that it feeds.
 
-    The scheduler does this bit by bit, with repair. Status 1 if something is missing and not repaired.
+    The scheduler does this in small steps, with repair. Status 1 if something is missing and not repaired.
     """
     settings = load_settings()
     names = list(settings.contexts) if context is None else [of_context(settings.contexts, context).name]
@@ -101,7 +101,7 @@ def _print(streams: list[StreamReport], inboxes: list[InboxReport], *, repair: b
         table.add_row(found.context, found.stream, str(found.checked), str(found.lost), _said(found))
     for inbox in inboxes:
         what = f"{inbox.stream} → inbox of {inbox.subscription}"
-        done = "a job for the fleet takes them up" if repair and inbox.missing else ""
+        done = "a job of the fleet reads them again" if repair and inbox.missing else ""
         table.add_row(inbox.context, what, str(inbox.checked), str(len(inbox.missing)), done)
     Console().print(table)
 

@@ -1,4 +1,4 @@
-"""`relay schedule`: what the schedulers run, when it ran last and runs next, and a run out of turn."""
+"""`relay schedule`: what the schedulers run, when it ran last and runs next; run a job now, pause it."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def _row(job: JobView) -> dict[str, object]:
 
 
 Name = Annotated[str, typer.Argument(help="A job, by its name in `list`.")]
-Note = Annotated[str | None, typer.Option("--note", help="Why; kept with the action.")]
-Actor = Annotated[str | None, typer.Option("--actor", help="Who acts, if not this shell's user.")]
+Note = Annotated[str | None, typer.Option("--note", help="The reason; it is kept with the action.")]
+Actor = Annotated[str | None, typer.Option("--actor", help="Who acts; the user of this shell if not given.")]
 
 
 @app.command()
@@ -94,7 +94,7 @@ def pause(
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pause a cron job: nothing of it begins until `resume`. A run that is open goes on; `run` still works."""
+    """Pause a cron job: it begins no run until `resume`. A run that is open goes on; `run` still works."""
     _switch(PauseJob, name, operator(actor, note), context, as_json=as_json)
 
 
@@ -106,7 +106,10 @@ def resume(
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a cron job go on. One run makes up for what passed, unless that is longer ago than the job's grace."""
+    """Let a cron job go on.
+
+    One run makes up for missed ones, unless the last is longer ago than the job's grace.
+    """
     _switch(ResumeJob, name, operator(actor, note), context, as_json=as_json)
 
 
@@ -126,13 +129,13 @@ def _switch(
 def run(
     name: Name,
     *,
-    wait: Annotated[float, typer.Option(min=0, help="Wait so many seconds for it to end.")] = 30.0,
+    wait: Annotated[float, typer.Option(min=0, help="How many seconds to wait for the end of the run.")] = 30.0,
     note: Note = None,
     actor: Actor = None,
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have the leader run a job now, outside its schedule. Status 1 if it failed, or has not ended in time."""
+    """Run a job now, outside its schedule. Status 1 if it failed, or has not ended in time."""
     chosen = one_context(context, lambda _: True)
     by = operator(actor, note)
     requested_at = asyncio.run(done(chosen, RunJob(context=chosen.name, name=name, by=by)))
@@ -151,7 +154,7 @@ async def _wait(schedule: PostgresSchedule, name: str, requested_at: datetime, w
         if (answer := await _ended(schedule, name, requested_at)) is not None:
             return answer
         if asyncio.get_running_loop().time() >= end:
-            return False, "has not ended yet: it runs as soon as a scheduler leads and a worker is free"
+            return False, "has not ended yet. It runs as soon as a scheduler leads and a worker is free"
         await asyncio.sleep(_LOOK_INTERVAL_S)
 
 

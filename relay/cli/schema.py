@@ -22,7 +22,7 @@ _WHERE: Final = "A file, or a schema of `list`."
 
 @app.command("list")
 def list_schemas(as_json: JsonOption = False) -> None:
-    """List the schemas of the package, a version each."""
+    """List the schemas of the package, one line for each version."""
     found = [f"{name}.{version}" for name, versions in schemas.names().items() for version in versions]
     print(json.dumps(found) if as_json else "\n".join(found))
 
@@ -33,7 +33,7 @@ def diff(
     new: Annotated[str, typer.Argument(help=_WHERE)],
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether a change is minor (status 0) or breaking (status 1): then the version must be another."""
+    """Say whether a change is minor (status 0) or breaking (status 1). A breaking change needs another version."""
     found = changes(_read(old), _read(new))
     breaking = sum(change.breaking for change in found)
     if as_json:
@@ -50,7 +50,7 @@ def _line(change: Change) -> str:
 
 def _verdict(count: int, breaking: int) -> str:
     if breaking:
-        return f"breaking: {breaking} of {count}; give the form another version"
+        return f"breaking: {breaking} of {count}; give the schema another version"
     return f"minor: {count}; the version may stay" if count else "the same"
 
 
@@ -76,8 +76,10 @@ def _named(where: str) -> tuple[str, str | None]:
 
 def _printing(name: str) -> Callable[..., None]:
     def show(
-        version: Annotated[str | None, typer.Option("--version", help="The newest if not given.")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="It always is.")] = False,  # noqa: ARG001
+        version: Annotated[
+            str | None, typer.Option("--version", help="The version; the newest if not given.")
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="The output always is JSON.")] = False,  # noqa: ARG001
     ) -> None:
         print(schemas.schema(name, version), end="")
 

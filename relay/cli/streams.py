@@ -1,4 +1,4 @@
-"""`relay streams`: the streams and consumers on the broker against relay.toml."""
+"""`relay streams`: the streams and consumers on the broker, compared with relay.toml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 Action = Callable[[JetStreamContext, Sequence[StreamSpec], Sequence[ConsumerSpec]], Awaitable[list[T]]]
 
 _HEAD: Final = """\
-# Made from relay.toml by `relay streams permissions`; make it anew when contexts or subscriptions change.
+# Made from relay.toml by `relay streams permissions`; make it again when contexts or subscriptions change.
 # Passwords come from the environment of nats-server. relay_admin sets RELAY_NATS__INBOX_PREFIX={inbox}_admin."""
 app = typer.Typer(help="Create, compare and show the streams and consumers of relay.toml.", no_args_is_help=True)
 
@@ -57,7 +57,7 @@ def show(context: ContextOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def permissions(as_json: JsonOption = False) -> None:
-    """Print the users of nats.conf with the least they need: the fleet's, and the one for `relay streams`."""
+    """Print the users for nats.conf, with only the rights that they need: the fleet, and `relay streams`."""
     settings = load_settings()
     streams, consumers = settings.streams(), settings.consumers()
     contexts = settings.contexts.values()
@@ -119,14 +119,14 @@ def _print(items: Sequence[Any], line: Callable[[Any], str], nothing: str, as_js
 
 def _change_line(change: Change) -> str:
     fields = f": {', '.join(change.fields)}" if change.fields else ""
-    rest = " (only deleting it and making it anew changes this)" if change.action == "refused" else ""
+    rest = " (to change this, delete it and make it again)" if change.action == "refused" else ""
     return f"{change.action} {change.kind} {change.name}{fields}{rest}"
 
 
 def _difference_line(found: Difference) -> str:
     if found.missing:
         return f"{found.kind} {found.name}: missing"
-    rest = "" if found.changeable else " (only deleting it and making it anew changes this)"
+    rest = "" if found.changeable else " (to change this, delete it and make it again)"
     return f"{found.kind} {found.name}: {found.field} is {found.actual}, should be {found.expected}{rest}"
 
 

@@ -1,6 +1,6 @@
-"""Rows for people: a table where the terminal is wide enough for what matters, else one record below the other.
+"""Rows for people: a table if the terminal is wide enough for what matters, else one record below the other.
 
-What names a row, its status and its reason are always shown, and no id is ever cut.
+What identifies a row, its status and its reason are always shown. No id is ever cut.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rich.cells import cell_len, set_cell_size
 from relay.domain.disclosure import clean
 from relay.domain.errors import InvalidRequest
 
-#: From this width on, in characters, rows are a table even where some columns must be left out.
+#: From this width on, in characters, rows are a table even if some columns must be left out.
 TABLE_WIDTH: Final = 120
-#: The last column is wrapped to what room is left, but not to less than this.
+#: The last column is wrapped to the room that is left, but not to less than this.
 _LEAST_TEXT: Final = 24
 _GAP: Final = "  "
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
@@ -31,8 +31,8 @@ class View:
     """Which fields of rows are shown.
 
     ``columns``: the field of each column, by its heading, in the order of the table. The last one is a text of any
-    length. ``lead`` of the first are always shown, and so is the last. From the others the last is left out first.
-    ``chosen``: the user named the columns, so all of them are shown.
+    length. The first ``lead`` columns are always shown, and so is the last. Of the others the last is left out
+    first. ``chosen``: the user named the columns, so all of them are shown.
     """
 
     columns: Mapping[str, str]
@@ -69,7 +69,7 @@ def columns(*names: str) -> dict[str, str]:
 
 
 def width_of_output() -> int | None:
-    """Return the width of the terminal in characters; None where the output is no terminal, for any width."""
+    """Return the width of the terminal in characters; None if the output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -101,9 +101,9 @@ def lines(view: View, rows: Sequence[Mapping[str, Any]], width: int | None, now:
 
 
 def _fitting(view: View, cells: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """Return the columns of a table that fits, as many as can be. None where not even what matters fits.
+    """Return the columns of a table that fits, as many as possible. None if not even what matters fits.
 
-    Those without any value go first: nobody misses them.
+    Columns without any value are left out first.
     """
     *named, last = view.columns
     names = [*named[: view.lead], *(name for name in named[view.lead :] if _holds(name, cells)), last]
@@ -141,7 +141,7 @@ def _table(names: Sequence[str], cells: Sequence[Mapping[str, str]], width: int 
 
 
 def _records(view: View, cells: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """Return a few lines for each row: what names it, then its text, then all else."""
+    """Return a few lines for each row: what identifies it, then its text, then everything else."""
     names = [*view.columns]
     if view.chosen:
         lead, text, rest = [], "", names
@@ -181,14 +181,14 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 
 def cell(value: object, now: datetime) -> str:
-    """Write a value for a cell: one line, and beside a time how long ago it is."""
+    """Write a value for a cell, in one line. After a time it says how long ago that is."""
     if isinstance(value, datetime):
         return f"{plain(value)} {ago(value, now)}"
     return clean(plain(value))
 
 
 def ago(time: datetime, now: datetime) -> str:
-    """Return a time as people say it: ``3h ago``, ``in 5m``."""
+    """Return a time in words: ``3h ago``, ``in 5m``."""
     seconds = int((now - time).total_seconds())
     name, unit = next(((name, unit) for name, unit in _UNITS if abs(seconds) >= 2 * unit), ("s", 1))
     return f"{seconds // unit}{name} ago" if seconds >= 0 else f"in {-seconds // unit}{name}"

@@ -20,7 +20,7 @@ app = typer.Typer(help="Tasks: list, show, retry failed ones, cancel waiting one
 
 
 class Status(Enum):
-    """Where a task stands. ``delivered`` ones wait for a worker or for their next attempt."""
+    """The state of a task. A ``delivered`` task waits for a worker or for its next attempt."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -32,15 +32,18 @@ class Status(Enum):
 
 _UNFINISHED: Final = (Status.PENDING, Status.DELIVERED, Status.RUNNING, Status.FAILED)
 _FILTER: Final[Options] = {
-    "type": (Annotated[str | None, typer.Option("--type", help="Of this type.")], None),
-    "queue": (Annotated[str | None, typer.Option("--queue", help="Of this queue.")], None),
-    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Of this correlation id.")], None),
-    "since": (Annotated[str | None, typer.Option("--since", help="Scheduled since: 90m, 2d, or a time.")], None),
+    "type": (Annotated[str | None, typer.Option("--type", help="Only this type.")], None),
+    "queue": (Annotated[str | None, typer.Option("--queue", help="Only this queue.")], None),
+    "correlation": (Annotated[str | None, typer.Option("--correlation", help="Only this correlation id.")], None),
+    "since": (
+        Annotated[str | None, typer.Option("--since", help="Only those scheduled since: 90m, 2d, or a time.")],
+        None,
+    ),
     "error": (Annotated[str | None, reason_option("--error")], None),
 }
 _ACTING: Final[Options] = {
     "ids": (Annotated[list[UUID] | None, typer.Argument(help="Ids of tasks.")], None),
-    "everything": (Annotated[bool, typer.Option("--all", help="All that it can be done to.")], False),
+    "everything": (Annotated[bool, typer.Option("--all", help="Every task for which this is possible.")], False),
     **_FILTER,
     **ACTING,
 }
@@ -86,10 +89,10 @@ _TASKS: Final = Things(
 def list_(
     *,
     status: Annotated[list[Status], typer.Option("--status", help="Unfinished and failed if not given.")] = [],  # noqa: B006
-    everything: Annotated[bool, typer.Option("--all", help="Completed and cancelled ones too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Completed and cancelled tasks too.")] = False,
     options: dict[str, Any],
 ) -> None:
-    """List tasks, payloads left out. Status 1 if a database does not answer."""
+    """List tasks without their payloads. Status 1 if a database does not answer."""
     _TASKS.list(options, tuple(Status) if everything else tuple(status) or _UNFINISHED)
 
 
@@ -100,7 +103,7 @@ def show(
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one task: how far it is, its last error, who did what."""
+    """Show one task: its state, its last error, who did what."""
     missing = UnknownTask(f"there is no task {id}", hint="relay tasks list --all")
     fields = _TASKS.get(id, context, missing)
     text = fields.pop("payload")
@@ -110,12 +113,12 @@ def show(
 @app.command()
 @with_options(_ACTING)
 def retry(*, options: dict[str, Any]) -> None:
-    """Run failed tasks again, with new attempts; by id cancelled ones too."""
+    """Run failed tasks again, with new attempts. By id also cancelled tasks."""
     _TASKS.act("run again", RetryTasks, options, (Status.FAILED,))
 
 
 @app.command()
 @with_options(_ACTING)
 def cancel(*, options: dict[str, Any]) -> None:
-    """Give up tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
+    """Cancel tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
     _TASKS.act("cancelled", CancelTasks, options, (Status.PENDING, Status.DELIVERED))

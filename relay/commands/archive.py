@@ -216,8 +216,9 @@ class ArchiveRows:
         """Refuse a name that has a manifest. Our batch is not committed, so another database wrote it."""
         if await self._store.get(manifest.name, io.BytesIO()):
             raise ArchiveConflict(
-                f"{manifest.name} is there already, and not of this database",
-                hint="each has a directory of its own; after a restore move away what relay archive verify names",
+                f"{manifest.name} exists already, and another database has written it",
+                hint="give each database a directory of its own; "
+                "after a restore, move away the files that relay archive verify names",
             )
 
     async def _read_back(self, manifest: Manifest) -> Sequence[UUID]:
@@ -246,7 +247,7 @@ def held_back(state: StreamState | None, after: timedelta) -> str | None:
     loses the message, only the outbox can publish it again.
     """
     if state is None:
-        return "the stream does not exist, so nobody knows for how long it keeps messages"
+        return "the stream does not exist, so it is not known for how long it keeps messages"
     if state.max_age is None:
         return "the stream keeps messages for ever; give it a max_age"
     if state.max_age >= after:

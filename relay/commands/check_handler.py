@@ -142,7 +142,7 @@ async def check_handler(probe: HandlerProbe, sample: Sample, *, signed: bool) ->
 
 def _note(case: Case, passed: bool, answered: str) -> str:
     again = case.name == "repeated" and passed and not answered.endswith("409")
-    return "repeats are done again: fine where doing it twice is the same as once" if again else ""
+    return "the handler does repeats again: this is right only if twice is the same as once" if again else ""
 
 
 # --- the cases ---

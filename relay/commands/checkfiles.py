@@ -64,4 +64,4 @@ async def _doubt(store: ColdStore, manifest: Manifest) -> str | None:
         return error.message
     if not await store.get(manifest.name, stored):
         return f"{manifest.name} is missing; the next run writes it"
-    return None if stored.getvalue() == manifest.text() else f"{manifest.name} says something else"
+    return None if stored.getvalue() == manifest.text() else f"{manifest.name} differs from the record"

@@ -65,7 +65,7 @@ class CronRegistry:
         known = self._jobs.get(job.name)
         if known is not None and _place(known.function) != _place(job.function):
             raise InvalidSchedule(
-                f"two cron jobs are called {job.name!r}", field="name", hint="name= tells them apart"
+                f"two cron jobs are called {job.name!r}", field="name", hint="give one of them another name="
             )
         self._jobs[job.name] = job
 
@@ -147,7 +147,9 @@ def cron(
         )
         check_key(job.name, "name")
         if len(inspect.signature(function).parameters) > 1:
-            raise InvalidSchedule(f"{job.name} takes nothing, or the time it is scheduled for", field="function")
+            raise InvalidSchedule(
+                f"{job.name} must take nothing, or the time for which it is scheduled", field="function"
+            )
         registry.add(job)
         return function
 

@@ -43,7 +43,7 @@ class Expression:
             zone = ZoneInfo(timezone)
         except (KeyError, ValueError, OSError) as error:
             raise InvalidSchedule(
-                f"{timezone[:80]!r} is no time zone", field="timezone", hint="UTC, or Europe/Kyiv"
+                f"{timezone[:80]!r} is not a time zone", field="timezone", hint="UTC, or Europe/Kyiv"
             ) from error
         try:
             self._triggers = [CronTrigger(**one, timezone=zone) for one in _alternatives(named)]

@@ -128,7 +128,7 @@ def requeue_refusal(candidate: Candidate) -> RelayError | None:
     A discarded or resolved incident may be requeued: an operator may change an operator's decision.
     """
     if candidate.status is IncidentStatus.REQUEUED:
-        return IncidentClosed("was requeued already", hint="a message that dies again is a new incident")
+        return IncidentClosed("was requeued already", hint="if the message dies again, this is a new incident")
     if not candidate.readable:
         return UnreadableMessage(
             "the message could not be read, so no handler can be asked again",

@@ -116,7 +116,7 @@ def _pressure(rules: ScalingRules, size: int, sample: Sample) -> tuple[Pressure,
     if isinstance(load, RelayError):
         return Pressure.UNKNOWN, f"the load is not known: {load.code}: {load.message}"
     if busy is None:
-        return Pressure.UNKNOWN, "no worker has said yet how busy it is"
+        return Pressure.UNKNOWN, "no worker has reported yet how busy it is"
     why = f"{load.rows} due, the oldest for {load.age_seconds:.0f} s, {busy:.0%} of the threads busy"
     if load.rows > rules.rows or load.age_seconds > rules.age_s or (busy >= _HIGH_BUSY and load.rows):
         return Pressure.HIGH, why

@@ -43,7 +43,9 @@ def pause_refusal(schedule: str) -> RelayError | None:
     """Why a job must not be paused; None for a cron job of the application. ``schedule``: as it is recorded."""
     if not schedule.startswith(EVERY):
         return None
-    return NotPausable("is a duty of the relay, which messages wait for", hint="pause cron jobs only")
+    return NotPausable(
+        "is a duty of the relay: without it messages would wait for ever", hint="pause cron jobs only"
+    )
 
 
 class RunState(Enum):

@@ -154,14 +154,14 @@ def retry_refusal(task: TaskState) -> RelayError | None:
     """Why a task cannot be run again; None if it can."""
     if task.status in ("failed", "cancelled"):
         return None
-    hint = "its effect is there" if task.status == "completed" else "it is run in its turn"
+    hint = "its effect exists already" if task.status == "completed" else "it is run in its turn"
     return NotRetryable(f"is {task.status}", hint=hint)
 
 
 def cancel_refusal(task: TaskState) -> RelayError | None:
     """Why a task cannot be cancelled; None if it can."""
     if task.running:
-        return NotCancellable("runs", hint="wait for its end; its time limit bounds it")
+        return NotCancellable("runs", hint="wait for its end; its time limit will end it")
     return None if task.status in ("pending", "delivered") else NotCancellable(f"is {task.status}")
 
 

@@ -1,1 +1,1 @@
-"""`relay fleet`: the worker processes of one host, as many as the load asks for."""
+"""`relay fleet`: the worker processes of one host, as many as the load needs."""

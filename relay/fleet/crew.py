@@ -1,6 +1,6 @@
 """The worker processes of this host: starts, restarts, replaces and ends them.
 
-It keeps as many as are wanted. It knows processes and what they say of themselves, and nothing of load.
+It keeps as many workers as are wanted. It knows processes and their heartbeats, but not the load.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from relay.domain.members import State
 
 _log = logging.getLogger("relay.fleet")
 
-#: What the workers say of themselves, by the process of their command; None while that cannot be read.
+#: The heartbeats of the workers, by the process of their command; None while they cannot be read.
 Said = Mapping[int, State] | None
 
-#: The wait before another worker starts in the place of one that crashed doubles up to this, in seconds.
+#: The longest wait before a worker replaces one that crashed, in seconds. The wait doubles up to this.
 _MAX_BACKOFF_S: Final = 30.0
-#: After so many doublings it has reached that. Without an end the number would be too large to be one.
+#: After so many doublings the wait has reached that. Without this limit the number would grow without end.
 _DOUBLINGS: Final = 5
-#: A worker that said that it is there, and ran for this long, in seconds, was well: its end begins no crash loop.
+#: A worker that had a heartbeat and ran for this long, in seconds, was well: its end begins no crash loop.
 _WELL_AFTER_S: Final = 60.0
 #: So many crashes in a row are a loop.
 _LOOP: Final = 5
@@ -41,8 +41,8 @@ _CODES: Final = {
 class Worker:
     """One worker: a `dramatiq` command with one process. Times are on the clock of the crew, in seconds.
 
-    ``unheard_s``: for how long it could have said that it is there, and did not. ``ends_by``: when it is killed,
-    once it was asked to end.
+    ``unheard_s``: for how long it could have sent a heartbeat, and did not. ``ends_by``: when it is killed, once
+    it was asked to end.
     """
 
     process: subprocess.Popen[bytes]
@@ -64,8 +64,8 @@ class Worker:
 class Crew:
     """Keeps ``wanted`` workers, made by ``start``. Call `tick` a few times a second.
 
-    A worker has ``drain_s`` to finish what it has begun; then it is killed. A new one has ``ready_s`` to say that
-    it is there. Used from one thread.
+    A worker has ``drain_s`` to finish what it has begun; then it is killed. A new one has ``ready_s`` for its
+    first heartbeat. Used from one thread.
     """
 
     def __init__(self, start: Callable[[], subprocess.Popen[bytes]], *, drain_s: float, ready_s: float) -> None:
@@ -77,8 +77,8 @@ class Crew:
         self._in_a_row = 0
         self._not_before = 0.0
         self._ticked: float | None = None
-        # A rolling restart: those to be replaced, the one that has started in the place of the first of them, and
-        # the one that makes room now.
+        # A rolling restart: the workers to be replaced, the successor of the first of them, and the worker that
+        # ends now.
         self._old: list[Worker] = []
         self._new: Worker | None = None
         self._leaving: Worker | None = None
@@ -94,7 +94,7 @@ class Crew:
         return bool(self._old or self._new)
 
     def tick(self, now: float, said: Said) -> None:
-        """Look after every worker. Raises OSError if no process can be started at all."""
+        """Check every worker. Raises OSError if no process can be started at all."""
         for worker in list(self.workers):
             self._look_after(worker, now, said)
         self._ticked = now
@@ -122,7 +122,7 @@ class Crew:
 
     def _look_after(self, worker: Worker, now: float, said: Said) -> None:
         if (status := worker.process.poll()) is not None:
-            worker.kill()  # what a killed command has left behind
+            worker.kill()  # processes that a killed command has left
             self.workers.remove(worker)
             if worker.ends_by is None:
                 self._note_crash(worker, ended_by(status), _CODES.get(status, ""), now)
@@ -137,7 +137,7 @@ class Crew:
             worker.kill()
         elif worker.ends_by is None and worker.unheard_s >= self._ready_s:
             # The next tick finds it ended, and counts a crash.
-            _log.error("worker %d does not say within %g s that it is there: killed", worker.pid, self._ready_s)
+            _log.error("worker %d had no heartbeat within %g s: it is killed", worker.pid, self._ready_s)
             worker.unheard_s = 0
             worker.kill()
 
@@ -150,7 +150,7 @@ class Crew:
         text = "worker %d ended by itself with %s%s; the next start is in %g s"
         _log.error(text, worker.pid, how, f" ({why})" if why else "", pause)
         if self._in_a_row >= _LOOP:
-            loop = "crash loop: %d workers in a row were not well for %g s, the last ended with %s"
+            loop = "crash loop: %d workers one after the other did not work for %g s; the last ended with %s"
             _log.critical(loop, self._in_a_row, _WELL_AFTER_S, how)
 
     def _ask_to_end(self, worker: Worker, now: float) -> None:
@@ -190,7 +190,7 @@ class Crew:
 
     def _await_new(self, new: Worker, now: float, said: Said) -> None:
         if new not in self.active:
-            self._give_up(f"worker {new.pid}, the first of its kind, has ended")
+            self._give_up(f"worker {new.pid}, the first new one, has ended")
         elif said is not None and said.get(new.pid) is State.WORKING:
             self._new = None
             # A second restart may be about to replace the new one, too.
@@ -206,5 +206,5 @@ class Crew:
             self._give_up(f"worker {new.pid} does not say within {self._ready_s:g} s that it works")
 
     def _give_up(self, why: str) -> None:
-        _log.error("rolling restart given up, %d workers go on as they are: %s", len(self._old), why)
+        _log.error("rolling restart stopped, %d workers go on as before: %s", len(self._old), why)
         self._old, self._new = [], None

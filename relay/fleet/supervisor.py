@@ -32,10 +32,10 @@ from relay.settings import Settings, environment_for_child
 _log = logging.getLogger("relay.fleet")
 
 _TICK_INTERVAL_S: Final = 0.2
-#: How often to ask Redis what the workers say, in seconds.
+#: How often to read the workers' heartbeats from Redis, in seconds.
 _LOOK_INTERVAL_S: Final = 1.0
-#: How long a new worker may take to say that it is there, in seconds. On a host that is overloaded it takes long:
-#: to kill it then, and begin anew, would add to the load.
+#: How long a new worker may take for its first heartbeat, in seconds. On an overloaded host that takes long. If we
+#: then killed it and began again, the load would grow.
 _READY_S: Final = 120.0
 #: Dramatiq ends a worker this much before we kill it, in seconds, if there is so much time.
 _MARGIN_S: Final = 2.0
@@ -131,7 +131,7 @@ class Supervisor:
 
     def _restart(self) -> None:
         if self._terminal and not os.isatty(0):
-            # Nobody has asked for new workers: the terminal that we ran in was closed.
+            # This is no request for new workers: the terminal that we ran in was closed.
             self._end(signal.SIGHUP)
         elif not self._ending.is_set():
             self._crew.restart()
@@ -148,7 +148,7 @@ class Supervisor:
         return process
 
     def _ours(self) -> Mapping[int, Seen]:
-        """What the workers that run now say, by the process of their command. One that was killed says nothing."""
+        """The heartbeats of the running workers, by the process of their command. A killed worker has none."""
         ours = [it for it in self._seen or () if it.member.fleet == self._this.id and it.state is not State.LOST]
         running = {it.pid for it in self._crew.workers}
         return {it.member.command: it for it in ours if it.member.command in running}
@@ -165,8 +165,8 @@ class Supervisor:
             except QueueUnreachable:
                 self._seen = None
             except Exception:
-                # Survive any error: without a look nobody is judged.
-                _log.exception("the members cannot be read")
+                # Survive any error: without heartbeats no worker is judged.
+                _log.exception("the heartbeats of workers cannot be read")
                 self._seen = None
             await asyncio.sleep(_LOOK_INTERVAL_S)
 

@@ -1,4 +1,4 @@
-"""What operators ask the whole system, as queries whose answers are values: commands and consoles show them.
+"""The questions of operators about the whole system, as queries whose answers are values.
 
 `relay.ops.queries` has the bus that answers them.
 """

@@ -1,4 +1,4 @@
-"""What operators ask of a context's archive: whether its files are sound; rows back, or published once more.
+"""Operators' questions and commands about a context's archive: verify files, restore rows, replay events.
 
 The command line waits as long as it takes. Over HTTP each has a limit, and says what to run instead beyond it.
 """
@@ -32,8 +32,8 @@ class VerifyArchive(Query[Sequence[Finding]]):
     """Whether each file holds what its manifest says. Raises TooMany if there are more files than ``limit``.
 
     ``files``: only these; raises InvalidRequest if no batch has one of them. ``kind``: only of this table.
-    ``since`` (included) and ``until`` (excluded): only files that may have rows which ended then. If nothing is
-    said, all, and also files that no batch names.
+    ``since`` (included) and ``until`` (excluded): only files that may have rows which ended then. Without any of
+    these: all files, and also those that no batch names.
     """
 
     context: str
@@ -44,7 +44,7 @@ class VerifyArchive(Query[Sequence[Finding]]):
     until: datetime | None = None
 
     def chooses(self, batch: Manifest) -> bool:
-        """Whether the file of a batch is looked at."""
+        """Whether the file of a batch is read."""
         return (
             (not self.files or batch.file in self.files)
             and self.kind in (None, batch.kind)
@@ -88,7 +88,7 @@ class ReplayArchived(Command[int]):
 
 
 def forgetful(settings: Settings, producer: str) -> Sequence[str]:
-    """Say which consumers of a context no longer know what they handled long ago, and would handle again."""
+    """Say which consumers of a context no longer recognise old messages, and would handle them again."""
     return [
         f"{name} deletes its archive after {format_duration(keep)}, with the ids of what it has handled; older"
         " events it would handle again"
@@ -98,7 +98,7 @@ def forgetful(settings: Settings, producer: str) -> Sequence[str]:
 
 
 class ArchiveDesk:
-    """The archives of contexts. ``patience``: how long a look at files may take, in seconds; None for ever.
+    """The archives of contexts. ``patience``: how long reading files may take, in seconds; None without a limit.
 
     All raise UnknownContext, ArchiveOff, ArchiveDamaged, DatabaseUnreachable, StoreUnreachable, and TooMany.
     """
@@ -115,13 +115,13 @@ class ArchiveDesk:
         self._patience, self._progress = patience, progress
 
     def answer(self, bus: QueryBus) -> QueryBus:
-        """Have a bus answer the queries; returns the bus."""
+        """Register the answers of the queries with a bus; returns the bus."""
         bus.handles(VerifyArchive)(self._verify)
         bus.handles(CountArchived)(self._count)
         return bus
 
     def carry_out(self, bus: CommandBus) -> CommandBus:
-        """Have a bus carry out the commands; returns the bus."""
+        """Register the commands with a bus; returns the bus."""
         bus.handles(RestoreArchived)(self._restore)
         bus.handles(ReplayArchived)(self._replay)
         return bus
@@ -151,7 +151,7 @@ class ArchiveDesk:
             return await rows.replay(command.wanted, command.by, self._progress)
 
     async def _bounded(self, rows: ColdRows, kind: ArchiveKind, command: RestoreArchived | ReplayArchived) -> None:
-        """Refuse to begin what is too much, before anything is changed."""
+        """Refuse a request that is too large, before anything is changed."""
         if command.limit is None:
             return
         async with self._in_time("narrow it with since and until, or use relay archive"):

@@ -1,4 +1,4 @@
-"""Answers the queries of `relay.ops.rows` and carries out its commands: one implementation for all who ask."""
+"""Answers the queries of `relay.ops.rows` and carries out its commands: one implementation for all callers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from relay.settings import ContextSettings
 
 #: Lends the database of a context. Raises DatabaseUnreachable.
 Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
-#: Groups are counted among so many of the newest rows.
+#: Groups are counted among this many of the newest rows.
 MAX_GROUPED: Final = 10_000
-#: Delivered tasks that are due in a year, too.
+#: Delivered tasks count too if they are due within a year.
 _EVEN_LATER: Final = timedelta(days=-365)
 
 _STORES: Final[Mapping[type[Any], type[Any]]] = {
@@ -65,7 +65,7 @@ class Desk:
         return self._sources(of_context(self._contexts, context))
 
     def answer(self, bus: QueryBus) -> QueryBus:
-        """Have a bus answer the queries about rows; returns the bus."""
+        """Register the answers of the queries about rows with a bus; returns the bus."""
         bus.handles(rows.ReadBacklog)(self._backlog)
         bus.handles(rows.GroupIncidents)(self._grouping(PostgresIncidents))
         bus.handles(rows.GroupMessages)(self._grouping(PostgresMessageOperations))

@@ -1,4 +1,4 @@
-"""The queries of operators, on one bus: the command line asks them, and so may a console.
+"""The queries of operators, on one bus, for the command line and consoles.
 
     bus = queries(load_settings())
     found = await bus.ask_async(Diagnose(close=True))        # Some(Diagnosis(...))
@@ -22,7 +22,7 @@ from relay.settings import Settings
 
 
 class Diagnose(Query[Diagnosis]):
-    """Whether everything is as the relay needs it. ``process``: only what this kind of process needs.
+    """Whether everything meets the relay's conditions. ``process``: only those of this kind of process.
 
     ``close``: with everything that the promises need, as `relay doctor` asks it; else as `relay health`.
     """
@@ -32,10 +32,10 @@ class Diagnose(Query[Diagnosis]):
 
 
 class Explain(Query[Life]):
-    """What became of a message, by any id of it or of its chain; nothing if no context knows it.
+    """What happened to a message, by any id of it or of its chain; nothing if no context knows it.
 
     ``id``: of an event, message, task, incident, operation or cause, or ``stream:sequence``. ``archive``: whether
-    to look in the archives, too, which may take long for an id that says nothing about its time.
+    to search the archives too, which may take long for an id without a time in it.
     """
 
     id: Annotated[str, Field(min_length=1, max_length=300)]

@@ -1,7 +1,7 @@
-"""What operators ask of the queues in Redis, and do to dead jobs.
+"""Operators' questions about the queues in Redis, and their actions on dead jobs.
 
-Redis holds wake-ups only: the tables are the truth, and bring back a job that is needed and deleted here.
-All contexts share the queues. What is done to a job is in the audit log of the context that the job names.
+Redis only wakes workers up: the tables hold the truth. If a deleted job is needed, it is sent again. All contexts
+share the queues. What is done to a job is in the audit log of the context that the job names.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class _ActOnJobs(Command[Outcome]):
 
 
 class RequeueJobs(_ActOnJobs):
-    """Have dead jobs begun again, with new attempts. Raises UnknownQueue and TooMany."""
+    """Run dead jobs again, with new attempts. Raises UnknownQueue and TooMany."""
 
 
 class DeleteJobs(_ActOnJobs):
-    """Remove dead jobs. The rows they are about stay as they are. Raises UnknownQueue and TooMany."""
+    """Remove dead jobs. Their rows stay as they are. Raises UnknownQueue and TooMany."""
 
 
 def answer_for_queues(bus: QueryBus, settings: Settings) -> QueryBus:
@@ -109,7 +109,7 @@ def carry_out_for_queues(bus: CommandBus, settings: Settings, sources: Sources) 
             wanted = [id for id, message in dead.items() if message is not None or not requeue]
             done = list[str]()
             for context, ids in _by_context(dead, wanted, settings.contexts).items():
-                # The entry first: what was done is never without one. It stays if Redis then does not answer.
+                # The entry first, so that no action is without one. It stays if Redis then does not answer.
                 async with sources(settings.contexts[context]) as source, source() as conn, conn.transaction():
                     await audit(conn, action, [f"{command.queue}/{id}" for id in ids], command.by)
                 if requeue:
@@ -133,7 +133,7 @@ async def _chosen(queues: JobQueues, command: _ActOnJobs) -> _Dead:
 
 
 def _by_context(dead: _Dead, ids: Iterable[str], contexts: Mapping[str, Any]) -> Mapping[str, list[str]]:
-    """Share jobs out among the contexts whose audit logs tell of them: the first one, if they name none."""
+    """Divide jobs by the contexts whose audit logs record them: the first context, if a job names none."""
     found = dict[str, list[str]]()
     for id in ids:
         message = dead[id]
@@ -159,7 +159,7 @@ def _check(queue: str) -> None:
 
 @asynccontextmanager
 async def _looking(settings: Settings) -> AsyncIterator[JobQueues]:
-    # What is no text must not keep the rest from being shown.
+    # A job that is not text must not keep the others from being shown.
     options = {**redis_options(settings), "encoding_errors": "replace"}
     gates = Gates(settings.redis_url.get_secret_value(), settings.redis_namespace, **options)
     try:

@@ -1,9 +1,9 @@
-"""What operators look for and do to rows, as queries and commands that the command line and the API share.
+"""Operators' questions about rows and actions on them, as queries and commands of the command line and the API.
 
 A command names the rows in one of two ways: by ``ids``, or by a filter in ``wanted``. If the filter finds more
 than ``limit`` rows, the command changes none. A command may have both: then the filter says how the ids were
-chosen. If it no longer finds one of them, that id is no refusal, as nobody named it. For each id the answer says:
-done, or why not.
+chosen. If it no longer finds one of them, that id is not refused, because no one has named it. For each id the
+answer says: done, or why not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from relay.domain.incidents import IncidentFilter
 from relay.domain.operators import Operator, Outcome
 from relay.domain.schedule import Schedule
 
-#: What waits in a context: the brake says what its producers are told, the last which inboxes are full.
+#: The backlogs of a context, the brake on its producers, and its full inboxes.
 Backlog: TypeAlias = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
 #: A page ends before this key of the order in which the rows are listed.
 #: How many rows there are of each kind, with what the kind is.
@@ -36,7 +36,7 @@ Rows = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class ReadBacklog(Query[Backlog]):
-    """How much of a context waits, since when, and what became of it (QRY-050, QRY-051)."""
+    """How much waits in a context, since when, and in which state (QRY-050, QRY-051)."""
 
     context: str
 
@@ -90,14 +90,14 @@ class GetEvent(Get):
 
 
 class RetryEvents(Act):
-    """Retry failed events: attempts and back-off start anew, the business rows do not change."""
+    """Retry failed events, with new attempts and a new back-off. The business rows do not change."""
 
     ids: Sequence[Id] | None = None
     wanted: EventFilter | None = None
 
 
 class ReplayEvents(Act):
-    """Publish events once more, to every consumer of the stream. Consumers deduplicate events by id."""
+    """Publish events once more, to every consumer of the stream. Consumers recognise events by their id."""
 
     ids: Sequence[Id] | None = None
     wanted: EventFilter | None = None
@@ -134,7 +134,7 @@ class GetMessage(Get):
 
 
 class RetryMessages(Act):
-    """Try messages now that wait for their next attempt. What they have spent of their attempts stays spent."""
+    """Try messages now that wait for their next attempt. Their attempts so far stay counted."""
 
     ids: Sequence[Id] | None = None
     wanted: MessageFilter | None = None
@@ -168,15 +168,15 @@ class _ActOnIncidents(Act):
 
 
 class RequeueIncidents(_ActOnIncidents):
-    """Put messages back into the failing consumer's inbox, with new attempts. Others do not see them again."""
+    """Put messages back into the inbox that failed, with new attempts. Other consumers do not see them again."""
 
 
 class DiscardIncidents(_ActOnIncidents):
-    """Give messages up. They stay recorded, and requeue still takes them by id. Needs a note."""
+    """Discard messages. They stay recorded, and can still be requeued by id. Needs a note."""
 
 
 class ResolveIncidents(_ActOnIncidents):
-    """Close incidents that were dealt with by other means. Needs a note."""
+    """Close incidents that were solved in another way. Needs a note."""
 
 
 # --- tasks ---
@@ -201,15 +201,15 @@ class _ActOnTasks(Act):
 
 
 class RetryTasks(_ActOnTasks):
-    """Run failed tasks again, with new attempts; by id cancelled ones too."""
+    """Run failed tasks again, with new attempts. By id also cancelled tasks."""
 
 
 class CancelTasks(_ActOnTasks):
-    """Give up tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
+    """Cancel tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
 
 
 class ListTaskQueues(Query[Sequence[str]]):
-    """The queues, as tasks name them, that have tasks which are due or delivered."""
+    """The queues of tasks (by the tasks' names) that have due or delivered tasks."""
 
     context: str
 
@@ -224,7 +224,7 @@ class ListParked(Query[Sequence[Row]]):
 
 
 class ReleaseKeys(Command[Outcome]):
-    """Let keys go on in order: first the message that died, with new attempts, then those behind it.
+    """Let keys go on in order: first the dead message, with new attempts, then the messages behind it.
 
     ``keys`` None: all, of one ``subscription`` or of all.
     """
@@ -242,7 +242,7 @@ class ReadSchedule(Query[Schedule]):
 
 
 class RunJob(Command[datetime]):
-    """Have the leader run a job now; answers when this was first asked. Raises UnknownJob."""
+    """Run a job now; the answer says when this was first requested. Raises UnknownJob."""
 
     context: str
     name: str
@@ -250,7 +250,7 @@ class RunJob(Command[datetime]):
 
 
 class PauseJob(Command[None]):
-    """Pause a cron job: nothing of it begins until it goes on. Raises UnknownJob, and NotPausable for a duty."""
+    """Pause a cron job: it begins no run until it is resumed. Raises UnknownJob, and NotPausable for a duty."""
 
     context: str
     name: str
@@ -258,7 +258,7 @@ class PauseJob(Command[None]):
 
 
 class ResumeJob(Command[None]):
-    """Let a cron job go on. One run makes up for what passed, unless that is longer ago than the job's grace."""
+    """Let a cron job go on. One run makes up for missed ones, unless the last is longer ago than its grace."""
 
     context: str
     name: str

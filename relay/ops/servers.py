@@ -1,4 +1,4 @@
-"""What operators ask the servers of all contexts: the members of the fleet, streams and consumers."""
+"""Operators' questions to the servers of all contexts: the members of the fleet, streams and consumers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relay.settings import Settings
 
 
 class ListMembers(Query[Sequence[Seen]]):
-    """Every process of the fleet that has said within ten minutes that it is there, and what it does."""
+    """Every process of the fleet with a heartbeat in the last ten minutes, and what it does."""
 
 
 class ShowStreams(Query[Sequence[StreamView]]):
@@ -32,7 +32,7 @@ class DiffStreams(Query[Sequence[Difference]]):
 
 
 def answer_for_servers(bus: QueryBus, settings: Settings) -> QueryBus:
-    """Have a bus answer these queries; returns the bus."""
+    """Register the answers of these queries with a bus; returns the bus."""
 
     @bus.handles(ListMembers)
     async def members(_query: ListMembers) -> Sequence[Seen]:

@@ -1,4 +1,4 @@
-"""The JSON Schemas (draft 2020-12) of jetrelay's envelopes: a file ``<name>.<version>.json`` each."""
+"""The JSON Schemas (draft 2020-12) of jetrelay's envelopes, each in a file ``<name>.<version>.json``."""
 
 from __future__ import annotations
 

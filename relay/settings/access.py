@@ -50,7 +50,7 @@ def _header_name(value: str) -> str:
     if not _HEADER.fullmatch(name):
         raise ValueError(f"{value[:80]!r} is not the name of a header")
     if name in _OUR_HEADERS:
-        raise ValueError(f"{name} has a meaning of its own; take authorization or one like x-api-key")
+        raise ValueError(f"{name} has another meaning; use authorization or one like x-api-key")
     return name
 
 
@@ -59,7 +59,7 @@ def _signing_secret(secret: SecretStr) -> SecretStr:
         try:
             base64.b64decode(key.removeprefix("whsec_") if key.startswith("whsec_") else "")
         except ValueError:
-            raise ValueError("a key that starts with whsec_ is not base64 behind it") from None
+            raise ValueError("a key that starts with whsec_ is not base64 after that") from None
     return secret
 
 
@@ -69,7 +69,7 @@ InboxPrefix = Annotated[
     str,
     only(
         lambda value: _INBOX_PREFIX.fullmatch(value) and len(value) <= _MAX_PREFIX_CHARS,
-        "is no prefix for inboxes; write tokens of A-Z a-z 0-9 _ - with dots between",
+        "is not a prefix for inboxes; write tokens of A-Z a-z 0-9 _ - with dots between",
     ),
 ]
 

@@ -35,9 +35,9 @@ def _nats(settings: Settings) -> Problems:
     nats, url = settings.nats, settings.nats_url.get_secret_value()
     ways = [key for key in _WAYS if getattr(nats, key) is not None]
     if len(ways) > 1:
-        yield Problem(("nats", ways[1]), f"stands beside {ways[0]}", "one way to prove oneself is enough")
+        yield Problem(("nats", ways[1]), f"is set together with {ways[0]}", "use only one way to authenticate")
     elif ways and any(map(_names_user, split_urls(url))):
-        yield Problem(("nats", ways[0]), "stands beside a user or token in nats_url", "give one of them")
+        yield Problem(("nats", ways[0]), "is set together with a user or token in nats_url", "give one of them")
     yield from _beside(("nats",), nats, "password", "user")
     yield from _beside(("nats",), nats, "user", "password")
     if url.strip().startswith("ws://"):
@@ -49,7 +49,9 @@ def _redis(settings: Settings) -> Problems:
     redis, url = settings.redis, settings.redis_url.get_secret_value()
     for key in ("user", "password"):
         if getattr(redis, key) is not None and _names_user(url):
-            yield Problem(("redis", key), "stands beside a user or password in redis_url", "give one of them")
+            yield Problem(
+                ("redis", key), "is set together with a user or password in redis_url", "give one of them"
+            )
     yield from _beside(("redis",), redis, "password", "user")
     if not url.startswith("rediss://"):
         yield from _without_tls(("redis",), redis, "rediss://")
@@ -64,12 +66,12 @@ def _names_user(url: str) -> bool:
 def _http(path: KeyPath, section: HttpSettings, url: str, what: str) -> Problems:
     if not url:
         for key in sorted(section.model_fields_set & HttpSettings.model_fields.keys()):
-            yield Problem((*path, key), f"is without effect: there is no {what}")
+            yield Problem((*path, key), f"has no effect: there is no {what}")
         return
     if not url.startswith("https://"):
         yield from _without_tls(path, section, "https://")
     if section.token is None and "token_header" in section.model_fields_set:
-        yield Problem((*path, "token"), "is required where token_header is set")
+        yield Problem((*path, "token"), "is required if token_header is set")
     yield from _beside(path, section, "certificate", "key")
 
 

@@ -86,7 +86,7 @@ def _filters(context: ContextSettings) -> Problems:
             yield Problem(
                 _sub(other, "filter_subject"),
                 f"overlaps with {one.filter_subject} of the subscription {one.name}",
-                "a context receives each message once: merge them, or filter apart",
+                "a context receives each message once: merge them, or use filters that do not overlap",
             )
 
 
@@ -97,7 +97,7 @@ def _handler_time(context: ContextSettings) -> Problems:
             yield Problem(
                 _sub(subscription, "handler_timeout"),
                 f"must be shorter than ack_wait ({limit})",
-                "else JetStream delivers again while the handler still works",
+                "otherwise JetStream delivers again while the handler still works",
             )
 
 
@@ -120,7 +120,7 @@ def _on_failure(context: ContextSettings) -> Problems:
             yield Problem(
                 _sub(subscription, "on_failure"),
                 'must be "silence" with settle = "inbox"',
-                "a message that is acknowledged on receipt cannot be given back",
+                "a message that is acknowledged when it is stored cannot be given back",
             )
         elif 0 < subscription.max_deliver < subscription.max_attempts:
             yield Problem(
@@ -144,7 +144,7 @@ def _dead_letters(context: ContextSettings) -> Problems:
     """Check that the DLQ stream accepts every dead letter: without a stream a dead letter would be lost."""
     subjects = context.dlq.subjects
     if not any(subjects_overlap(subject, dead_letter_subject(context.name, ">")) for subject in subjects):
-        message = f"no dead letter reaches it: they leave as {context.name}.dlq.…"
+        message = f"no dead letter reaches it: their subjects are {context.name}.dlq.…"
         yield Problem(_at(context, "dlq", "subjects"), message)
         return
     for subscription in context.subscriptions.values():
@@ -160,7 +160,7 @@ def _archive(context: ContextSettings) -> Problems:
     archive = context.archive
     at = partial(_at, context, "archive")
     if archive.after is not None and archive.place is None:
-        yield Problem(at("directory"), "is required", "or bucket: where rows go that leave their table")
+        yield Problem(at("directory"), "is required", "or bucket: the place for archived rows")
     elif archive.place is not None and archive.after is None:
         yield Problem(at("after"), "is required", 'for example after = "90d"')
     if archive.directory is not None:
@@ -170,7 +170,7 @@ def _archive(context: ContextSettings) -> Problems:
         yield Problem(at("access_key_id"), "goes together with secret_access_key")
     if archive.keep is not None and archive.after is not None and archive.keep <= archive.after:
         least = format_duration(archive.after)
-        yield Problem(at("keep"), f"must be longer than after ({least})", "both count from when a row ended")
+        yield Problem(at("keep"), f"must be longer than after ({least})", "both times begin when a row ended")
 
 
 def _backpressure(context: ContextSettings) -> Problems:
@@ -236,8 +236,8 @@ def _filters_reach(settings: Settings) -> Problems:
 def _metrics(settings: Settings) -> Problems:
     """Check that the counts of worker processes can be added up: Prometheus reads them at one address."""
     if settings.metrics.worker is not None and settings.metrics.directory is None:
-        message = "is required where metrics.worker is set"
-        yield Problem(("metrics", "directory"), message, 'for example "/run/jetrelay", on this host alone')
+        message = "is required if metrics.worker is set"
+        yield Problem(("metrics", "directory"), message, 'for example "/run/jetrelay", for this host only')
 
 
 def _archived_streams(settings: Settings) -> Problems:
@@ -257,5 +257,5 @@ def _archived_streams(settings: Settings) -> Problems:
                 yield Problem(
                     _at(context, "archive", "after"),
                     f"must be longer than the max_age of {name}, which keeps messages {keeps}",
-                    "rows must outlive their messages: one that comes again must be known",
+                    "rows must be kept longer than their messages: a message that comes again must be recognised",
                 )

@@ -39,7 +39,7 @@ class FromFile:
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror}") from None
         if len(data) > _MAX_SECRET_BYTES:
-            raise ValueError(f"{path} is longer than {_MAX_SECRET_BYTES} bytes, so it is no secret")
+            raise ValueError(f"{path} is longer than {_MAX_SECRET_BYTES} bytes, so it is not a secret")
         try:
             text = data.decode().rstrip("\r\n")
         except UnicodeDecodeError:

@@ -154,7 +154,7 @@ def _name_files(layers: Layers, *path: str) -> None:
             _name_files(layers, *here)
         elif isinstance(value, str) and (secret := secret_of(layers.root, here)):
             if secret in layers.table(*path):
-                layers.problems.append(Problem(here, f"stands beside {secret}", "give one of them"))
+                layers.problems.append(Problem(here, f"is set together with {secret}", "give one of them"))
             layers.put(here, layers.table(*path).pop(key), layers.origins.pop(here))
 
 

@@ -85,7 +85,7 @@ def _default(context: ContextSettings) -> Problems:
         elif context.routing.stream(context.subject) is None and context.stream:
             yield Problem(
                 (*path, "stream", "subjects"),
-                f"no event reaches this stream: events leave as {context.subject}",
+                f"no event reaches this stream: the subjects of events are {context.subject}",
                 f'for example subjects = ["{event_subjects(context.name)}"]',
             )
         else:
@@ -166,7 +166,7 @@ def _commands(settings: Settings) -> Problems:
             yield Problem(
                 ("contexts", other.context, "subscriptions", other.name, "filter_subject"),
                 f"takes commands that {taker} takes too ({filters[0]})",
-                "one consumer handles a command: filter apart",
+                "one consumer handles a command: use filters that do not overlap",
             )
 
 

@@ -83,7 +83,7 @@ def parse_start(value: object) -> StartAt:
     with suppress(ValueError, TypeError):
         moment = moment or datetime.fromisoformat(value)  # type: ignore[arg-type] # a TypeError, if it is no text
     if moment is None or moment.tzinfo is None:
-        raise ValueError(f"{str(value)[:40]!r} is no start; write beginning, now, or 2026-01-31T12:00:00Z")
+        raise ValueError(f"{str(value)[:40]!r} is not a start; write beginning, now, or 2026-01-31T12:00:00Z")
     return moment.astimezone(UTC)
 
 

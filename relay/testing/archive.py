@@ -20,7 +20,7 @@ from relay.testing.clock import Clock
 
 
 class MemoryColdStore:
-    """Files by name. ``files`` is for a test to look at."""
+    """Files by name. Tests may read ``files``."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -36,7 +36,7 @@ class MemoryColdStore:
         content.seek(0)
         read = content.read()
         if self._files.setdefault(name, read) != read:
-            raise ArchiveConflict(f"{name} is there already and holds something else")
+            raise ArchiveConflict(f"{name} exists already, with other content")
 
     async def get(self, name: str, into: IO[bytes]) -> bool:
         if (found := self._files.get(name)) is not None:
@@ -78,9 +78,9 @@ class MemoryArchive:
         self._numbers: dict[ArchiveKind, int] = defaultdict(int)
         self._announced: set[tuple[ArchiveKind, int]] = set()
         self._deleted: dict[tuple[ArchiveKind, int], Manifest] = {}
-        #: Messages that the inbox knows though their rows have left, and the batch of each.
+        #: Messages that the inbox recognises although their rows are archived, and the batch of each.
         self.remembered: dict[UUID, int] = {}
-        #: Events that are published once more.
+        #: Events that will be published again.
         self.replayed: list[UUID] = []
         self._is_open = False
 

@@ -52,7 +52,7 @@ class StoredMessage:
 
 
 class MemoryInbox:
-    """Receives, settles and audits. ``messages`` is for a test to look at.
+    """Receives, settles and audits. Tests may read ``messages``.
 
     ``grace``: when a row is this long overdue for a claim, `overdue` treats it as lost.
     """

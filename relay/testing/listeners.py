@@ -12,7 +12,10 @@ Kind = TypeVar("Kind", bound=Fact)
 
 
 class MemoryHandler:
-    """Answers with these results in turn, and with the last one ever after. By default it accepts everything."""
+    """Answers with these results one after the other, then always with the last one.
+
+    By default it accepts everything.
+    """
 
     def __init__(self, *answers: HandlerResult) -> None:
         self.requests: list[HandlerRequest] = []

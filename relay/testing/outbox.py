@@ -49,7 +49,7 @@ class StoredEvent(NamedTuple):
         return self.row.publish_attempts > 0
 
     def tried(self, *, counts: bool = True, **changes: Any) -> StoredEvent:
-        """Return the event after one more attempt. The first one counts always."""
+        """Return the event after one more attempt. The first attempt always counts."""
         attempts = max(1, self.row.publish_attempts + counts)
         return self._replace(row=self.row._replace(publish_attempts=attempts), **changes)
 
@@ -85,7 +85,7 @@ class _Claim:
 
 
 class MemoryOutbox:
-    """Claims as the relay's own outbox does. ``events`` is for a test to look at.
+    """Claims as the relay's own outbox does. Tests may read ``events``.
 
     ``dead_head_blocks``: whether a dead event holds back the later ones of its key.
     """
@@ -139,7 +139,7 @@ class MemoryOutbox:
                 while self._is_locked(found.lane) or self._is_held(found):  # noqa: ASYNC110  (a moved clock frees, too)
                     await asyncio.sleep(0.001)
                 found = self._rows[str(event_id)]
-                # A delayed event does not go first.
+                # A delayed event does not come first.
                 earlier = any(it.available_at is None or it.has_failed for it in self._before(found))
                 if found.published_at is None and not earlier:
                     claim.lanes = [] if found.lane == _NO_LANE else [found.lane]
@@ -186,7 +186,7 @@ class MemoryOutbox:
                 yield it
 
     def _before(self, event: StoredEvent) -> Iterator[StoredEvent]:
-        """The unpublished events of its key that may hold it back. A dead one may be passed over."""
+        """The unpublished events of its key that may hold it back. A dead event may be skipped."""
         for it in self._rows.values():
             earlier = it.row.partition_key == event.row.partition_key != UNORDERED and it.seq < event.seq
             if earlier and it.published_at is None and (it.dead_at is None or self._dead_head_blocks):

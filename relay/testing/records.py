@@ -17,7 +17,7 @@ from relay.testing.inbox import MemoryInbox
 
 
 class MemoryIncidents:
-    """Keeps one incident for each time a message dies. ``letters`` by the id of the incident are for a test."""
+    """Keeps an incident for each time that a message becomes a dead letter. Tests may read ``letters``."""
 
     def __init__(self, inbox: MemoryInbox | None = None) -> None:
         self.letters: dict[int, Letter] = {}
@@ -66,7 +66,7 @@ class StoredRun:
 
 
 class MemoryRuns:
-    """The runs of cron jobs. ``runs`` is for a test to look at."""
+    """The runs of cron jobs. Tests may read ``runs``."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()

@@ -59,7 +59,7 @@ class MemoryStream:
 
 
 class MemoryPublisher:
-    """Publishes to streams. ``answers``: what the broker says of a message, by its id, instead of storing it."""
+    """Publishes to streams. ``answers``: the broker's answer for a message, by its id, instead of storing it."""
 
     def __init__(self, *streams: MemoryStream, max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES) -> None:
         self.max_payload = max_payload
@@ -102,7 +102,10 @@ class MemoryPublisher:
 
 
 class MemoryConsumer:
-    """A durable consumer. What is not acknowledged within ``ack_wait``, by the stream's clock, comes again."""
+    """A durable consumer.
+
+    A message that is not acknowledged within ``ack_wait`` comes again, by the stream's clock.
+    """
 
     def __init__(
         self, stream: MemoryStream, durable: str, *, filter_subject: str = ">", ack_wait: timedelta

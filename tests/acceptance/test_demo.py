@@ -85,7 +85,7 @@ def test_a_message_stolen_from_the_stream_is_named(directory: Path) -> None:
         stolen = delete_first_message(nats_url(directory), "VIBESPRO_EVENTS")
         assert started.process.wait(120) == 1
         assert "The accounts do not balance." in started.text
-        assert f"1 published and not in the stream: {stolen}" in started.text
+        assert f"1 published, but not in the stream: {stolen}" in started.text
 
 
 def test_what_a_frozen_worker_leaves_undone_is_named(directory: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_a_frozen_worker_leaves_undone_is_named(directory: Path) -> None:
             process.suspend()
         assert started.process.wait(80) == 1
         assert "The time is over" in started.text
-        assert re.search(rf"\d+ committed and not published: {ID}", started.text)
+        assert re.search(rf"\d+ committed, but not published: {ID}", started.text)
         assert re.search(rf"\d+ committed, and neither handled nor dead-lettered: {ID}", started.text)
 
 

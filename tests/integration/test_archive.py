@@ -404,7 +404,7 @@ async def test_a_directory_of_another_database_is_refused_and_nothing_is_deleted
     folder = archive.root / archive.relay.context / "outbox"
     folder.mkdir(parents=True)
     (folder / "00000001.json").write_text("{}")
-    with pytest.raises(ArchiveConflict, match="not of this database"):
+    with pytest.raises(ArchiveConflict, match="another database has written it"):
         await archive.command().run(ANN)
     assert sorted(archive.in_table()) == sorted(ids)
     await archive.command().tick(lambda: True)
@@ -453,6 +453,6 @@ async def test_verification_finds_what_is_damaged_missing_or_left_over(archive: 
     errors = [found.error for found in findings if not found.left_over]
     assert "sha256" in str(errors[0]) or "cannot be read" in str(errors[0])
     assert "is missing" in str(errors[1])
-    assert "says something else" in str(errors[2])
+    assert "differs from the record" in str(errors[2])
     assert errors[3] is None
     assert [found.file.rpartition("/")[2][:8] for found in findings if found.left_over] == ["00000009"]

@@ -60,7 +60,7 @@ async def test_a_store_that_goes_away_in_the_middle_loses_nothing(
 async def test_of_two_databases_the_second_does_not_overwrite_the_first(buckets: Buckets) -> None:
     bucket = buckets.create()
     await buckets.store(bucket).put(NAME, io.BytesIO(b"rows"))
-    with pytest.raises(ArchiveConflict, match=rf"s3://{bucket}/relay/prod/{NAME} is there already"):
+    with pytest.raises(ArchiveConflict, match=rf"s3://{bucket}/relay/prod/{NAME} exists already"):
         await buckets.store(bucket).put(NAME, io.BytesIO(b"rowz"))
     assert await content(buckets.store(bucket)) == b"rows"
 

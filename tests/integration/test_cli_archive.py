@@ -106,7 +106,7 @@ def test_archive_list_and_verify(cli: Cli, context: str, database_url: str, tmp_
     assert (status, f"{context}: 3 rows to {context}/outbox/00000001-" in output) == (0, True)
     assert query(database_url, "SELECT count(*) AS n FROM outbox_events") == [{"n": 0}]
     assert query(database_url, "SELECT actor FROM audit_log") == [{"actor": "ann"}]
-    assert cli("archive")[1] == f"{context}: nothing has had its time\n"
+    assert cli("archive")[1] == f"{context}: no row is old enough\n"
     status, output, _ = cli("archive", "list", "--json", "--context", context)
     [batch] = json.loads(output)
     assert (status, batch["kind"], batch["number"], batch["rows"]) == (0, "outbox", 1, 3)
@@ -186,10 +186,10 @@ def test_a_replay_says_who_may_handle_it_again(cli: Cli, context: str, tmp_path:
     [
         (("replay",), "say which: ids, a filter, or --all"),
         (("replay", "--all", "--key", "k"), "give --all or a filter"),
-        (("replay", "--subject", "a..b"), "is no pattern of subjects"),
-        (("restore", "--kind", "tasks", "--subject", "a.b"), "tasks have none"),
-        (("restore", "--kind", "inbox", "--since", "soon"), "'soon' is no time"),
-        (("replay", "--until", "2025"), "'2025' is no time"),
+        (("replay", "--subject", "a..b"), "is not a pattern of subjects"),
+        (("restore", "--kind", "tasks", "--subject", "a.b"), "tasks have no subject"),
+        (("restore", "--kind", "inbox", "--since", "soon"), "'soon' is not a time"),
+        (("replay", "--until", "2025"), "'2025' is not a time"),
         (("restore", "--all", "--context", "quiet"), "error ARCHIVE_OFF"),
     ],
 )
@@ -213,7 +213,7 @@ def test_what_is_held_back_is_said_and_status_one(cli: Cli, context: str) -> Non
 
     with_application(context, keep_for_ever)
     status, output, error = cli("archive")
-    assert (status, "nothing has had its time" in output) == (1, True)
+    assert (status, "no row is old enough" in output) == (1, True)
     assert f"held {context}: outbox of {context.upper()}_EVENTS: the stream keeps messages for ever" in error
 
 

@@ -111,7 +111,7 @@ def test_what_cannot_be_changed_ends_ensure_with_status_1(
     subprocess.run([sys.executable, "-c", make, *arguments], check=True, timeout=200)
     status, out, _ = cli("streams", "ensure")
     assert status == 1
-    assert f"refused stream {name.upper()}_EVENTS: storage (only deleting" in out
+    assert f"refused stream {name.upper()}_EVENTS: storage (to change this" in out
 
 
 def test_an_unknown_context(cli: Cli) -> None:

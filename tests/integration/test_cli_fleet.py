@@ -100,7 +100,7 @@ def test_scripts_get_all_that_is_known(three: str) -> None:
 
 def test_without_members_it_says_so(namespace: str) -> None:
     done = relay("status")
-    assert (done.exit_code, done.stdout) == (0, "no member has said within ten minutes that it is there\n")
+    assert (done.exit_code, done.stdout) == (0, "no heartbeat of a worker or supervisor for ten minutes\n")
     assert json.loads(relay("status", "--json").stdout) == []
 
 

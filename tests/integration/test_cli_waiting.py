@@ -62,6 +62,6 @@ async def test_who_stops_waiting_is_told_what_becomes_of_the_events(tmp_path: Pa
                 said, _ = process.communicate(timeout=60)
             finally:
                 process.kill()
-        assert said == "they are published all the same, as soon as workers can\n"
+        assert said == "workers still publish them as soon as they can\n"
         assert process.returncode == 130
         assert conn.execute("SELECT generation, published_at FROM outbox_events").fetchall() == [(1, None)]

@@ -96,7 +96,7 @@ async def test_events_are_published_once_more(browser: Browser, archive: Archive
 
 async def test_a_form_that_does_not_do_says_why_and_keeps_what_was_said(browser: Browser, here: str) -> None:
     for said, told in (
-        ({"subject": "a..b", "key": "k"}, "subject : is no pattern of subjects"),
+        ({"subject": "a..b", "key": "k"}, "subject : is not a pattern of subjects"),
         ({"since": "long ago", "key": "k"}, "What to do: write 6h, 90d or 2026-01-31T03:00Z"),
         ({"all": "1", "key": "k"}, "say which, in one way"),
         ({"key": "k", "type": " ", "ids": "1"}, "say which, in one way"),

@@ -57,7 +57,10 @@ def test_one_that_crashes_is_replaced_after_a_while_that_grows(host: Host, caplo
         host.tick(pause - 0.1)
         assert host.crew.workers == []
         host.now += 0.2
-    assert "crash loop: 7 workers in a row were not well for 60 s, the last ended with status 3" in caplog.text
+    assert (
+        "crash loop: 7 workers one after the other did not work for 60 s; the last ended with status 3"
+        in caplog.text
+    )
 
 
 def test_a_crash_loop_may_last_for_days(tmp_path: Path, caplog: Any) -> None:
@@ -68,7 +71,7 @@ def test_a_crash_loop_may_last_for_days(tmp_path: Path, caplog: Any) -> None:
     host.crew.wanted = 1
     while host.crew.crashes < 1_100:
         host.tick(31)
-    assert "1100 workers in a row" in caplog.messages[-1]
+    assert "1100 workers one after the other" in caplog.messages[-1]
 
 
 def test_one_that_ran_for_long_begins_no_loop(host: Host, caplog: Any) -> None:
@@ -104,7 +107,7 @@ def test_one_that_never_says_that_it_is_there_is_killed_and_counts_as_crashed(ho
         assert worker.process.poll() is None
         host.tick(1)
         host.gone(worker)
-        assert f"does not say within {READY:g} s that it is there" in caplog.messages[-2]
+        assert f"had no heartbeat within {READY:g} s" in caplog.messages[-2]
         assert f"the next start is in {pause} s" in caplog.messages[-1]
         host.now += pause + 0.1
     assert host.crew.crashes == 3

@@ -66,7 +66,7 @@ def test_a_successor_that_does_not_work_ends_the_restart_and_the_old_ones_go_on(
     assert not host.crew.rolling
     host.tick(100)
     assert host.crew.active == old
-    assert "rolling restart given up, 2 workers go on as they are" in caplog.text
+    assert "rolling restart stopped, 2 workers go on as before" in caplog.text
 
 
 def test_a_second_restart_replaces_what_the_first_one_has_started(host: Host) -> None:

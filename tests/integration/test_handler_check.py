@@ -182,7 +182,7 @@ def test_doing_it_again_is_allowed_and_said(check: Check) -> None:
     with serving(Again()) as url:
         status, output, _ = check(url, "--secret", SECRET)
     assert (status, "All 16 cases passed." in output) == (0, True)
-    assert "note: repeats are done again: fine where doing it twice is the same as once" in output
+    assert "note: the handler does repeats again: this is right only if twice is the same as once" in output
 
 
 def test_what_is_done_twice_by_one_that_knows_messages_fails(check: Check) -> None:

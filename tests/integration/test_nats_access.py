@@ -142,7 +142,7 @@ async def test_a_creds_file_that_was_renewed_holds_from_the_next_connect(start: 
         connection.on_down.append(down.set)
         creds.write_text("half written")
         await asyncio.wait_for(down.wait(), 20)  # the server ends what has expired
-        with pytest.raises(BrokerUnreachable, match="no creds file"):
+        with pytest.raises(BrokerUnreachable, match="not a creds file"):
             await connection.client()
         operator.write_creds(creds)
         up = asyncio.Event()
@@ -155,7 +155,7 @@ async def test_a_creds_file_that_was_renewed_holds_from_the_next_connect(start: 
 @pytest.mark.parametrize("text", ["", "no markers", "-----BEGIN NATS USER JWT-----\nx\n"])
 def test_what_is_no_creds_file_is_a_wrong_configuration(text: str, tmp_path: Path) -> None:
     (tmp_path / "creds").write_text(text)
-    with pytest.raises(ConfigurationError, match="creds is no creds file") as caught:
+    with pytest.raises(ConfigurationError, match="creds is not a creds file") as caught:
         nats_options(settings("nats://localhost", NATS_CREDS=str(tmp_path / "creds")))
     assert caught.value.field == "nats.credentials"
 

@@ -37,7 +37,7 @@ FILLED = {
     "relay archive replay …": "--all --context sea",
 }
 #: A list of nothing, or an act on nothing, would prove nothing.
-NOTHING = re.compile(r"^No |^\[\]|^\w+: .* 0$|nothing has had|has listed its jobs yet", re.MULTILINE)
+NOTHING = re.compile(r"^No |^\[\]|^\w+: .* 0$|no row is old enough|has listed its jobs yet", re.MULTILINE)
 #: It ends with 1 where something is not well. Here no process runs.
 NOT_WELL = "relay doctor"
 

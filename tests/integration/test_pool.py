@@ -159,7 +159,7 @@ async def test_a_server_that_is_full_is_an_outage_until_it_has_room(
         async with create_pool(url, max_size=2, application_name=NAME) as pool:
             pool.timeout = 0.01
             async with connection(pool):
-                with pytest.raises(DatabaseUnreachable, match="all its connections are taken"):
+                with pytest.raises(DatabaseUnreachable, match="all its connections are in use"):
                     await once(pool)
             await once(pool)
     finally:

@@ -117,8 +117,8 @@ async def test_everything_that_connects_proves_itself(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"sslmode": "disable"}, "admits no such connection"),
-        ({"sslrootcert": "{stranger}"}, "an authority we do not trust"),
+        ({"sslmode": "disable"}, "does not allow this connection"),
+        ({"sslrootcert": "{stranger}"}, "no authority that we trust has issued"),
         ({"sslrootcert": "/nowhere/ca.pem"}, "the file of sslrootcert cannot be read"),
         ({"sslcert": "/nowhere/client.pem", "sslkey": "/nowhere/client.key"}, "wants a certificate of ours"),
         ({"sslkey": "{ca}"}, "TLS"),

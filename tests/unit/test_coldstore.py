@@ -94,7 +94,7 @@ async def test_payloads_are_for_their_owner_only(store: FolderStore, tmp_path: P
 
 async def test_a_folder_that_is_not_there_is_an_outage_and_is_not_made(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "unmounted")
-    with pytest.raises(StoreUnreachable, match=r"no directory.*mount"):
+    with pytest.raises(StoreUnreachable, match=r"not a directory.*mount"):
         await store.put(NAME, io.BytesIO(b"rows"))
     with pytest.raises(StoreUnreachable):
         await store.get(NAME, io.BytesIO())

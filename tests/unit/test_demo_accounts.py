@@ -68,14 +68,14 @@ def test_books_of_nothing_balance() -> None:
 
 LIES = {
     "a business row is lost": ({"business": without("business", SOUND[0])}, SOUND[0], "business row"),
-    "a business row nobody wrote": ({"business": having("business", STRANGER)}, STRANGER, "nobody committed"),
+    "a business row nobody wrote": ({"business": having("business", STRANGER)}, STRANGER, "never committed"),
     "never published": ({"published": without("published", SOUND[0])}, SOUND[0], "not published"),
     "lost in the stream": ({"stream": without("stream", SOUND[0])}, SOUND[0], "not in the stream"),
     "twice in the stream": ({"stream": having("stream", SOUND[0])}, SOUND[0], "more than once"),
     "a stranger in the stream": ({"stream": having("stream", STRANGER)}, STRANGER, "never committed"),
     "not handled": ({"handled": without("handled", SOUND[0])}, SOUND[0], "neither handled"),
     "handled and dead": ({"dead_lettered": having("dead_lettered", FLAKY)}, FLAKY, "both handled"),
-    "a stranger in the inbox": ({"received": having("received", STRANGER)}, STRANGER, "received and never"),
+    "a stranger in the inbox": ({"received": having("received", STRANGER)}, STRANGER, "received, but never"),
     "a second effect": ({"effects": having("effects", SLOW)}, SLOW, "second effect"),
     "two calls with effect": ({"done": having("done", SLOW)}, SLOW, "second effect"),
     "a lost effect": ({"effects": without("effects", SLOW)}, SLOW, "without the effect"),
@@ -86,11 +86,11 @@ LIES = {
     ),
     "an effect of poison": ({"effects": having("effects", POISON)}, POISON, "should have none"),
     "an effect of a 409": ({"effects": having("effects", ALREADY)}, ALREADY, "should have none"),
-    "poison handled": ({"handled": having("handled", POISON)}, POISON, "poison and yet handled"),
+    "poison handled": ({"handled": having("handled", POISON)}, POISON, "poison, but handled"),
     "sound and dead": (
         {"handled": without("handled", FLAKY), "dead_lettered": having("dead_lettered", FLAKY)},
         FLAKY,
-        "sound and yet dead-lettered",
+        "good, but dead-lettered",
     ),
     "a dead letter is lost": ({"dlq": without("dlq", POISON)}, POISON, "not in the dead-letter stream"),
     "a dead letter comes twice": ({"dlq": having("dlq", POISON)}, POISON, "more than once"),
@@ -107,12 +107,12 @@ def test_every_lie_is_found(name: str) -> None:
 @pytest.mark.parametrize("place", ["business", "outbox", "stream", "received", "effects", "dlq"])
 def test_what_was_rolled_back_may_be_nowhere(place: str) -> None:
     faults = cook(**{place: having(place, ROLLED_BACK)})
-    assert any("rolled back and yet in" in fault.what and ROLLED_BACK in fault.ids for fault in faults)
+    assert any("rolled back, but in" in fault.what and ROLLED_BACK in fault.ids for fault in faults)
 
 
 def test_an_unacknowledged_message_is_a_fault() -> None:
     assert [str(fault) for fault in cook(unacknowledged=3)] == [
-        "3 messages that JetStream still waits to see acknowledged"
+        "3 messages that are not acknowledged in JetStream"
     ]
 
 

@@ -133,9 +133,9 @@ def test_what_differs_from_the_configuration_says_whether_it_can_be_changed() ->
 
     one, other = consumer(differences=[differing("x", changeable=True), differing("y", changeable=False)])
     assert (one.text, one.remedy) == ("x is a, should be b", "run: relay streams ensure")
-    assert other.remedy.startswith("only deleting it")
+    assert other.remedy.startswith("to change this, delete it")
     [start] = consumer(differences=[differing("start_at", changeable=False)])
-    assert start.remedy.startswith("it has no effect on a consumer that exists: set start_at = ")
+    assert start.remedy.startswith("it has no effect on an existing consumer: set start_at = ")
 
 
 # --- Redis ---

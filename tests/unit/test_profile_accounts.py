@@ -33,15 +33,15 @@ def test_accounts_that_balance_have_no_faults() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"effects": ["evt_1"]}, "1 committed and without an effect: evt_2"),
-        ({"effects": ["evt_1", "evt_2", "evt_3"]}, "1 rolled back and yet with an effect: evt_3"),
-        ({"effects": ["evt_1", "evt_2", "x"]}, "1 with an effect and never committed: x"),
+        ({"effects": ["evt_1"]}, "1 committed, but without an effect: evt_2"),
+        ({"effects": ["evt_1", "evt_2", "evt_3"]}, "1 rolled back, but with an effect: evt_3"),
+        ({"effects": ["evt_1", "evt_2", "x"]}, "1 with an effect, but never committed: x"),
         ({"effects": ["evt_1", "evt_2", "evt_2"]}, "1 with a second effect: evt_2"),
         ({"counts": replace(COUNTS, published=1)}, "2 committed, but 1 published"),
         ({"counts": replace(COUNTS, received=3)}, "2 committed, but 3 in the inbox"),
         ({"counts": replace(COUNTS, handled=1)}, "2 committed, but 1 handled"),
         ({"stored": 3}, "2 committed, but 3 in the streams"),
-        ({"unacknowledged": 1}, "1 messages that JetStream still waits to see acknowledged"),
+        ({"unacknowledged": 1}, "1 messages that are not acknowledged in JetStream"),
     ],
 )
 def test_each_fault_is_named(changed: dict[str, Any], said: str) -> None:

@@ -217,7 +217,7 @@ def test_the_command_compares(tmp_path: Path) -> None:
     assert answer.stdout == "minor     extra: is a new optional field\nminor: 1; the version may stay\n"
     answer = relay("diff", str(old), str(breaking))
     assert answer.exit_code == 1
-    assert answer.stdout.splitlines()[-1] == "breaking: 1 of 1; give the form another version"
+    assert answer.stdout.splitlines()[-1] == "breaking: 1 of 1; give the schema another version"
     assert max(map(len, answer.stdout.splitlines())) <= 80
     [told] = json.loads(relay("diff", str(old), str(breaking), "--json").stdout)
     assert (told["kind"], told["field"]) == ("breaking", "kind")
@@ -234,9 +234,9 @@ def test_the_command_compares_with_a_schema_of_the_package(tmp_path: Path) -> No
     [
         ("{", "cannot be read as JSON"),
         ("[" * 100_000, "cannot be read as JSON"),
-        ("[]", "is no JSON Schema"),
-        ('{"type": "strong"}', "is no JSON Schema"),
-        ('{"minLength": "1"}', "is no JSON Schema"),
+        ("[]", "is not a JSON Schema"),
+        ('{"type": "strong"}', "is not a JSON Schema"),
+        ('{"minLength": "1"}', "is not a JSON Schema"),
         (None, "there is no schema"),
     ],
 )

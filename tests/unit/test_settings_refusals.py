@@ -240,7 +240,9 @@ def test_all_problems_in_one_report(load: Load) -> None:
     assert "3 problems" in message
     assert re.search(r"ack_wiat: unknown key \(did you mean ack_wait", message)
     assert "relay.toml:7: " in message
-    assert "contexts.vibespro.stream.subjects: no event reaches this stream: events leave as x" in message
+    assert (
+        "contexts.vibespro.stream.subjects: no event reaches this stream: the subjects of events are x" in message
+    )
 
 
 def test_one_problem_names_its_field_and_hint(load: Load) -> None:
@@ -285,7 +287,7 @@ def test_an_order_is_by_key_or_none(load: Load) -> None:
 
 def test_workers_that_cannot_add_up_are_refused(load: Load) -> None:
     message = refusal(load, f"[metrics]\nworker = 9465\n{BASE}")
-    assert "relay.toml:1: metrics.directory: is required where metrics.worker is set" in message
+    assert "relay.toml:1: metrics.directory: is required if metrics.worker is set" in message
     assert load(f"[metrics]\nworker = 9465\ndirectory = 'm'\n{BASE}").metrics.directory == Path("m")
 
 

@@ -155,7 +155,7 @@ def test_a_secret_and_a_file_with_it_contradict_each_other(load: Load, secret: s
 
 def test_so_they_do_in_the_file(load: Load, secret: str) -> None:
     told = refusal(load, f'[nats]\ntoken = "hunter3"\ntoken_file = "{secret}"\n' + BASE)
-    assert "nats.token_file: stands beside token" in told
+    assert "nats.token_file: is set together with token" in told
     assert "hunter" not in told
 
 
@@ -169,19 +169,19 @@ def test_what_is_no_secret_is_in_no_file(load: Load, secret: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('[nats]\ntoken = "t"\ncredentials = "/c"', "nats.credentials: stands beside token"),
-        ('[nats]\nuser = "u"\npassword = "p"\nnkey = "/n"', "nats.nkey: stands beside user"),
+        ('[nats]\ntoken = "t"\ncredentials = "/c"', "nats.credentials: is set together with token"),
+        ('[nats]\nuser = "u"\npassword = "p"\nnkey = "/n"', "nats.nkey: is set together with user"),
         ('[nats]\nuser = "u"', "nats.password: is required beside user"),
         ('[nats]\npassword = "p"', "nats.user: is required beside password"),
         (
             'nats_url = "nats://u:p@h"\n[nats]\ntoken = "t"',
-            "nats.token: stands beside a user",
+            "nats.token: is set together with a user",
         ),
         ('nats_url = "ws://h"\n[nats]\nca = "/ca"', "nats.ca: is only for wss://"),
         ('[nats]\nkey = "/k"', "nats.certificate: is required beside key"),
         ('[nats]\nca = "ca.pem"', "nats.ca: must begin with /"),
-        ('[nats]\ninbox_prefix = "a.>"', "nats.inbox_prefix: 'a.>' is no prefix"),
-        ('redis_url = "redis://u:p@h"\n[redis]\npassword = "x"', "redis.password: stands beside a user"),
+        ('[nats]\ninbox_prefix = "a.>"', "nats.inbox_prefix: 'a.>' is not a prefix"),
+        ('redis_url = "redis://u:p@h"\n[redis]\npassword = "x"', "redis.password: is set together with a user"),
         ('[redis]\nuser = "u"', "redis.password: is required beside user"),
         ('[redis]\nca = "/ca"', "redis.ca: is only for rediss://"),
     ],
@@ -194,8 +194,11 @@ def test_servers(load: Load, text: str, expected: str) -> None:
     ("lines", "expected"),
     [
         ('ca = "/ca"', f"{SUB}.ca: is only for https://"),
-        ('token_header = "x-api-key"', f"{SUB}.token: is required where token_header is set"),
-        ('token = "t"\ntoken_header = "Idempotency-Key"', f"{SUB}.token_header: idempotency-key has a meaning"),
+        ('token_header = "x-api-key"', f"{SUB}.token: is required if token_header is set"),
+        (
+            'token = "t"\ntoken_header = "Idempotency-Key"',
+            f"{SUB}.token_header: idempotency-key has another meaning",
+        ),
         ('token = "t"\ntoken_header = "x y"', f"{SUB}.token_header: 'x y' is not the name of a header"),
         ('token = "hunter2\\r\\nx: y"', f"{SUB}.token: must be of printable ASCII"),
         ('token = ""', f"{SUB}.token: "),
@@ -220,7 +223,7 @@ def test_a_python_handler_is_called_by_nobody_else(load: Load) -> None:
 
 def test_the_key_of_an_alert_without_a_webhook_is_without_effect(load: Load) -> None:
     told = refusal(load, BASE + '[contexts.sea.alerts]\ntoken = "t"\n')
-    assert "contexts.sea.alerts.token: is without effect: there is no webhook" in told
+    assert "contexts.sea.alerts.token: has no effect: there is no webhook" in told
 
 
 @pytest.mark.parametrize(

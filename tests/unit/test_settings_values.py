@@ -53,7 +53,7 @@ def test_starts(value: object, start: object) -> None:
 
 @pytest.mark.parametrize("value", ["", "new", "2026-01-31T12:00:00", datetime(2026, 1, 31), 7, None, True])  # noqa: DTZ001
 def test_no_starts(value: object) -> None:
-    with pytest.raises(ValueError, match="is no start; write beginning, now, or 2026"):
+    with pytest.raises(ValueError, match="is not a start; write beginning, now, or 2026"):
         parse_start(value)
 
 

@@ -158,7 +158,7 @@ async def _first(seconds: float, *futures: asyncio.Future[Any]) -> bool:
 
 
 def _absent(subject: str) -> NoResponder:
-    hint = "does a worker of the context that answers it run?"
+    hint = "does a worker of the context run that answers it?"
     return NoResponder(f"nobody answers {subject}", remote=NoResponder.code, hint=hint)
 
 

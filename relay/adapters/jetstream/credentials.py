@@ -50,7 +50,9 @@ def _creds(path: Path, field: str) -> tuple[str, str]:
     text = _text(path, field)
     jwt, seed = _JWT.search(text), _SEED.search(text)
     if jwt is None or seed is None:
-        raise ConfigurationError(f"{path} is no creds file: it lacks a user JWT or a seed", field=f"nats.{field}")
+        raise ConfigurationError(
+            f"{path} is not a creds file: it lacks a user JWT or a seed", field=f"nats.{field}"
+        )
     return jwt[1], seed[1]
 
 

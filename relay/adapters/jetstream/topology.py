@@ -46,7 +46,7 @@ _NAME_IN_USE: Final = 10058
 _HINTS: Final = {
     10047: "max_bytes is reserved at once: free disk space, raise the server's max_file_store or lower max_bytes",
     10059: "the context that owns the stream must create it first",
-    10065: "a subject belongs to one stream; look which of the server's streams has it",
+    10065: "a subject belongs to one stream; find out which stream of the server has it",
     10074: "more than one replica needs a cluster of as many servers",
 }
 
@@ -228,7 +228,7 @@ def _check_start(spec: ConsumerSpec) -> None:
     if isinstance(spec.start_at, datetime) and spec.start_at > datetime.now(UTC):
         raise ConfigurationError(
             f"consumer {full_name(spec)}: start_at lies in the future, and JetStream would start at once",
-            hint='make it then, or set start_at = "now"',
+            hint='make it at that time, or set start_at = "now"',
         )
 
 

@@ -203,7 +203,7 @@ def _refusal(error: BaseException) -> RelayError | None:  # noqa: PLR0911 - one 
     match sqlstate(error), told.constraint_name:
         case "23505", name if name in _ID_CONSTRAINTS:
             return DuplicateMessage(
-                "a row of this id is recorded already", field="id", hint="leave the id out to be given one"
+                "a row of this id is recorded already", field="id", hint="leave the id out, and the row gets one"
             )
         case "23514", "chk_occurred_not_future":
             return FutureEvent(

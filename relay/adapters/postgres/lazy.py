@@ -76,7 +76,9 @@ class LentConnection(Lazy, psycopg.Connection[Any]):
 
     def _refuse(self, what: str) -> None:
         if self.lent:
-            raise psycopg.ProgrammingError(f"{what}() is not yours: the transaction ends when the function has")
+            raise psycopg.ProgrammingError(
+                f"{what}() is not allowed here: the transaction ends when the function returns"
+            )
 
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
         self.forgotten = self.forgotten or name is None

@@ -199,7 +199,7 @@ class Lendable:
             else:
                 self._exchange(end, COMMIT)
         except psycopg.errors.DivisionByZero:
-            raise ClaimLost("another worker holds the row by now; what was written is rolled back") from None
+            raise ClaimLost("another worker has the row now; what was written is rolled back") from None
 
     def commit(self) -> None:
         """Commit a transaction whose rows the borrowers have settled."""

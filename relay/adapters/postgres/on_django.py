@@ -32,7 +32,7 @@ def write(target: Any, rows: Sequence[Row]) -> None:
     """
     if getattr(target, "vendor", None) != "postgresql":
         raise UnsupportedTarget(
-            "this is no connection of Django to PostgreSQL", field="target", hint="pass django.db.connection"
+            "this is not a connection of Django to PostgreSQL", field="target", hint="pass django.db.connection"
         )
     if not rows:
         return

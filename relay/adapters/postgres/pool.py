@@ -195,7 +195,7 @@ class Pool:
             if self._away is not None:
                 raise DatabaseUnreachable(self._away.message, hint=self._away.hint)
         text = f"all {self.max_size} connections to the database were in use for {WAIT_S:g} s"
-        raise ConnectionsBusy(text, hint="is it slow? relay doctor tells what holds it up")
+        raise ConnectionsBusy(text, hint="is it slow? relay doctor says what delays it")
 
     async def _connect(self) -> Any:
         """Connect, and try again for a while. The job that needs the connection has its own back-off."""

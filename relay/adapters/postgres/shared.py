@@ -61,7 +61,7 @@ class _Shared:
 
     def _check(self, rowcount: int, ids: Sequence[UUID]) -> None:
         if rowcount != len(ids):
-            raise ClaimLost("other workers hold some of the rows by now; what was written is rolled back")
+            raise ClaimLost("other workers have some of the rows now; what was written is rolled back")
         reach("after_mark_before_handler_commit")
 
 

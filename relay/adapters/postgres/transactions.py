@@ -144,7 +144,7 @@ class HandlerTransactions:
             try:
                 await cursor.execute(statement(settlement.statement), settlement.parameters)
             except psycopg.errors.DivisionByZero:
-                raise ClaimLost("another worker holds the row by now; what was written is rolled back") from None
+                raise ClaimLost("another worker has the row now; what was written is rolled back") from None
             reach("after_mark_before_handler_commit")
 
     @asynccontextmanager

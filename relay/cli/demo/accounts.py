@@ -1,4 +1,4 @@
-"""Check whether the accounts balance: compare the committed events with the records of every place."""
+"""Check the accounts: compare the committed events with what each place holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Verdict(StrEnum):
 
     @property
     def has_effect(self) -> bool:
-        """Whether the handler's effect must be there in the end."""
+        """Whether the handler's effect must exist in the end."""
         return self in (Verdict.OK, Verdict.FLAKY, Verdict.SLOW)
 
 
@@ -31,9 +31,9 @@ class Verdict(StrEnum):
 class Books:
     """The event ids that each place holds.
 
-    ``committed`` and ``rolled_back`` are the producer's own memory, ``business`` the rows of its table. ``done``
-    are the handler's calls answered 200, ``effects`` the rows they wrote. A sequence repeats an id as often as the
-    place holds it.
+    ``committed`` and ``rolled_back`` are what the producer itself remembers, ``business`` the rows of its table.
+    ``done`` are the handler's calls answered 200, ``effects`` the rows they wrote. A sequence repeats an id as
+    often as the place holds it.
     """
 
     committed: Mapping[UUID, Verdict]
@@ -53,7 +53,7 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that does not balance, and the events it is about."""
+    """One thing that is wrong, and its events."""
 
     what: str
     ids: Sequence[UUID] = ()
@@ -67,10 +67,10 @@ class Fault:
 
 
 def audit(books: Books) -> list[Fault]:
-    """Return every fault; none means that all accounts balance."""
+    """Return every fault. Without faults the accounts balance."""
     faults = [Fault(what, sorted(ids)) for what, ids in _checks(books) if ids]
     if books.unacknowledged:
-        faults.append(Fault(f"{books.unacknowledged} messages that JetStream still waits to see acknowledged"))
+        faults.append(Fault(f"{books.unacknowledged} messages that are not acknowledged in JetStream"))
     return faults
 
 
@@ -78,27 +78,27 @@ def _checks(books: Books) -> Iterator[tuple[str, Set[UUID]]]:
     """Yield each broken rule, and the events that break it."""
     committed, business, stream = books.committed.keys(), set(books.business), set(books.stream)
     yield "committed without their business row", committed - business
-    yield "business rows that nobody committed", business - committed
-    yield "committed and not published", committed - books.published
-    yield "published and not in the stream", books.published - stream
+    yield "business rows that were never committed", business - committed
+    yield "committed, but not published", committed - books.published
+    yield "published, but not in the stream", books.published - stream
     yield "in the stream more than once", _repeated(books.stream)
-    yield "in the stream and never committed", stream - committed
+    yield "in the stream, but never committed", stream - committed
     yield "committed, and neither handled nor dead-lettered", committed - books.handled - books.dead_lettered
     yield "both handled and dead-lettered", books.handled & books.dead_lettered
-    yield "received and never committed", books.received - committed
+    yield "received, but never committed", books.received - committed
     yield from _rolled_back(books)
     wanted = {id for id, verdict in books.committed.items() if verdict.has_effect}
     poison = {id for id, verdict in books.committed.items() if verdict is Verdict.POISON}
     effects, letters = set(books.effects), set(books.dlq)
     yield "with a second effect", _repeated(books.done) | _repeated(books.effects)
-    yield "answered 200 and without the effect", set(books.done) - effects
+    yield "answered 200, but without the effect", set(books.done) - effects
     yield "without their effect", wanted - effects
     yield "with an effect that should have none", effects - wanted
-    yield "poison and yet handled", poison & books.handled
-    yield "sound and yet dead-lettered", books.dead_lettered - poison
-    yield "dead-lettered and not in the dead-letter stream", books.dead_lettered - letters
+    yield "poison, but handled", poison & books.handled
+    yield "good, but dead-lettered", books.dead_lettered - poison
+    yield "dead-lettered, but not in the dead-letter stream", books.dead_lettered - letters
     yield "in the dead-letter stream more than once", _repeated(books.dlq)
-    yield "in the dead-letter stream and not dead-lettered", letters - books.dead_lettered
+    yield "in the dead-letter stream, but not dead-lettered", letters - books.dead_lettered
 
 
 def _rolled_back(books: Books) -> Iterator[tuple[str, Set[UUID]]]:
@@ -111,7 +111,7 @@ def _rolled_back(books: Books) -> Iterator[tuple[str, Set[UUID]]]:
         "the dead letters": books.dlq,
     }
     for place, ids in places.items():
-        yield f"rolled back and yet in {place}", books.rolled_back & set(ids)
+        yield f"rolled back, but in {place}", books.rolled_back & set(ids)
 
 
 def _repeated(ids: Sequence[UUID]) -> set[UUID]:

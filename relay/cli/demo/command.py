@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from relay.devstack.fleet import Fleet, FleetOptions
 
 _INTERRUPTED: Final = 130
-#: Short, so that a call without an answer is soon repeated.
+#: A short time, so that a call without an answer is soon repeated.
 _HANDLER_TIMEOUT: Final = "2s"
 
 
@@ -29,16 +29,16 @@ def demo(
         ".relay/demo"
     ),
     profile: Annotated[
-        str | None, typer.Option(help="Play a wire profile: sr, microdao or cloudevents. Its data are fresh too.")
+        str | None, typer.Option(help="Play a wire profile: sr, microdao or cloudevents. It also has fresh data.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the figures as JSON; what happens goes to stderr.")
+        bool, typer.Option("--json", help="Print the figures as JSON on stdout, and what happens on stderr.")
     ] = False,
 ) -> None:
     """Watch events flow from a transaction to a handler, on servers of the demo's own and fresh data.
 
-    Status 0 only if the accounts balance: all that was committed is handled or dead-lettered, nothing
-    that was rolled back is delivered, and no effect happens twice.
+    Status 0 only if the accounts balance: every committed event is handled or a dead letter, no event that was
+    rolled back is delivered, and no effect happens twice.
     """
     from rich.console import Console
 
@@ -72,7 +72,7 @@ def demo(
 
 
 def _options(directory: Path) -> FleetOptions:
-    """Use only the demo's own configuration, in any directory. The shell's settings are for other systems."""
+    """Use only the demo's own configuration, in any directory. Settings of the shell are for other systems."""
     from relay.devstack.configuration import variable
     from relay.devstack.fleet import FleetOptions
 

@@ -1,4 +1,4 @@
-"""Read the outcome of the demo's events from the servers. Nothing here relies on reports of the fleet."""
+"""Read the outcome of the demo's events from the servers. Nothing here depends on reports of the fleet."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Evidence:
         return Counts(committed=committed, published=published, **inbox._mapping)  # noqa: SLF001 - its public name
 
     async def unacknowledged(self) -> int:
-        """Count the messages that JetStream has not seen acknowledged, delivered or not."""
+        """Count the messages that are not acknowledged in JetStream, delivered or not."""
         [subscription] = self._settings.contexts[CONSUMER].subscriptions.values()
         async with jetstream(self._settings) as js:
             info = await js.consumer_info(subscription.stream, subscription.durable)

@@ -37,7 +37,7 @@ class Played(Protocol):
         """Count the events at each stage."""
 
     async def unacknowledged(self) -> int:
-        """Count the messages that JetStream has not seen acknowledged."""
+        """Count the messages that are not acknowledged in JetStream."""
 
     def check(self, console: Console) -> bool:
         """Print the accounts; returns whether they balance."""
@@ -99,7 +99,7 @@ def _perform(fleet: Fleet, played: Played, screen: Screen, events: int, seconds:
 
 
 def _watch(fleet: Fleet, played: Played, producing: Future[None], screen: Screen, deadline: float) -> str | None:
-    """Show counts until all has arrived, a process ends or it is late; returns what went wrong, if anything."""
+    """Show counts until all has arrived, a process ends or the time is over. Returns what went wrong."""
     while True:
         counts = played.counts()
         finished = producing.done() and _all_arrived(counts) and asyncio.run(played.unacknowledged()) == 0
@@ -111,7 +111,7 @@ def _watch(fleet: Fleet, played: Played, producing: Future[None], screen: Screen
         if finished or failure:
             return failure
         if late:
-            return "The time is over and not everything has arrived."
+            return "The time is over, but not everything has arrived."
         time.sleep(_LOOK_EVERY)
 
 

@@ -1,8 +1,8 @@
 """A wire profile to play: a directory with relay.toml, producer.py and handler.py.
 
-``producer.py`` has ``CONTEXT``, ``TABLES`` (what its database needs beside ours) and ``record(connection, n)``,
-which writes a business row and its message and returns the message's id. ``handler.py`` has ``TABLES`` with the
-table ``effects``, and functions that write the id of each message there.
+``producer.py`` has ``CONTEXT``, ``TABLES`` (what its database needs beside our tables) and ``record(connection,
+n)``, which writes a business row and its message and returns the message's id. ``handler.py`` has ``TABLES`` with
+the table ``effects``, and functions that write the id of each message there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psycopg
 
 from relay.domain.errors import ConfigurationError
 
-#: In the wheel the profiles lie beside this file; in a checkout they are examples.
+#: In the wheel the profiles are beside this file; in a checkout they are examples.
 _PLACES: Final = (Path(__file__).with_name("profiles"), Path(__file__).parents[3] / "examples" / "profiles")
 _ROLLED_BACK_EVERY: Final = 7
 #: How long production takes, so that there is something to watch.
@@ -64,7 +64,7 @@ class Production:
 
 
 def find(name: str) -> Profile:
-    """Return a profile by its name. Raises ConfigurationError, which lists those that there are."""
+    """Return a profile by its name. Raises ConfigurationError, which lists the profiles."""
     found = {path.parent.name: path.parent for place in _PLACES for path in place.glob("*/relay.toml")}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
@@ -75,7 +75,7 @@ def find(name: str) -> Profile:
 
 
 def produce(profile: Profile, url: str, count: int, production: Production, stop: threading.Event) -> None:
-    """Commit ``count`` messages at an even pace, each in its transaction. Others between them roll back."""
+    """Commit ``count`` messages at an even pace, each in its transaction. Other transactions roll back."""
     with psycopg.connect(url) as connection:
         for number in range(1, count + 1):
             if stop.wait(_SECONDS / count):

@@ -35,13 +35,13 @@ class Books:
 
 
 def audit(books: Books) -> Iterator[str]:
-    """Say everything that does not balance."""
+    """Return all faults."""
     committed, rolled_back = set(books.production.committed), set(books.production.rolled_back)
     effects = Counter(books.effects)
     for what, ids in (
-        ("committed and without an effect", committed - effects.keys()),
-        ("rolled back and yet with an effect", rolled_back & effects.keys()),
-        ("with an effect and never committed", effects.keys() - committed - rolled_back),
+        ("committed, but without an effect", committed - effects.keys()),
+        ("rolled back, but with an effect", rolled_back & effects.keys()),
+        ("with an effect, but never committed", effects.keys() - committed - rolled_back),
         ("with a second effect", {id for id, times in effects.items() if times > 1}),
     ):
         if ids:
@@ -57,7 +57,7 @@ def audit(books: Books) -> Iterator[str]:
         if count != counts.committed:
             yield f"{counts.committed} committed, but {count} {where}"
     if books.unacknowledged:
-        yield f"{books.unacknowledged} messages that JetStream still waits to see acknowledged"
+        yield f"{books.unacknowledged} messages that are not acknowledged in JetStream"
 
 
 class ProfileEvents:
@@ -98,7 +98,10 @@ class ProfileEvents:
             engine.dispose()
 
     def counts(self) -> Counts:
-        """Count the messages at each stage, later stages first: none may seem ahead of an earlier one."""
+        """Count the messages at each stage.
+
+        Later stages come first, so that none seems ahead of an earlier one.
+        """
         inboxes = [_rows(engine, INBOX_COUNTS)[0] for engine in self._consumers]
         received, handled, retried, dead_lettered = (sum(column) for column in zip(*inboxes, strict=True))
         published = _rows(self._producer, select(func.count(outbox_events.c.published_at)))[0][0]
@@ -112,7 +115,7 @@ class ProfileEvents:
         )
 
     async def unacknowledged(self) -> int:
-        """Count the messages that JetStream has not seen acknowledged, delivered or not."""
+        """Count the messages that are not acknowledged in JetStream, delivered or not."""
         waiting = 0
         async with jetstream(self._settings) as js:
             for subscription in self._subscriptions:
@@ -132,7 +135,7 @@ class ProfileEvents:
         )
 
     async def _stored(self) -> int:
-        """Count the messages of the streams that somebody subscribes to."""
+        """Count the messages of the streams that have subscriptions."""
         async with jetstream(self._settings) as js:
             streams = {subscription.stream for subscription in self._subscriptions}
             return sum([(await js.stream_info(name)).state.messages for name in sorted(streams)])

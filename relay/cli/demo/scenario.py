@@ -18,7 +18,7 @@ from relay import Outbox, event
 from relay.cli.demo.accounts import Verdict
 
 CONTEXT: Final = "vibespro"
-#: One event in this many gets the verdict. `plan` makes sure that each verdict is there at least once.
+#: One event in this many gets the verdict. `plan` makes sure that each verdict occurs at least once.
 _ONE_IN: Final = {Verdict.ALREADY: 50, Verdict.POISON: 50, Verdict.FLAKY: 40}
 _MOST_IN_A_TRANSACTION: Final = 4
 _ROLLED_BACK_SHARE: Final = 0.12
@@ -33,7 +33,7 @@ class Base(DeclarativeBase):
 
 
 class Vibe(Base):
-    """A business row. ``event_id`` is there for the demo's book-keeping only."""
+    """A business row. ``event_id`` exists only for the demo's check."""
 
     __tablename__ = "vibes"
 
@@ -45,7 +45,7 @@ class Vibe(Base):
 
 @event("vibe_created", version=1, aggregate_type="vibe", aggregate_id="vibe_id")
 class VibeCreated(BaseModel):
-    """What other services hear. ``verdict`` tells the sample handler how to answer."""
+    """The event for other services. ``verdict`` tells the sample handler how to answer."""
 
     vibe_id: UUID
     title: str

@@ -83,7 +83,7 @@ class Screen:
 
 
 def summarise(console: Console, books: Books, answers: Mapping[UUID, Sequence[int]], latencies: Latencies) -> None:
-    """Print what was asked of the handler, what happened, and how long events took."""
+    """Print what the handler had to answer, what happened, and how long events took."""
     console.print()
     console.print(_outcomes(books, answers))
     console.print()

@@ -1,6 +1,6 @@
-"""Who asks, and what they may do: tokens and roles, and the checks that keep foreign web pages out.
+"""Who calls, and what the caller may do: tokens and roles, and checks that keep foreign web pages out.
 
-A route says by `Allowed` what it needs. Everything else holds for each request, before any route.
+A route says by `Allowed` what it needs. All other checks are made for each request, before any route.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _log = logging.getLogger("relay.ops")
 
 #: Paths that need no token: those of probes.
 OPEN: Final = frozenset({"/healthz", "/readyz"})
-#: The name in the audit log of whoever acts without a token, on this machine.
+#: The name in the audit log for a caller on this machine without a token.
 LOCAL: Final = "local"
-#: What a form of a browser sends. Programs send JSON.
+#: The content type of a browser's form. Programs send JSON.
 FORM: Final = "application/x-www-form-urlencoded"
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_BODY_BYTES: Final = 4 * 1024**2
-#: The body of a 500 that nobody thought of.
+#: The body of an unexpected 500.
 FAULT: Final = {
     "error": {"code": "INTERNAL_ERROR", "message": "a fault of the program", "field": None, "hint": None}
 }
@@ -48,7 +48,7 @@ _HEADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. ``operate``: may act. ``payloads``: may see payloads. Everybody who is let in may read."""
+    """Who calls. ``operate``: may act. ``payloads``: may see payloads. Every admitted caller may read."""
 
     name: str
     operate: bool
@@ -69,7 +69,7 @@ class Refused(Exception):
 
 
 class Doorkeeper:
-    """Lets requests in. Without users everybody on this machine is let in, as long as they ask it by its name."""
+    """Admits requests. Without users it admits all from this machine that use the machine's own name."""
 
     def __init__(self, settings: OpsSettings) -> None:
         self._callers: Mapping[bytes, Caller] = {
@@ -78,7 +78,7 @@ class Doorkeeper:
         }
 
     def admit(self, method: str, path: str, headers: Headers) -> Caller | None:
-        """Return who asks; None at a path that is open to all. Raises Refused."""
+        """Return who calls; None at a path that is open to all. Raises Refused."""
         self._check_host(headers)
         if path in OPEN:
             return None
@@ -89,7 +89,7 @@ class Doorkeeper:
         return caller
 
     def _check_host(self, headers: Headers) -> None:
-        """A page in a browser here could have its own name resolved to this machine: such names are refused."""
+        """Refuse other names: a page in a browser here could make its own name resolve to this machine."""
         host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
         if not self._callers and not is_loopback(host):
             raise Refused(403, "FOREIGN_HOST", "this address is not of this machine", "ask 127.0.0.1 or localhost")
@@ -113,7 +113,7 @@ def _check_same_origin(headers: Headers) -> None:
 
 
 def _check_kind(headers: Headers, wanted: str) -> None:
-    """Refuse a body of another kind. Any page can send a form, so a form says that it comes from one of ours."""
+    """Refuse a body of another kind. Any page can send a form, so a form must prove that it is ours."""
     if headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
         code, what = ("NOT_A_FORM", "a form") if wanted == FORM else ("NOT_JSON", "JSON")
         raise Refused(415, code, f"the body must be {what}", f"Content-Type: {wanted}")
@@ -140,21 +140,21 @@ def _digest(token: str) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine as seen by itself."""
+    """Whether a host is a loopback address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
 
 
-#: Makes the answer to a request of the answer of an error.
+#: Makes the answer to a request from the answer of an error.
 Shown: TypeAlias = Callable[[Request, Response], Response]
 
 
 class Door:
     """An ASGI application around the API: admits requests, adds headers, and keeps faults to itself.
 
-    ``shown`` makes a page of the answer of an error, where people asked for a page.
+    ``shown`` makes a page from the answer of an error, if a person has asked for a page.
     """
 
     def __init__(self, app: ASGIApp, doorkeeper: Doorkeeper, shown: Shown) -> None:

@@ -35,30 +35,30 @@ _MEANINGS: Final = {
     500: "a fault of the program",
     503: "a server does not answer",
 }
-#: What any route may answer besides its own, for the OpenAPI document.
+#: Answers that any route may give besides its own, for the OpenAPI document.
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": ProblemOut, "description": meaning} for status, meaning in _MEANINGS.items()
 }
 
 
-#: An answer is given again for so long, in seconds, however many ask.
+#: For how long an answer is given again, in seconds, to any number of callers.
 _FRESH_S: Final = 1.0
 _MAX_KNOWN: Final = 200
 Answer = TypeVar("Answer")
 
 
 class Recent:
-    """Answers of the last second, so that each question costs the servers one look a second, however many ask."""
+    """Answers of the last second. So the servers answer each question at most once a second."""
 
     def __init__(self) -> None:
         self.forget()
 
     async def ask(self, ops: Ops, query: Query[Answer]) -> Answer:
-        """Return an answer that is at most a second old. Those who ask the same meanwhile wait for it."""
+        """Return an answer that is at most a second old. Callers of the same question meanwhile wait for it."""
         name = f"{type(query).__name__} {query!r}"
         if name not in self._locks and len(self._locks) >= _MAX_KNOWN:
             self.forget()
-        # These very ones: what is asked before `forget` is not known after it.
+        # Exactly these objects: an answer from before `forget` must not be kept after it.
         answers = self._known
         async with self._locks[name]:
             at, known = answers.get(name, (-math.inf, None))
@@ -69,7 +69,7 @@ class Recent:
             return answer
 
     def forget(self) -> None:
-        """Something has changed: look again."""
+        """Drop all answers, because something has changed."""
         self._known: dict[str, tuple[float, Any]] = {}
         # A question that fails has a lock, but no answer.
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -85,7 +85,7 @@ class Ops:
     recent: Recent
 
     async def do(self, command: Command[Answer]) -> Result[Answer]:
-        """Carry out a command. What is asked after it is looked up again, also if it failed half-way."""
+        """Carry out a command. Later questions are answered anew, also if it failed half-way."""
         try:
             return await self.commands.dispatch_async(command)
         finally:
@@ -142,7 +142,7 @@ async def detailed(ops: Ops, caller: Caller, query: Query[Row], *, payload: bool
 async def acted(
     ops: Ops, caller: Caller, action: str, find: type[Find], do: type[Act], what: Mapping[str, Any]
 ) -> Response:
-    """Carry out an action, or count what it would be done to. ``what``: its objects."""
+    """Carry out an action, or count what it would change. ``what``: its objects."""
     selection: Selection[Any, Any] = what["selection"]
     context, ids, wanted = what["context"], what["ids"], what["wanted"]
     if selection.dry_run:
@@ -158,7 +158,7 @@ async def acted(
 
 
 def outcome_of(action: str, result: Result[Outcome]) -> Response:
-    """What became of each id. If nothing could be done, this is an error: the first one."""
+    """The result for each id. If nothing could be done, this is the first error."""
     if isinstance(result, Failed):
         return as_response(result)
     outcome = result.value

@@ -32,7 +32,7 @@ from relay.ops.queues import answer_for_queues, carry_out_for_queues
 from relay.ops.servers import answer_for_servers
 from relay.settings import ContextSettings, Settings
 
-#: The connections for one context. A page that takes longer than the limit is given up, in milliseconds.
+#: The connections for one context, and the time limit of a page in milliseconds.
 _CONNECTIONS: Final = 4
 _LIMIT_MS: Final = "10000"
 #: How long a connection is used for one answer, in seconds.
@@ -89,7 +89,7 @@ def create_app(settings: Settings) -> Door:
 
 
 class _Pools:
-    """A few connections for each context, made when it is first asked about."""
+    """A few connections for each context, made at the first question about it."""
 
     def __init__(self, most: int) -> None:
         self._budgets = Budgets(most)
@@ -135,7 +135,7 @@ async def _limited(conn: Connection) -> None:
 
 
 def _shown(answer: Any) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Answer an error as before, and with a page where people asked for one."""
+    """Answer an error as before, with a page if a person has asked for one."""
 
     async def handle(request: Request, error: Exception) -> Response:
         answered = answer(request, error)
@@ -162,7 +162,7 @@ def _invalid(_request: Request, error: Exception) -> Response:
 
 
 def _http(_request: Request, error: Exception) -> Response:
-    """What the framework itself refuses: unknown paths and methods, bodies that are no JSON."""
+    """What the framework itself refuses: unknown paths and methods, bodies that are not JSON."""
     assert isinstance(error, HTTPException)
     codes = {404: "NO_SUCH_PATH", 405: "METHOD_NOT_ALLOWED"}
     body = _problem(codes.get(error.status_code, "INVALID_REQUEST"), str(error.detail))

@@ -1,4 +1,4 @@
-"""The archive of a context over HTTP: list batches, verify files, restore rows, replay events; all bounded."""
+"""The archive of a context over HTTP: list batches, verify files, restore rows, replay events; all with limits."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def _counted(ops: Asked, action: str, query: CountArchived) -> Response:
 
 
 def _done(action: str, count: int, *, dry_run: bool = False) -> Response:
-    """What was done is counted only: which rows, the audit log says by files."""
+    """The answer is only a count. The audit log names the files of the rows."""
     return json_response({"action": action, "dry_run": dry_run, "count": count, "done": [], "refused": []})
 
 
@@ -123,7 +123,7 @@ def row_filter(chosen: EventsChosen, kind: ArchiveKind) -> RowFilter:
     """The filter of a choice. Raises InvalidRequest and InvalidKey, which name the field."""
     asked = chosen.filter or ArchivedFilter()
     if asked.subject is not None and (kind is ArchiveKind.TASKS or not is_pattern(asked.subject)):
-        raise InvalidRequest("is no pattern of subjects, or tasks have none", field="subject")
+        raise InvalidRequest("is not a pattern of subjects, or tasks have no subject", field="subject")
     correlation = as_id(asked.correlation_id, "correlation_id")
     ids = [as_id(id, "ids") for id in chosen.ids or ()]
     return RowFilter(

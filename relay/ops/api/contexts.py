@@ -46,7 +46,7 @@ class Keys(BaseModel):
 
 
 class Why(BaseModel):
-    """Why somebody acts."""
+    """Why an operator acts."""
 
     model_config = _STRICT
 
@@ -74,7 +74,7 @@ async def list_parked_keys(ops: Asked, _: Reading, context: InContext) -> Respon
 
 @router.post("/parked/release", response_model=OutcomeOut)
 async def release_keys(ops: Asked, caller: Operating, context: InContext, chosen: Keys) -> Response:
-    """Let keys go on in order: first the message that died, with new attempts, then those behind it."""
+    """Let keys go on in order: first the dead message, with new attempts, then the messages behind it."""
     by = Operator(caller.name, chosen.note)
     command = ReleaseKeys(context=context, keys=chosen.keys, subscription=chosen.subscription, by=by)
     return outcome_of("release", await ops.do(command))
@@ -88,7 +88,7 @@ async def show_schedule(ops: Asked, _: Reading, context: InContext) -> Response:
 
 @router.post("/schedule/{name}/run", response_model=dict[str, Any], status_code=202)
 async def run_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
-    """Have the leader run a job now. The answer says when this was first asked; the schedule says how it went."""
+    """Run a job now. The answer says when this was first requested; the schedule shows how it ended."""
     command = RunJob(context=context, name=name, by=Operator(caller.name, why.note))
     result = await ops.do(command)
     return json_response({"name": name, "requested_at": result.unwrap()}, 202)
@@ -96,7 +96,7 @@ async def run_job(ops: Asked, caller: Operating, context: InContext, name: Text,
 
 @router.post("/schedule/{name}/pause", response_model=dict[str, Any])
 async def pause_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
-    """Pause a cron job: nothing of it begins until it goes on. A run that is open goes on."""
+    """Pause a cron job: it begins no run until it is resumed. A run that is open goes on."""
     by = Operator(caller.name, why.note)
     (await ops.do(PauseJob(context=context, name=name, by=by))).unwrap()
     return json_response({"name": name, "paused": True})
@@ -104,7 +104,7 @@ async def pause_job(ops: Asked, caller: Operating, context: InContext, name: Tex
 
 @router.post("/schedule/{name}/resume", response_model=dict[str, Any])
 async def resume_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
-    """Let a cron job go on. One run makes up for what passed, unless that is longer ago than the job's grace."""
+    """Let a cron job go on. One run makes up for missed ones, unless the last is longer ago than its grace."""
     by = Operator(caller.name, why.note)
     (await ops.do(ResumeJob(context=context, name=name, by=by))).unwrap()
     return json_response({"name": name, "paused": False})

@@ -43,13 +43,13 @@ async def show_event(ops: Asked, caller: Reading, context: InContext, id: Text, 
 
 @router.post("/retry", response_model=OutcomeOut)
 async def retry_events(ops: Asked, caller: Operating, context: InContext, chosen: Chosen) -> Response:
-    """Retry dead and failing events: attempts and back-off start anew."""
+    """Retry dead and failing events, with new attempts and a new back-off."""
     return await _act(ops, caller, context, "retry", RetryEvents, chosen, ["dead", "failing"])
 
 
 @router.post("/replay", response_model=OutcomeOut)
 async def replay_events(ops: Asked, caller: Operating, context: InContext, chosen: Chosen) -> Response:
-    """Publish published events once more, to every consumer. Consumers deduplicate events by id."""
+    """Publish published events once more, to every consumer. Consumers recognise events by their id."""
     if chosen.all or (chosen.filter and chosen.filter.error is not None):
         raise InvalidRequest("say which published events: ids or a filter without an error")
     return await _act(ops, caller, context, "replay", ReplayEvents, chosen, ["published"])

@@ -61,19 +61,19 @@ async def show_dead_letter(
 
 @router.post("/requeue", response_model=OutcomeOut)
 async def requeue_dead_letters(ops: Asked, caller: Operating, context: InContext, chosen: Chosen) -> Response:
-    """Put messages back into the failing consumer's inbox, with new attempts. Others do not see them again."""
+    """Put messages back into the inbox that failed, with new attempts. Other consumers do not see them again."""
     return await _act(ops, caller, context, "requeue", RequeueIncidents, chosen)
 
 
 @router.post("/discard", response_model=OutcomeOut)
 async def discard_dead_letters(ops: Asked, caller: Operating, context: InContext, chosen: Chosen) -> Response:
-    """Give messages up, with a note. They stay recorded, and requeue still takes them by id."""
+    """Discard messages, with a note. They stay recorded, and you can still requeue them by id."""
     return await _act(ops, caller, context, "discard", DiscardIncidents, chosen)
 
 
 @router.post("/resolve", response_model=OutcomeOut)
 async def resolve_dead_letters(ops: Asked, caller: Operating, context: InContext, chosen: Chosen) -> Response:
-    """Close dead letters that were dealt with by other means, with a note."""
+    """Close dead letters that you have solved in another way, with a note."""
     return await _act(ops, caller, context, "resolve", ResolveIncidents, chosen)
 
 

@@ -1,4 +1,4 @@
-"""The queues in Redis over HTTP: how full they are; dead and delayed jobs; what becomes of dead ones."""
+"""The queues in Redis over HTTP: how full they are; dead and delayed jobs; actions on dead jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Queue = Annotated[str, Path(description="A queue of the list.", max_length=100)]
 
 
 class JobsAsked(BaseModel):
-    """A page of jobs. ``after``: ``next`` of the page above. ``args``: what the jobs are about, too."""
+    """A page of jobs. ``after``: ``next`` of the page above. ``args``: also the arguments of the jobs."""
 
     model_config = _STRICT
 
@@ -52,7 +52,7 @@ class JobsChosen(BaseModel):
 
 @router.get("", response_model=list[dict[str, Any]])
 async def list_queues(ops: Asked, _: Reading) -> Response:
-    """Count what waits, is delayed, in the hands of workers, and dead, in each queue of the fleet and of tasks."""
+    """Count the waiting, delayed, fetched and dead jobs in each queue of the fleet and of tasks."""
     found = (await ops.queries.ask_async(ListQueues())).unwrap()
     return json_response([asdict(queue) for queue in found])
 
@@ -73,13 +73,13 @@ async def list_jobs(ops: Asked, caller: Reading, queue: Queue, asked: Annotated[
 
 @router.post("/{queue}/requeue", response_model=OutcomeOut)
 async def requeue_jobs(ops: Asked, caller: Operating, queue: Queue, chosen: JobsChosen) -> Response:
-    """Have dead jobs begun again, with new attempts."""
+    """Run dead jobs again, with new attempts."""
     return await _act(ops, caller, "requeue", RequeueJobs, queue, chosen)
 
 
 @router.post("/{queue}/delete", response_model=OutcomeOut)
 async def delete_jobs(ops: Asked, caller: Operating, queue: Queue, chosen: JobsChosen) -> Response:
-    """Remove dead jobs. The rows they are about stay as they are."""
+    """Remove dead jobs. Their rows stay as they are."""
     return await _act(ops, caller, "delete", DeleteJobs, queue, chosen)
 
 

@@ -1,4 +1,4 @@
-"""Serves the API at an address, and refuses one where anybody could ask without a token."""
+"""Serves the API at an address. Refuses an address at which anybody could call without a token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise InvalidRequest if nobody could listen there: uvicorn logs it without a code, and ends."""
+    """Raise InvalidRequest if the address is in use: uvicorn would log this without a code, and end."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         socket.create_server((host, port), family=family).close()
@@ -43,7 +43,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def check_address(settings: Settings, host: str) -> None:
-    """Raise ConfigurationError if others than this machine could ask, and no token keeps them out."""
+    """Raise ConfigurationError if other machines could call, and no token is required."""
     if not settings.ops.users and not is_loopback(host):
         raise ConfigurationError(
             f"{host} can be reached from outside, and nobody needs a token",

@@ -33,7 +33,10 @@ async def list_contexts(ops: Asked, _: Reading) -> Response:
 
 @router.get("/backlogs", response_model=list[dict[str, Any]])
 async def list_backlogs(ops: Asked, _: Reading, context: Annotated[Text | None, Query()] = None) -> Response:
-    """Say how much of each context waits, and since when. One that does not answer has an ``error`` instead."""
+    """Say how much waits in each context, and since when.
+
+    A context that does not answer has an ``error`` instead.
+    """
     contexts = ops.settings.contexts
     names = list(contexts) if context is None else [of_context(contexts, context).name]
     return json_response(await asyncio.gather(*(_backlog(ops, name) for name in names)))
@@ -56,9 +59,9 @@ async def _backlog(ops: Ops, name: str) -> dict[str, Any]:
 
 @router.get("/explain", response_model=dict[str, Any])
 async def explain(ops: Asked, _: Reading, id: Annotated[Text, Query()], archive: bool = False) -> Response:
-    """Tell the life of a message by any id of it or of its chain, as `relay explain` does; no payloads.
+    """Show the life of a message by any id of it or of its chain, as `relay explain` does; no payloads.
 
-    ``archive``: look in the archives, too, which may take long.
+    ``archive``: also search the archives, which may take long.
     """
     found = await ops.queries.ask_async(Explain(id=str(check_id(id, "id").value), archive=archive))
     return json_response(asdict(found.value)) if isinstance(found, Some) else as_response(found)
@@ -66,7 +69,7 @@ async def explain(ops: Asked, _: Reading, id: Annotated[Text, Query()], archive:
 
 @router.get("/doctor", response_model=dict[str, Any])
 async def doctor(ops: Asked, _: Reading) -> Response:
-    """Say what of the promises does not hold and what to change, the worst first, as `relay doctor` does."""
+    """Say which conditions are not met and what to change, the worst first, as `relay doctor` does."""
     found = await ops.recent.ask(ops, Diagnose(close=True))
     examined = [
         {"server": it.server, "healthy": it.healthy, "milliseconds": it.milliseconds, "detail": it.detail}
@@ -92,7 +95,7 @@ async def list_streams(ops: Asked, _: Reading, context: Annotated[Text | None, Q
     return json_response({"streams": found, "differences": differences})
 
 
-# --- probes: open to all, so without what only a reader may know ---
+# --- probes: open to all, so they show nothing that only a reader may know ---
 
 
 @probes.get("/healthz", response_model=dict[str, str])

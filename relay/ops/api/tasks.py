@@ -34,13 +34,13 @@ async def show_task(ops: Asked, caller: Reading, context: InContext, id: UUID, p
 
 @router.post("/retry", response_model=OutcomeOut)
 async def retry_tasks(ops: Asked, caller: Operating, context: InContext, chosen: Chosen) -> Response:
-    """Run failed tasks again, with new attempts; by id cancelled ones too."""
+    """Run failed tasks again, with new attempts. By id also cancelled tasks."""
     return await _act(ops, caller, context, "retry", RetryTasks, chosen, ["failed"])
 
 
 @router.post("/cancel", response_model=OutcomeOut)
 async def cancel_tasks(ops: Asked, caller: Operating, context: InContext, chosen: Chosen) -> Response:
-    """Give up tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
+    """Cancel tasks that do not run: pending ones, and those that wait for a worker or their next attempt."""
     return await _act(ops, caller, context, "cancel", CancelTasks, chosen, ["pending", "delivered"])
 
 

@@ -11,7 +11,7 @@ from relay.domain.findings import Finding, error, unknown, warning
 
 #: The oldest major version that this release is tested with.
 TESTED: Final = 15
-#: A clock that differs by more seconds is told. Events of more than 60 s in the future are refused.
+#: A clock that differs by more seconds is a finding. Events of more than 60 s in the future are refused.
 CLOCK_S: Final = 5.0
 _OFF: Final = {
     "fsync": "a crash of the machine loses or damages what was committed",
@@ -19,8 +19,8 @@ _OFF: Final = {
     "synchronous_commit": "a crash loses the last transactions that were committed",
 }
 _CLEANING: Final = {
-    "autovacuum": "nobody removes dead row versions: tables grow and claims slow down",
-    "track_counts": "autovacuum does not learn what there is to remove",
+    "autovacuum": "dead row versions are not removed: tables grow, and claims become slow",
+    "track_counts": "autovacuum cannot know what there is to remove",
 }
 #: A table with more dead row versions than this, and more than rows, is not cleaned up.
 _MANY_DEAD: Final = 50_000
@@ -36,7 +36,7 @@ def tables(place: str, state: DatabaseState) -> Iterator[Finding]:
 
 
 def commits_last(place: str, state: DatabaseState) -> Iterator[Finding]:
-    """What is committed survives a crash."""
+    """Committed transactions survive a crash."""
     for name, what in _OFF.items():
         if state.settings.get(name) == "off":
             yield warning("COMMITS_MAY_BE_LOST", place, f"{name} is off: {what}", f"set {name} = on")
@@ -49,7 +49,7 @@ def version(place: str, state: DatabaseState) -> Iterator[Finding]:
         yield warning(
             "DATABASE_OLD",
             place,
-            f"PostgreSQL {found} is older than what is tested: {TESTED}",
+            f"PostgreSQL {found} is older than the tested versions: {TESTED}",
             "upgrade the server",
         )
 
@@ -70,7 +70,7 @@ def skewed(place: str, ahead: float, exact: float) -> Finding | None:
 
 def full(place: str, brake: Brake, inboxes: Sequence[FullInbox]) -> Iterator[Finding]:
     """Outbox and inboxes have room for more."""
-    remedy = "see docs/how-to/backpressure.md: why is it not worked off?"
+    remedy = "find out why it does not get smaller: docs/how-to/backpressure.md"
     if brake.braking:
         yield warning("OUTBOX_FULL", place, str(brake), remedy)
     for inbox in inboxes:
@@ -109,7 +109,7 @@ def vacuum(place: str, details: DatabaseDetails) -> Iterator[Finding]:
 
 
 def snapshots(place: str, details: DatabaseDetails) -> Iterator[Finding]:
-    """No old snapshot keeps what others have removed."""
+    """No old snapshot keeps removed row versions."""
     for holder in details.holders:
         since = "" if holder.seconds is None else f" for {_minutes(holder.seconds)}"
         text = f"{holder.name} keeps what {holder.transactions} transactions removed{since}"
@@ -120,14 +120,14 @@ def idle_sessions(place: str, details: DatabaseDetails) -> Iterator[Finding]:
     """No transaction is left open: it may hold the lock of a key, which then publishes nothing."""
     for session in details.idle:
         text = f"{session.name} (process {session.pid}) has done nothing in its transaction"
-        remedy = f"mend that program; SELECT pg_terminate_backend({session.pid}) ends it"
+        remedy = f"correct that program; SELECT pg_terminate_backend({session.pid}) ends it"
         yield warning("IDLE_IN_TRANSACTION", place, f"{text} for {_minutes(session.seconds)}", remedy)
     if details.hidden:
         yield unknown(
             "SESSIONS_HIDDEN",
             place,
             f"{details.hidden} sessions of other roles cannot be seen",
-            "GRANT pg_read_all_stats to this role, to have them checked",
+            "GRANT pg_read_all_stats to this role, so that they are checked",
         )
 
 
@@ -137,14 +137,14 @@ def pooler(place: str, details: DatabaseDetails) -> Iterator[Finding]:
         yield error(
             "POOLER_MODE",
             place,
-            "a pooler in transaction mode is in between: LISTEN, prepared statements and settings get lost",
+            "there is a pooler in transaction mode: LISTEN, prepared statements and settings get lost",
             "its address belongs in pooler_url, the server's own in database_url",
         )
     elif details.pooler:
         yield warning(
             "POOLER_MODE",
             place,
-            "a pooler is in between, by what is seen in session mode",
+            "there is a pooler, probably in session mode",
             "relay db upgrade needs the server's own address; one in transaction mode belongs in pooler_url",
         )
 

@@ -1,4 +1,4 @@
-"""Asks all servers at the same time and has the checks judge what they said. Changes nothing."""
+"""Asks all servers at the same time and gives their answers to the checks. Changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from relay.settings import ContextSettings, Settings
 
 _log = logging.getLogger("relay")
 
-#: What is said of a thing that is well, and what was found about it.
+#: A description of something that is well, and the findings about it.
 Answer: TypeAlias = tuple[str, list[Finding]]
 _Question: TypeAlias = Callable[[], Awaitable[Answer]]
 
@@ -154,7 +154,7 @@ async def _ask(server: str, question: _Question) -> Examined:
     except RelayError as failure:
         detail, findings = "", [error(failure.code, server, failure.message, failure.hint or "")]
     except Exception as failure:
-        # What one server says, and nobody thought of, must not hide what the others say. Its text may hold values.
+        # An unexpected answer of one server must not hide those of the others. Its text may hold values.
         _log.debug("cannot examine %s", server, exc_info=True)
         detail, findings = "", [error("CHECK_FAILED", server, f"the check failed: {type(failure).__name__}")]
     milliseconds = round((time.perf_counter() - begin) * 1000, 1)

@@ -21,7 +21,7 @@ POOL: Final = 16
 
 
 def addresses(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Whom messages and alerts are sent to: what it is, and its URL."""
+    """The receivers of messages and alerts: what each is, and its URL."""
     for context in settings.contexts.values():
         for sub in context.subscriptions.values():
             if sub.python_module is None:
@@ -37,17 +37,19 @@ def place_of(url: str) -> tuple[str, int]:
 
 
 def unreachable(subject: str, url: str, why: str) -> Iterator[Finding]:
-    """Somebody listens where messages are sent. ``why``: "" if so."""
+    """A program listens where messages are sent. ``why``: "" if so."""
     if why:
         host, port = place_of(url)
         secret = subject.startswith("alerts")
         where = f"{host}:{port}" if secret else hide_url(url)
         text = f"nobody answers at {where}: {why}"
-        yield (warning if secret else error)("HANDLER_UNREACHABLE", subject, text, "start it, or mend its address")
+        yield (warning if secret else error)(
+            "HANDLER_UNREACHABLE", subject, text, "start it, or correct its address"
+        )
 
 
 def modules(settings: Settings) -> Iterator[Finding]:
-    """Modules with Python handlers, queries and actors are there. They are looked for, not imported."""
+    """Modules with Python handlers, queries and actors exist. They are searched, not imported."""
     for context in settings.contexts.values():
         for sub in context.subscriptions.values():
             if (module := sub.python_module) is not None and not installed(module):
@@ -90,7 +92,7 @@ def connections(settings: Settings, room: Mapping[str, int], workers: int) -> It
     allowed = {_server(context): room[name] for name, context in settings.contexts.items() if name in room}
     processes = max(1, workers) + 1
     for server, contexts in servers.items():
-        # Besides, the scheduler that leads listens to each context. How many a pooler opens is its own affair.
+        # Besides, the scheduler that leads listens to each context. A pooler decides itself how many it opens.
         most = processes * min(settings.max_connections, (contexts - pooled[server]) * POOL) + contexts
         if most > allowed[server]:
             yield warning(
@@ -119,5 +121,5 @@ def forgotten_ids(place: str, outlived: Sequence[str]) -> Iterator[Finding]:
     """Ids of handled messages are kept as long as their events. ``outlived``: contexts that keep them longer."""
     if outlived:
         longer = ", ".join(outlived)
-        text = f"keep is shorter than {longer} keeps events: one that is replayed later is handled again"
-        yield warning("ARCHIVE_KEEP", place, text, "set archive.keep as long as theirs")
+        text = f"keep is shorter than {longer} keeps events: an event that is replayed later is handled again"
+        yield warning("ARCHIVE_KEEP", place, text, "set archive.keep to the same time as theirs")

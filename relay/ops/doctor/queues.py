@@ -41,8 +41,8 @@ def memory(state: QueueState) -> Iterator[Finding]:
         yield warning(
             "QUEUE_EVICTS",
             _SERVER,
-            f"maxmemory_policy is {state.policy}: a full server drops jobs, and they come seconds later",
-            "set maxmemory-policy noeviction, or give the queue a server of its own",
+            f"maxmemory_policy is {state.policy}: a full server drops jobs, which are sent again seconds later",
+            "set maxmemory-policy noeviction, or use a separate server for the queue",
         )
     if 0 < state.limit * _FULL < state.used:
         text = f"{state.used} of {state.limit} bytes are in use: a full server takes no jobs"
@@ -50,7 +50,7 @@ def memory(state: QueueState) -> Iterator[Finding]:
 
 
 def workers(state: QueueState) -> Iterator[Finding]:
-    """Somebody takes the jobs."""
+    """A worker takes the jobs."""
     if not state.workers:
         yield warning(
             "NO_WORKER",

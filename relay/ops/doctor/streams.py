@@ -16,9 +16,9 @@ from relay.settings import ContextSettings, Settings, SubscriptionSettings
 SAFE: Final = (2, 14)
 _SERVER: Final = "nats"
 _ENSURE: Final = "run: relay streams ensure"
-_ANEW: Final = "only deleting it and making it anew changes this; its messages, or its progress, would be lost"
+_ANEW: Final = "to change this, delete it and make it again; its messages, or its progress, would be lost"
 _START: Final = "docs/how-to/streams.md"
-#: Differences that checks of their own tell better.
+#: Differences that have checks of their own.
 _TOLD: Final = frozenset({"storage", "persist_mode", "discard"})
 #: What nats-server takes by default, in bytes.
 _USUAL_PAYLOAD: Final = 1024**2
@@ -74,7 +74,7 @@ def disk(broker: Broker) -> Iterator[Finding]:
         yield warning(
             "SYNC_LATE",
             _SERVER,
-            f"sync_interval is {broker.state.sync_interval:g} s: a power cut takes what was acknowledged since",
+            f"sync_interval is {broker.state.sync_interval:g} s: a power cut loses what was acknowledged since",
             "set sync_interval: always",
         )
 
@@ -104,7 +104,7 @@ def keeping(broker: Broker) -> Iterator[Finding]:
             text = f"{subject} drops its oldest messages when full (discard old)"
             yield warning("STREAM_DROPS", subject, text, _ENSURE)
         if stream.alone:
-            text = f"{subject} has one replica in a cluster: it is away, or lost, with its server"
+            text = f"{subject} has one replica in a cluster: it is unavailable, or lost, together with its server"
             yield warning("STREAM_ALONE", subject, text, "set replicas = 3, and " + _ENSURE)
 
 
@@ -147,12 +147,12 @@ def _differing(subject: str, found: Iterable[Difference]) -> Iterator[Finding]:
 
 def _remedy(it: Difference) -> str:
     if it.field == "start_at":
-        return f'it has no effect on a consumer that exists: set start_at = "{it.actual}", or see {_START}'
+        return f'it has no effect on an existing consumer: set start_at = "{it.actual}", or see {_START}'
     return _ENSURE if it.changeable else _ANEW
 
 
 def duplicate_window(broker: Broker) -> Iterator[Finding]:
-    """What is published again after a back-off is recognised by its stream."""
+    """A stream recognises an event that is published again after a back-off."""
     for context in broker.contexts.values():
         span = (context.publish.backoff_max + 2 * context.publish.ack_timeout).total_seconds()
         for settings in context.event_streams:
@@ -179,7 +179,7 @@ def coverage(broker: Broker) -> Iterator[Finding]:
             "FILTER_OUTSIDE",
             _subscription(sub),
             f"{sub.stream} {what} {sub.filter_subject}: its subjects are {', '.join(stream.subjects) or 'none'}",
-            "mend filter_subject, or the subjects of the stream",
+            "correct filter_subject, or the subjects of the stream",
         )
 
 
@@ -199,7 +199,7 @@ def acknowledgement(broker: Broker) -> Iterator[Finding]:
 
 
 def payload(broker: Broker) -> Iterator[Finding]:
-    """What an application may write, the server takes."""
+    """The server takes what an application may write."""
     limit = broker.state.max_payload
     if limit < _USUAL_PAYLOAD:
         text = f"max_payload is {limit} bytes, less than the usual {_USUAL_PAYLOAD}: larger events die"

@@ -1,7 +1,7 @@
-"""Finds the rows of a chain in all contexts, in tables and archives. Reads only.
+"""Finds the rows of a chain in all contexts, in tables and archives. Only reads.
 
-It begins with what was asked for. Each row names others: its correlation, its cause. So it looks again, until
-nothing new is found.
+It begins with the id that was asked for. Each row names others: its correlation, its cause. So it searches again,
+until nothing new is found.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from relay.domain.life import Wanted
 from relay.domain.tracing import TRACEPARENT, find
 from relay.settings import ContextSettings
 
-#: A chain has fewer links than this, or is not followed further.
+#: A chain is followed for at most so many links.
 _MAX_ROUNDS: Final = 20
-#: How often the archives are read: what is found there may name more.
+#: How often the archives are read, because rows found there may name more.
 _MAX_READINGS: Final = 3
-#: How long a chain whose beginning is not known may have lasted before what is known of it.
+#: How long a chain may have lasted before its first known row, if its beginning is not known.
 _LONGEST: Final = timedelta(days=30)
 #: The version of UUIDs that begin with the time when they were made.
 _WITH_TIME: Final = 7
@@ -38,7 +38,7 @@ _ARCHIVED: Final = {"events": ArchiveKind.OUTBOX, "messages": ArchiveKind.INBOX,
 _KEYS: Final = {"events": "id", "messages": "message_id", "incidents": "message_id", "tasks": "id", "runs": None}
 _TIMES: Final = ("occurred_at", "received_at", "created_at", "recorded_at", "opened_at")
 
-#: Told how many batches of how many were read.
+#: Is called with how many batches were read, and of how many.
 Progress = Callable[[int, int], None]
 
 
@@ -73,7 +73,7 @@ class Found:
 async def gather(
     contexts: Mapping[str, ContextSettings], asked: str, *, archive: bool, progress: Progress
 ) -> Found:
-    """Find everything about what was asked. Never raises for a context that cannot be asked: it is ``unread``."""
+    """Find everything about an id. Never raises for a context that cannot be read: it is ``unread``."""
     found, wanted = Found(), Wanted.of(asked)
     wanted = await _tables(contexts, wanted, found)
     for _ in range(_MAX_READINGS if archive else 0):
@@ -87,7 +87,7 @@ async def gather(
 
 
 async def _tables(contexts: Mapping[str, ContextSettings], wanted: Wanted, found: Found) -> Wanted:
-    """Look in the tables until nothing new is found; return what was looked for at last."""
+    """Search the tables until nothing new is found; return what was searched at last."""
     for _ in range(_MAX_ROUNDS):
         reachable = {name: context for name, context in contexts.items() if name not in found.unread}
         answers = await asyncio.gather(*(_ask(context, wanted) for context in reachable.values()))
@@ -111,7 +111,7 @@ async def _ask(context: ContextSettings, wanted: Wanted) -> Rows | RelayError:
 
 
 def _grown(wanted: Wanted, found: Found) -> Wanted:
-    """What to look for, now that these rows are known."""
+    """What to search, now that these rows are known."""
     rows = [(kind, row) for kind in _KEYS for _, row in found.all(kind)]
     keys = {row[key] for kind, row in rows if (key := _KEYS[kind])}
     correlations = {row["correlation_id"] for _, row in rows if row["correlation_id"]}
@@ -129,7 +129,7 @@ def _grown(wanted: Wanted, found: Found) -> Wanted:
 
 
 def _since(asked: str, found: Found) -> datetime | None:
-    """No batch that ended before is read. None if nobody knows a time, and all must be read.
+    """Batches that ended before this time are not read. None if no time is known, and all must be read.
 
     A UUIDv7 of an operation tells when its chain began. Otherwise some of the chain may have ended before what is
     known of it.
@@ -189,7 +189,7 @@ def _read(row: Mapping[str, Any]) -> Row:
 
 
 def _carried(row: Mapping[str, Any]) -> object:
-    """What an archived row has as ``traceparent``. Others write headers, too, so they may be anything."""
+    """The ``traceparent`` of an archived row. Other programs write headers, too, so they may be anything."""
     headers, metadata = row.get("headers"), row.get("metadata")
     if isinstance(headers, Mapping):
         return find(headers)

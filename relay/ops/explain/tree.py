@@ -1,4 +1,4 @@
-"""Makes steps of the rows of a chain, and puts each under the step that caused it. Asks nobody."""
+"""Makes steps from the rows of a chain, and puts each under the step that caused it. No I/O."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class _Node:
 
 
 def steps(found: Found) -> list[Step]:
-    """Return the steps that nothing known has caused, oldest first, with all that came of them."""
+    """Return the steps without a known cause, oldest first, each with everything that followed from it."""
     forest = _Forest(found)
-    # Only when all nodes have their place, none is missing below another.
+    # Only now, because every node must have its place first.
     roots = [node.built().under(None) for node in list(forest.roots())]
     return sorted(roots, key=lambda it: (it.at is None, it.at and it.at.timestamp()))
 
@@ -244,7 +244,7 @@ def _run(context: str, row: Row) -> _Node:
 
 
 def _actions(context: str, row: Row) -> Iterator[_Node]:
-    """An action for each id that it was about. Others, such as those on files of the archive, are left out."""
+    """An action for each of its ids. Others, such as actions on files of the archive, are left out."""
     about = row["action"].partition(".")[0]
     for text in row["ids"] if about in _ABOUT else ():
         step = Step(

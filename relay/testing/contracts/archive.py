@@ -73,7 +73,7 @@ class ArchiveBench(Protocol):
         """The adapter."""
 
     async def publish(self, stream: str, age: timedelta) -> UUID:
-        """Have an event in the outbox that was published to a stream so long ago; returns its id."""
+        """Put an event into the outbox that was published to a stream so long ago; returns its id."""
 
 
 class ArchiveContract:

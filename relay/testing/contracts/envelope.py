@@ -1,4 +1,4 @@
-"""The contract of an envelope: what it writes it can read, and of any other message it reads or refuses each."""
+"""The contract of an envelope: it reads what it writes, and it reads or refuses every other message."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _EVENTS: Final = (
 
 
 class EnvelopeBench(Protocol):
-    """An envelope and what it cannot do without."""
+    """An envelope and what its messages must have."""
 
     @property
     def envelope(self) -> Envelope | str:
@@ -80,7 +80,7 @@ class _Message(NamedTuple):
 
 
 class EnvelopeContract:
-    """Needs the fixture ``bench``: an `EnvelopeBench`. Its tests are no coroutines."""
+    """Needs the fixture ``bench``: an `EnvelopeBench`. Its tests are plain functions."""
 
     def test_what_is_written_is_what_is_read(self, bench: EnvelopeBench) -> None:
         for event in _EVENTS:
@@ -232,7 +232,7 @@ def _fields(body: bytes) -> Mapping[str, Any] | None:
 
 
 def _seen(event: Incoming) -> dict[str, Any]:
-    """What a handler sees of an event. The key of the inbox is the envelope's affair."""
+    """What a handler sees of an event. The envelope decides about the key of the inbox."""
     originals = event.originals
     return {
         "id": originals.get("id") or str(event.message_id),

@@ -12,7 +12,7 @@ from relay.domain.errors import MalformedMessage
 from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
 from relay.ports import ClaimedMessage, InboxRepository, InboxRow
 
-# So long that a slow test never sees one of them end by itself.
+# Long times, so that none of them ends by itself in a slow test.
 _LEASE: Final = timedelta(hours=1)
 _DELAY: Final = timedelta(hours=1)
 _LONG: Final = timedelta(hours=2)
@@ -35,7 +35,7 @@ _WRITES: Final[dict[str, Callable[[InboxRepository, ClaimedMessage], Awaitable[b
 
 
 class InboxBench(Protocol):
-    """An empty inbox, and what time and operators do to it."""
+    """An empty inbox, and how time and operators change it."""
 
     @property
     def inbox(self) -> InboxRepository:

@@ -31,7 +31,7 @@ class EventState(NamedTuple):
 
 
 class OutboxBench(Protocol):
-    """An empty outbox that passes over dead events, and what happens around it."""
+    """An empty outbox that skips dead events, and how a test changes it."""
 
     @property
     def outbox(self) -> OutboxRepository:
@@ -44,7 +44,7 @@ class OutboxBench(Protocol):
         """Let this time pass while no claim is open: move the clock, or move all times in the rows back."""
 
     async def lose_claims(self) -> None:
-        """Do to all open claims what happens to those of a process that paused for too long."""
+        """Make all open claims lose their rows, like the claims of a process that paused for too long."""
 
     async def state(self, id: UUID) -> EventState:
         """Return what is committed about an event."""

@@ -16,7 +16,7 @@ from relay.domain.routing import EXPECTED_STREAM
 from relay.ports import Delivery, JetStreamConsumer, JetStreamPublisher, Message
 
 _SOON: Final = timedelta(milliseconds=50)
-#: How long a fetch may wait for what is sure to come.
+#: How long a fetch may wait for messages that will certainly come.
 _WAIT: Final = timedelta(seconds=20)
 
 
@@ -81,7 +81,7 @@ class PublisherContract:
         assert _place(outcomes[here.id]) == (bench.name, 1, False)
 
     async def test_a_message_at_fault_is_rejected_and_nobody_else(self, bench: PublisherBench) -> None:
-        await bench.publisher.publish_all([_message(bench)])  # from now on, the limit is that of the server
+        await bench.publisher.publish_all([_message(bench)])  # from now on, the server's limit counts
         large = _message(bench, body=bytes(bench.publisher.max_payload + 1))
         broken = _message(bench)._replace(headers={"Actor": "ann\r\nNats-Rollup: all"})
         spaced = _message(bench)._replace(subject="two words")
@@ -116,7 +116,7 @@ class ConsumerBench(Protocol):
         """Store messages in the stream."""
 
     async def pass_ack_wait(self) -> None:
-        """Let the stream deliver again, within ten seconds, what is not acknowledged."""
+        """Let the stream deliver messages again, within ten seconds, that are not acknowledged."""
 
 
 class ConsumerContract:
@@ -211,7 +211,7 @@ async def _state(bench: ConsumerBench) -> tuple[int, int, int, int]:
 
 
 async def _settled(bench: ConsumerBench, pending: int) -> None:
-    """Wait until the server has taken note: answers are sent without waiting."""
+    """Wait until the server has seen the answers, because they are sent without waiting."""
     end = time.monotonic() + _WAIT.total_seconds()
     while (await bench.consumer.state()).pending != pending:
         assert time.monotonic() < end, f"it does not come to {pending} pending"

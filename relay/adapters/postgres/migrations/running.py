@@ -120,7 +120,7 @@ class Runner:
                 others = self._others()
                 if time.monotonic() + _PAUSE_S > end:
                     raise UpgradeBlocked(
-                        f"others held on to the tables for {self.patience:g} s: {others}",
+                        f"other sessions kept the tables locked for {self.patience:g} s: {others}",
                         hint="end their transactions, or wait until they end, and run: relay db upgrade",
                     ) from error
             self.waiting(f"waiting for {others}")
@@ -132,7 +132,7 @@ class Runner:
             rows: Sequence[Any] = connection.exec_driver_sql(statement("session/upgrade_blockers")).fetchall()
         return "; ".join(
             f"pid {pid} ({name or 'unnamed'}, {state}, transaction of {age} s)" for pid, name, state, age in rows
-        ) or ("somebody who is gone by now")
+        ) or ("a session that has ended by now")
 
 
 def beforehand(directory: ScriptDirectory, revision: str) -> Sequence[str]:

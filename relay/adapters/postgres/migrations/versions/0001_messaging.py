@@ -9,8 +9,8 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# A row is written, updated once or a few times, and rarely touched again. Room in the page keeps the update
-# near, and frequent, unthrottled vacuuming keeps dead entries out of the claim's way.
+# A row is written, updated once or a few times, and rarely touched again. Free space keeps the new version on the
+# same page. Frequent vacuuming without a cost limit removes dead entries, which claims would have to read.
 STORAGE = """
 WITH (fillfactor = 80,
       autovacuum_vacuum_scale_factor = 0.02,

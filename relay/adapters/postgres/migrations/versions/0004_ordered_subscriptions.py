@@ -12,7 +12,7 @@ branch_labels = None
 depends_on = None
 
 # A message of an ordered subscription has a key and a place; all others leave them empty and pay nothing.
-# The place is the first the message had: a copy further down the stream must not move it behind its followers.
+# The place is the message's first one: a later copy in the stream must not move it behind later messages.
 PLACE = """
 ALTER TABLE inbox_messages
   ADD COLUMN IF NOT EXISTS order_key TEXT,
@@ -20,7 +20,7 @@ ALTER TABLE inbox_messages
   ADD COLUMN IF NOT EXISTS stepped_over BOOLEAN NOT NULL DEFAULT false
 """
 
-# What holds its key, in order: the first entry of a key is its head.
+# Rows that hold their key, in order: the first entry of a key is its head.
 HEADS = """
 CREATE INDEX IF NOT EXISTS idx_inbox_order ON inbox_messages (subscription, order_key, order_seq, message_id)
   WHERE order_key IS NOT NULL AND processed_at IS NULL AND NOT stepped_over

@@ -65,7 +65,7 @@ INDEXES = (
     "CREATE INDEX idx_task_correlation ON task_outbox (correlation_id)",
 )
 
-# One row for each type that has a limit. It is the lock as well: whoever asks for a start holds it.
+# One row for each type that has a limit. It is also the lock: a worker that asks for a start holds it.
 RATES = """
 CREATE TABLE task_rates (
   type TEXT PRIMARY KEY,

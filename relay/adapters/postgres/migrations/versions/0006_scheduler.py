@@ -61,7 +61,7 @@ CREATE TABLE scheduled_runs (
 """
 
 RUN_INDEXES = (
-    # Two runs of a job are never under way together.
+    # Two runs of a job never run at the same time.
     "CREATE UNIQUE INDEX uq_scheduled_runs_started ON scheduled_runs (job) WHERE state = 'started'",
     "CREATE INDEX idx_scheduled_runs_open ON scheduled_runs (opened_at) WHERE state IN ('waiting', 'started')",
     "CREATE INDEX idx_scheduled_runs_age ON scheduled_runs (opened_at)",

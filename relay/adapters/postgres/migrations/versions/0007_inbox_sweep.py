@@ -1,4 +1,4 @@
-"""The sweep's index by subscription: one with little to do does not read past what waits for another."""
+"""An index by subscription for the sweep, so that it does not read messages of other subscriptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ depends_on = None
 
 DROP = "DROP INDEX idx_inbox_sweep"
 OPEN = "WHERE processed_at IS NULL AND dead_lettered_at IS NULL"
-# Under another name, as the old one serves until the new one is there.
+# Under another name, because the old index is used until the new one is complete.
 BEFOREHAND = (
     f"CREATE INDEX IF NOT EXISTS idx_inbox_sweep_0007 ON inbox_messages (subscription, enqueued_at) {OPEN}",
 )

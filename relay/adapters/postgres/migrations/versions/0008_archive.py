@@ -1,4 +1,4 @@
-"""Archived batches, and the indexes by which rows that have had their time are found (DESIGN §2, MicroDAO §17)."""
+"""Archived batches, and the indexes by which old rows are found (DESIGN §2, MicroDAO §17)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ down_revision = "0007_inbox_sweep"
 branch_labels = None
 depends_on = None
 
-# Written in the transaction that deletes the rows: it is what says that they are in the archive.
+# Written in the transaction that deletes the rows. It says that they are in the archive.
 BATCHES = """
 CREATE TABLE archive_batches (
   kind TEXT NOT NULL,
@@ -31,7 +31,7 @@ CREATE TABLE archive_batches (
 )
 """
 
-# Rows of one batch end at one time, so these grow at their end and keep equal times once.
+# Rows of one batch end at one time. So these indexes grow at their end and store equal times once.
 BEFOREHAND = (
     """
     CREATE INDEX IF NOT EXISTS idx_outbox_published ON outbox_events (published_at)

@@ -1,4 +1,4 @@
-"""What is ready to be published, by lane: a publisher does not read past what waits in the lanes of others."""
+"""Ready events by lane, so that a publisher does not read events of other publishers' lanes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DROP = "DROP INDEX idx_outbox_ready"
 READY = "WHERE published_at IS NULL AND dead_at IS NULL AND available_at IS NULL"
 # Unordered events belong to no lane.
 LANE = "(CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END)"
-# Under another name, as the old one serves until the new one is there.
+# Under another name, because the old index is used until the new one is complete.
 BEFOREHAND = (f"CREATE INDEX IF NOT EXISTS idx_outbox_ready_0009 ON outbox_events ({LANE}, seq) {READY}",)
 
 

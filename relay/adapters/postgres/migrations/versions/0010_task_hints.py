@@ -1,4 +1,4 @@
-"""A hint for tasks as there is one for events: a task begins at once, not at the next look (DESIGN §5 and §8)."""
+"""A hint for tasks, as for events: a task begins at once, not at the next poll (DESIGN §5 and §8)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ down_revision = "0009_lanes"
 branch_labels = None
 depends_on = None
 
-# As relay_wake_publisher: the function finds our tables whatever the search_path of whoever schedules a task.
+# As relay_wake_publisher: the function finds our tables whatever the caller's search_path is.
 PIN_SCHEMA = """
 DO $$ BEGIN
   PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);

@@ -11,8 +11,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # For pages to come; nothing is rewritten. The end of a row, which does write indexes, takes the room
-    # that its claim has left, so that the table does not grow by it.
+    # Only for new pages; nothing is rewritten. When a row is settled, which does write indexes, it takes the room
+    # that its claim has left. So the table does not grow.
     op.execute("ALTER TABLE inbox_messages SET (fillfactor = 50)")
 
 

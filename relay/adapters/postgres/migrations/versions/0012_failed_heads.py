@@ -1,4 +1,4 @@
-"""Ready events by lane, place and key, and failed heads by lane: a claim passes over what waits behind them."""
+"""Ready events by lane, place and key, and failed heads by lane: a claim skips the events behind them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DROP = "DROP INDEX idx_outbox_ready"
 READY = "WHERE published_at IS NULL AND dead_at IS NULL AND available_at IS NULL"
 LANE = "(CASE WHEN partition_key = '' THEN -1 ELSE hashtext(partition_key) & 63 END)"
 DEAD = "(CASE WHEN dead_at IS NULL THEN 0 ELSE 1 END)"
-# The key is there to be compared within the index: an event that is not taken for its key's sake is not read.
-# Under another name, as the old one serves until the new one is there.
+# The key is in the index so that it is compared there: an event that is skipped because of its key is not read.
+# Under another name, because the old index is used until the new one is complete.
 BEFOREHAND = (
     f"""
     CREATE INDEX IF NOT EXISTS idx_outbox_ready_0012

@@ -1,4 +1,4 @@
-"""Count the events that come back to be published: whoever is past their places has to look again (DESIGN §5)."""
+"""Count reopened events: publishers whose marks are past their places must read these again (DESIGN §5)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ down_revision = "0012_failed_heads"
 branch_labels = None
 depends_on = None
 
-# As relay_wake_publisher: the function finds our sequence whatever the search_path of whoever reopens an event.
+# As relay_wake_publisher: the function finds our sequence whatever the caller's search_path is.
 PIN_SCHEMA = """
 DO $$ BEGIN
   PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 END $$
 """
 
-# A sequence, because it is not part of the transaction: whoever sees the event sees that the count has changed.
+# A sequence, because it is not part of the transaction: a session that sees the event also sees the new count.
 FUNCTION = """
 CREATE FUNCTION relay_count_reopened() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -35,7 +35,7 @@ CREATE TRIGGER relay_count_reopened AFTER UPDATE ON outbox_events
   EXECUTE FUNCTION relay_count_reopened()
 """
 
-# TRUNCATE may have the places begin again.
+# After TRUNCATE the places may begin again.
 TRUNCATE_TRIGGER = """
 CREATE TRIGGER relay_count_truncated AFTER TRUNCATE ON outbox_events
   FOR EACH STATEMENT

@@ -1,4 +1,4 @@
-"""Few locks for a transaction of any number of keys; the rule about time is for new events only (DESIGN §5)."""
+"""Few locks for a transaction of any number of keys; the rule about time only for new events (DESIGN §5)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ down_revision = "0013_reopened"
 branch_labels = None
 depends_on = None
 
-# As relay_wake_publisher: the functions find our tables whatever the search_path of whoever writes an event.
+# As relay_wake_publisher: the functions find our tables whatever the caller's search_path is.
 PIN_SCHEMA = """
 DO $$ BEGIN
   PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 END $$
 """
 
-# Locks keys, or all lanes instead once a transaction has over 64 keys: it then holds 64 keys and 64 lanes at most,
-# which is what max_locks_per_transaction provides for by default. What it holds is noted in a setting of the
-# transaction, which a savepoint takes back together with its locks. Answers whether a lock was taken just now.
+# Locks keys, or all lanes instead when a transaction has over 64 keys. So a transaction holds at most 64 keys and
+# 64 lanes, which fits the default of max_locks_per_transaction. A setting of the transaction notes what it holds.
+# If a savepoint is rolled back, setting and locks are undone together. Returns whether a lock was taken just now.
 #
-# Keys come before lanes, so that whoever waits for its only key holds nothing, and all in one order. A transaction
-# that has written no event before gives back what it has after 300 ms of waiting and begins anew: so it stands in
-# nobody's way who writes keys one by one, in another order, and is no part of a deadlock when that is looked for.
-# After 100 times it waits in earnest, for nobody is to wait for ever. Whoever has set a lock_timeout has it kept.
+# Keys come before lanes, and all in one order. So a transaction that waits for its only key holds nothing. If a
+# transaction has written no event before, it releases its locks after waiting for 300 ms, and begins again. So it
+# does not block a transaction that writes keys one by one in another order, and is in no deadlock when PostgreSQL
+# looks for one. After 100 times it waits without releasing, so that it does not try for ever. A lock_timeout of
+# the caller stays in force.
 LOCK = """
 CREATE FUNCTION relay_lock_outbox(wanted INT[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -102,7 +103,7 @@ BEGIN
 END $$
 """
 
-# While it waits, a transaction that may begin anew has until then; any other as long as it takes.
+# How long it waits: a transaction that may begin again for so long, any other without a limit.
 LIMIT = """
 CREATE FUNCTION relay_limit_wait(until TIMESTAMPTZ) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -114,10 +115,11 @@ BEGIN
 END $$
 """
 
-# For producers in raw SQL, which name no partition key. Only when all rows of a statement are known can their keys
-# be locked in order, so they are locked after it. Who has drawn a number meanwhile may be in front by now,
-# with another event of the key; then, and only then, rows get new numbers. That the first row waits for its key
-# before it draws, and lets it go again, is for statements of one row: what they return is the number that stays.
+# For producers in raw SQL, which name no partition key. Keys can be locked in order only when all rows of a
+# statement are known, so they are locked after it. In the meantime another transaction may have taken a later
+# number and committed first, with an event of the same key. Only then the rows get new numbers. The first row
+# waits for its key before it takes a number, and releases the key again. This is for statements of one row: the
+# number that they return is then final.
 ORDER_FUNCTION = """
 CREATE OR REPLACE FUNCTION relay_order_outbox_event() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -162,7 +164,7 @@ CREATE TRIGGER relay_number_outbox_events AFTER INSERT ON outbox_events
   EXECUTE FUNCTION relay_number_outbox_events()
 """
 
-# An open event whose place moves up is where publishers still come by. As in 0013 otherwise.
+# An open event that gets a later place needs no count: publishers still read that place. Otherwise as in 0013.
 REOPENED_TRIGGER = """
 CREATE OR REPLACE TRIGGER relay_count_reopened AFTER UPDATE ON outbox_events
   FOR EACH ROW
@@ -172,8 +174,8 @@ CREATE OR REPLACE TRIGGER relay_count_reopened AFTER UPDATE ON outbox_events
   EXECUTE FUNCTION relay_count_reopened()
 """
 
-# A CHECK is looked at again whenever a row changes: a clock that had stepped back would keep events from being
-# marked as published. The clock, not the start of the transaction, which may have been minutes ago.
+# A CHECK is evaluated again whenever a row changes. So after a clock has stepped back, events could not be marked
+# as published. The rule uses the clock, not the start of the transaction, which may be minutes ago.
 FUTURE_FUNCTION = """
 CREATE FUNCTION relay_refuse_future_event() RETURNS trigger
 LANGUAGE plpgsql AS $$

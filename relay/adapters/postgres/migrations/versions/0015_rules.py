@@ -1,7 +1,7 @@
-"""Rules that many statements share, each written once: lanes, classes of locks, what holds back and what is spent.
+"""Rules that many statements share, each written once: lanes, classes of locks, failed heads, used attempts.
 
-The planner puts the text of these functions in the place of their calls (LANGUAGE sql, one expression, no SECURITY
-DEFINER, no SET). So a call of `relay_lane` matches the indexes, which hold the expression itself.
+The planner replaces each call of these functions by its text (LANGUAGE sql, one expression, no SECURITY DEFINER,
+no SET). So a call of `relay_lane` matches the indexes, which hold the expression itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RULES = (
     # Classes of advisory locks. 1785882986 is that of upgrades and grants, which come before these functions.
     # Lanes: held by their publisher until its claim ends.
     ("relay_publisher_locks()", "INT", "1785882987"),
-    # Hashes of keys: held by whoever has written an event of the key, until the commit.
+    # Hashes of keys: held by a transaction that has written an event of the key, until its commit.
     ("relay_key_locks()", "INT", "1785882988"),
     # Lanes: shared by writers, together with keys. A writer of over 64 keys holds all lanes alone instead.
     ("relay_lane_locks()", "INT", "1785882989"),
@@ -35,8 +35,8 @@ RULES = (
     ("relay_concurrency_locks()", "INT", "1785882990"),
     # The archive: held by the one batch that is being made.
     ("relay_archive_locks()", "INT", "1785882991"),
-    # Whether a failed event keeps a later one of its key waiting. A replayed event that fails is in the way of
-    # other replays only. A dead one is in the way if dead heads block.
+    # Whether a failed event keeps a later one of its key waiting. A replayed event that fails only holds back
+    # other replays. A dead event holds back others if dead heads block.
     (
         "relay_holds_back(generation INT, dead_at TIMESTAMPTZ, later_generation INT, dead_head_blocks BOOLEAN)",
         "BOOLEAN",
@@ -60,7 +60,7 @@ BEFOREHAND = (
     f"GRANT EXECUTE ON FUNCTION {EVERYBODY} TO PUBLIC",
 )
 
-# As relay_wake_publisher: the function finds our sequence whatever the search_path of whoever writes an event.
+# As relay_wake_publisher: the function finds our sequence whatever the caller's search_path is.
 PIN_SCHEMA = """
 DO $$ BEGIN
   PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);

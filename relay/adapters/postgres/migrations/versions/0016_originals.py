@@ -1,4 +1,4 @@
-"""The texts of ids that are no UUIDs, beside the UUIDs that stand for them."""
+"""The texts of ids that are not UUIDs, beside the UUIDs that stand for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLES = ("outbox_events", "inbox_messages", "dead_letters", "task_outbox")
 # Without a default and NULL almost everywhere: no row is rewritten, and a row without texts does not grow.
 BEFOREHAND = (
     *(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS originals JSONB" for table in TABLES),
-    # An event that was written by SQL has any UUID, so only its text tells that it is there already.
+    # An event that was written by SQL may have any UUID, so only its text shows that it exists already.
     """
     CREATE UNIQUE INDEX IF NOT EXISTS uq_outbox_original ON outbox_events ((originals ->> 'id'))
       WHERE originals ->> 'id' IS NOT NULL

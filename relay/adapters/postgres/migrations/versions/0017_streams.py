@@ -1,4 +1,4 @@
-"""The stream that must store an event, where its producer says which."""
+"""The stream that must store an event, if its producer names one."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ END $$
 
 # relay_lock_outbox is called by producers whose search_path may not hold our schema, and calls our functions.
 # The five classes of locks follow a number made from the schema's name; 0015 has those of public. The settings
-# relay.outbox_keys and relay.outbox_raw tell what a transaction holds, and which of its statements is raw SQL.
+# relay.outbox_keys and relay.outbox_raw say what a transaction holds, and which of its statements is raw SQL.
 APART = """
 DO $$
 DECLARE

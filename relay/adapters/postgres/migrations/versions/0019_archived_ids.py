@@ -1,4 +1,4 @@
-"""Ids of archived messages, so that the inbox still knows them; and which batches were deleted (MicroDAO §17)."""
+"""Ids of archived messages, so that the inbox still recognises them; and deleted batches (MicroDAO §17)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ branch_labels = None
 depends_on = None
 
 # archived_messages: 75 bytes for a message, with its index, where its row had about 900. Rows are written once.
-# deleted_at: nobody may use the batch any more. gone_at: its files are deleted, too.
+# deleted_at: no process may use the batch any more. gone_at: its files are deleted, too.
 BEFOREHAND = (
     """
     CREATE TABLE IF NOT EXISTS archived_messages (

@@ -1,4 +1,4 @@
-"""The brake on producers: whoever is told that the outbox sleeps is told that it is full, too."""
+"""The brake on producers, in the row that tells them whether the outbox sleeps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ down_revision = "0019_archived_ids"
 branch_labels = None
 depends_on = None
 
-# Without defaults, so that the row is not rewritten. It holds until brake_until, by the clock of this database: a
-# scheduler that has gone brakes nobody for ever.
+# Without defaults, so that the row is not rewritten. The brake lasts until brake_until, by the clock of this
+# database. So a scheduler that has ended leaves no brake for ever.
 COLUMNS = (
     "brake TEXT",
     "brake_delay INTERVAL",
@@ -22,15 +22,15 @@ COLUMNS = (
 )
 BEFOREHAND = tuple(f"ALTER TABLE relay_wakeup ADD COLUMN IF NOT EXISTS {column}" for column in COLUMNS)
 
-# As in 0001: the functions find our tables whatever the search_path of whoever writes an event.
+# As in 0001: the functions find our tables whatever the caller's search_path is.
 PIN_SCHEMA = """
 DO $$ BEGIN
   PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 END $$
 """
 
-# Once for each transaction, before it takes locks of keys, so that nobody waits for one that is only delayed. What
-# is noted for the transaction names the schema, because contexts may share a database.
+# Once for each transaction, before it takes locks of keys, so that no other waits for a delayed transaction. The
+# note in the transaction names the schema, because contexts may share a database.
 #
 # A warning also goes to the log of the server, so a session gives one in ten seconds. The time of the last one
 # stays in a setting of the session; behind a pooler another client may read it, and then it is warned later.
@@ -68,7 +68,7 @@ BEGIN
 END $$
 """
 
-# That of 0001, and the brake. One read for both. One that has ended by itself costs nothing.
+# The function of 0001, and the brake, with one read for both. A brake that has ended by itself costs nothing.
 WAKE = """
 CREATE OR REPLACE FUNCTION relay_wake_publisher() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$

@@ -1,4 +1,4 @@
-"""Cron jobs that an operator has paused: in the row of the job, so that a change of the leader keeps it."""
+"""Pauses of cron jobs, in the row of the job. So a pause stays when another scheduler leads."""
 
 from __future__ import annotations
 

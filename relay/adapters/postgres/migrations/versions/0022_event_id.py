@@ -1,4 +1,4 @@
-"""An event needs no id of its producer: an INSERT of aggregate, type and payload is enough."""
+"""A producer need not give an event an id: an INSERT of aggregate, type and payload is enough."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ branch_labels = None
 depends_on = None
 
 # Only the catalogue changes: no row is rewritten. The function comes with the server, so no producer needs a right
-# to call one of ours. Before PostgreSQL 18 ids do not grow with time: it costs the index some locality, no more.
+# to call one of ours. Before PostgreSQL 18 ids do not grow with time, so entries of the index that belong together
+# are less close.
 DEFAULT = """
 DO $$ BEGIN
   IF to_regprocedure('pg_catalog.uuidv7()') IS NULL THEN

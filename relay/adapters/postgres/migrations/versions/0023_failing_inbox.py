@@ -1,4 +1,4 @@
-"""Messages that failed and are tried again are found, however many wait beside them."""
+"""An index that finds messages which failed and are tried again, however many others wait."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 -- Messages that are old enough for the archive, the oldest first. They stay locked until they are deleted. These
 -- are processed messages, and dead letters whose incident is closed and whose key goes on without them. A row
--- without a stream stays in its table: nobody knows when its message can no longer come again.
+-- without a stream stays in its table: it is not known when its message can no longer come again.
 SELECT message_id, coalesce(processed_at, dead_lettered_at), row_to_json(i)::text
 FROM inbox_messages AS i
 WHERE message_id = ANY (ARRAY(

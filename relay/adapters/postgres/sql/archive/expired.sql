@@ -1,4 +1,5 @@
--- Batches whose newest row ended longer ago than they are kept, and deleted ones whose files may still be there.
+-- Batches that were kept long enough, by the end of their newest row; and deleted batches whose files may still
+-- exist.
 SELECT kind, number, rows, size, sha256, first_id, first_at, last_id, last_at
 FROM archive_batches
 WHERE gone_at IS NULL

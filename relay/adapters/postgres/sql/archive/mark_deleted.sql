@@ -1,3 +1,3 @@
--- From now on nobody uses the batch. Whoever marks it first records who did.
+-- From now on no process uses the batch. The first process that marks it records this.
 UPDATE archive_batches SET deleted_at = clock_timestamp()
 WHERE kind = %(kind)s AND number = %(number)s AND deleted_at IS NULL

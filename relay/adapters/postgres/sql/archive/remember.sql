@@ -1,4 +1,5 @@
--- Keep the ids of messages whose rows are in the archive. The newest batch counts: a restored row was in others.
+-- Keep the ids of messages whose rows are in the archive. The newest batch counts, because a restored row was in
+-- earlier batches too.
 INSERT INTO archived_messages AS a (message_id, batch)
 SELECT message_id, %(number)s
 FROM unnest(%(ids)s::uuid[]) AS message_id

@@ -1,7 +1,7 @@
--- Of archived events whose rows are back in their table: those that nobody has replayed since. Locks them.
+-- Archived events whose rows are back in their table, without those that were replayed since. Locks them.
 --
--- They are looked up by their ids alone. Where most rows wait, as in the middle of a replay, the planner takes the
--- published ones for a few, and would begin with them.
+-- They are found only by their ids. If most rows wait, as in the middle of a replay, the planner believes that few
+-- rows are published, and would begin with those.
 WITH back AS MATERIALIZED (
     SELECT e.id, e.seq, e.published_at, e.generation = archived.generation AS same
     FROM unnest(%(lines)s::text[]) AS line,

@@ -1,4 +1,4 @@
--- Batches of messages whose ids are not kept: they left before there was a place for ids.
+-- Batches of messages whose ids are not kept: they left before ids were kept.
 SELECT kind, number, rows, size, sha256, first_id, first_at, last_id, last_at
 FROM archive_batches AS b
 WHERE kind = 'inbox'

@@ -1,8 +1,8 @@
 -- As inbox/claim, for several rows at once and under one token. This statement must not wait, so it skips rows
--- that somebody else has locked; inbox/claim decides on those. A row that was tried before is claimed only if its
--- id is in ``again``: nobody has asked for the others yet. The subquery hides from the planner how many ids there
--- are. Otherwise it would make a new plan for each number, which takes longer than the claim.
--- The claim does not wait for the disk: a crash that undoes it also disconnects its worker.
+-- that another session has locked; inbox/claim decides on those. A row that was tried before is claimed only if
+-- its id is in ``again``: the others are not asked for yet. The subquery hides from the planner how many ids there
+-- are. Otherwise it would make a new plan for each number, which takes longer than the claim. The claim does not
+-- wait for the disk: a crash that undoes it also disconnects its worker.
 WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), free AS MATERIALIZED (
     SELECT message_id
     FROM inbox_messages

@@ -2,8 +2,8 @@
 -- stream place of the latest delivery, and the caller learns whether the message is finished. Both change
 -- together. If a message is in the stream twice, recovery acknowledges the place that the row does not hold.
 --
--- A message whose row was archived is left out, also of the answer: it was done. OFFSET 0 has it looked up by its
--- key, whatever a plan of the time when nothing was archived says.
+-- A message whose row was archived is left out, also of the answer: it was done. OFFSET 0 makes the planner look
+-- it up by its key, also in a plan from the time when nothing was archived.
 INSERT INTO inbox_messages AS known (
     message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
     event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, originals,

@@ -1,6 +1,6 @@
 -- For each subscription: how many messages could be handled now or are being handled, counted up to the limit, and
--- for how long the oldest of those counted could have been. A row that waits for its next attempt has an enqueued_at
--- in the future; one that waits for its turn has none. ORDER BY makes the planner use the index.
+-- for how long the oldest of those counted could have been. A row that waits for its next attempt has an
+-- enqueued_at in the future; a row that waits for its turn has none. ORDER BY makes the planner use the index.
 SELECT wanted.subscription, found.count, found.age_seconds
 FROM unnest(%(subscriptions)s::text[]) AS wanted (subscription), LATERAL (
     SELECT count(*) AS count,

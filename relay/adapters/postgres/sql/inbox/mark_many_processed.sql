@@ -1,5 +1,5 @@
 -- As inbox/mark_processed, for several rows at once, each fenced by its own token. This statement must not wait,
--- so it skips rows that somebody else has locked; inbox/mark_processed decides on those. As in inbox/claim_many,
+-- so it skips rows that another session has locked; inbox/mark_processed decides on those. As in inbox/claim_many,
 -- the planner does not see how many ids there are.
 WITH ours AS MATERIALIZED (
     SELECT message_id

@@ -1,4 +1,4 @@
--- The handler failed: record the error, set the time of the next attempt, release the claim.
+-- The handler failed. Record the error, set the time of the next attempt, release the claim.
 UPDATE inbox_messages
 SET last_error = %(error)s,
     next_attempt_at = clock_timestamp() + %(delay)s,

@@ -1,4 +1,4 @@
--- Have the next sweep send messages that wait for another attempt. What they have spent of their attempts stays spent.
+-- Make messages that wait for another attempt due for the next sweep. Their attempts so far stay counted.
 UPDATE inbox_messages
 SET next_attempt_at = clock_timestamp(),
     enqueued_at = 'epoch'

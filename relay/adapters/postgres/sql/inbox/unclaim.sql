@@ -1,4 +1,4 @@
--- Release messages that were claimed and never begun, as if nobody had claimed them. They had not been tried
+-- Release messages that were claimed and never begun, as if they had never been claimed. They had not been tried
 -- before. Each is fenced by its token. This does not wait for the disk: if a crash undoes it, the claim simply
 -- expires.
 WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))

@@ -1,5 +1,5 @@
--- Count the rows of a subscription that are neither processed nor dead, up to a limit. Parked ones do not count: they
--- wait for an operator, and others go on. ORDER BY makes the planner use the index.
+-- Count the rows of a subscription that are neither processed nor dead, up to a limit. Parked messages do not
+-- count: they wait for an operator, and others go on. ORDER BY makes the planner use the index.
 SELECT count(*)
 FROM (
     SELECT 1

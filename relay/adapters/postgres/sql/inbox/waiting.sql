@@ -1,6 +1,6 @@
 -- Reply subjects of unfinished messages, a page at a time, to tell JetStream that they are in progress. Parked
--- messages are not among them: they are acknowledged. With "due", neither are rows in back-off: JetStream has them
--- back.
+-- messages are not among them: they are acknowledged. With "due", rows in back-off are not among them either:
+-- JetStream has them back.
 SELECT received_at, message_id, ack_subject
 FROM inbox_messages
 WHERE processed_at IS NULL AND dead_lettered_at IS NULL AND subscription = %(subscription)s

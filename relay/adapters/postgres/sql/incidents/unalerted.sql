@@ -1,5 +1,5 @@
--- Open incidents that no alert has named yet, locked while the alert is sent. Those beyond 1000 wait for the next
--- alert.
+-- Open incidents that no alert has named yet, locked while the alert is sent. Incidents beyond 1000 wait for the
+-- next alert.
 SELECT id, message_id, subscription, event_type, correlation_id, causation_id, class, reason, attempts,
        coalesce(headers ->> 'traceparent', headers ->> 'Traceparent'), originals
 FROM dead_letters

@@ -1,4 +1,5 @@
--- Events by their ids, correlations, texts or places in a stream; and by their cause, for chains without correlation.
+-- Events by their ids, correlations, texts or places in a stream; for chains without correlation also by their
+-- cause.
 SELECT id, event_type, event_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, originals,
        partition_key, publish_attempts, publish_error, available_at, dead_at, published_at, published_stream,
        published_seq, generation,

@@ -1,4 +1,4 @@
--- Tasks by their ids or correlations; and by their cause, for chains without correlation.
+-- Tasks by their ids or correlations; for chains without correlation also by their cause.
 SELECT id, type, queue, CASE WHEN status = 'delivered' AND claimed_until >= now() THEN 'running' ELSE status END AS status,
        created_at, available_at, started_at, finished_at, next_attempt_at, attempts, last_error, correlation_id,
        causation_id, originals, left(metadata ->> 'traceparent', 200) AS traceparent

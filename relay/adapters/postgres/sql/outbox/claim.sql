@@ -1,11 +1,12 @@
 -- Claim due events of the held lanes. Within a key, events go in the order of their commits: a failed event keeps
 -- the later ones of its key waiting (relay_holds_back). The last columns are the lane of the event, the quota, and
--- how often events were reopened, which tells whether any was since the low-water marks were found.
+-- how often events were reopened. The last one shows whether an event was reopened since the low-water marks were
+-- found.
 --
--- Each search follows the order of its index, so that the planner does not choose one that reads far more.
--- OFFSET 0 keeps a subquery from being merged into the rest.
+-- Each search follows the order of its index, so that the planner does not choose one that reads far more. OFFSET
+-- 0 keeps a subquery from being merged into the rest.
 --
--- Usually nothing has failed, and then nobody looks for failed events.
+-- Usually no event has failed. Then failed events are not searched.
 WITH failed AS MATERIALIZED (
     SELECT EXISTS (
         SELECT
@@ -15,8 +16,8 @@ WITH failed AS MATERIALIZED (
         OFFSET 0) AS some
 ),
 -- The held lanes with ready events, and the first of each. While an old snapshot is open, the index keeps entries
--- of published events before it: they are walked through once, here, from the mark on. Lane -1 has the events
--- without a key, which nobody holds; SKIP LOCKED divides them between publishers.
+-- of published events before it. They are read once, here, from the mark on. Lane -1 has the events without a key.
+-- No publisher holds it; SKIP LOCKED divides its events between publishers.
 ready_lane AS MATERIALIZED (
     SELECT held.lane, first.seq AS first_seq
     FROM unnest(%(lanes)s::int[] || -1, %(marks)s::bigint[]) AS held (lane, mark), LATERAL (
@@ -28,12 +29,13 @@ ready_lane AS MATERIALIZED (
         ORDER BY e.seq
         LIMIT 1) AS first
 ),
--- The outermost hashes have no neighbour.
+-- The lowest and the highest hash have no neighbour.
 hash_limit AS (
     SELECT -9223372036854775808 AS lowest, 9223372036854775807 AS highest
 ),
 -- The oldest failed events of each lane, by the hash of their key. A million events may wait behind one, and a
--- claim must not read them. Younger ones, and those of an outermost hash, are met event by event in ``ready``.
+-- claim must not read them. Younger failed events, and those with the lowest or highest hash, are checked event by
+-- event in ``ready``.
 failed_head AS MATERIALIZED (
     SELECT lane, first_seq, hash, min(seq) AS seq
     FROM hash_limit, ready_lane, (VALUES (0), (1)) AS dead (flag), LATERAL (
@@ -53,8 +55,8 @@ failed_head AS MATERIALIZED (
 ),
 -- What a claim may take of a lane, as ranges that the index compares: the keys between the hashes of failed heads;
 -- of such a hash, what comes before the head, and the head, which is ready if an operator has reset it by hand.
--- Behind the last head of a lane, the rest of it: NULL comes last. The lane that has waited longest comes first,
--- because the batch may fill up.
+-- The last range of a lane is the rest after its last head: NULL comes last. The lane that has waited longest
+-- comes first, because the batch may fill up.
 key_range AS MATERIALIZED (
     SELECT row_number() OVER (ORDER BY first_seq) AS id, part.*
     FROM (
@@ -69,11 +71,11 @@ key_range AS MATERIALIZED (
         UNION ALL
         SELECT lane, first_seq, hash, hash, seq + 1 FROM failed_head) AS part
 ),
--- Each range may fill its part of the batch only, so a claim reads no more than it takes.
+-- Each range may fill only its part of the batch. So a claim reads no more than it takes.
 quota AS MATERIALIZED (
     SELECT ceil(%(limit)s::int / greatest(1, count(*))::float8)::int AS rows FROM key_range
 ),
--- Events that are not delayed and never failed, but none behind a failed event that the ranges do not know.
+-- Events that are not delayed and never failed, without those behind a failed event that the ranges do not know.
 ready AS (
     SELECT key_range.id AS range_id, e.*
     FROM key_range, LATERAL (
@@ -119,7 +121,7 @@ due AS (
 claimed AS NOT MATERIALIZED (
     SELECT * FROM ready UNION ALL SELECT * FROM due
 ),
--- Ready events that somebody else has locked, for example an operator. They hold back their keys too.
+-- Ready events that another session has locked, for example an operator's. They hold back their keys too.
 skipped AS (
     SELECT e.partition_key, min(e.seq) AS seq
     FROM (SELECT range_id AS id, max(seq) AS last_seq FROM ready GROUP BY range_id) AS taken

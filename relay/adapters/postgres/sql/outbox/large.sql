@@ -1,6 +1,6 @@
 -- Fetch claimed events in this order until they have this many bytes, but at least one. Only fetched events are
--- unpacked. An event comes without its payload if it is larger than 64 MiB, which no server takes, or not
--- readable.
+-- unpacked. An event comes without its payload if that is larger than 64 MiB, which no server takes, or if it is
+-- not readable.
 WITH RECURSIVE event AS (
     SELECT 0 AS place, 0::bigint AS bytes, NULL::uuid AS id, NULL::text AS payload, NULL::text AS headers,
            NULL::text AS originals

@@ -1,4 +1,5 @@
--- Events that were acknowledged with a sequence beyond the stream's last message: the stream has lost its tail.
+-- Events that were acknowledged with a sequence beyond the stream's last message: the stream has lost its last
+-- messages.
 SELECT count(*), (array_agg(coalesce(originals ->> 'id', id::text) ORDER BY seq))[1:20]
 FROM outbox_events
 WHERE published_stream = %(stream)s

@@ -1,5 +1,5 @@
--- The range of sequences that two events claim, among the latest: a stream that lost its tail gives the same
--- numbers out again. Without a loss there are none, and the inner query reads only the index.
+-- The range of sequences that two events claim, among the latest: a stream that lost its last messages gives the
+-- same numbers again. Without a loss there are none, and the inner query reads only the index.
 WITH twice AS MATERIALIZED (
     SELECT published_seq
     FROM (SELECT published_seq

@@ -1,8 +1,8 @@
--- How many events the publishers have not come to, counted up to the limit; for how long the first of them waits; and
--- what producers were told. What its producer has delayed for longer than "soon" does not count.
+-- How many events wait to be published, counted up to the limit; for how long the first of them has waited; and
+-- the state of the brake. Events that their producer has delayed for longer than "soon" do not count.
 --
--- Only events that a publisher could take have an age: one that has failed, and what waits behind it, is no sign of
--- pressure. Of those that wait longest a thousand are looked at.
+-- Only events that a publisher could take have an age: a failed event, and the events behind it, are no sign of
+-- pressure. Only the thousand events that wait longest are checked.
 SELECT (SELECT count(*)
         FROM (SELECT
               FROM outbox_events

@@ -1,9 +1,9 @@
--- Publish published events again, under the next generation: so the stream does not drop them as duplicates, and
--- consumers still know the id. The ledger keeps the last copy until the new one is acknowledged.
+-- Publish published events again, under the next generation. So the stream does not drop them as duplicates, and
+-- consumers still recognise the id. The ledger keeps the last copy until the new one is acknowledged.
 --
 -- available_at lets new events go beside them instead of behind them. It differs by a microsecond for each, so
--- that they are claimed in their order. num_nulls is IS NOT NULL where no index has it: with few published rows, by
--- the statistics, the planner would begin with all of them.
+-- that they are claimed in their order. num_nulls replaces IS NOT NULL so that no index serves it: if statistics
+-- say that few rows are published, the planner would begin with all of them.
 UPDATE outbox_events AS e
 SET generation = e.generation + 1,
     published_at = NULL,

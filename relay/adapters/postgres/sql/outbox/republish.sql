@@ -1,5 +1,5 @@
 -- Publish events again that the stream does not hold at the sequence it acknowledged. Fenced: an event changes
--- only while the ledger still has this sequence, so two audits at once republish it once. See
+-- only while the ledger still has this sequence, so two audits at the same time republish it only once. See
 -- outbox/republish_beyond.
 WITH lost AS (
     UPDATE outbox_events AS e

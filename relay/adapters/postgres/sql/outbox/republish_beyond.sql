@@ -1,8 +1,9 @@
--- Publish the events of a lost tail again, all in one statement, so that the events of a key keep their order.
+-- Publish the events that a stream lost at its end again, all in one statement, so that the events of a key keep
+-- their order.
 --
--- Within the duplicate window the stream may still know the id and drop the event as a duplicate. So the event
--- gets the next generation, which consumers read as the same event. available_at and publish_attempts are cleared,
--- because otherwise the events would not go in the order of seq.
+-- Within the duplicate window the stream may still recognise the id and drop the event as a duplicate. So the
+-- event gets the next generation, which consumers read as the same event. available_at and publish_attempts are
+-- cleared, because otherwise the events would not go in the order of seq.
 WITH lost AS (
     UPDATE outbox_events
     SET published_at = NULL,

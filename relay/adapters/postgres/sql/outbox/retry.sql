@@ -1,5 +1,5 @@
--- Try failed events again: attempts and back-off start anew, and none is called unrecoverable any more. The business
--- operation is not touched.
+-- Try failed events again, with new attempts and a new back-off; the error is cleared. The business operation is
+-- not touched.
 UPDATE outbox_events
 SET dead_at = NULL, available_at = NULL, publish_attempts = 0, publish_error = NULL
 WHERE id = ANY (%(ids)s::uuid[])

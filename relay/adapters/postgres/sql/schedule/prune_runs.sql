@@ -1,4 +1,4 @@
--- Delete old runs. The latest run of a job stays, because it tells when the job last fired.
+-- Delete old runs. The latest run of a job stays, because it says when the job last fired.
 DELETE FROM scheduled_runs
 WHERE id IN (
   SELECT id FROM scheduled_runs AS old

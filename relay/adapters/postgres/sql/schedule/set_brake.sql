@@ -1,4 +1,4 @@
--- Tell producers that the outbox is full, for so long. It began when the row was first told.
+-- Begin or prolong the brake, for so long. The time of its beginning stays.
 UPDATE relay_wakeup
 SET brake = %(action)s,
     brake_delay = %(delay)s,

@@ -1,5 +1,5 @@
 -- The server's clock, its process for this session, and how many client sessions it has and may have besides those
--- that are kept for superusers. The kind of others' sessions may be hidden from our role.
+-- that are kept for superusers. Our role may not see the kind of other roles' sessions.
 SELECT clock_timestamp(), pg_backend_pid(),
        (SELECT count(*) FROM pg_stat_activity
         WHERE backend_type = 'client backend' OR (backend_type IS NULL AND datname IS NOT NULL)),

@@ -1,4 +1,4 @@
--- The rights on tables and functions that this role lacks, of those that it needs.
+-- The rights on tables and functions that this role needs and does not have.
 SELECT need.privilege || ' on ' || need.name
 FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS need (name, privilege)
 JOIN pg_class AS c ON c.relname = need.name AND c.relnamespace = current_schema()::regnamespace

@@ -1,5 +1,5 @@
--- Sessions whose transaction is open and does nothing, the longest first. Of sessions of other roles a role without
--- pg_read_all_stats sees no state: the last column counts them.
+-- Sessions whose transaction is open and does nothing, the longest first. A role without pg_read_all_stats does
+-- not see the state of other roles' sessions: the last column counts these.
 SELECT coalesce(nullif(application_name, ''), 'a session'), pid, extract(epoch FROM now() - state_change)::float8,
        0::bigint
 FROM (SELECT application_name, pid, state_change FROM pg_stat_activity

@@ -1,4 +1,5 @@
--- What operators did, the newest first: of an action that changed many rows the first hundred ids, and how many.
+-- What operators did, the newest first. An action that changed many rows has its first hundred ids and their
+-- number.
 SELECT id, at, actor, action, note, ids[1:100] AS ids, cardinality(ids) AS count
 FROM audit_log
 WHERE (%(before)s::bigint IS NULL OR id < %(before)s)

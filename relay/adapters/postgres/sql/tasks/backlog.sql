@@ -1,5 +1,5 @@
--- The tasks that wait to run, and for how long they have been due. Each part reads its own index, so the many
--- finished tasks are not read, and counts up to the limit.
+-- The tasks that wait to run, and for how long they have been due. Each part reads its own index and counts up to
+-- the limit, so the many finished tasks are not read.
 SELECT count(*) FILTER (WHERE NOT failed AND due <= clock_timestamp()) AS count,
        coalesce(extract(epoch FROM
            clock_timestamp() - min(due) FILTER (WHERE NOT failed AND due <= clock_timestamp())), 0)::float8

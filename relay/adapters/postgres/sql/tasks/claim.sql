@@ -1,6 +1,6 @@
 -- Claim one task under a token and count the attempt. The queue may bring a pending task before the relay commits
--- its delivery; this waits for that commit. ``processed``: the effect of the task is committed, only this row
--- lacks it. This does not wait for the disk: if a crash undoes a claim, the token fences off its worker.
+-- its delivery; this waits for that commit. ``processed``: the effect of the task is committed, but this row does
+-- not show it. This does not wait for the disk: if a crash undoes a claim, the token fences off its worker.
 WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
 UPDATE task_outbox AS task
 SET status = 'delivered',

@@ -1,8 +1,8 @@
 -- As tasks/claim, for several tasks at once and under one token. This statement must not wait, so it skips rows
--- that somebody else has locked; tasks/claim decides on those. Apart from the first, it claims only tasks that
+-- that another session has locked; tasks/claim decides on those. Apart from the first, it claims only tasks that
 -- never began, so that tasks/unclaim can undo it, and that have no concurrency key: a claimed task counts as
--- running for its key.
--- As in inbox/claim_many, the planner does not see how many ids there are. This does not wait for the disk.
+-- running for its key. As in inbox/claim_many, the planner does not see how many ids there are. This does not wait
+-- for the disk.
 WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), free AS MATERIALIZED (
     SELECT id
     FROM task_outbox
