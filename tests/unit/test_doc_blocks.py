@@ -77,6 +77,12 @@ def test_a_block_is_run_by_a_test_or_says_why_not(block: Block) -> None:
     assert unrun(block) == []
 
 
+@pytest.mark.parametrize("page", pages())
+def test_a_block_is_written_in_the_way_that_is_read_here(page: str) -> None:
+    fences = re.findall(r"^[ >\t]*(?:```|~~~)", (ROOT / page).read_text(), re.MULTILINE)
+    assert len(fences) == 2 * len(blocks(page))
+
+
 def test_a_new_block_is_not_overlooked() -> None:
     for language, text in {"python": "add()\n", "sh": "unknown --it\n", "sql": "SELECT 1\n", "": "x\n"}.items():
         assert unrun(Block("docs/new.md", language, 1, text, ""))
