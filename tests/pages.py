@@ -151,6 +151,12 @@ def commands(text: str) -> Iterator[str]:
     assert not read, read
 
 
+def mentioned(page: str) -> list[str]:
+    """The commands ``relay`` in the sentences of a page, with words such as ID where a reader puts an id."""
+    found = re.findall(r"(?<!`)`(relay [a-z][^`]*)`", _BLOCK.sub("", (ROOT / page).read_text()))
+    return [" ".join(command.split()) for command in found]
+
+
 def beginning(command: str, among: dict[str, str]) -> str | None:
     """What ``among`` has for a command, by how it begins."""
     return next((value for begins, value in among.items() if command.startswith(begins)), None)

@@ -116,8 +116,10 @@ def worker(url: str) -> Iterator[None]:
     done: list[bool] = []
     with ThreadPoolExecutor(1) as aside:
         working = aside.submit(publish)
-        yield
-        done.append(True)
+        try:
+            yield
+        finally:
+            done.append(True)
         working.result(60)
 
 

@@ -21,7 +21,19 @@ from typer.testing import CliRunner
 
 from relay.cli import create_app
 from relay.settings import load_settings
-from tests.pages import ELSEWHERE, NOBODY, ROOT, Block, beginning, blocks, commands, operated, pages, taken
+from tests.pages import (
+    ELSEWHERE,
+    NOBODY,
+    ROOT,
+    Block,
+    beginning,
+    blocks,
+    commands,
+    mentioned,
+    operated,
+    pages,
+    taken,
+)
 
 #: Languages that no test runs, and why.
 SHOWN = {
@@ -52,12 +64,15 @@ def of(language: str) -> list[Any]:
 
 
 def lines() -> dict[str, str]:
-    """The commands of shell blocks and units, and where each is first."""
+    """The commands of shell blocks, units and sentences, and where each is."""
     found: dict[str, str] = {}
     for block in ALL:
         started = re.findall(r"^ExecStart=\S*/(.*)$", block.text, re.MULTILINE) if block.language == "ini" else ()
         for command in (*started, *(commands(block.text) if block.language == "sh" else ())):
             found.setdefault(command.removeprefix(".venv/bin/"), ids(block))
+    for page in pages():
+        for command in mentioned(page):
+            found.setdefault(command, page)
     return found
 
 
