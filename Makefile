@@ -14,7 +14,7 @@ help: ## show this help
 
 setup: $(READY) ## create .venv and install everything into it
 
-demo: $(READY) ## watch events flow from a transaction to a handler (under a minute, exit 0 if the accounts balance)
+demo: $(READY) ## watch events flow from a transaction to a handler (under a minute, exit 0 if every event arrived)
 	$(BIN)/relay demo
 
 dev: $(READY) ## run servers, workers, scheduler and the sample handler until Ctrl-C

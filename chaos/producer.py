@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from chaos import badrows, rawrows
 from chaos.history import Outcome, Produced
 from relay import Event, Outbox
-from relay.adapters.postgres.migrations import newest
+from relay.adapters.postgres.revisions import newest
 from relay.domain.errors import WriteConflict
 
 Connection = psycopg.Connection[Any]

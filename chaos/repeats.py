@@ -20,7 +20,7 @@ def repeated(evidence: Evidence, ledger: Ledger) -> Judgement:
         "without an end": sum(call.answer is None for call in calls),
         "handler calls per message outside faults": amplification(evidence, ledger, calls),
     }
-    return conclude(10, "work is repeated for a cause only", _broken(evidence, ledger, calls), figures)
+    return conclude(10, "work is repeated only for a cause", _broken(evidence, ledger, calls), figures)
 
 
 def _broken(evidence: Evidence, ledger: Ledger, calls: list[Span]) -> Iterator[str]:

@@ -32,7 +32,7 @@ def fairly_shared(evidence: Evidence, ledger: Ledger) -> Judgement:
     if measured:
         figures["90th percentile of their wait"] = f"{percentile(measured, 0.9):.1f} s"
         figures["longest"] = f"{max(measured):.1f} s"
-    return conclude(11, "a hanging handler holds up nobody else", _starved(waits), figures)
+    return conclude(11, "a handler that hangs delays no other", _starved(waits), figures)
 
 
 def _starved(waits: list[tuple[Fault, list[float]]]) -> Iterator[str]:

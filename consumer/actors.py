@@ -66,7 +66,7 @@ async def pull_messages(context: str, subscription: str, token: str) -> None:
 async def look_after(context: str, token: str, unfinished: list[str] | None = None) -> None:
     """Do what a context's subscriptions need now: sweep, recover, rescue, keep, record, compare.
 
-    ``unfinished``: those that had unfinished messages when the job was sent; None if that is not known. The others
+    ``unfinished``: subscriptions that had unfinished messages when the job was sent; None if not known. The others
     need no sweep.
     """
     work = None
@@ -87,7 +87,7 @@ async def reconcile_inbox(context: str, subscription: str, page: int | None, tok
 
 
 def _of_last_release(kind: Kind, run: Callable[..., Awaitable[None]]) -> None:
-    """Answer what a scheduler of the last release sends: a duty for each part, and for each subscription."""
+    """Take jobs of the last release's scheduler, which sends a duty for each part and for each subscription."""
 
     async def part(context: str, *about: str) -> None:
         *names, token = about

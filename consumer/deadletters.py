@@ -27,7 +27,7 @@ _MAX_NAMED_INCIDENTS: Final = 20
 
 
 class RecordDeadLetters:
-    """Records dead letters. Safe to repeat: a letter is known by its message's id and occurrence."""
+    """Records dead letters. Repeatable: the id and the occurrence of its message identify a letter."""
 
     def __init__(
         self, context: str, consumer: JetStreamConsumer, incidents: IncidentRecords, facts: FactSink
@@ -38,7 +38,7 @@ class RecordDeadLetters:
         self._facts = facts
 
     async def run(self) -> int:
-        """Record what waits in the DLQ stream; returns how many incidents were new.
+        """Record the letters that wait in the DLQ stream; returns how many incidents were new.
 
         A letter is acknowledged after it is recorded. Raises BrokerUnreachable and DatabaseUnreachable.
         """

@@ -29,7 +29,7 @@ from relay.execution.calls import MAX_DETAIL_CHARS, Calls, PreparedCall, answer,
 from relay.execution.chunk import Answered, side_by_side
 from relay.ports import HandlerRequest
 
-#: How many calls of one subscription may run at once in a process. Calls past their timeout count too.
+#: How many calls of one subscription may run at the same time in a process. Calls past their time-out count too.
 MAX_CALLS: Final = 16
 
 Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
@@ -38,9 +38,9 @@ Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
 class PythonEventHandler:
     """Calls the functions of a registry: coroutines on the event loop, each plain function in a thread.
 
-    ``plain`` tells whether any function is plain; ``writes``, whether a plain one writes in its transaction.
-    ``unknown`` says what happens to an event without a function. ``timeout`` (seconds) bounds a whole call.
-    A plain function cannot be stopped. But the retry takes its claim away, so it can no longer commit.
+    ``plain`` says whether any function is plain; ``writes``, whether a plain one writes in its transaction.
+    ``unknown`` says what happens to an event without a function. ``timeout`` (seconds) limits a whole call. A
+    plain function cannot be stopped. But the retry takes its claim away, so it can no longer commit.
     """
 
     def __init__(
@@ -196,10 +196,10 @@ def _read(request: HandlerRequest) -> IncomingEvent:
 
 
 def check_commands(registry: Registry, filter_subject: str) -> None:
-    """Raise InvalidHandler if a command that a filter lets through has no handler in a module.
+    """Raise InvalidHandler if a module lacks the handler of a command that a filter matches.
 
-    One handler executes a command. Known are the commands declared in this process, and the one that the filter
-    names. A filter for more than commands is not judged, as its stream may hold none.
+    One handler executes a command. The check knows the commands declared in this process, and the one that the
+    filter names. A filter for more than commands is not checked, because its stream may hold no commands.
     """
     if not covers(ALL_COMMANDS, filter_subject):
         return

@@ -1,15 +1,15 @@
 """Gaps: places of a stream whose messages should be in the inbox and are not. Finds them and fills them.
 
-Nothing tells of all of them, so three jobs look:
+No single source shows all of them, so three jobs look:
 
-- `Gaps.recover` compares what JetStream holds open with the inbox. It finds within seconds what went down with a
-  worker (promise 8). JetStream would redeliver it after the ack wait, two minutes by the specification, and with
-  a small ``max_ack_pending`` a few such messages stall the subscription until then.
+- `Gaps.recover` compares what JetStream holds open with the inbox. Within seconds it finds messages that a worker
+  had when it died (promise 8). JetStream would redeliver it after the ack wait, two minutes by the specification,
+  and with a small ``max_ack_pending`` a few such messages stall the subscription until then.
 - `Gaps.rescue` reads advisories about messages past ``max_deliver``. The server forgets these, and its
   acknowledgement floor passes over them (docs/decisions/0015).
 - `Gaps.reconcile` compares what is acknowledged with the inbox, which may have lost rows in a failover.
 
-Each is safe to repeat and beside a live pull job, because the inbox takes a message once.
+Each may be repeated, and may run beside a pull job, because the inbox takes a message only once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from relay.ports import ConsumerState, Delivery, InboxRepository, JetStreamConsu
 PATIENCE: Final = timedelta(seconds=2)
 #: How many sequences of an ordered subscription are compared at a time; the watermark follows.
 _STRETCH_SEQS: Final = 50_000
-#: How many advisories are read at a time, and how long to wait for the first. They are there, or come next time.
+#: How many advisories are read at a time, and how long to wait for the first. Later ones are read next time.
 _BATCH_ADVISORIES: Final = 100
 _WAIT: Final = timedelta(milliseconds=200)
 #: No stream has so many messages, and no column holds a larger number.
@@ -167,9 +167,10 @@ class Gaps:
 
 
 def _has_arrived(state: ConsumerState, mark: Watermark | None) -> bool:
-    """Tell whether the inbox holds all that is not pending. Unknown without order: rescue finds the rest.
+    """Return whether the inbox holds all that is not pending. Without order: yes.
 
-    The floor does not tell, because it passes over messages past ``max_deliver``.
+    The acknowledgement floor does not show this, because it passes over messages past ``max_deliver``.
+    Without order this is not known, and rescue finds the rest.
     """
     return mark is None or (mark.consumer_seq is not None and mark.consumer_seq >= state.consumer_seq)
 
@@ -177,8 +178,8 @@ def _has_arrived(state: ConsumerState, mark: Watermark | None) -> bool:
 def _range(state: ConsumerState, mark: Watermark | None) -> tuple[int, int]:
     """Return the range to compare. With order it starts at the watermark and is at most one stretch long.
 
-    A watermark that is a stretch behind the floor is older than the order. Then the floor counts. What lies before
-    the consumer's start is no gap.
+    A watermark that is a stretch behind the floor is older than the order, and the floor counts instead. Messages
+    before the consumer's start are no gap.
     """
     if mark is None:
         return state.ack_floor, state.delivered
@@ -192,7 +193,7 @@ def _is_recent(delivery: Delivery) -> bool:
 
 
 def _is_replaced(message: Finished, stream: str, there: Mapping[int, Stored]) -> bool:
-    """Tell whether another message has its sequence now. Unknown for a message with only a stand-in id."""
+    """Return whether another message has its sequence now. Not known for a message with only a stand-in id."""
     found = there.get(message.stream_seq)
     if found is None or message.message_id == stand_in_id(stream, message.stream_seq):
         return False

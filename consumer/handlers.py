@@ -64,8 +64,8 @@ Upcaster = Callable[[Any], Any]
 class IncomingEvent:
     """A received event as its handler sees it. ``payload`` is parsed JSON.
 
-    An id that is no UUID is the text that its producer wrote.
-    After an upcast, ``payload`` and ``event_version`` are in the handler's version.
+    An id that is not a UUID is the text that its producer wrote. After an upcast, ``payload`` and
+    ``event_version`` are in the handler's version.
     """
 
     message_id: Id
@@ -85,8 +85,8 @@ class MessageContext:
     """The context of a handler's call. ``attempt`` counts from 1.
 
     ``correlation_id`` is the event's own; an event without one uses its message id. ``causation_id`` is the
-    id of what caused the event, None when unknown. An id that is no UUID is text. ``idempotency_key`` is different
-    for each message, and the same for its copies. ``actor``: who caused the event, None when unknown.
+    id of what caused the event, None when unknown. An id that is not a UUID is text. ``idempotency_key`` is
+    different for each message, and the same for its copies. ``actor``: who caused the event, None when unknown.
     """
 
     message_id: Id
@@ -174,7 +174,7 @@ class Registry:
             _put(self.upcasters, key, upcaster, "upcast by")
 
     def find(self, event_type: str, version: int) -> Route | None:
-        """Find the handler of exactly this version; without one, the newest that the upcasters lead to."""
+        """Find the handler of this version; if there is none, the newest one to which the upcasters lead."""
         if handler := self.handlers.get((event_type, version)):
             return Route(handler, version, ())
         found, passed = None, []
@@ -187,7 +187,7 @@ class Registry:
 
     @property
     def commands(self) -> bool:
-        """Whether any handler may be for a command: its name holds a dot, as do types of other producers."""
+        """Whether any handler may be for a command: its name has a dot, like types of other producers."""
         return any("." in kind for kind, _ in self.handlers)
 
     def known(self) -> str:

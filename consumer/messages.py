@@ -45,8 +45,8 @@ class MessageConfig:
     """How one subscription treats its messages.
 
     ``acked``: the pull job has already acknowledged every message (``settle = "inbox"``).
-    ``nak``: JetStream is told of each failure (``on_failure = "nak"``).
-    ``error_text``: whether to keep the full text of answers and exceptions, which may show payload.
+    ``nak``: each failure is reported to JetStream (``on_failure = "nak"``). ``error_text``: whether to keep the
+    full text of answers and exceptions, which may show payload.
     """
 
     context: str
@@ -109,7 +109,7 @@ class MessageRows:
         try:
             asked = prepared_request(self._config.envelope, row.subject, row.headers, row.body, row.occurred_at)
         except MalformedMessage as error:
-            # The pull job could read it, so the subscription's envelope has changed since.
+            # The pull job could read it. So the subscription's envelope has changed since then.
             return DeadLetter(str(error), DeadLetterClass.POISON)
         return HandlerRequest(
             message_id=row.message_id,
@@ -239,7 +239,7 @@ def _waited(claim: ClaimedMessage) -> float | None:
 
 
 def _traced(claim: ClaimedMessage, result: HandlerResult) -> Traced | None:
-    """What a tracer must know of a call; None if its message belongs to no trace."""
+    """What a tracer must know about a call; None if its message belongs to no trace."""
     received = tracing.find(claim.row.headers)
     if received is None or (span := _span(claim, received)) is None:
         return None

@@ -15,7 +15,7 @@ Enqueue = Callable[[Sequence[UUID]], Awaitable[None]]
 
 
 class WatchNumbers:
-    """Notices when the server has gone back in its delivery numbers, so that old and new are not confused.
+    """Notices when the server's delivery numbers have gone back, so that old and new ones are not confused.
 
     A killed server can restart a little behind its last state. So after a lost connection, the state of the
     server is read before the next fetch.
@@ -53,7 +53,7 @@ class WatchNumbers:
         return state, mark
 
     async def compared(self, state: ConsumerState, upto: int) -> None:
-        """Note that the inbox holds everything up to ``upto`` that was delivered when ``state`` was read."""
+        """Note that the inbox holds all messages up to ``upto`` that were delivered when ``state`` was read."""
         number = state.consumer_seq if upto >= state.delivered else None
         await self._order.move(*self._names, lambda mark: mark.compared(number, upto))
 

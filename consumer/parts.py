@@ -1,8 +1,8 @@
-"""The parts of a duty: many small things of a context that come again and again, in one job.
+"""The parts of a duty: many small, repeated pieces of work of a context, in one job.
 
-The job takes the parts that are due and runs them side by side on the event loop. A part that fails or hangs
-holds up no other: after a while the next job may look after the rest. Redis keeps until when each part rests. So
-a part that went down with its worker is due again within seconds, and every part is when Redis has lost its data.
+The job takes the parts that are due and runs them at the same time on the event loop. A part that fails or hangs
+delays no other: after some time the next job may do the rest. Redis holds until when each part rests. So a part
+whose worker died is due again within seconds, and every part is due when Redis has lost its data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PATIENCE_S: Final = 3.0
 
 
 class Slots:
-    """Bounds what runs at once: a context has a share of what the process has, and one that hangs no more."""
+    """Limits what runs at the same time. A context has a share of the process's slots, also one that hangs."""
 
     def __init__(self, own: int, shared: asyncio.Semaphore) -> None:
         self._own, self._shared = asyncio.Semaphore(own), shared
@@ -43,7 +43,7 @@ class Slots:
         self._own.release()
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep without a slot, in the middle of what has one."""
+        """Give the slot back while this sleeps."""
         await self.__aexit__()
         try:
             await asyncio.sleep(seconds)
@@ -53,7 +53,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing to look after, and how often. It runs when one of ``slots`` is free."""
+    """One piece of work, and how often it is due. It runs when one of ``slots`` is free."""
 
     name: str
     every: timedelta
@@ -62,7 +62,7 @@ class Part:
 
 
 class Work:
-    """The parts that one job of a duty has taken, side by side."""
+    """The parts that one job of a duty has taken. They run at the same time."""
 
     def __init__(
         self, duty: Duty, parts: Iterable[Part], gates: Gates, facts: FactSink, stopping: Callable[[], bool]
@@ -70,15 +70,19 @@ class Work:
         self._duty, self._gates, self._facts, self._stopping = duty, gates, facts, stopping
         self._parts = {part.name: part for part in parts}
         self._running: dict[str, asyncio.Task[None]] = {}
-        #: Until when the parts rest that have ended since this was last written down, in milliseconds of Redis.
+        #: Until when parts rest that have ended and are not yet noted in Redis, in milliseconds of its clock.
         self._until: dict[str, int] = {}
         self._taken_at, self._began = 0, 0.0
         self._errors: list[Exception] = []
         self._keeper: asyncio.Task[None] | None = None
 
     async def begin(self, every: timedelta) -> None:
-        """Take what is due, and begin it. ``every``: how often such jobs are sent. Raises QueueUnreachable."""
-        # A job that begins a little sooner after its tick than the one before finds the same parts due.
+        """Take the parts that are due, and begin them.
+
+        ``every``: how often jobs are sent. Raises QueueUnreachable.
+        """
+        # Parts count as due a little early, because this job may begin sooner after its tick than the last one
+        # did.
         early = every / 2
         longest = {name: part.every for name, part in self._parts.items()}
         self._began = time.monotonic()
@@ -110,7 +114,7 @@ class Work:
                 raise ExceptionGroup("several parts failed", errors)
 
     async def _run(self, part: Part, rests_until: int) -> None:
-        """Run a part. An outage has it tried again soon; any other error counts as a run."""
+        """Run a part. After an outage it is tried again soon; any other error counts as a run."""
         until = rests_until
         try:
             async with part.slots:
@@ -127,7 +131,7 @@ class Work:
             self._until[part.name] = until
 
     async def _keep(self) -> None:
-        """Say that what runs goes on, and what has ended rests."""
+        """Note in Redis that running parts go on, and that ended parts rest."""
         while not is_cancelled():
             await asyncio.sleep(TAKEN.total_seconds() / 3)
             await self._note()

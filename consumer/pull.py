@@ -32,7 +32,7 @@ _MAX_INSERT_ATTEMPTS: Final = 20
 _INSERT_PAUSE_S: Final = 0.5
 #: How long to wait while the inbox is full, in seconds.
 _FULL_PAUSE_S: Final = 0.1
-#: After a count of the inbox that found it full, the next one waits for so many times as long as it took.
+#: After a count that found the inbox full, the pause is so many times as long as the count took.
 _PAUSE_FACTOR: Final = 20
 
 
@@ -40,9 +40,9 @@ _PAUSE_FACTOR: Final = 20
 class PullConfig:
     """What one subscription fetches and how its messages are read.
 
-    ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). JetStream then
-    does not bound what waits. So the job does not fetch while ``max_due`` rows are ready to be handled.
-    ``max_inbox``: the job ends while so many rows are unfinished, those in back-off too.
+    ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). Then JetStream does
+    not limit how much waits. So the job does not fetch while ``max_due`` rows are ready to be handled.
+    ``max_inbox``: the job ends while so many rows are unfinished, including those in back-off.
     """
 
     context: str
@@ -112,14 +112,14 @@ class PullMessages:
         return await self.accept(deliveries)
 
     async def _is_full(self) -> bool:
-        """Tell whether the workers have enough to do. Messages that wait for a retry do not count."""
+        """Return whether the workers have enough to do. Messages that wait for a retry do not count."""
         if not self._config.ack_on_receipt:
             return False
         limit = self._config.max_due
         return await self._inbox.due(self._config.subscription, limit) >= limit
 
     async def _is_paused(self) -> bool:
-        """Tell whether the inbox is full. It is counted when as much was pulled as there was room for."""
+        """Return whether the inbox is full. It is counted again when as many were pulled as there was room for."""
         if self._limit is None or self._limit.room > 0:
             return False
         begun = time.monotonic()
@@ -213,7 +213,7 @@ class PullMessages:
         return inserted
 
     def _row(self, delivery: Delivery) -> InboxRow:
-        """Turn a delivery into a row. One that cannot be read now never can be: its row is a dead letter."""
+        """Turn a delivery into a row. If it cannot be read now, it never can: its row is a dead letter."""
         place: dict[str, Any] = {
             "subject": delivery.subject,
             "subscription": self._config.subscription,
@@ -295,6 +295,6 @@ def _rejected(row: InboxRow, error: MalformedMessage) -> InboxRow:
 
 
 def _waits(deliveries: Sequence[Delivery], rows: Sequence[InboxRow], new: set[UUID], now: float) -> list[float]:
-    """How long the new ones of a batch were in the stream, in seconds."""
+    """How long the new messages of a batch were in the stream, in seconds."""
     stored = [it.stored_at for it, row in zip(deliveries, rows, strict=True) if row.message_id in new]
     return [max(0.0, now - at.timestamp()) for at in stored if at is not None]

@@ -1,4 +1,4 @@
-"""What a context's subscriptions need again and again, in one job: the parts of `jobs.LOOK_AFTER`."""
+"""The upkeep of a context's subscriptions, in one job: the parts of `jobs.LOOK_AFTER`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relay.worker import application, broker
 
 _RECOVER: Final = timedelta(seconds=3)
 _RESCUE: Final = timedelta(seconds=10)
-#: How many parts of a context run at once, and of all contexts. When a fleet starts, all are due.
+#: How many parts of one context, and of all contexts, run at the same time. When a fleet starts, all are due.
 _MAX_PARTS: Final = 8
 _MAX_PARTS_OF_ALL: Final = 32
 #: The same for comparisons, which read many rows.
@@ -30,13 +30,13 @@ _PAGE_ROWS: Final = 1_000
 
 @cache
 def _shared(size: int) -> asyncio.Semaphore:
-    """What all contexts share."""
+    """The slots that all contexts share."""
     return asyncio.Semaphore(size)
 
 
 @cache
 def _slots(_context: str) -> tuple[Slots, Slots]:
-    """Those for the parts of a context, and those for its comparisons."""
+    """The slots for the parts of a context, and those for its comparisons."""
     return (
         Slots(_MAX_PARTS, _shared(_MAX_PARTS_OF_ALL)),
         Slots(_MAX_COMPARISONS, _shared(_MAX_COMPARISONS_OF_ALL)),
@@ -44,7 +44,7 @@ def _slots(_context: str) -> tuple[Slots, Slots]:
 
 
 def parts_of(context: str, unfinished: Collection[str] | None) -> Iterator[Part]:
-    """Everything to look after in a context. Subscriptions without ``unfinished`` messages need less."""
+    """All parts of a context. Subscriptions without ``unfinished`` messages need fewer."""
     settings = application.context(context).settings
     quick, slow = _slots(context)
     swept = [name for name in settings.subscriptions if unfinished is None or name in unfinished]
@@ -62,7 +62,7 @@ def parts_of(context: str, unfinished: Collection[str] | None) -> Iterator[Part]
 
 
 async def begin(context: str, unfinished: Collection[str] | None) -> Work:
-    """Begin what is due in a context. Raises QueueUnreachable."""
+    """Begin the parts of a context that are due. Raises QueueUnreachable."""
     duty, every = jobs.LOOK_AFTER.of(context), application.context(context).settings.look_after_every
     work = Work(
         duty, parts_of(context, unfinished), application.gates, application.facts, lambda: application.stopping
@@ -87,8 +87,8 @@ async def _nothing(_context: str, _subscription: str) -> None:
 async def sweep_inbox(context: str, subscription: str) -> None:
     """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died.
 
-    A message that still waits in a long queue is not lost. To enqueue it again would make the queue longer
-    and longer. So the sweep takes only messages that were enqueued before the queue's head.
+    A message that still waits in a long queue is not lost. If it were enqueued again, the queue would grow and
+    grow. So the sweep takes only messages that were enqueued before the queue's head.
     """
     waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, jobs.share(context, subscription))
     ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_MAX_ROWS, waited)
@@ -109,14 +109,14 @@ async def keep_in_progress(context: str, subscription: str) -> None:
 
 
 async def rescue_exhausted(context: str, subscription: str) -> None:
-    """Take messages into the inbox that JetStream has stopped delivering (max_deliver)."""
+    """Store messages in the inbox that JetStream no longer delivers (max_deliver)."""
     await wiring.gaps(context, subscription).rescue(wiring.advisories(context, subscription))
 
 
 async def recover_deliveries(
     context: str, subscription: str, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Take messages into the inbox that were delivered to a worker which died before it stored them."""
+    """Store messages in the inbox that were delivered to a worker which then died."""
     await wiring.gaps(context, subscription).recover(sleep)
 
 

@@ -43,7 +43,7 @@ Messages: TypeAlias = RunOnLoop[UUID, ClaimedMessage, HandlerRequest]
 
 
 def on_receipt(context: str, subscription: str) -> bool:
-    """Tell whether a message is acknowledged as soon as its inbox row is committed."""
+    """Return whether a message is acknowledged as soon as its inbox row is committed."""
     return application.subscription(context, subscription).settle == "inbox"
 
 
@@ -68,7 +68,7 @@ async def enqueue_later(context: str, subscription: str, delays: dict[UUID, time
 
 @cache
 def calls_plain_functions(context: str, subscription: str) -> bool:
-    """Tell whether a subscription's messages need threads."""
+    """Return whether a subscription's messages need threads."""
     known = application.settings.contexts.get(context)
     settings = None if known is None else known.subscriptions.get(subscription)
     if settings is None:

@@ -36,7 +36,7 @@ from scheduler.ticks import Tick, ticks
 
 _log = logging.getLogger("relay.scheduler")
 
-#: The holder of a lease: unique to this process, unlike a process number, which is used again.
+#: The holder of a lease: it is unique to this process. A process number would be used again.
 _HOLDER: Final = uuid4()
 _WHO: Final = f"{socket.gethostname()}:{os.getpid()}"
 

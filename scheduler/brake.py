@@ -1,7 +1,8 @@
-"""The brake on producers of a full outbox: the leading scheduler looks, and tells them in the context's database.
+"""The brake on producers of a full outbox: the leading scheduler decides, and writes it into the database.
 
-What they are told ends by itself, by the clock of the database. So a scheduler that stops or loses the lead brakes
-nobody for ever. While one leads, an overload does not end it: a look that takes too long keeps what holds.
+A brake ends by itself, by the clock of the database. So a scheduler that stops or loses the lead leaves no brake
+for ever. While a scheduler leads, an overload does not end the brake: a check that takes too long leaves it as it
+is.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from relay.domain.backpressure import Pressure, full
 from relay.domain.facts import FactSink, ProducersBraked, ProducersReleased
 from relay.settings import ContextSettings
 
-#: How often to look.
+#: How often to check.
 EVERY: Final = timedelta(seconds=1)
-#: For how long producers are told at a time, in seconds. They are told again when half of it is over.
+#: How long a brake lasts, in seconds. It is prolonged when half of this time is over.
 HOLD_S: Final = 30.0
-#: After a look that took its time, the next one waits for so many times as long.
+#: The pause after a check is at least so many times as long as the check took.
 _PAUSE_FACTOR: Final = 20
-#: For how long looks without an answer keep what holds, in seconds: the outbox may be empty by now.
+#: For how long checks without an answer prolong the brake, in seconds. Then the outbox may be empty.
 _BLIND_S: Final = 600.0
 
 
 class BrakeTick:
-    """Looks whether the outbox of a context is full, and tells its producers when that changes."""
+    """Checks whether the outbox of a context is full, and begins or ends the brake."""
 
     def __init__(self, context: ContextSettings, brake: ProducerBrake, facts: FactSink) -> None:
         self._context, self._brake, self._facts = context.name, brake, facts
@@ -36,11 +37,11 @@ class BrakeTick:
         self._seen = time.monotonic()
 
     def take_over(self) -> None:
-        """Look at once, and for as long as any leader: what this process saw when it last led is old."""
+        """Check at once, and forget what this process knew when it last led: that is old."""
         self._rest_until, self._seen = 0.0, time.monotonic()
 
     async def tick(self) -> None:
-        """Look once, unless the last look took so long that it is too soon. Raises DatabaseUnreachable."""
+        """Check once, unless it is too soon after a check that took long. Raises DatabaseUnreachable."""
         begun = time.monotonic()
         if begun < self._rest_until:
             return
@@ -54,7 +55,7 @@ class BrakeTick:
             await self._tell(found, rest, hold)
         elif ended - self._seen < _BLIND_S:
             await self._brake.keep(hold)
-        # Only now: what could not be told is tried again with the next tick.
+        # Only now: if the write failed, the next tick tries it again.
         self._rest_until = begun + rest
 
     async def _tell(self, found: Pressure, rest: float, hold: timedelta) -> None:

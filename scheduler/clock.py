@@ -1,4 +1,4 @@
-"""When ticks fire: APScheduler fires each interval once, for the ticks of all contexts that have it."""
+"""When ticks fire: APScheduler fires each interval once, for all ticks of this interval in all contexts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ Fire = Callable[[], None]
 _SPREAD_FROM: Final = timedelta(seconds=10)
 #: The longest pause between two of them, in seconds.
 _PAUSE_S: Final = 1.0
+#: The pause between their first calls, in seconds: a fleet that starts has more urgent work.
+_FIRST_PAUSE_S: Final = 0.2
 
 
 @dataclass(slots=True)
 class _Interval:
     job: Job
     members: dict[Fire, None] = field(default_factory=dict)
+    #: When the next member may be called for the first time, on the clock of the event loop.
+    next_first: float = 0.0
 
 
 class Clock:
     """Calls functions at fixed intervals, on the event loop. All intervals begin at a full second.
 
-    So the ticks of all contexts share APScheduler's wake-ups, and its accounts of them: most of what it costs.
-    Rare ticks spread over half of their interval. Otherwise the jobs of all contexts would start at the same
-    moment, on as many connections.
+    So the ticks of all contexts share APScheduler's wake-ups and bookkeeping, which cost most. Rare ticks spread
+    over half of their interval, and their first ones over seconds. Otherwise the jobs of all contexts would start
+    at the same moment, on as many connections.
     """
 
     def __init__(self, engine: AsyncIOScheduler) -> None:
@@ -44,8 +48,23 @@ class Clock:
             self._intervals[every] = _Interval(self._begin(every))
         self._intervals[every].members[fire] = None
 
+    def begin(self, every: timedelta, fire: Fire) -> None:
+        """Call ``fire`` out of turn: now, or soon if it is rare and others have just begun."""
+        if every < _SPREAD_FROM:
+            fire()
+            return
+        loop, interval = asyncio.get_running_loop(), self._intervals[every]
+        when = max(loop.time(), interval.next_first)
+        interval.next_first = when + _FIRST_PAUSE_S
+        loop.call_at(when, self._call, every, fire)
+
+    def _call(self, every: timedelta, fire: Fire) -> None:
+        interval = self._intervals.get(every)
+        if interval is not None and fire in interval.members:
+            fire()
+
     def remove(self, every: timedelta, fire: Fire) -> None:
-        """Call ``fire`` no more."""
+        """Stop calling ``fire``."""
         interval = self._intervals[every]
         del interval.members[fire]
         if not interval.members:
@@ -59,7 +78,7 @@ class Clock:
         return following
 
     def begin_anew(self) -> None:
-        """Count from now. When the machine's clock was set back, APScheduler waits until it is as late again."""
+        """Count from now. After the machine's clock was set back, APScheduler would wait for the old time."""
         for every, interval in self._intervals.items():
             interval.job = self._begin(every)
 

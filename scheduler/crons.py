@@ -1,7 +1,7 @@
 """Application cron jobs: opens the runs that are due and enqueues them for the fleet.
 
-A run is a row before it is a message. So neither a lost queue nor a dead scheduler loses it. Its unique key
-prevents that it is opened twice.
+A run is a row before it is a message. So neither a lost queue nor a dead scheduler loses it. Its unique key makes
+sure that it is opened only once.
 """
 
 from __future__ import annotations

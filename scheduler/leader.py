@@ -23,7 +23,7 @@ from scheduler.ticks import Tick
 
 #: How many renewals fit into a lease. Two attempts may fail, and the lease is still kept.
 _RENEWALS_PER_LEASE: Final = 3.4
-#: The longest pause between two looks at a lease, in seconds. A holder may give it up; operators request jobs.
+#: The longest pause between two checks of a lease, in seconds. A holder may give it up; operators request jobs.
 _LOOK_INTERVAL_S: Final = 1.5
 #: How soon after the end of another process's lease to try to take it, in seconds.
 _RETRY_AFTER_S: Final = 0.05
@@ -96,7 +96,7 @@ class Leader:
         self._rounds = 0
         self._reported: str | None = None
         self._last: dict[str, tuple[datetime, str | None]] = {}
-        #: Of each tick the function that the clock calls, and how often it does.
+        #: For each tick: the function that the clock calls, and the interval.
         self._fires: dict[str, tuple[timedelta, Callable[[], None]]] = {}
         self._seen = datetime.now(UTC)
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -175,10 +175,10 @@ class Leader:
                 tick.pace.changed = partial(self._time, tick)
             self._time(tick)
             # The first tick comes with the lead, however seldom the clock calls it.
-            self._fires[tick.name][1]()
+            self._clock.begin(*self._fires[tick.name])
 
     def _time(self, tick: Tick) -> None:
-        """Have the clock call a tick as often as it wants to be called now."""
+        """Make the clock call a tick at its present interval."""
         every = tick.every if tick.pace is None else tick.pace.every
         before, fire = self._fires.get(tick.name, (None, partial(self._fire, tick)))
         if before != every:
@@ -196,13 +196,13 @@ class Leader:
                 tick.pace.changed = None
 
     def _look_at_the_clock(self) -> None:
-        """Begin anew if the machine's clock was set back."""
+        """Count the intervals from now if the machine's clock was set back."""
         before, self._seen = self._seen, datetime.now(UTC)
         if self._leads and self._seen < before:
             self._clock.begin_anew()
 
     def _fire(self, tick: Tick) -> None:
-        """Begin a tick, unless the one before still runs."""
+        """Begin a tick, unless the last one still runs."""
         if tick.name not in self._running:
             task = self._running[tick.name] = asyncio.create_task(self._scheduled(tick))
             task.add_done_callback(lambda _: self._running.pop(tick.name))

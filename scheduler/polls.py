@@ -31,7 +31,7 @@ _QUIET: Final = timedelta(seconds=1)
 
 
 class Pace:
-    """How often a tick wants to be called: as often as configured, or seldom while all is quiet."""
+    """The interval of a tick: as configured, or longer while all is quiet."""
 
     def __init__(self, often: timedelta) -> None:
         self._often, self.quiet = often, max(often, _QUIET)
@@ -49,11 +49,11 @@ class Pace:
 
 
 class Hints:
-    """Hints: a producer has committed something that is due now, so it is polled for before the next tick.
+    """A hint says that a producer has committed something that is due now. So this polls before the next tick.
 
     Polls at each tick, and at once after each hint. Hints that arrive during a poll share the next poll.
 
-    ``poll`` returns whether something is due but left to an outstanding job. That job may be about to end and may
+    ``poll`` returns whether something is due and left to an outstanding job. That job may be about to end and may
     have looked before the new rows came. So after a hint the poll is repeated, until about the next tick.
 
     When nothing has been due for some seconds and hints are sent, the ticks become seldom (``pace``). What comes
@@ -112,7 +112,7 @@ class Hints:
                 await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def _poll_in_time(self) -> bool:
-        """Poll within the time limit of a tick. Otherwise a poll that hangs would block the ticks' own polls."""
+        """Poll within the time limit of a tick. Otherwise a poll that hangs would block the polls of ticks."""
         try:
             async with asyncio.timeout(TICK_TIMEOUT_S):
                 return await self._look()
@@ -125,7 +125,7 @@ class PublishTick:
     """Asks the database whether anything is due; if so, sends a job to each shard concerned.
 
     The tick is the guarantee. Producers send a hint while the outbox sleeps, and the hint polls at once.
-    Under load the outbox is awake. Then no transaction pays for a hint, and polling is enough.
+    Under load the outbox is awake: polling is enough, and no transaction pays for a hint.
     """
 
     def __init__(self, application: Application, context: str, send: Sender) -> None:
@@ -142,11 +142,11 @@ class PublishTick:
         await self._hints.tick()
 
     def take_over(self) -> None:
-        """Force the next jobs: a job that the former leader enqueued may sit in a long back-off."""
+        """Force the next jobs: a job of the former leader may be in a long back-off."""
         self._lost = True
 
     async def _poll(self) -> bool | None:
-        """Send jobs if anything is due; returns whether it is left to outstanding jobs, None if nothing is due."""
+        """Send jobs if anything is due; returns whether outstanding jobs will do it, None if nothing is due."""
         async with self._running:
             try:
                 due = await self._parts.wakeup.due(_LOAD_EVENTS)
@@ -158,19 +158,19 @@ class PublishTick:
             return not await self._publish(due) if due.count > 0 else None
 
     def _may_sleep(self, due: Due) -> bool:
-        """Tell whether the outbox may sleep. Many events or hints at once keep it awake for a second."""
+        """Return whether the outbox may sleep. Many events or hints at once keep it awake for a second."""
         now = asyncio.get_running_loop().time()
         if due.count >= _LOAD_EVENTS or self._hints.count > _LOAD_HINTS:
             self._awake_until = now + _POLLING_S
         return now >= self._awake_until
 
     async def _publish(self, due: Due) -> bool:
-        # After an outage of the database the outstanding job may sit in a back-off.
+        # After an outage of the database the outstanding job may be in a back-off.
         force, self._lost = self._lost, False
         name, count = self._parts.name, self._parts.settings.publish.shards
         if due.count >= _LOAD_EVENTS and (many := shards_of(count, await self._members.publishing())) != count:
             return await self._send.some([jobs.PUBLISH.of(name, n) for n in range(many)], many, force=force)
-        # With many events not all were counted, and a forced job must cover all that the lost one held.
+        # Not all of many events were counted. A forced job must cover everything that the lost job had.
         everywhere = force or due.count >= _LOAD_EVENTS
         shards = [n for n in range(count) if everywhere or due.concerns(Shard(n, count))]
         sent = await asyncio.gather(

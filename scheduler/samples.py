@@ -22,7 +22,7 @@ async def sample_lag(application: Application, context: str) -> None:
 
 
 class Samples:
-    """Reads lag when it is asked for, in any thread. Make it in the event loop of the application."""
+    """Reads the lag when asked, in any thread. Make it in the event loop of the application."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
@@ -30,7 +30,7 @@ class Samples:
         self._room = asyncio.Semaphore(CONTEXTS_AT_ONCE)
 
     def ask(self, context: str) -> Future[None]:
-        """Start to read the lag of a context. The result is told as a fact."""
+        """Begin to read the lag of a context. The result is a fact."""
         return asyncio.run_coroutine_threadsafe(self._read(context), self._loop)
 
     async def _read(self, context: str) -> None:

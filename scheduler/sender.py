@@ -48,23 +48,23 @@ class Sender:
         return token is not None
 
     async def some(self, duties: Sequence[Duty], *more: int, force: bool = False) -> bool:
-        """Enqueue a job for each of many duties that has none outstanding; returns whether none had.
+        """Enqueue a job for each duty that has none outstanding; returns whether none had.
 
-        One question finds out which. ``force`` replaces those that are outstanding.
+        One question finds out which. ``force`` replaces outstanding jobs.
         """
         found = {duty.key: duty for duty in duties}
         wanted = duties if force else [found[key] for key in await self._application.gates.lost(list(found))]
         return all([await self.job(it, *more, force=force) for it in wanted]) and len(wanted) == len(duties)
 
     async def job_if(self, needed: Callable[[], Awaitable[bool]], duty: Duty) -> bool | None:
-        """Enqueue a job if it is needed; returns whether that is left to an outstanding job, None if not needed.
+        """Enqueue a job if it is needed; returns whether an outstanding job will do it, None if not needed.
 
         So an idle context costs one query, and workers nothing. Raises DatabaseUnreachable.
         """
         return not await self.job(duty) if await needed() else None
 
     async def absent(self, duties: Mapping[str, Duty]) -> None:
-        """Enqueue a job of each duty that has none outstanding. Of all contexts, one question finds out which."""
+        """Enqueue a job of each duty that has none outstanding. One question for all contexts finds out which."""
         for key in await self._application.gates.lost(list(duties)):
             await self.job(duties[key])
 
@@ -80,14 +80,14 @@ class Sender:
     async def look_after(
         self, duty: Duty, every: timedelta, unfinished: Callable[[], Awaitable[Sequence[str]]]
     ) -> bool:
-        """Enqueue a job that looks after a context. It is told which subscriptions have ``unfinished`` messages.
+        """Enqueue the job of a context's upkeep. It carries which subscriptions have ``unfinished`` messages.
 
         So workers ask an idle database nothing, and need no connection to it.
         """
         return await self.job(duty, every=every, unfinished=list(await unfinished()))
 
     async def all_parts(self, duty: Duty) -> None:
-        """Have the next job of a duty do all its parts, however lately they were done."""
+        """Make all parts of a duty due for its next job, also those that were done lately."""
         try:
             await self._application.gates.forget_rest(duty.key)
         except Outage as error:

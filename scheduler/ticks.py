@@ -6,8 +6,8 @@ that jobs do not pile up while no worker is free.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -29,7 +29,7 @@ _DELIVER: Final = timedelta(milliseconds=250)
 _SWEEP: Final = timedelta(seconds=1)
 _PRUNE: Final = timedelta(hours=1)
 _ARCHIVE: Final = timedelta(hours=1)
-#: How often to look for duties whose job was lost.
+#: How often to check for duties whose job was lost.
 _LOOK: Final = timedelta(seconds=2)
 #: The module whose actors run background tasks. A fleet without it uses `python -m tasks` or has no tasks.
 
@@ -39,7 +39,7 @@ class Tick:
     """One row of the table: what runs, how often, under which name.
 
     ``on_lead`` is called when this process takes the lead, ``on_request`` before an operator's run out of turn.
-    ``pace``: of a tick that may be called less often.
+    ``pace``: the changing interval of a tick that may be called less often.
     """
 
     name: str
@@ -54,10 +54,10 @@ def ticks(application: Application, broker: RelayBroker, context: str) -> Iterat
     """Yield all built-in jobs of a context."""
     send = Sender(application, broker)
     yield from _frequent(application, send, context)
-    seldom = list(_seldom(application, send, context))
-    yield from seldom
-    duties = {tick.name: tick.tick for tick in seldom}
-    yield Tick(f"resend:{context}", _LOOK, partial(_resend, application.gates, duties))
+    again = Resend(application.gates)
+    for tick in _seldom(application, send, context):
+        yield replace(tick, tick=again.noting(tick.name, tick.tick))
+    yield Tick(f"resend:{context}", _LOOK, again.tick, on_lead=again.sent.clear)
 
 
 def _frequent(application: Application, send: Sender, context: str) -> Iterator[Tick]:
@@ -108,7 +108,28 @@ def _seldom(application: Application, send: Sender, context: str) -> Iterator[Ti
         yield Tick(duty.key, every, tick, on_request=partial(send.all_parts, duty))
 
 
-async def _resend(gates: Gates, duties: Mapping[str, Callable[[], Awaitable[object]]]) -> None:
-    """Send jobs again that were lost because a worker died or Redis lost its data."""
-    for duty in await gates.lost(list(duties)):
-        await duties[duty]()
+class Resend:
+    """Sends jobs again that were lost because a worker died or Redis lost its data.
+
+    Only those that this process has ``sent`` since it leads. The first ones come a little after the lead, and
+    those of many contexts one after the other.
+    """
+
+    def __init__(self, gates: Gates) -> None:
+        self._gates = gates
+        self.sent: dict[str, Callable[[], Awaitable[object]]] = {}
+
+    def noting(self, name: str, send: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[object]]:
+        """Return ``send``, which is then noted as sent."""
+
+        async def noted() -> None:
+            self.sent[name] = send
+            await send()
+
+        return noted
+
+    async def tick(self) -> None:
+        """Look once."""
+        if self.sent:
+            for name in await self._gates.lost(list(self.sent)):
+                await self.sent[name]()

@@ -38,7 +38,7 @@ from tasks.forward import DeliverTasks
 from tasks.registry import registry
 from tasks.rows import TaskKey, TaskRows, in_thread
 
-#: How many seconds a delivery job runs. It ends before its gate opens by itself.
+#: How many seconds a delivery job runs. It ends before its gate expires.
 _SLICE_S: Final = 3.0
 #: How many tasks of a context and a queue run at once in a process without a worker thread. Tasks past their
 #: time limit count too.
@@ -67,7 +67,7 @@ def _needs_thread(_context: str, task_type: str) -> bool:
 
 @row_actor(jobs.RUN_TASK, jobs.task_queue(), priority=DEFAULT_PRIORITY)
 def run_task(context: str, task_type: str, task_id: str) -> None:
-    """Make one attempt at a task by a plain function, in this thread."""
+    """Make one attempt at a task with a plain function, in this thread."""
     handler = registry.find(task_type)
     queue = DEFAULT_QUEUE if handler is None else handler.queue
     # In an outage the row keeps its claim until the lease is over; the sweep brings it back.
@@ -77,14 +77,14 @@ def run_task(context: str, task_type: str, task_id: str) -> None:
 
 @on_loop(jobs.RUN_TASK, unless=_needs_thread)
 async def run_task_on_loop(context: str, task_type: str, task_id: str) -> None:
-    """Make one attempt at a task by a coroutine, or at one whose type has limits, on the event loop."""
+    """Make one attempt at a task on the event loop: with a coroutine, or of a type with limits."""
     with suppress(Outage):
         try_again(await _loop_runner(context).run(TaskKey(UUID(task_id), task_type)))
 
 
 @actor(jobs.DELIVER_TASKS, priority=5, max_retries=0)
 async def deliver_tasks(context: str, token: str) -> None:
-    """Bring the due tasks of a context to Redis."""
+    """Send jobs for the due tasks of a context to Redis."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _SLICE_S
     async with periodic(jobs.DELIVER_TASKS.of(context), token) as ours:
@@ -185,7 +185,7 @@ def _key(message: dramatiq.Message[Any]) -> TaskKey:
 
 @cache
 def _deliver(context: str) -> DeliverTasks:
-    """What brings the due tasks of a context to Redis."""
+    """What sends jobs for the due tasks of a context to Redis."""
 
     async def capacity(queue: str) -> int:
         """Return how many tasks a queue can take; 0 while it is over half full: small deliveries cost much."""

@@ -73,7 +73,7 @@ class TaskHandler:
     @property
     def adapter(self) -> TypeAdapter[Any]:
         """The validator of the payload."""
-        assert self.function.signature.payload is not None  # nothing may stand in its place
+        assert self.function.signature.payload is not None  # nothing may replace it
         return self.function.signature.payload
 
     def encode(self, payload: object) -> tuple[str, str | None]:

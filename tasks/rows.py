@@ -39,7 +39,7 @@ from relay.execution.signatures import Inject
 from relay.failpoints import reach
 from tasks.registry import Registry, TaskContext, TaskHandler
 
-#: A slot of the rate limit within this time is waited for here: a queue's delays are too coarse for fast rates.
+#: If a slot of the rate limit is free within this time, the task waits here: delays of a queue are too coarse.
 _SOON: Final = timedelta(milliseconds=500)
 #: How long a task waits when no loaded module registers its type, usually for a deployment.
 _UNHANDLED: Final = PutOff(timedelta(seconds=10), "handler")
@@ -270,5 +270,5 @@ def _traced(claim: ClaimedTask, handler: TaskHandler, result: HandlerResult) -> 
 
 
 def in_thread(handler: TaskHandler | None) -> bool:
-    """Tell whether tasks of a type run in the thread that took them."""
+    """Return whether tasks of a type run in the thread that took them."""
     return handler is not None and not handler.limits and not handler.function.signature.is_async

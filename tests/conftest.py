@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ from tests.servers import initialised, memory
 for _name in [*os.environ]:
     if _name.startswith(("RELAY_", "NATS_")) or _name in {"DATABASE_URL", "REDIS_URL"}:
         del os.environ[_name]
+
+# A shell that runs the tests in the background, or by nohup, has Ctrl-C ignored, and programs inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests have contexts of their own, beside those of the relay.toml of the checkout.
 relay.outbox.declared_contexts = lambda: None

@@ -1,4 +1,4 @@
-"""ColdStore in a bucket of S3, or of a store that speaks like it. It needs ``jetrelay[s3]``."""
+"""ColdStore in a bucket of S3, or of a store with the same API. It needs ``jetrelay[s3]``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from relay.domain.errors import ConfigurationError, MissingExtraError
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-#: An archived batch keeps its rows locked meanwhile, and PostgreSQL ends it after a minute of silence.
+#: While a batch is stored, its rows are locked, and PostgreSQL ends its transaction after a minute of silence.
 _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _CLIENT: ClientConfig = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=30)}
 
 
 class BucketStore:
-    """Stores files as objects. Only a name that is free is written: by If-None-Match, so of two writers one loses.
+    """Stores files as objects. Writes only names that are free, by If-None-Match: one of two writers fails.
 
-    ``url``: ``s3://bucket`` or ``s3://bucket/prefix``. ``options``: as obstore's S3Store takes them; what is
-    absent comes from the AWS_… variables or the role of the machine. Raises
-    ConfigurationError for an option that it does not know.
+    ``url``: ``s3://bucket`` or ``s3://bucket/prefix``. ``options``: those of obstore's S3Store. Missing ones come
+    from the AWS_… variables or the role of the machine. Raises ConfigurationError for an option that it does not
+    know.
     """
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
@@ -56,10 +56,10 @@ class BucketStore:
         read = content.read()
         with self._reaching():
             try:
-                # In one request: only so is it stored whole or not at all, and never over another one.
+                # In one request, so that it is stored complete or not at all, and never over another object.
                 await self._obstore.put_async(self._store, name, read, mode="create", use_multipart=False)
             except self._obstore.exceptions.AlreadyExistsError:
-                # Also when the answer to an earlier try was lost.
+                # This also happens if an earlier try stored it and its answer was lost.
                 found = await self._obstore.get_async(self._store, name)
                 if bytes(await found.bytes_async()) != read:
                     raise ArchiveConflict(

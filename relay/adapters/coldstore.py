@@ -16,7 +16,7 @@ from relay.domain.archive import ArchiveConflict, StoreUnreachable
 
 Answer = TypeVar("Answer")
 
-#: What helps where the file of a batch that was not recorded is in the way.
+#: What an operator can do if the file of a batch that was not recorded has the name.
 MOVE_AWAY: Final = "move it away: no batch has it; relay archive verify names all such files"
 _UNFINISHED: Final = ".part"
 
@@ -24,8 +24,8 @@ _UNFINISHED: Final = ".part"
 class FolderStore:
     """Stores files in a folder. Only their owner can read them.
 
-    A file is synced, then renamed to its name, then its folder is synced. The root folder is never made: when a
-    disk is not mounted, nothing must be written in its place.
+    A file is synced, then renamed to its name, then its folder is synced. The root folder is never made: if a disk
+    is not mounted, nothing must be written into its mount point.
     """
 
     def __init__(self, root: Path) -> None:
@@ -88,7 +88,7 @@ class FolderStore:
 
 @contextmanager
 def _part_of(target: Path) -> Iterator[IO[bytes]]:
-    """A file beside its target that nobody else writes. It is removed if it was not renamed."""
+    """A file beside its target that no other process writes. It is removed if it was not renamed."""
     with tempfile.NamedTemporaryFile(
         prefix=f"{target.name}.", suffix=_UNFINISHED, dir=target.parent, delete=False
     ) as part:

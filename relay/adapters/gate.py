@@ -3,14 +3,14 @@
 A gate is a Redis key that expires. Losing it is harmless: the locks of the tables keep two jobs of one duty from
 doing the same work twice. The gate only avoids the cost of a second job.
 
-A duty with an interval is closed for that long when it is done: its gate says so until the next run is due. So
-when such a duty has no gate, its job is lost.
+When a duty with an interval is done, its gate says "done" until the next run is due. So if such a duty has no
+gate, its job is lost.
 
-A job may wait for its turn for longer than its gate lives. Queues are first in, first out: while the head of the
+A job may wait in its queue for longer than its gate lives. Queues are first in, first out. While the head of the
 queue is older than the job, the job still waits, and no other is sent.
 
-A duty may have parts, each with an interval of its own. A hash keeps until when each part rests. The job takes
-those that are due, for a while at a time: parts that were taken and not done are due again when their job died.
+A duty may have parts, each with an interval of its own. A hash says until when each part rests. The job takes the
+parts that are due, for a short time, and renews that while it works. If it dies, its parts are soon due again.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from relay.domain.errors import QueueUnreachable
 
 #: How long a gate lives. A running job renews it in time; the gate of a dead job expires.
 TTL: Final = timedelta(seconds=6)
-#: The longest back-off of a job that waits for a server. Nothing renews its gate meanwhile: its worker may die, or
-#: Redis may lose the job. So the job is back before the gate expires.
+#: The longest back-off of a job that waits for a server. Nothing renews its gate in this time, because its worker
+#: may die, or Redis may lose the job. So the job returns before the gate expires.
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
-#: Steps of gates share one, so this is for heartbeats and the like.
+#: How many connections. All steps of gates share one; the others are for heartbeats and the like.
 _MAX_CONNECTIONS: Final = 4
-#: How long a step may wait for a connection, in seconds. Only an outage takes so long.
+#: How long a step may wait for a connection, in seconds. It takes so long only in an outage.
 CONNECTION_WAIT_S: Final = 5.0
 #: The suffix of the token of a job in back-off.
 _WAITS: Final = ":waits"
-#: For how long a part is taken; its job says again and again that it goes on. Shorter than `TTL`, so that the next
-#: job of a duty finds the parts of a dead one.
+#: For how long a part is taken; its job renews this while it works. Shorter than `TTL`, so that the parts of a
+#: dead job are free when the next job comes.
 TAKEN: Final = timedelta(seconds=5)
 
 
 class Entry(NamedTuple):
-    """A message as it lies in its queue: the key of the queue, the id, and the encoded message."""
+    """A message as it is in its queue: the key of the queue, the id, and the encoded message."""
 
     queue: str
     id: str
@@ -88,7 +88,7 @@ class Gates:
 
     def __init__(self, url: str, namespace: str, **access: Any) -> None:
         self._namespace = namespace
-        #: When the job of each duty was sent that is outstanding.
+        #: When the outstanding job of each duty was sent.
         self._sent = f"{namespace}:sent"
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
@@ -116,7 +116,7 @@ class Gates:
     ) -> str | None:
         """Open the gate for a new job; returns its token, or None when a job is outstanding.
 
-        ``force`` takes the gate over: the job that had it finds another token and ends. ``interval``: how long the
+        ``force`` takes the gate over: the job that has it finds another token and ends. ``interval``: how long the
         duty counts as done afterwards (`lost`). ``send`` makes the job's message from the token; the same step
         puts it into its queue. Raises QueueUnreachable.
         """
@@ -138,8 +138,8 @@ class Gates:
         """Hold the gate while a job runs. The hold is false when another job has taken over, or has done the duty.
 
         It may become false while the job runs: a gate can expire while Redis is frozen, and the next tick sends
-        another job. That job may wait for the thread of this one. So a job that runs long asks its hold, and ends.
-        During an outage of Redis the job runs on: the tables keep two jobs apart.
+        another job. That job may wait for the thread of this one. So a long job checks its hold from time to time,
+        and ends if the hold is false. During an outage of Redis the job runs on: the tables keep two jobs apart.
         """
         hold = Hold(await self._renew(duty, token))
         if not hold:
@@ -163,7 +163,7 @@ class Gates:
     async def lost(self, duties: Sequence[str]) -> list[str]:
         """Return the duties that are not done and have no job outstanding; none if Redis does not answer.
 
-        Those who ask at the same time share a question. Most often all gates are there, which a count tells.
+        Callers at the same time share one question. Mostly all gates exist; a count is enough to see that.
         """
         return await self._looks.ask(duties)
 
@@ -179,7 +179,7 @@ class Gates:
         return [[duty for duty in duties if not known[self._key(duty)]] for duties in asked]
 
     async def back_off(self, duty: str, token: str) -> None:
-        """The job waits for a server and comes back within LONGEST_BACKOFF: keep ticks from starting others."""
+        """The job waits for a server and returns within LONGEST_BACKOFF. Until then ticks start no other."""
         await self._renew(duty, token, _WAITS)
 
     async def wake(self, duties: Sequence[str]) -> None:
@@ -203,13 +203,13 @@ class Gates:
         return now, taken
 
     async def rest(self, duty: str, until: Mapping[str, int]) -> None:
-        """Note until when parts rest, in milliseconds as `take` tells the time."""
+        """Note until when parts rest, in milliseconds on the clock of `take`."""
         if until:
             pairs = (it for pair in until.items() for it in pair)
             await self._quietly(self._step("HSET", self._parts(duty), *pairs))
 
     async def forget_rest(self, duty: str) -> None:
-        """Have all parts of a duty be due. Raises QueueUnreachable."""
+        """Make all parts of a duty due. Raises QueueUnreachable."""
         try:
             await self._client.delete(self._parts(duty))
         except redis.exceptions.RedisError as error:
@@ -240,7 +240,7 @@ class Gates:
         return await self._step("EVALSHA", script, len(keys), *keys, *args)
 
     async def _step(self, *words: str | int | bytes) -> Any:
-        """Run a command after those before it. Commands of the same moment share a round trip."""
+        """Run a command after all earlier ones. Commands of the same moment share a round trip."""
         answer = await self._steps.ask(words)
         if isinstance(answer, redis.exceptions.RedisError):
             raise answer
@@ -249,7 +249,7 @@ class Gates:
     async def _together(self, steps: Sequence[Sequence[Any]]) -> Sequence[Any]:
         answers = await self._piped(steps)
         if any(isinstance(it, redis.exceptions.NoScriptError) for it in answers):
-            # Redis has begun anew.
+            # Redis has restarted.
             for script in SCRIPTS:
                 await self._client.script_load(script)
             unknown = [at for at, it in enumerate(answers) if isinstance(it, redis.exceptions.NoScriptError)]

@@ -1,6 +1,6 @@
-"""The steps of gates in Redis. Each is atomic and one round trip, as an idle fleet does little else.
+"""The steps of gates in Redis. Each is atomic and takes one round trip: an idle fleet does little else.
 
-The gate of a duty that is done holds "done" until its next run, in place of a token.
+If a duty is done, its gate holds "done" instead of a token, until the next run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ for _, key in ipairs(KEYS) do
     if holder and string.sub(holder, -#ARGV[1]) == ARGV[1] then redis.call("del", key) end
 end
 """
-#: Takes the parts that are due. A part that rests for longer than it could was marked before the clock went back.
+#: Takes the parts that are due. A part that rests for longer than allowed was marked before the clock went back.
 #: ARGV: how long a part is taken for; then each part and the longest time it may rest, in milliseconds.
 TAKE: Final = """
 local clock, names, taken, marks = redis.call("time"), {}, {}, {}

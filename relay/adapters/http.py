@@ -1,7 +1,7 @@
 """HttpEventHandler: PORT-047-005 over HTTP (SDS-047 §12).
 
-The URL comes from configuration only. Redirects are not followed. The answer is read up to a bound. The whole
-call ends within the time-out. When a secret is set, requests are signed as in Standard Webhooks.
+The URL comes from configuration only. Redirects are not followed. The answer is read up to a limit. The whole call
+ends within the time-out. When a secret is set, requests are signed as in Standard Webhooks.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ REASON: Final = "Relay-Reason"
 #: How long an idle connection is kept, in seconds. Usual servers close theirs later (gunicorn 2 s, uvicorn 5 s): a
 #: request sent while the server closes the connection counts as a failed attempt.
 _KEEP_ALIVE_S: Final = 1.5
-#: How long the rest of a successful answer may take, in seconds.
+#: How long the body of a successful answer may take, in seconds.
 _DRAIN_TIMEOUT_S: Final = 0.2
 #: Asks for answers that are not compressed, so that a small answer cannot unpack to a huge one.
 _HEADERS: Final = {"user-agent": "jetrelay", "accept-encoding": "identity"}
 AUTHORIZATION: Final = "authorization"
-#: The header by which a service knows the copies of a message. It may be percent-encoded.
+#: The header by which a service recognises copies of a message. It may be percent-encoded.
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 
 
@@ -137,7 +137,7 @@ class HttpEventHandler:
 
 
 def key_of(header: str | None, message_id: str) -> str:
-    """The text by which a message is known: the ``Idempotency-Key`` of its call, else its id."""
+    """The text that identifies a message: the ``Idempotency-Key`` of its call, else its id."""
     return message_id if header is None else unquote(header)
 
 
@@ -193,15 +193,15 @@ def why(error: aiohttp.ClientError | OSError) -> str:
 
 
 def _cause(error: aiohttp.ClientConnectorError) -> str:
-    """What the system says of a failed connection, such as ``Connection refused: ``. The error itself may not."""
+    """What the system says about a failed connection, such as ``Connection refused: ``; "" if it says nothing."""
     number = error.os_error.errno or 0
     return "" if isinstance(error, aiohttp.ClientSSLError) or number <= 0 else f"{os.strerror(number)}: "
 
 
 async def _skip(response: aiohttp.ClientResponse) -> None:
-    """Read a body that nobody needs, so that the connection can be used again.
+    """Read the body of an answer without using it, so that the connection can be used again.
 
-    The status has said already that the handler is done. An error here changes nothing.
+    The status has already said that the handler is done. An error here changes nothing.
     """
     if response.content.is_eof():
         return

@@ -1,4 +1,4 @@
-"""What Redis says about itself, and whether somebody listens at an address. Reads only, and changes nothing."""
+"""What Redis says about itself, and whether a program listens at an address. Only reads."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ import redis.exceptions
 from relay.adapters.gate import queue_error
 
 _TIMEOUT_S: Final = 3.0
-#: A worker that shows no sign of life for this time is dead, in milliseconds: so says Dramatiq.
+#: Dramatiq counts a worker without a heartbeat for this time as dead, in milliseconds.
 _DEAD_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
-    """The server of the queue. Sizes in bytes, ``limit`` 0 for none. ``policy``: what it evicts when it is full.
+    """The server of the queue.
+
+    Sizes in bytes, ``limit`` 0 for none. ``policy``: which keys it evicts when it is full.
 
     ``ahead``: how far this machine's clock is ahead of the server's, in seconds, exact to ``exact``. ``workers``:
-    how many processes take jobs from the queue. ``refused``: what our user may not ask, and so is not known.
+    how many processes take jobs from the queue. ``refused``: commands that our user may not use; what they answer
+    is not known.
     """
 
     version: str = ""
@@ -75,7 +78,7 @@ async def _look(client: Any, namespace: str) -> QueueState:
 
 
 async def listens(host: str, port: int) -> str:
-    """Whether somebody accepts connections there: "" if so, else why not. Sends nothing."""
+    """Whether a program accepts connections there: "" if so, else why not. Sends nothing."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host, port)

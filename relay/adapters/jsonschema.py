@@ -1,4 +1,4 @@
-"""Holds an envelope to JSON Schemas, one for each version of its body."""
+"""Checks an envelope by JSON Schemas, one for each version of its body."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from relay.domain.errors import InvalidPayload, InvalidRequest, MalformedMessage
 def validated(envelope: Envelope, field: str, schemas: Mapping[str, str]) -> Envelope:
     """The envelope, with each body checked by the schema of its version.
 
-    ``field``: where a body names its version. A version without a schema is not checked. What the envelope itself
-    refuses, it refuses first, with its own reason.
+    ``field``: where a body names its version. A version without a schema is not checked. If the envelope itself
+    refuses a body, it does so first, with its own reason.
     """
     validators = {version: _validator(json.loads(text)) for version, text in schemas.items()}
 
@@ -43,7 +43,7 @@ def validated(envelope: Envelope, field: str, schemas: Mapping[str, str]) -> Env
 
 
 def check_schema(schema: object) -> None:
-    """Refuse what is no JSON Schema. Raises InvalidRequest."""
+    """Refuse a value that is not a JSON Schema. Raises InvalidRequest."""
     try:
         _validator(schema)
     except (ValueError, jsonschema_rs.ReferencingError) as error:
@@ -52,7 +52,7 @@ def check_schema(schema: object) -> None:
 
 
 def _validator(schema: Any) -> jsonschema_rs.Draft202012Validator:
-    # Offline: a schema never makes us fetch another.
+    # Offline: no schema may make us fetch another one.
     return jsonschema_rs.Draft202012Validator(schema, validate_formats=True, offline=True)
 
 

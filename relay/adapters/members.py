@@ -1,7 +1,7 @@
 """Heartbeats: every member of a fleet says in Redis that it is there, and what it does.
 
-Three keys: when each was last heard, by the clock of Redis; what it said; when those that publish were last heard.
-A beat is one command. Redis may lose all of it at any moment: the next beats bring it back.
+Three keys hold the times of the last beats, by the clock of Redis; what each member said; and the times of members
+that publish. A beat is one command. Redis may lose all keys at any moment: the next beats write them again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from relay.concurrency import end, is_cancelled
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import BEAT_INTERVAL_S, FORGOTTEN_AFTER_S, LOST_AFTER_S, Member, Seen, State, read_member
 
-#: The interval of a process that starts, in seconds: whoever started it waits for it.
+#: The interval while a process starts, in seconds: its supervisor waits for it.
 _STARTING_INTERVAL_S: Final = 0.25
 _BEGAN: Final = time.monotonic()
 #: Forgets those that were silent for too long, a few at a time. KEYS: the times, the texts, the times of those
@@ -43,7 +43,7 @@ end
 _COUNT: Final = """
 return #redis.call("zrangebyscore", KEYS[3], now - ARGV[2], "+inf")
 """
-#: ARGV: the limits, the id, the text, whether it publishes. Returns how many do.
+#: ARGV: the limits, the id, the text, whether it publishes. Returns how many members publish.
 _BEAT: Final = f"""{_FORGET}
 redis.call("zadd", KEYS[1], now, ARGV[3])
 redis.call("hset", KEYS[2], ARGV[3], ARGV[4])
@@ -69,7 +69,7 @@ return found
 
 
 class Members:
-    """The members of the fleets that share a namespace of Redis, on a client that others use, too."""
+    """The members of the fleets that share a namespace of Redis. Others use the same client."""
 
     def __init__(self, client: Any, namespace: str) -> None:
         self._client = client
@@ -95,7 +95,7 @@ class Members:
     async def publishing(self) -> int:
         """How many workers that publish are alive, at least 1; while Redis is away, as many as there were.
 
-        It may be some seconds old. A process that beats asks nothing: each beat tells it.
+        It may be some seconds old. A process that beats does not ask: each beat returns it.
         """
         if self._counted_at is None or time.monotonic() - self._counted_at > 2 * BEAT_INTERVAL_S:
             with suppress(QueueUnreachable):
@@ -104,7 +104,7 @@ class Members:
 
     @property
     def known(self) -> int:
-        """What `publishing` last said, at least 1."""
+        """The last answer of `publishing`, at least 1."""
         return self._publishing
 
     def _note(self, publishing: int) -> None:
@@ -115,19 +115,19 @@ class Members:
         found = await _reached(self._list(keys=self._keys, args=self._limits))
         seen = []
         for text, silent_ms in zip(found[::2], found[1::2], strict=True):
-            # A member of a release that says it in another way is left out.
+            # A member of another release may write another form. It is left out.
             with suppress(TypeError, ValueError, KeyError):
                 seen.append(Seen(member=read_member(json.loads(text)), silent_seconds=max(0, silent_ms) / 1000))
         return sorted(seen, key=lambda it: (it.member.host, it.member.kind, it.member.pid))
 
     async def gone(self) -> Sequence[Member]:
-        """The members whose processes were here and have ended without a word. Raises QueueUnreachable."""
+        """The members whose processes ran on this host and ended without saying so. Raises QueueUnreachable."""
         here = _place()
         return [it.member for it in await self.all() if it.member.place == here != "" and not _runs(it.member.pid)]
 
 
 class Heart:
-    """Beats for this process from `start` to `stop`. During an outage of Redis it goes on: each beat says all."""
+    """Beats for this process from `start` to `stop`, also during an outage of Redis: each beat is complete."""
 
     def __init__(self, members: Members, describe: Callable[[], Member]) -> None:
         self._members, self._describe = members, describe
@@ -165,7 +165,7 @@ class Heart:
 
 
 def this_process(kind: str, id: str, fleet: str | None = None) -> Member:
-    """Describe this process as far as it never changes, but for ``up_seconds``."""
+    """Describe what never changes about this process, and ``up_seconds``."""
     command = multiprocessing.parent_process()
     try:
         release = version("jetrelay")
@@ -189,7 +189,7 @@ def up_seconds() -> float:
 
 
 def _place() -> str:
-    """This host and what numbers its processes: a container may have the name of its host."""
+    """This host and its process namespace, because a container may have the name of its host."""
     try:
         return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -197,7 +197,7 @@ def _place() -> str:
 
 
 def _runs(pid: int) -> bool:
-    """Whether there is such a process. One that has ended and that nobody has asked about does not run."""
+    """Whether there is such a process. A zombie (ended, and not waited for) does not run."""
     try:
         about = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except FileNotFoundError:

@@ -32,8 +32,8 @@ _INTERRUPTING: Final = (TimeLimit, ShutdownNotifications)
 class LoopActor:
     """A coroutine that processes the messages of an actor on the loop.
 
-    ``takes`` tells whether a message with these arguments is for the loop. It is called in any thread.
-    ``waits``: its messages mostly wait, so that many at a time are no load.
+    ``takes`` says whether a message with these arguments is for the loop. It is called in any thread. ``waits``:
+    its messages mostly wait, so many at the same time are no load.
     """
 
     run: Callable[..., Awaitable[Any]]
@@ -43,7 +43,7 @@ class LoopActor:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What became of a message: its result, or the error of a middleware or of the actor."""
+    """The end of a message: its result, or the error of a middleware or of the actor."""
 
     message: MessageProxy
     result: Any = None
@@ -100,10 +100,10 @@ _Share: TypeAlias = tuple[str, str]
 
 
 class OnLoop(WorkerThread):
-    """Takes messages on the loop; the thread itself finishes them. It is stopped as any worker thread is.
+    """Takes messages on the loop; its thread finishes them. It is stopped like any worker thread.
 
-    ``slots``: how many messages of a share may run at once. The share with the fewest running is next. Then order
-    is the stock worker's.
+    ``slots``: how many messages of a share may run at the same time. The share with the fewest running is next.
+    Within a share the order is the stock worker's.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class OnLoop(WorkerThread):
         raise Empty
 
     def usage(self) -> tuple[Counter[_Share], Counter[str], int]:
-        """What runs: calls of each share, messages that mostly wait of each queue; and how many have not begun."""
+        """What runs: calls of each share, mostly waiting messages of each queue; and how many have not begun."""
         calls, duties = Counter[_Share](), Counter[str]()
         with self._lock:
             for share, count in self._running.copy().items():
@@ -178,18 +178,18 @@ class OnLoop(WorkerThread):
         return self._running[share] < self._slots
 
     def _wake(self) -> None:
-        """Have the loop look into the queue."""
+        """Make the loop look into the queue."""
         if not self._called:
             self._called = True
             self._loop.call_soon_threadsafe(self._look)
 
     def stop(self) -> None:
-        """Take no more. The thread ends once it has finished all that was taken."""
+        """Take no more messages. The thread ends when it has finished all that were taken."""
         super().stop()
         self._loop.call_soon_threadsafe(self._end)
 
     def pause(self) -> None:
-        """Take no more for now."""
+        """Take no more messages for now."""
         super().pause()
         self.paused_event.set()
 
@@ -214,7 +214,7 @@ class OnLoop(WorkerThread):
     # --- the loop ---
 
     def _look(self) -> None:
-        # Reset first: a message that is added from now on calls again.
+        # Reset first: a message that is added from now on wakes the loop again.
         self._called = False
         self._take()
 

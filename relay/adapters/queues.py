@@ -1,8 +1,8 @@
-"""Looks into the queues in Redis, and moves dead jobs: by keys that are named, never by a search for keys.
+"""Looks into the queues in Redis, and moves dead jobs. It uses the names of keys, and never searches for keys.
 
 The layout is Dramatiq's (dispatch.lua of version 2.2) and that of `relay.adapters.shares`. The list of a queue and
 those aside hold the ids of what waits. ``.msgs`` holds messages, also those in the hands of workers; ``.DQ.msgs``
-holds what is delayed. ``.XQ`` has what is dead, by the time of its death, with its messages in ``.XQ.msgs``.
+holds what is delayed. ``.XQ`` has the dead jobs, by the time when they died, with their messages in ``.XQ.msgs``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from relay.domain.queues import Job, JobPage, JobState, QueueView
 
 Answer = TypeVar("Answer")
 
-#: How many steps a page of delayed jobs takes at most through their hash.
+#: How many steps of HSCAN a page of delayed jobs takes at most.
 _MAX_STEPS: Final = 20
-#: What belongs to an earlier life of a job, and is left behind when it is put back.
+#: Options of a job from its earlier attempts. They are removed when the job is put back.
 _SPENT: Final = frozenset(
     {"eta", "retries", "traceback", "requeue_timestamp", "redis_message_id", "relay_enqueued"}
 )
@@ -62,7 +62,10 @@ class JobQueues:
         self._requeue, self._delete = client.register_script(_REQUEUE), client.register_script(_DELETE)
 
     async def count(self, names: Sequence[str]) -> Sequence[QueueView]:
-        """How many jobs each queue has. Two round trips; what moves meanwhile may be counted twice, or not."""
+        """How many jobs each queue has.
+
+        Two round trips. A job that moves meanwhile may count twice, or not at all.
+        """
         pipeline = self._client.pipeline(transaction=False)
         for key in map(self._key, names):
             pipeline.llen(key).smembers(f"{key}{ASIDE}").hlen(f"{key}.msgs").hlen(f"{key}.DQ.msgs").zcard(
@@ -97,7 +100,7 @@ class JobQueues:
     async def page(self, queue: str, state: JobState, limit: int, after: str | None) -> JobPage:
         """Up to ``limit`` jobs of a queue, or a few more delayed ones. ``after``: ``next`` of the page before.
 
-        Dead ones: the last that died first. Delayed ones: in no order from page to page.
+        Of dead jobs the last that died comes first. Delayed jobs have no order from page to page.
         """
         return await (self._dead if state is JobState.DEAD else self._delayed)(queue, limit, int(after or 0))
 
@@ -129,7 +132,7 @@ class JobQueues:
         return {id: _decoded(text) for id, text in (await self._texts(queue, ids)).items()}
 
     async def requeue(self, queue: str, messages: Mapping[str, Message[Any]]) -> Sequence[str]:
-        """Put dead jobs back into their queue, each under a new id, with new attempts; return those that were."""
+        """Put dead jobs back into their queue, under new ids, with new attempts; return those that were dead."""
         args = [part for id, message in messages.items() for part in (id, *_again(queue, message))]
         key = self._key(queue)
         keys = [f"{key}.XQ", f"{key}.XQ.msgs", f"{key}.msgs", key]
@@ -176,7 +179,7 @@ def _again(queue: str, message: Message[Any]) -> tuple[str, bytes]:
 def _decoded(text: str | None) -> Message[Any] | None:
     try:
         return None if text is None else Message.decode(text.encode())
-    except Exception:  # whatever a foreign encoder has left there
+    except Exception:  # another program's encoder may leave anything there
         return None
 
 

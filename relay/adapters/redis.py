@@ -32,10 +32,9 @@ from relay.adapters.shares import ACK, FETCH, GIVE_BACK, MARK, MAX_FETCH_MESSAGE
 _MAX_CONNECTIONS: Final = 4
 #: A wait ends after this time, in seconds, so that a worker can stop soon.
 _WAIT_S: Final = 2.0
-#: The same while a share has no capacity, and while messages of a delay queue are held: the wait then bounds how
-#: late they start.
+#: The same while a share has no capacity, and while messages of a delay queue are held: they may start this late.
 _DELAY_WAIT_S: Final = 0.2
-#: This many acknowledgements are sent together, or a part of the prefetch if that is more.
+#: This many acknowledgements are sent together, or more if a part of the prefetch is more.
 _BATCH_ACKS: Final = 16
 #: The largest prefetch of a share, unless dramatiq's own is larger.
 _MAX_PREFETCH: Final = 128
@@ -43,7 +42,7 @@ _MAX_PREFETCH: Final = 128
 _LOOK_BEHIND_INTERVAL_S: Final = 0.05
 #: How long a consumer without any capacity waits before it looks again, in seconds.
 _CAPACITY_WAIT_S: Final = 0.005
-#: After this many idle waits a worker fetches all the same. So it finds what a worker put aside that died since.
+#: After this many idle waits a worker fetches anyway. So it finds what a worker had put aside and then died.
 _UPKEEP_WAITS: Final = 5
 #: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
 _ENQUEUED: Final = "relay_enqueued"
@@ -66,7 +65,7 @@ class RelayBroker(RedisBroker):
         self._fetch_script = self.client.register_script(FETCH)
         self._give_back = self.client.register_script(GIVE_BACK)
         self._clock = RedisClock(self.client)
-        #: Set when this process is about to end: what it fetches now would wait for that.
+        #: Set when this process is about to end: a job fetched now would wait for that.
         self.ending = threading.Event()
 
     @property
@@ -94,7 +93,7 @@ class RelayBroker(RedisBroker):
         return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
     def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool, list[bytes]]:
-        """Fetch what there is capacity for: whether there may be more, and aside, and the messages."""
+        """Fetch up to the capacity. Returns whether more may be there, whether any is aside, and the messages."""
         free = capacity.free()
         most = max(free.values(), default=0) or min(capacity.least, MAX_FETCH_MESSAGES)
         if self._should_do_maintenance("fetch"):
@@ -114,7 +113,7 @@ class RelayBroker(RedisBroker):
         self._ack_script(keys=[acks, f"{self.namespace}:{queue_name}.msgs"], args=ids)
 
     def take_over(self, worker: str) -> None:
-        """Have others begin what a worker whose process is gone has not finished. Raises QueueUnreachable."""
+        """Give the unfinished jobs of a worker whose process is gone to others. Raises QueueUnreachable."""
         acks, space, names = f"__acks__.{worker}.", f"{self.namespace}:", [*self.queues, *self.delay_queues]
         try:
             self._give_back(keys=[space + key for name in names for key in (acks + name, name)])
@@ -135,7 +134,7 @@ class RelayBroker(RedisBroker):
         """How long the oldest message of a share may have waited; zero when none waits. Raises QueueUnreachable.
 
         The queue and the share's list aside are first in, first out. So the heads of both are the oldest. A
-        message that does not say since when it waits does not count.
+        message without the time since when it waits does not count.
         """
         key = f"{self.namespace}:{queue_name}"
         try:
@@ -166,8 +165,8 @@ def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Messag
 class _BlockingConsumer(_RedisConsumer):
     """Waits for the queue's list instead of sleeping: an idle worker starts a job within milliseconds.
 
-    `relay.adapters.redis_wakeup` tells it when there may be something to fetch. A busy worker fetches when a part
-    of its prefetch is free, not for each message, and acknowledges several at once. A message that a crash leaves
+    `relay.adapters.redis_wakeup` says when there may be something to fetch. A busy worker fetches when a part of
+    its prefetch is free, not for each message, and acknowledges several at once. A message that a crash leaves
     unacknowledged is redelivered, and finds its row finished.
     """
 
@@ -208,7 +207,7 @@ class _BlockingConsumer(_RedisConsumer):
         return "" if self._delays else share_of(message)
 
     def _fill(self) -> bool:
-        """Fetch what there is capacity for. False when there is no capacity or nothing to fetch."""
+        """Fetch up to the capacity. False when there is no capacity or nothing to fetch."""
         self._flush()
         if self.broker.ending.is_set():
             self._freed.wait(_DELAY_WAIT_S)
@@ -247,7 +246,7 @@ class _BlockingConsumer(_RedisConsumer):
         return self._idle % _UPKEEP_WAITS == 0
 
     def _head(self, wait: float) -> bool:
-        """Wait for a head, or for capacity. Acknowledgements are sent at once meanwhile."""
+        """Wait for a head, or for capacity. While it waits, acknowledgements are sent at once."""
         self._waiting = True
         try:
             self._flush()
@@ -279,7 +278,7 @@ class _BlockingConsumer(_RedisConsumer):
             self._freed.set()
 
     def close(self) -> None:
-        """Acknowledge the finished messages. Give back what is fetched and not taken yet: dramatiq forgets it."""
+        """Acknowledge finished messages. Give back those that no thread has taken: dramatiq forgets them."""
         with suppress(redis.exceptions.RedisError):
             self._flush()
             self.requeue([dramatiq.Message.decode(data) for data in self.message_cache])

@@ -18,7 +18,7 @@ class RedisClock:
         self._asked = -_ASK_INTERVAL_S
 
     def now(self) -> int:
-        """The time in milliseconds, exact to a round trip. May raise RedisError when it asks Redis."""
+        """The time in milliseconds, exact to a round trip. Raises RedisError if Redis does not answer."""
         if time.monotonic() - self._asked >= _ASK_INTERVAL_S:
             seconds, micros = self._client.time()
             self._asked = time.monotonic()

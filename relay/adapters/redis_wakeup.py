@@ -2,10 +2,10 @@
 
 A wait on a queue's list would need a connection for each queue and each delay queue. With client tracking, Redis
 notes which keys the connection has asked for, and says once when one of them changes. So an idle process asks
-nothing at all, and learns of a job within milliseconds. The same goes for what other workers put aside
+nothing, and hears of a job within milliseconds. The same is true for messages that other workers put aside
 (`relay.adapters.shares`).
 
-A lost word costs time only: a consumer looks at its queue every 10 s in any case.
+If such a signal is lost, only time is lost: a consumer looks at its queue every 10 s in any case.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _PING_INTERVAL_S: Final = 2.0
 _SILENCE_S: Final = 5.0
 #: How soon after a loss a new connection is made, in seconds.
 _PAUSE_S: Final = 1.0
-#: In the list of questions: a sign of life, in place of a key.
+#: In the list of questions, instead of a key: a heartbeat.
 _PING: Final = ""
 
-#: Where there is no client tracking, each queue and each delay queue waits on a connection of its own.
+#: Without client tracking, each queue and each delay queue waits on a connection of its own.
 _MAX_WAITING_CONNECTIONS: Final = 64
 
 _log = logging.getLogger("relay.redis")
 
 
 def bounded_client(url: str, most: int, **access: Any) -> redis.Redis:
-    """A client with so many connections at most, for which threads wait. ``access`` goes to the client."""
+    """A client with at most so many connections; threads wait for a free one. ``access`` goes to the client."""
     pool = redis.BlockingConnectionPool.from_url(
         url,
         **access,
@@ -61,7 +61,7 @@ def bounded_client(url: str, most: int, **access: Any) -> redis.Redis:
 class Wakeups:
     """Waits for queues on a connection that begins with the first wait. ``access`` goes to the client of Redis.
 
-    Servers and users that have no client tracking get a waiting connection for each queue instead.
+    If the server or the user has no client tracking, each queue gets a waiting connection instead.
     """
 
     def __init__(self, url: str, **access: Any) -> None:
@@ -73,7 +73,7 @@ class Wakeups:
             socket_keepalive=True,
             retry=AsyncRetry(NoBackoff(), 0),
         )
-        # Whatever the URL says: in the older protocol Redis would keep to itself what has changed.
+        # Whatever the URL says: with the older protocol Redis would not say what has changed.
         self._pool.connection_kwargs["protocol"] = 3
         self._waiting: Any = bounded_client(url, _MAX_WAITING_CONNECTIONS, **access)
         self._lock = threading.Lock()
@@ -84,7 +84,8 @@ class Wakeups:
     def wait(self, key: str, woken: threading.Event, seconds: float) -> bool:
         """Wait until a queue may hold something or the event is set; False when the time is over before.
 
-        All look for themselves when the connection is lost, and every second until there is another.
+        If the connection is lost, all callers look into their queues themselves, every second, until there is a
+        new one.
         """
         if (rest := self._rest_until - time.monotonic()) > 0:
             woken.wait(min(seconds, rest))
@@ -102,7 +103,7 @@ class Wakeups:
         return self._waiting.blmove(key, key, seconds, "LEFT", "LEFT") is not None or woken.is_set()
 
     def leave(self, key: str) -> None:
-        """Wait for a list no more. The connection ends with the last of them."""
+        """Stop waiting for a list. The connection ends with the last list."""
         with self._lock:
             if self._line is not None and not self._line.leave(key):
                 self._line = None
@@ -155,7 +156,7 @@ class _Line(threading.Thread):
             self._ask(key)
 
     def leave(self, key: str) -> bool:
-        """Watch a list no more; returns whether others are left. Without any, the connection ends."""
+        """Stop watching a list; returns whether others are left. If none is left, the connection ends."""
         self._watched.pop(key, None)
         if not self._watched:
             self.error = redis.exceptions.ConnectionError("nobody waits any more")
@@ -163,7 +164,7 @@ class _Line(threading.Thread):
         return bool(self._watched)
 
     def run(self) -> None:
-        """Talk until the connection is lost or nobody waits any more."""
+        """Serve until the connection is lost or no queue waits any more."""
         try:
             self._loop.run_until_complete(self._talk())
         except redis.exceptions.RedisError as error:
@@ -199,14 +200,14 @@ class _Line(threading.Thread):
             await self._connection.send_command("CLIENT", "TRACKING", "ON")
             await self._connection.read_response()
         except redis.exceptions.ResponseError:
-            # It answers, and the credentials are good. Those that are not raise an error of another kind.
+            # The server answers, and the credentials are good: bad ones raise an error of another kind.
             self.refused = True
             raise
 
     async def _listen(self) -> None:
         silent = 0
         while self.error is None:
-            # In two parts: after a pause of this process the time is over, and the answer is there all the same.
+            # In two steps: after a pause of this process the time may be over although the answer has arrived.
             found = await self._connection.read_response(timeout=_SILENCE_S / 2)
             silent = silent + 1 if found is None else 0
             if silent == 2:

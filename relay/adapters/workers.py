@@ -1,10 +1,10 @@
 """How a Dramatiq worker process runs our actors: one event loop, and a thread budget per queue.
 
 Actors are coroutines on the process's event loop. The worker thread that took a message only waits for its
-coroutine. Long-polling jobs and slow handlers would use up the threads, and a handler service that hangs would
-stop publishing. So the threads of ``--threads`` serve the handlers, and every long-running duty brings threads of
-its own. Messages that are many, or may hang, run on the loop without a thread: see `relay.adapters.onloop`.
-Functions that need a thread share the threads: see `relay.adapters.budgets`.
+coroutine. Without further rules, long-polling jobs and slow handlers would use up the threads, and a handler
+service that hangs would stop publishing. So the threads of ``--threads`` are for handlers, and every long duty has
+threads of its own. Messages that are many, or may hang, run on the loop without a thread: see
+`relay.adapters.onloop`. Functions that need a thread share the threads: see `relay.adapters.budgets`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class WorkerRuntime(AsyncIO):
         return not worker.consumer_whitelist or queue in worker.consumer_whitelist
 
     def usage(self) -> Usage | None:
-        """What this worker does now; None before it has started."""
+        """What this worker does now; None if it has not started yet."""
         return None if self._queue is None else self._queue.usage()
 
     def replace_thread(self, thread: threading.Thread) -> bool:
@@ -129,7 +129,7 @@ class WorkerRuntime(AsyncIO):
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         with self._replacing:
-            # Nothing would stop a thread that is added from now on.
+            # A thread that is added from now on would never be stopped.
             self._worker = None
         self._quiesce()
         if isinstance(broker, RelayBroker):
@@ -144,12 +144,12 @@ class WorkerRuntime(AsyncIO):
 
 
 def _give_back(worker: Worker) -> None:
-    """Let others have at once what no thread has begun: this process may take seconds to end."""
+    """Give back at once what no thread has begun, because this process may take seconds to end."""
     left: dict[str, list[MessageProxy]] = {}
     for item in iter_queue(worker.work_queue):
         left.setdefault(item.message.queue_name, []).append(item.message)
     for queue, messages in left.items():
-        # What cannot be given back now comes back when the heartbeats of this process have run out.
+        # Dramatiq gives the rest to others when the heartbeats of this process have run out.
         with suppress(redis.exceptions.RedisError):
             worker.consumers[queue].requeue_messages(messages)
 
@@ -185,7 +185,7 @@ def event_loop() -> EventLoopThread:
 
 
 def look_less_for_cycles() -> None:
-    """Exclude the objects loaded now from the search for cycles, as they stay, and search less often."""
+    """Exclude the objects loaded so far from the search for cycles, because they stay, and search less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD_OBJECTS, *gc.get_threshold()[1:])

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from relay.adapters.postgres import grants, microdao, migrations
-from relay.adapters.postgres.migrations import MigrationStatus
+from relay.adapters.postgres.revisions import MigrationStatus
 from relay.cli.operating import ContextOption, JsonOption, print_json, visiting, visiting_contexts
 from relay.cli.progress import bar
 from relay.domain.errors import of_context

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from relay.adapters.postgres.operating import Page, Row, counted
+from relay.adapters.postgres.paging import Page, Row, counted
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.sql import statement
 from relay.cli.operating import asked, connecting

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import typer
 
-from relay.adapters.postgres.operating import Page, Row, counted
+from relay.adapters.postgres.paging import Page, Row, counted
 from relay.bus.errors import NothingFound
 from relay.cli.empty import Absence, instead, told
 from relay.cli.operating import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.operating import Row
+from relay.adapters.postgres.paging import Row
 from relay.cli.operating import (
     ACTING,
     ColumnsOption,

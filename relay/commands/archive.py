@@ -3,7 +3,7 @@
 The order of the steps makes it safe. Rows are locked, written to a file whose name follows from its content, and
 read back. Only then the rows that were read back are deleted, in the transaction that locked them, which also
 records the batch. The manifest is written after the commit. So after a crash the rows are still in their table, or
-in a file that the record names. A file that no manifest names is left from a crash and is not part of the archive.
+in a file that the record names. A file that no manifest names is the rest of a crash, and not part of the archive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SCHEDULER: Final = Operator("scheduler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """A batch keeps its rows locked until it is stored, so it ends at so many rows or uncompressed bytes."""
+    """A batch keeps its rows locked until it is stored. So it has at most so many rows or uncompressed bytes."""
 
     rows: int = 20_000
     size: int = 64 * 1024**2
@@ -70,7 +70,7 @@ class Held:
 
 @dataclass(slots=True)
 class ArchiveReport:
-    """The result of a run, or of a look at what a run would do. ``deleted``: what was kept long enough."""
+    """The result of a run, or what a run would do. ``deleted``: batches that were kept long enough."""
 
     context: str
     batches: list[Manifest] = field(default_factory=list)
@@ -209,11 +209,11 @@ class ArchiveRows:
                         break  # a row that is locked and not written stays in its table
                     writing = asyncio.ensure_future(asyncio.to_thread(draft.write, rows))
         finally:
-            await writing  # also after a failure: its thread uses the file
+            await writing  # also after a failure, because the thread uses the file
         return draft
 
     async def _refuse_taken(self, manifest: Manifest) -> None:
-        """Refuse a name that has a manifest: the batch is not committed, so the manifest is another database's."""
+        """Refuse a name that has a manifest. Our batch is not committed, so another database wrote it."""
         if await self._store.get(manifest.name, io.BytesIO()):
             raise ArchiveConflict(
                 f"{manifest.name} is there already, and not of this database",

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, StoreUnreachable
 
-#: The highest level takes twice as long, for files that are a thirtieth smaller.
+#: The highest level takes twice as long, and makes files only a thirtieth smaller.
 _LEVEL: Final = 4
 _UUID_CHARS: Final = 36
 _FIRST: Final = {kind: f'{{"{kind.key}":"'.encode() for kind in ArchiveKind}
@@ -93,7 +93,7 @@ def read(file: IO[bytes], kind: ArchiveKind) -> Contents:
 
 
 def _id(line: bytes, kind: ArchiveKind) -> UUID:
-    """The id of a row. It stands first, unless somebody made the table anew with its columns in another order."""
+    """The id of a row. It comes first, unless an operator made the table again with another order of columns."""
     found = line.startswith(_FIRST[kind]) and line[len(_FIRST[kind]) :][:_UUID_CHARS].decode()
     return UUID(found or json.loads(line)[kind.key])
 

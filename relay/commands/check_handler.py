@@ -175,7 +175,7 @@ async def _repeated(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
 
 
 def _done_once(answer: Answer) -> bool:
-    """Whether a repeat is answered well: done before, or done again by a handler to which that is the same."""
+    """Whether the answer to a repeat is good: done before, or done again if the handler may do the work twice."""
     return answer.done or answer.status == 409
 
 
@@ -186,13 +186,13 @@ async def _at_once(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
     last = await probe.send(message_id, body)
     others = [answer for answer in answers if not answer.done]
     fine = all(answer.status is not None and (answer.status == 409 or answer.status >= 500) for answer in others)
-    # One that knows messages (it answers 409 in the end) has one done; to another, all may be.
+    # A handler that recognises messages (it answers 409 in the end) may do one. Another handler may do all.
     once = len(others) == 3 if last.status == 409 else len(others) < 4
     return once and fine and _done_once(last), f"{', '.join(map(str, answers))}, then {last}"
 
 
 async def _given_up(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
-    """A caller repeats after its time-out. While the handler still works it may answer 5xx, but never 4xx."""
+    """A caller repeats its call after the time-out. A handler that still works may answer 5xx, but never 4xx."""
     message_id = uuid4()
     body = sample.body(message_id)
     await probe.give_up(message_id, body)

@@ -1,4 +1,4 @@
-"""Reads the files of an archive again, and compares them with what is recorded of them."""
+"""Reads the files of an archive again, and compares them with the record in the database."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest, folder
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One checked file. ``error`` None: it holds what its manifest says. ``left_over``: no batch names it."""
+    """One checked file. ``error`` None: it is as the manifest says. ``left_over``: no batch names it."""
 
     file: str
     error: str | None = None
@@ -37,7 +37,7 @@ async def verify(
 ) -> AsyncIterator[Finding]:
     """Read every file again. Compare it with its manifest, and the manifest with the record.
 
-    ``chosen``: only files of such batches. Files that no batch names are looked for among all of them only.
+    ``chosen`` selects batches: only their files are read. Without it, files that no batch names are found too.
     """
     for manifest in await tables.batches():
         if chosen is not None and not chosen(manifest):

@@ -1,7 +1,7 @@
-"""Rows of the archive that are wanted again: in their tables, or published once more.
+"""Restores rows of the archive to their tables, or publishes archived events again.
 
-Nothing leaves the archive by that. The rows of each batch are one transaction, which may be repeated. So a run
-that was interrupted is started again as it was.
+Nothing leaves the archive. The rows of each batch are one transaction, which may be repeated. So after an
+interruption the same run can be started again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from relay.domain.errors import InvalidSubject
 from relay.domain.operators import Operator
 from relay.domain.routing import Routing
 
-#: How far something is: of how many batches how many are done.
+#: Progress: how many batches are done, and of how many.
 Progress = Callable[[int, int], None]
 #: Whether an archived row is one of those that are wanted.
 Fits = Callable[[Mapping[str, Any]], bool]
 
 
 def archived_subject(routing: Routing, row: Mapping[str, Any]) -> str | None:
-    """The subject of an archived message, or the one that an archived event has by the rule of today."""
+    """The subject of an archived message, or the subject that an archived event gets by today's routes."""
     if "topic" not in row:
         return row.get("subject")
     try:
@@ -44,26 +44,26 @@ class ColdRows:
         self._tables, self._store, self._subject = tables, store, subject
 
     async def count(self, kind: ArchiveKind, wanted: RowFilter, progress: Progress) -> int:
-        """How many rows are selected. One that was restored and archived again is there twice."""
+        """How many rows are selected. A row that was restored and archived again counts twice."""
         return sum([len(lines) async for _, lines in self._found(kind, wanted, progress)])
 
     async def read(
         self, kind: ArchiveKind, wanted: RowFilter, fits: Fits, progress: Progress
     ) -> Sequence[Mapping[str, Any]]:
-        """Selected rows that also fit, as they stand in the archive."""
+        """Selected rows that also fit, as they are in the archive."""
         found = self._found(kind, wanted, progress, fits)
         return [json.loads(line) async for _, lines in found for line in lines]
 
     async def restore(self, kind: ArchiveKind, wanted: RowFilter, by: Operator, progress: Progress) -> int:
-        """Put rows back into their table, as they were; return how many were not there. Nothing is sent.
+        """Put rows back into their table, as they were; return how many the table lacked. Nothing is sent.
 
-        The newest batches come first: a row that was restored and archived again is as it was at last.
+        The newest batches come first. So a row that was archived more than once gets its last state.
         """
         found = self._found(kind, wanted, progress, backwards=True)
         return sum([await self._tables.restore(kind, lines, manifest.file, by) async for manifest, lines in found])
 
     async def replay(self, wanted: RowFilter, by: Operator, progress: Progress) -> int:
-        """Put events back and have them published once more, in their order; return how many."""
+        """Put events back and mark them to be published again, in their order; return how many."""
         found = self._found(ArchiveKind.OUTBOX, wanted, progress)
         return sum([await self._tables.replay(lines, by) async for _, lines in found])
 

@@ -1,4 +1,4 @@
-"""Batches that have been kept long enough are deleted, and only they: no row of a table is touched."""
+"""Deletes batches that have been kept long enough. It touches no row of a table."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ async def expire(
 ) -> AsyncGenerator[Manifest, None]:
     """Delete batches whose newest row ended longer than ``keep`` ago; yield each when its files are gone.
 
-    The record comes first: nobody uses the batch any more, whatever is still there of it. Then the manifest goes,
-    and last the file, which is part of the archive only by its manifest. A crash in between leaves a batch that is
-    deleted and not gone, and the next run goes on with it.
+    The record is marked first, so that nobody uses the batch any more. Then the manifest is removed, and last the
+    file, which is part of the archive only by its manifest. After a crash in between, the next run removes the
+    rest.
     """
     for manifest in await tables.expired(keep):
         await tables.delete(manifest, await _ids(manifest, read), by)
@@ -32,7 +32,7 @@ async def expire(
 
 
 async def _ids(manifest: Manifest, read: Read) -> Sequence[UUID]:
-    """The messages that the inbox need not know any more. Those of a damaged file it knows for ever."""
+    """The messages that the inbox need not recognise any more. It recognises those of a damaged file for ever."""
     if manifest.kind is not ArchiveKind.INBOX:
         return []
     try:

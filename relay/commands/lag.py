@@ -1,4 +1,4 @@
-"""Reads the lag of a context: its tables and the consumers of its subscriptions, side by side."""
+"""Reads the lag of a context: its tables and the consumers of its subscriptions, at the same time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReadLag:
         self._context, self._tables, self._consumers = context, tables, consumers
 
     async def read(self) -> ContextLag:
-        """Read everything within some seconds. Never raises a RelayError: each part that lacks is its error."""
+        """Read everything within some seconds. Raises no RelayError: a part that cannot be read is the error."""
         away = DatabaseUnreachable(f"context {self._context}: no answer within {_TIMEOUT_S:g} s")
         streams = asyncio.gather(*(self._stream(name) for name in self._consumers))
         tables, found = await asyncio.gather(_answered(self._tables(), away), streams)

@@ -17,13 +17,13 @@ HORIZON: Final = timedelta(hours=24)
 
 
 class ReceivedMessages(Protocol):
-    """The inbox by id and by place. Both raise DatabaseUnreachable."""
+    """Looks messages up in the inbox, by id and by place. Both methods raise DatabaseUnreachable."""
 
     async def known(self, ids: Collection[UUID]) -> set[UUID]:
         """Return those of ``ids`` that the inbox holds."""
 
     async def held(self, subscription: str, stream: str, seqs: Collection[int]) -> Mapping[int, str | None]:
-        """Return the header ``Nats-Msg-Id`` of what the inbox holds from these places of the stream."""
+        """Return ``Nats-Msg-Id`` of each message that the inbox holds from these places of the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class FindMissing:
         )
 
     async def _recent(self, first: int, last: int, since: datetime | None) -> Sequence[Stored]:
-        """The messages that the inbox should have: young enough, and not from before the subscription's start."""
+        """The messages that the inbox should have: not too old, and not from before the subscription's start."""
         stored = await self.auditor.stored(self.stream, first, last, self.filter_subject)
         oldest = datetime.now(UTC) - self.horizon
         return [message for message in stored if message.at > oldest and (since is None or message.at >= since)]
@@ -86,7 +86,7 @@ class FindMissing:
     async def _absent(self, stored: Sequence[Stored]) -> set[int]:
         """The messages that the inbox knows neither by their own id nor by the id of their place.
 
-        An envelope may tell another id than ``Nats-Msg-Id``. Such a message is found by its place.
+        An envelope may give a message another id than ``Nats-Msg-Id``. Such a message is found by its place.
         """
         ids = {message.seq: {stand_in_id(self.stream, message.seq), message.message_id} for message in stored}
         known = await self.inbox.known({id for pair in ids.values() for id in pair if id is not None})

@@ -16,8 +16,8 @@ from relay.domain.subject import check_stream
 from relay.domain.tracing import find, trace_id
 from relay.ports import Message, OutboxRow
 
-#: More than subject and headers can take without the key. A character of the key may take twelve. If a body fits
-#: with these, it needs no exact check.
+#: Subject and headers without the key are smaller than this. A character of the key takes up to twelve bytes. A
+#: body that is small enough beside both needs no exact check.
 _MAX_OVERHEAD_BYTES: Final = 16_384
 _IDS: Final = {ID, CORRELATION_ID, CAUSATION_ID}
 
@@ -72,7 +72,7 @@ def trace_of(row: OutboxRow) -> str | None:
 
 
 def shown_ids(row: OutboxRow) -> tuple[str, str | None, str | None]:
-    """The ids of a row, its operation and its cause as people see them; UUIDs if the texts cannot be used."""
+    """The ids of a row, its operation and its cause, as people see them; UUIDs if a text cannot be used."""
     own = (row.id, row.correlation_id, row.causation_id)
     try:
         return own if row.originals is None else _originals(row)

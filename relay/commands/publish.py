@@ -36,10 +36,10 @@ from relay.domain.tracing import find
 from relay.failpoints import reach
 from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
 
-#: After this many batches, the halves of a shard meet and divide the busy lanes again. An event in a quiet lane
-#: waits no longer than that.
+#: After this many batches, both halves of a shard stop and the busy lanes are divided again. An event in a quiet
+#: lane waits no longer than this.
 _HALF_BATCHES: Final = 8
-#: How many batches may be under way at once, unless others share the slots: as many as two shards have.
+#: How many batches may be under way at the same time: as many as two shards have. Contexts share these slots.
 _BATCHES: Final = 4
 #: After this many characters of payloads, the other tasks on the event loop may run.
 _PORTION_CHARS: Final = 1_000_000
@@ -80,7 +80,7 @@ class _Settled:
 
     @property
     def freed(self) -> bool:
-        """Whether an event has died, so that later events of its key may be published."""
+        """Whether an event became dead, so that later events of its key may be published."""
         return any(failure.delay is None for failure in self.failures)
 
 
@@ -196,7 +196,7 @@ class PublishOutboxEvents:
         return _Settled(claim.rows, sent, times, outcomes, failures, begun, seconds)
 
     async def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:
-        """The messages to send, and the outcomes of rows that must not be sent: bad rows and those behind them."""
+        """The messages to send, and outcomes of rows that must not be sent: bad rows, later rows of their keys."""
         messages: list[Message] = []
         outcomes: dict[str, PublishOutcome] = {}
         blocked: set[str] = set()
@@ -272,7 +272,7 @@ class PublishOutboxEvents:
 
 
 def _age(occurred_at: str) -> timedelta:
-    """How old an event is. One without a time, or of a time that Python cannot hold, is very old."""
+    """How old an event is. An event without a time, or with a time that Python cannot hold, counts as very old."""
     try:
         return datetime.now(UTC) - datetime.fromisoformat(occurred_at)
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
 """Reconcile: compare the PubAcks with what the streams hold (DESIGN §9, reliability §1).
 
 JetStream can lose acknowledged messages: the store was restored from a backup, the disk lost writes, or the
-stream was deleted and made again. The outbox still has these events. After a loss the stream assigns the same
-sequences again. So an event is recognised by the id at its place, never by the place alone.
+stream was deleted and made again. The outbox still has these events. After a loss the stream gives the same
+sequences to other events. So an event is recognised by the id at its place, never by the place alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVERY: Final = timedelta(seconds=30)
 PAGE_SEQS: Final = 1_000
 #: How many of the latest ledger entries are searched for sequences that were assigned twice.
 RECENT_ENTRIES: Final = 100_000
-#: A cluster may answer from a leader that is behind, so a loss is checked again after this time.
+#: A leader of a cluster that is behind may answer. So a loss is checked again after this time.
 CONFIRM: Final = timedelta(seconds=1)
 _MAX_IDS: Final = 20
 
@@ -56,7 +56,7 @@ class Stored:
 
     @classmethod
     def of(cls, seq: int, headers: Mapping[str, str], at: datetime, subject: bytes) -> Stored:
-        """What the headers of a message tell. A message with an id that is none has no ids."""
+        """Read the headers of a message. If its id is not valid, it has no ids."""
         msg_id = headers.get(MSG_ID)
         try:
             sent = NatsMsgId.read(headers)
@@ -89,7 +89,7 @@ class Losses:
 
 
 class Progress(Protocol):
-    """Is told how much is done, and of how much."""
+    """Shows how much is done, and of how much."""
 
     def __call__(self, done: int, total: int, /) -> object:
         """Show it."""
@@ -179,7 +179,7 @@ class ReconcileStream:
     async def _stream(
         self, stream: str, *, repair: bool, page: int | None = None, progress: Progress = nobody
     ) -> StreamReport:
-        # Read the ledger first: what it holds now, the stream must hold a moment later.
+        # Read the ledger first. The stream, read afterwards, must hold all that the ledger held before.
         highest, before = await self._ledger.highest(stream)
         state = await self._auditor.state(stream)
         report = StreamReport(context=self._context, stream=stream, repaired=repair)
@@ -263,14 +263,14 @@ class ReconcileStream:
 
 
 def _whole(page: Sequence[LedgerEntry]) -> Sequence[LedgerEntry]:
-    """The page; a full page without its last sequence, because another event with it may be on the next page."""
+    """The page. A full page loses its last sequence, because the next page may have another event with it."""
     if len(page) < PAGE_SEQS:
         return page
     return [entry for entry in page if entry.seq < page[-1].seq] or page
 
 
 def windows(first: int, last: int, page: int) -> Sequence[tuple[int, int]]:
-    """The latest page and one other: its number is ``page``, modulo their count, so all are checked in time."""
+    """The latest page and one other. Its number is ``page`` modulo the count of pages, so each has its turn."""
     if last < first:
         return []
     latest = max(first, last - PAGE_SEQS + 1)

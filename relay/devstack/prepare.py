@@ -10,8 +10,7 @@ from nats.js.errors import NotFoundError
 
 from relay.access import jetstream
 from relay.adapters.jetstream import topology
-from relay.adapters.postgres import microdao
-from relay.adapters.postgres.migrations import newest, upgrade
+from relay.adapters.postgres.revisions import newest
 from relay.adapters.postgres.sql import statement
 from relay.devstack.stack import DevStack
 from relay.domain.errors import ConfigurationError
@@ -27,10 +26,22 @@ def prepare(stack: DevStack, settings: Settings, revision: str = "head") -> None
         if not _is_at(context.database, newest() if revision == "head" else revision):
             with contextlib.suppress(psycopg.errors.DuplicateDatabase):
                 stack.postgres.create_database(name)
-            upgrade(context.database, revision)
+            _upgrade(context.database, revision)
         if context.microdao_schema is not None:
-            microdao.lay(context.database, context.microdao_schema)
+            _lay_microdao(context.database, context.microdao_schema)
     asyncio.run(_ensure_streams(settings))
+
+
+def _upgrade(url: str, revision: str) -> None:
+    from relay.adapters.postgres.migrations import upgrade  # noqa: PLC0415 - alembic: a third of a second
+
+    upgrade(url, revision)
+
+
+def _lay_microdao(url: str, schema: str) -> None:
+    from relay.adapters.postgres import microdao  # noqa: PLC0415 - alembic: a third of a second
+
+    microdao.lay(url, schema)
 
 
 def _is_at(url: str, revision: str) -> bool:

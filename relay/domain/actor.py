@@ -60,9 +60,9 @@ def actor_of(headers: Mapping[str, str]) -> Actor | None:
 
 
 def check_actor(headers: Mapping[str, str]) -> None:
-    """Refuse the headers of an event that name no actor who can be, or name one in another spelling.
+    """Refuse headers of an event that name an actor which is not valid, or in another spelling.
 
-    Names of headers are case-sensitive on NATS: the actor would be lost without a word. Raises InvalidActor.
+    Names of headers are case-sensitive on NATS, so the actor would be lost silently. Raises InvalidActor.
     """
     for name in headers:
         if (meant := _SPELLED.get(name.lower(), name)) != name:

@@ -45,7 +45,7 @@ class ArchiveKind(StrEnum):
         return "concurrency_key" if self is ArchiveKind.TASKS else "partition_key"
 
     def ended(self, row: Mapping[str, Any]) -> datetime:
-        """When a row, as it stands in the archive, ended."""
+        """When a row of the archive ended."""
         names = {"outbox": ("published_at",), "inbox": ("processed_at", "dead_lettered_at")}
         found = [row[name] for name in names.get(self.value, ("finished_at",)) if row[name] is not None]
         return datetime.fromisoformat(found[0])
@@ -64,8 +64,8 @@ class RowFilter:
     """Selects archived rows. A field that is None excludes nothing, and no ids exclude nothing.
 
     ``key``: the partition key of an event or message, the concurrency key of a task. ``subject``: a pattern, as a
-    subscription has it. ``correlation``: a correlation id. ``since`` (included) and ``until`` (excluded) bound the
-    time when a row ended, as the manifests tell it.
+    subscription has it. ``correlation``: a correlation id. ``since`` (included) and ``until`` (excluded) limit the
+    time when a row ended, as the manifests have it.
     """
 
     ids: frozenset[UUID] = frozenset()
@@ -82,7 +82,7 @@ class RowFilter:
         return not early and (self.since is None or batch.last_at >= self.since)
 
     def fits(self, kind: ArchiveKind, row: Mapping[str, Any], subject: SubjectOf) -> bool:
-        """Whether a row, as it stands in the archive, is selected."""
+        """Whether a row of the archive is selected."""
         return (
             (not self.ids or UUID(row[kind.key]) in self.ids)
             and self.type in (None, row[kind.type])

@@ -9,7 +9,7 @@ from typing import Final
 
 from relay.domain.backpressure import RELEASE
 
-#: How far rows are counted. What is more is an estimate of the server's, and at least so much.
+#: Up to so many rows are counted. A larger number is an estimate of PostgreSQL, and at least this.
 MAX_COUNTED_ROWS: Final = 20_000
 
 
@@ -21,8 +21,8 @@ class OutboxBacklog:
     published and wait for an operator. ``waiting`` of them will be published; the oldest has waited for
     ``waiting_age_seconds`` by the database's clock (0 when there is none).
 
-    ``estimated``: more than `MAX_COUNTED_ROWS` are not published. Then ``count`` and ``waiting`` are about right,
-    and ``dead`` counts at most so many.
+    ``estimated``: more than `MAX_COUNTED_ROWS` are not published. Then ``count`` and ``waiting`` are estimates,
+    and ``dead`` is at most `MAX_COUNTED_ROWS`.
     """
 
     count: int
@@ -42,8 +42,8 @@ class InboxBacklog:
     database's clock (0 when there is none). ``failed_attempts`` of those that wait were tried more than three
     times.
 
-    ``estimated``: more than `MAX_COUNTED_ROWS` are not processed. Then ``count`` and ``waiting`` are about right,
-    ``dead`` counts at most so many, and ``failed_attempts`` only the oldest of them.
+    ``estimated``: more than `MAX_COUNTED_ROWS` are not processed. Then ``count`` and ``waiting`` are estimates,
+    ``dead`` is at most `MAX_COUNTED_ROWS`, and ``failed_attempts`` counts only among the oldest.
     """
 
     count: int
@@ -71,7 +71,7 @@ class Overdue:
 
 @dataclass(frozen=True, slots=True)
 class Brake:
-    """What producers are told of a full outbox: an ``action``, and why, and since when. None: nothing."""
+    """What a full outbox does to its producers: the ``action``, why, and since when. None: nothing."""
 
     action: str | None = None
     reason: str | None = None
@@ -89,7 +89,7 @@ class Brake:
 
 @dataclass(frozen=True, slots=True)
 class FullInbox:
-    """An inbox that is so full that the pulls pause, or may: of ``max_inbox`` messages it holds ``unfinished``."""
+    """An inbox with a limit, ``max_inbox``, and how many ``unfinished`` messages it holds."""
 
     subscription: str
     unfinished: int
@@ -97,7 +97,7 @@ class FullInbox:
 
     @property
     def shown(self) -> bool:
-        """Whether it is full enough to say so: a pause ends below this."""
+        """Whether it is full enough to be shown. A pause of the pulls ends below this."""
         return self.unfinished >= self.max_inbox * RELEASE
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class TaskBacklog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What of a subscription waits for an operator: ``count`` items, the oldest for ``oldest_age_seconds``.
+    """``count`` items of a subscription that wait for an operator, the oldest for ``oldest_age_seconds``.
 
     ``kind``: the class of the incidents.
     """
@@ -137,10 +137,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionBacklog:
-    """What of a subscription waits to be handled: ``count`` messages, neither processed nor dead-lettered.
+    """``count`` messages of a subscription that wait to be handled: neither processed nor dead letters.
 
     The oldest was received ``oldest_age_seconds`` ago. ``failed_attempts`` messages were tried more than three
-    times. Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the others are of so many.
+    times. Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the other numbers are about the rows counted.
     """
 
     subscription: str | None

@@ -1,4 +1,4 @@
-"""When an outbox is full, and when it is not any more: the brake on its producers (MicroDAO §16)."""
+"""When an outbox is full, and when it is no longer full: the brake on its producers (MicroDAO §16)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
 
-#: What producers are told: a warning, to wait a moment, or that nothing is recorded.
+#: What happens to producers: they get a warning, wait a moment, or are refused.
 Action = Literal["warn", "delay", "refuse"]
 #: A brake is released below this part of its limits. Otherwise it would begin and end with every batch.
 RELEASE: Final = 0.8
@@ -14,7 +14,7 @@ RELEASE: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a full outbox is, and what then happens to its producers.
+    """When an outbox is full, and what then happens to its producers.
 
     ``above``: how many events may wait to be published. ``age``: how long one may wait. ``delay``: how long a
     producer waits, once in each transaction.
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What waits, and what producers were told: an ``action`` and ``delay``, for ``remaining`` more seconds.
+    """What waits, and what happens to producers: an ``action`` and ``delay``, for ``remaining`` more seconds.
 
     ``waiting`` events have not been published, counted up to a limit. The first of them that a publisher could
     take has waited for ``seconds``. A ``remaining`` of 0 or less: the brake has ended by itself.
@@ -46,15 +46,15 @@ class Pressure:
     remaining: float = 0.0
 
     def tells(self, limits: Limits) -> bool:
-        """Whether producers were told what the limits say."""
+        """Whether what happens to producers is what the limits say."""
         return (self.action, self.delay) == (limits.action, limits.delay)
 
 
 @dataclass(slots=True)
 class InboxLimit:
-    """How many messages of a subscription may be unfinished before the pulls pause, and whether they do.
+    """How many messages of a subscription may be unfinished before the pulls pause; whether they pause now.
 
-    ``room``: how many messages may still be pulled before somebody has to count again.
+    ``room``: how many messages may still be pulled before they must be counted again.
     """
 
     most: int

@@ -28,7 +28,7 @@ LIMIT_BYTES: Final = 500
 _MAX_SHOWN_ERRORS: Final = 3
 _MAX_CAUSES: Final = 10
 _MAX_LOGGED: Final = 30
-#: What stands before each line of a stack, behind the reason it belongs to.
+#: Begins each line of a stack. The stack follows its reason.
 _FROM: Final = " <- "
 _MAX_FRAMES: Final = 8
 _FRAME_CHARS: Final = 120
@@ -70,7 +70,7 @@ def first_line(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """What is told about an exception: its message if it is ours, else its class, its codes and its place."""
+    """What may be told about an exception: its message if it is ours, else its class, codes and place."""
     name = type(error).__name__
     if isinstance(error, RelayError):
         said = f"invalid {error.field or ''}" if error.quotes else error.message
@@ -81,7 +81,7 @@ def told(error: BaseException) -> str:
 
 
 def words(error: BaseException) -> str:
-    """The message of an exception, for those who ask for it. Empty where `told` already includes it."""
+    """The message of an exception, if a setting asks for it. Empty if `told` already includes it."""
     return "" if isinstance(error, RelayError) and not error.quotes else first_line(_driver(error))
 
 
@@ -92,7 +92,7 @@ def trace(error: BaseException) -> str:
 
 
 def with_stack(error: BaseException) -> str:
-    """What is told about an exception, and behind that where it passed the application: `stack_of` reads it."""
+    """What may be told about an exception, followed by its lines in the application; `stack_of` reads it."""
     return "".join([told(error), *(f"{_FROM}{line}" for line in _stack(error))])
 
 
@@ -103,13 +103,13 @@ def stack_of(text: str) -> tuple[str, list[str]]:
 
 
 def full(reason: str, said: str) -> str:
-    """Return a reason with a text that it does not tell by itself, before its stack."""
+    """Return a reason with a text that it does not contain yet. The text comes before the stack."""
     told, stack, lines = reason.partition(_FROM)
     return f"{told}: {said}{stack}{lines}"
 
 
 def _stack(error: BaseException) -> list[str]:
-    """The lines of the application, such as ``myapp/cases.py:12 in close``, also those of the causes. Bounded."""
+    """The lines of the application, such as ``myapp/cases.py:12 in close``, also of the causes. Bounded."""
     found: list[str] = []
     for one in causes(error):
         found += [] if one is error else [f"caused by {type(one).__name__}"]
@@ -119,7 +119,7 @@ def _stack(error: BaseException) -> list[str]:
 
 
 def _line(frame: FrameType, number: int) -> str:
-    """A line of code. Its file is shown from the package on that the module belongs to."""
+    """A line of code. The path of its file begins at the package of the module."""
     path = Path(frame.f_code.co_filename)
     name = str(frame.f_globals.get("__name__", ""))
     parts = name.count(".") + (2 if path.stem == "__init__" else 1)
@@ -137,9 +137,9 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def traced(error: BaseException, *, in_full: bool = False) -> list[dict[str, Any]]:
-    """A traceback as values for a log of JSON: structlog's dict tracebacks, but without locals and messages.
+    """A traceback as values for JSON logs: like structlog's dict tracebacks, without locals and messages.
 
-    The frames are those of the application; all of them where it has none. ``in_full``: with the messages.
+    The frames are those of the application, or all if it has none. ``in_full``: with the messages.
     """
     return [
         {"exc_type": type(one).__name__, "exc_value": str(one) if in_full else told(one), "frames": _frames(one)}
@@ -232,7 +232,7 @@ def _misfits(found: list[Any]) -> str:
 
 
 def place(location: object) -> str:
-    """Where an error is. The key of a map may be data, so a key that is not like a name is shown as a star."""
+    """Where an error is. A key of a map may be data. So a key that does not look like a name becomes a star."""
     return ".".join(_name(part) for part in location[:10]) if isinstance(location, list | tuple) else ""
 
 

@@ -93,7 +93,7 @@ class EventDied(EventFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducersBraked(Fact):
-    """The outbox is full. From now on its producers are told so: ``action`` is warn, delay or refuse.
+    """The outbox is full. From now on they notice it: ``action`` is warn, delay or refuse.
 
     ``waiting`` events are counted, up to the limit. The first of them has waited for ``age_seconds``.
     """
@@ -121,7 +121,7 @@ class OutageSeen(Fact):
 class MessagesReceived(Fact):
     """A batch arrived from the stream. ``duplicates`` of its messages were known already.
 
-    ``traces``: what its messages have as ``traceparent``. ``begun``: when it arrived, in Unix time. ``waits``: the
+    ``traces``: the ``traceparent`` of its messages. ``begun``: when it arrived, in Unix time. ``waits``: the
     seconds that new messages have waited in the stream.
     """
 
@@ -372,7 +372,7 @@ class RowsArchived(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeleted(Fact):
-    """A batch of the archive is deleted, because it was kept as long as the settings say."""
+    """A batch of the archive is deleted: it was kept as long as the settings say."""
 
     kind: str
     file: str
@@ -398,7 +398,7 @@ class ArchiveFailed(Fact):
 class HandlerAnswered(Fact):
     """The handler of a subscription answered for a message, or the relay stopped waiting, after ``seconds``.
 
-    ``waited``: for how long a message that is now done was in the inbox; None if it is not done.
+    ``waited``: how long the message was in the inbox, if it is done now; otherwise None.
     """
 
     subscription: str

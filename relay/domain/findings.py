@@ -1,4 +1,4 @@
-"""Findings: what is not as the relay needs it, and what to change. `relay health` and `relay doctor` show them."""
+"""Findings: problems, and what to change. `relay health` and `relay doctor` show them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from enum import StrEnum
 class Severity(StrEnum):
     """How bad it is.
 
-    ``error``: something does not work, or a promise does not hold. ``warning``: it holds until a certain fault or
-    load comes. ``unknown``: it could not be found out; the remedy says what is missing.
+    ``error``: something does not work, or a promise does not hold. ``warning``: the promise holds until a certain
+    fault or load comes. ``unknown``: this could not be found out; the remedy says what is missing.
     """
 
     ERROR = "error"
@@ -20,7 +20,10 @@ class Severity(StrEnum):
 
 
 class ProcessKind(StrEnum):
-    """Who needs something. ``tasks``: `python -m tasks`. ``application``: who writes events and tasks."""
+    """The kind of process that needs something.
+
+    ``tasks``: `python -m tasks`. ``application``: it writes events and tasks.
+    """
 
     SCHEDULER = "scheduler"
     WORKER = "worker"
@@ -30,7 +33,7 @@ class ProcessKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is not as it must be.
+    """One problem.
 
     ``code`` is stable: docs/reference/findings.md lists all. ``subject``: what it is about, such as
     ``stream SEA_EVENTS``. ``remedy``: what to change. No text holds a password or a payload.
@@ -62,7 +65,7 @@ def unknown(code: str, subject: str, text: str, remedy: str = "") -> Finding:
 class Examined:
     """One server, or one other thing, and all that was found about it.
 
-    ``milliseconds``: how long it took to answer. ``detail``: what it is, if it is well.
+    ``milliseconds``: how long it took to answer. ``detail``: what it is, if nothing is wrong.
     """
 
     server: str
@@ -72,7 +75,7 @@ class Examined:
 
     @property
     def healthy(self) -> bool:
-        """Whether everything that needs it can work."""
+        """Whether everything that depends on it can work."""
         return all(found.severity is not Severity.ERROR for found in self.findings)
 
 
@@ -90,6 +93,6 @@ class Diagnosis:
         return sorted(found, key=lambda finding: order.index(finding.severity))
 
     def bad(self, *, strict: bool) -> bool:
-        """Whether somebody must act: for errors; with ``strict`` for warnings, too."""
+        """Whether an operator must act: if there are errors, with ``strict`` also if there are warnings."""
         acted_on = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         return any(finding.severity in acted_on for finding in self.findings)

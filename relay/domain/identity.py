@@ -1,7 +1,7 @@
 """Ids of messages and of the operations they belong to: any text outside, UUIDs in tables and jobs.
 
-A UUID as usually written is itself. Any other text, for example ``evt_01HQGX8K9JNPQR5MWTVYZ3F4BC``, has a UUID
-made from it. The text is kept beside that: as ``originals``, by the names `ID`, `CORRELATION_ID`, `CAUSATION_ID`.
+A UUID in the usual form stands for itself. For any other text, such as ``evt_01HQGX8K9JNPQR5MWTVYZ3F4BC``, a UUID
+is made from it. The text is kept in ``originals``, by the names `ID`, `CORRELATION_ID`, `CAUSATION_ID`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from relay.domain.limits import MAX_KEY_BYTES
 
 #: The header with the id by which JetStream drops copies.
 MSG_ID: Final = "Nats-Msg-Id"
-#: The row of the outbox and its generation, where ``Nats-Msg-Id`` does not tell them.
+#: The row of the outbox and its generation, if ``Nats-Msg-Id`` does not name them.
 EVENT_ID: Final = "Relay-Event-Id"
 GENERATION: Final = "Relay-Generation"
 #: The names of the texts in ``originals``.
@@ -36,7 +36,7 @@ Kept = TypeVar("Kept", UUID, UUID | None)
 _TEXTS: Final = UUID("b1f3a8d4-6f0e-5c52-9a57-2f0c5b7f9e61")
 _PLACES: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
-#: What stands for bytes that are no text: two ids with it may be different ones.
+#: Replaces bytes that are not text. Two ids with it look the same and may be different.
 _NO_TEXT: Final = "\ufffd"
 _GENERATION: Final = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -56,7 +56,7 @@ class Identity(NamedTuple):
         """The identity of any text. Braces, URNs and missing hyphens make a text that is no UUID."""
         if _UUID.fullmatch(text):
             return cls(text, UUID(text), derived=False)
-        # JSON may hold half a surrogate pair, which has no bytes of its own.
+        # JSON may hold half a surrogate pair, which UTF-8 cannot encode.
         return cls(text, uuid5(_TEXTS, text.encode(errors="backslashreplace").decode()), derived=True)
 
     @property
@@ -78,7 +78,7 @@ def shown(id: Kept, originals: Originals, name: str) -> Kept | str:
 def check_id(value: object, field: str) -> Identity:
     """The identity of an id that a program gave us: a UUID, or 1 to 200 bytes of printable text.
 
-    The text neither begins nor ends with a space, so that no header trims it. Raises InvalidKey.
+    The text neither begins nor ends with a space, because headers would lose it. Raises InvalidKey.
     """
     if problem := _problem(value):
         raise InvalidKey(problem, field=field)
@@ -86,9 +86,9 @@ def check_id(value: object, field: str) -> Identity:
 
 
 def identified(id: Any, correlation_id: Any, causation_id: Any) -> tuple[list[Any], Originals]:
-    """Three ids with a UUID for each text, and the texts of those that are no UUIDs.
+    """Three ids with a UUID for each text, and the texts of those that are not UUIDs.
 
-    Raises InvalidKey, naming the id. What is no text stays as it is.
+    Raises InvalidKey, naming the id. A value that is not text stays as it is.
     """
     ids, originals = [id, correlation_id, causation_id], {}
     if not (isinstance(id, str) or isinstance(correlation_id, str) or isinstance(causation_id, str)):
@@ -136,7 +136,7 @@ def _problem(value: object) -> str | None:
 
 
 def originals_of(name: Identity, key: UUID, correlation: Identity | None, causation: Identity | None) -> Originals:
-    """The texts of the ids that are no UUIDs; that of the message also if its ``key`` is not made from it."""
+    """The texts of ids that are not UUIDs; that of the message also if its ``key`` is not made from it."""
     found = {}
     if name.derived or (name.uuid is not key and name.uuid != key):
         found[ID] = name.shown
@@ -148,7 +148,7 @@ def originals_of(name: Identity, key: UUID, correlation: Identity | None, causat
 
 
 class NatsMsgId(NamedTuple):
-    """What a message says of its identity in ``Nats-Msg-Id`` and the headers beside it.
+    """What ``Nats-Msg-Id`` and the headers beside it say about the identity of a message.
 
     ``id``: that of the event, without the generation. Generation 0 is the text alone. A replay carries
     ``{text}.{generation}``. So the stream's duplicate window accepts it, and consumers still recognise the event.
@@ -163,7 +163,7 @@ class NatsMsgId(NamedTuple):
     def read(cls, headers: Mapping[str, str]) -> NatsMsgId | None:
         """Read the headers of a message; None without an id. Raises MalformedMessage.
 
-        Only our own ids are split: ``order.7`` of another program is the id of a message and no seventh replay.
+        Only our own ids are split: ``order.7`` of another program is an id, not a seventh replay.
         """
         if (value := headers.get(MSG_ID)) is None:
             return None

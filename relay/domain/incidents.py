@@ -1,7 +1,7 @@
 """Incidents: dead letters as operators see them, and which of them may be requeued (DESIGN §7).
 
-An incident is one death of one message. A requeued message that dies again is a new incident of the same message,
-with the next ``occurrence``.
+An incident records that a message became a dead letter. If a requeued message fails for good again, this is a new
+incident of the same message, with the next ``occurrence``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from relay.domain.identity import (
 )
 from relay.domain.policies import DeadLetterClass
 
-#: The field of a letter with the key of the inbox, if that is not the message's id.
+#: The field of a letter that holds the key of the inbox, if this is not the message's id.
 INBOX_ID: Final = "inbox_id"
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
@@ -197,7 +197,7 @@ def encode_original(body: bytes) -> dict[str, str]:
 
 
 def show_original(body: bytes | None) -> dict[str, str | None]:
-    """Encode the original as `encode_original` does, for operators, to whom it is the payload."""
+    """Encode the original as `encode_original` does, for operators, who know it as the payload."""
     text, encoding = (None, None) if body is None else _encoded(body)
     return {"payload": text, "payload_encoding": encoding}
 

@@ -24,7 +24,7 @@ class Due:
     age_seconds: float
 
 
-#: Nothing is due.
+#: No row is due.
 NONE_DUE: Final = Due(0, 0.0)
 
 
@@ -39,7 +39,7 @@ class TablesLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLag:
-    """What a consumer of a stream has before it: ``pending`` messages were never delivered.
+    """What a consumer of a stream has not finished: ``pending`` messages were never delivered.
 
     ``unacknowledged`` messages were delivered and not acknowledged. Most of them are in the inbox.
     """
@@ -50,7 +50,7 @@ class StreamLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionLag:
-    """What is due of a subscription: in the inbox, and in its stream."""
+    """What is due for a subscription: in the inbox, and in its stream."""
 
     inbox: Due
     stream: StreamLag
@@ -80,7 +80,7 @@ class ContextLag:
 
     @property
     def errors(self) -> tuple[RelayError, ...]:
-        """Why parts of it are not known; empty if all are."""
+        """Why parts of it are not known; empty if all parts are known."""
         parts = (self.tables, *self.streams.values())
         return tuple(it for it in parts if isinstance(it, RelayError))
 
@@ -94,7 +94,7 @@ class Load:
 
 
 def total(lags: Iterable[ContextLag]) -> Load | RelayError:
-    """Add up the lag of contexts. The first error if any part is not known: part of a lag says nothing."""
+    """Add up the lag of contexts. If any part is not known, return the first error: a part says nothing."""
     rows, age = 0, 0.0
     for lag in lags:
         if isinstance(lag.tables, RelayError):

@@ -32,13 +32,13 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step, and what came of it.
+    """One step, and its result.
 
-    ``id``: what it is known by; of a publication ``stream:sequence``. ``name``: type, subscription or action.
-    ``at``: when it began, ``ended`` when it ended. ``after``: how long after the step above it began, and ``took``
-    how long it took, in seconds; None where a time is not known. ``error``: the last one, or the reason of a dead
-    letter. ``trace_id``: the trace that its ``traceparent`` names, 32 hex digits; None if it carries none that is
-    valid. ``archived``: it was found in the archive. No step holds a payload.
+    ``id``: of a publication it is ``stream:sequence``. ``name``: type, subscription or action. ``at``: when it
+    began, ``ended`` when it ended. ``after``: how long after the step above it began, and ``took`` how long it
+    took, in seconds; None where a time is not known. ``error``: the last one, or the reason of a dead letter.
+    ``trace_id``: the trace that its ``traceparent`` names, 32 hex digits; None if it carries none that is valid.
+    ``archived``: it was found in the archive. No step holds a payload.
     """
 
     kind: StepKind
@@ -58,7 +58,7 @@ class Step:
     children: Sequence[Step] = ()
 
     def under(self, above: Step | None) -> Step:
-        """Return the step with its durations, as one that follows ``above``, and its children in their order."""
+        """Return the step with durations, as a step that follows ``above``, and with its children in order."""
         after = None if above is None else _seconds(above.at, self.at)
         timed = replace(self, after=after, took=_seconds(self.at, self.ended))
         children = sorted(self.children, key=lambda it: (it.at is None, it.at and it.at.timestamp()))
@@ -69,8 +69,8 @@ class Step:
 class Wanted:
     """What rows are looked for, in every context.
 
-    ``texts``: ids as people see them. ``causes``: ids whose chain has no correlation, so that what they caused is
-    found by its cause. ``place``: a stream and a sequence. ``incident``: the number of a dead letter.
+    ``texts``: ids as people see them. ``causes``: ids whose chain has no correlation. What they caused is found by
+    its causation id. ``place``: a stream and a sequence. ``incident``: the number of a dead letter.
     """
 
     ids: frozenset[UUID] = frozenset()
@@ -82,7 +82,7 @@ class Wanted:
 
     @classmethod
     def of(cls, text: str) -> Wanted:
-        """Read what an operator asked for: any id, ``stream:sequence``, or the number of an incident."""
+        """Read what an operator has asked for: any id, ``stream:sequence``, or the number of an incident."""
         identity = Identity.of(text)
         one = frozenset([identity.uuid])
         wanted = cls(ids=one, correlations=one, texts=frozenset([text, str(identity.uuid)]))
@@ -97,7 +97,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """What is known of an id. ``unread``: why a context, or its archive, could not be asked, by its name.
+    """What is known of an id. ``unread``: why a context or its archive could not be read, by its name.
 
     ``cut``: there is more than is shown.
     """

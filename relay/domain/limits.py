@@ -38,7 +38,8 @@ _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
 _ALL_ZERO: Final = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
 _SEPARATORS: Final = bytes.maketrans(b"{}[],:", b"      ")
-#: An integer outside 64 bits has at least this many digits. Every sixth one of them makes three digits in a row.
+#: An integer outside 64 bits has at least this many digits. So reading every sixth character finds three digits
+#: in a row.
 _LONG: Final = b"0" * 19
 _EVERY: Final = 6
 
@@ -189,7 +190,7 @@ def check_payload_text(text: str) -> None:
 
 
 def _depth(data: bytes) -> int:
-    """How deep JSON text nests. Above the limit, the result is only some number above the limit."""
+    """How deep JSON text nests. Above the limit, the result is any number above the limit."""
     # An empty string in quotes does not affect the text around it.
     rest = _without_escapes(data).translate(_BRACKETS, _OTHERS).replace(b'""', b"")
     rest = b"".join(rest.split(b'"')[::2])

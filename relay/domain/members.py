@@ -16,13 +16,13 @@ FORGOTTEN_AFTER_S: Final = 600.0
 
 
 class State(Enum):
-    """What a member is at."""
+    """What a member does now."""
 
     STARTING = "starting"
     WORKING = "working"
     #: It has started, and NATS does not answer.
     WAITING = "waiting"
-    #: It finishes what it has begun, and takes nothing more.
+    #: It finishes the jobs that it has begun, and takes no more.
     ENDING = "ending"
     LOST = "lost"
 
@@ -45,7 +45,7 @@ class Usage:
 class Crew:
     """What a supervisor does: it runs ``running`` workers and wants ``wanted``, between ``least`` and ``most``.
 
-    ``why``: what the last decision stands on. ``crashes``: how many of its workers ended by themselves.
+    ``why``: the reason for the last decision. ``crashes``: how many of its workers ended by themselves.
     """
 
     least: int
@@ -58,12 +58,11 @@ class Crew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A process as it describes itself. ``id`` is its own and never used again.
+    """A process as it describes itself. No other process ever has its ``id``.
 
-    ``place``: where ``pid`` means the same process; "" if unknown.
-    ``command``: the process of the `dramatiq` command that a worker belongs to. ``fleet``: the id of the
-    supervisor that started it; None if it was started in another way. ``up_seconds``: for how long it has run.
-    ``publishes``: whether it takes jobs that publish.
+    ``place``: within it a ``pid`` names one process; "" if unknown. ``command``: the process of the `dramatiq`
+    command that a worker belongs to. ``fleet``: the id of the supervisor that started it; None if it was started
+    in another way. ``up_seconds``: for how long it has run. ``publishes``: whether it takes jobs that publish.
     """
 
     id: str
@@ -90,12 +89,12 @@ class Seen:
 
     @property
     def state(self) -> State:
-        """What it says that it is at, unless it is lost."""
+        """What it says that it does now, unless it is lost."""
         return State.LOST if self.silent_seconds > LOST_AFTER_S else self.member.state
 
 
 def read_member(found: Any) -> Member:
-    """Read what a member wrote, maybe one of another release: unknown fields are passed over.
+    """Read what a member wrote. It may be of another release, so unknown fields are ignored.
 
     Raises TypeError, ValueError and KeyError for anything else.
     """
@@ -114,6 +113,6 @@ def _known(kind: type[Any], found: Any) -> dict[str, Any]:
 
 
 def busy_part(usages: list[Usage]) -> float | None:
-    """The part of the threads of some workers that are busy; None if none of them has any."""
+    """The part of the workers' threads that are busy; None if they have no threads."""
     threads = sum(it.threads for it in usages)
     return sum(it.busy for it in usages) / threads if threads else None

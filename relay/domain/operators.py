@@ -1,4 +1,4 @@
-"""What operators do to rows by hand: who acts, which rows an action may change, and what became of each.
+"""What operators do to rows by hand: who acts, which rows an action may change, and the result for each.
 
 Nothing here happens automatically (building blocks §3.4).
 """
@@ -36,7 +36,7 @@ class Outcome:
     refused: tuple[tuple[str, RelayError], ...]
 
     def refusing(self, ids: Container[str]) -> Outcome:
-        """Return the outcome without the refusals of other ids than these."""
+        """Return the outcome with only those refusals that are about these ids."""
         return Outcome(self.done, tuple(refusal for refusal in self.refused if refusal[0] in ids))
 
 
@@ -72,7 +72,7 @@ def retry_refusal(event: EventState) -> RelayError | None:
 
 
 def replay_refusal(event: EventState) -> RelayError | None:
-    """Why an event cannot be published once more; None if it can."""
+    """Why an event cannot be published again; None if it can."""
     return None if event.published else NotReplayable("is not published yet", hint="relay outbox retry")
 
 

@@ -20,10 +20,10 @@ LANES: Final = 64
 UNORDERED: Final = ""
 #: The header that carries a message's partition key.
 KEY: Final = "Relay-Partition-Key"
-#: What happens to messages behind a dead one. "block" and "park": they wait for an operator; "park" also sets the
-#: key aside. "skip": they are handled.
+#: What happens to later messages of a key when one is dead. "block" and "park": they wait for an operator. "park"
+#: also sets the key aside. "skip": they are handled.
 FailedHead: TypeAlias = Literal["block", "park", "skip"]
-#: Schedulers and workers agree on the number of workers after so many seconds.
+#: After so many seconds, schedulers and workers know the same number of workers.
 _AGREED_AFTER_S: Final = 8.0
 #: The longest key that is sure to fit into an index of PostgreSQL, in characters.
 _MAX_KEY_CHARS: Final = 600
@@ -49,12 +49,12 @@ class Shard:
 
 
 def shards_of(shards: int, workers: int) -> int:
-    """How many jobs publish a context with a backlog: ``shards`` for each worker. Each has a lane at least."""
+    """How many jobs publish a context with a backlog: ``shards`` for each worker, at most one for each lane."""
     return min(LANES, shards * workers)
 
 
 def goes_on(count: int, shards: int, workers: int, seconds: float) -> bool:
-    """Whether a drain of one of ``count`` shards goes on after so many seconds, or makes room for others."""
+    """Whether a drain of one of ``count`` shards goes on after so many seconds, or ends so that others begin."""
     return seconds < _AGREED_AFTER_S or count == shards_of(shards, workers)
 
 
@@ -72,7 +72,7 @@ def default_key(aggregate_type: str, aggregate_id: str) -> str:
 def partition_key(headers: Mapping[str, str], told: Any = None) -> str | None:
     """The key that the producer gave to a message; None without one. Raises MalformedMessage.
 
-    ``told``: the key that the message tells elsewhere, if its headers do not.
+    ``told``: the key that the message has elsewhere, if not in its headers.
     """
     key = unquote(headers.get(KEY, "")) or told or ""
     if not isinstance(key, str):

@@ -1,4 +1,4 @@
-"""What the two NATS users of a configuration may publish and subscribe to: the fleet, and the streams' admin.
+"""What the two NATS users of a configuration may publish and subscribe to: the fleet, and the admin of streams.
 
 A user who may publish to all of ``$JS.ACK`` can acknowledge messages that others have not handled, and so lose
 them. A user who may publish to all of ``$JS.API`` can delete every stream. So each subject names its stream and
@@ -16,7 +16,7 @@ from relay.domain.topology import ConsumerSpec, StreamSpec
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The allowed subjects, without repetition. All others are forbidden.
+    """The allowed subjects, each once. All others are forbidden.
 
     ``responses``: whether it may answer what it receives, whatever the reply subject.
     """
@@ -63,7 +63,7 @@ def of_fleet(
 
 
 def of_admin(streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec], inbox: str) -> Permissions:
-    """For ``relay streams``: make, change and view what is configured; delete nothing, read no messages."""
+    """For ``relay streams``: make, change and view what is configured; delete nothing, read no message."""
     subjects = ["$JS.API.INFO"]
     for stream in streams:
         subjects += (

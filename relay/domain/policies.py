@@ -76,7 +76,7 @@ def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: fl
 
 # --- publishing: what to do with an event after the broker answered, or did not -------------------
 
-#: An event of an unmended topology is tried again by itself, at most a minute after it is mended.
+#: How long an event waits at most for its next try when no stream takes it, also after that was mended.
 _MEND: Final = "mend relay.toml or the event's stream, run relay streams ensure, then relay outbox retry"
 
 
@@ -176,9 +176,10 @@ def after_publish_failure(
     chance: float,
     age: timedelta,
 ) -> FailureAction:
-    """Decide by the three failure classes of DESIGN §5. ``attempts``: the attempts counted before this one.
+    """Decide by the three failure classes of DESIGN §5.
 
-    ``age``: that of the event. What spends no attempt backs off by it.
+    ``attempts``: the attempts counted before this one. ``age``: the age of the event. If no attempt is spent, the
+    back-off depends on it.
     """
     match outcome:
         case OutcomeUnknown() | NotSent():

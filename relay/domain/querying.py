@@ -16,7 +16,7 @@ from relay.domain.reading import read_json, read_object
 
 ERROR: Final = "Nats-Service-Error"
 ERROR_CODE: Final = "Nats-Service-Error-Code"
-#: How long the one who asks waits, in milliseconds.
+#: How long the asking program waits, in milliseconds.
 TIMEOUT: Final = "Relay-Timeout-Ms"
 #: The context that answers. A stream that answers instead sends no such header.
 ANSWERED_BY: Final = "Relay-Answered-By"
@@ -43,7 +43,7 @@ _LONGEST: Final = timedelta(days=1)
 
 
 def presence_subject(subject: str) -> str:
-    """The subject at which whoever answers queries of ``subject`` says that it is there.
+    """The subject at which workers that answer queries of ``subject`` say that they are present.
 
     No stream takes it. A stream that takes the query's own subject hides that nobody answers.
     """
@@ -66,7 +66,7 @@ def read_query(body: bytes) -> dict[str, Any]:
 
 
 def read_timeout(headers: Mapping[str, str], most: timedelta) -> timedelta:
-    """How long an answer may take: ``most``, or less if the one who asks waits less."""
+    """How long an answer may take: ``most``, or less if the asking program waits less."""
     text = headers.get(TIMEOUT, "")
     if not text.isdecimal() or not text.isascii() or len(text) > 9:
         return most

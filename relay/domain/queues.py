@@ -18,7 +18,7 @@ class JobState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """How many jobs a queue has. ``in_flight``: those that workers have fetched and not acknowledged."""
+    """How many jobs a queue has. ``in_flight``: jobs that workers have fetched and not acknowledged."""
 
     name: str
     waiting: int

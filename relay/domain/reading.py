@@ -16,7 +16,7 @@ _NO_TEXT: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 
 
 def read_subject(raw: bytes) -> tuple[str, bool]:
-    r"""A subject as text, and whether the text is exactly what was sent.
+    r"""A subject as text, and whether the text is exactly the sent bytes.
 
     A broker accepts any bytes except spaces and line breaks. A subject that is not plain text is escaped, so that
     people can read it, it can be sent on, and the escapes can be undone. Bytes that are not UTF-8, control

@@ -1,26 +1,26 @@
-"""Codes of reasons: what a failure is in one word, so that many of one kind are found and decided on together.
+"""Codes of reasons: a word for each kind of failure, so that all failures of a kind are found together.
 
-A code is read from the text of a reason, so rows of any age have one. The patterns mean the same to Python and to
-PostgreSQL: they hold only what both know.
+A code is read from the text of a reason, so rows of any age have one. The patterns use only what Python and
+PostgreSQL read in the same way.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 #: The code of a text that fits no other.
 OTHER: Final = "other"
-#: What stands before the reason of the last attempt, and before that of an event that is given up.
+#: Precedes the reason of the last attempt, and the reason of an event that became dead.
 _BEFORE: Final = "(exhausted: [0-9]+ attempts, the last one: |unrecoverable: )?"
-#: A class of an exception, and what `relay.domain.disclosure.told` writes behind it: place, codes, text.
+#: A class of an exception, and what `relay.domain.disclosure.told` writes after it: place, codes, text.
 _RAISED: Final = (
     r"([A-Za-z_][A-Za-z0-9_]*( [0-9A-Z]{5})?( \(.*\))? at [^ ]+:[0-9]|([A-Z][a-z0-9]+){2,}(:|$)|Poison(:|$))"
 )
-#: What a failed connection says, where nothing has just refused it.
+#: The reason of a failed connection that was not simply refused.
 _TLS: Final = "(SSL|TLS|certificate)"
 _NAME: Final = "(Name or service|name resolution|nodename|DNS)"
 _WAY: Final = "(unreachable|No route)"
@@ -28,14 +28,14 @@ _WAY: Final = "(unreachable|No route)"
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A code, the pattern of its reasons behind what stands before them, and what it means."""
+    """A code, what it means, and the pattern of its reasons (without their prefix)."""
 
     name: str
     pattern: str
     meaning: str
 
 
-#: Every code. Of several that fit, the first one holds.
+#: Every code. If several fit, the first one counts.
 CODES: Final = (
     Code("timeout", "time-out: no answer", "no answer within the time-out"),
     Code("connect_timeout", "time-out: no connection", "no connection to the handler in time"),
@@ -96,45 +96,71 @@ FAMILIES: Final = {
     "raised_KeyError": "the function raised this exception; each exception has such a code",
     OTHER: "no code fits",
 }
-_COMPILED: Final = [(code, re.compile(_BEFORE + code.pattern)) for code in CODES]
-_ANSWERED: Final = "HTTP ([0-9]{3})"
-_ANY_STATUS: Final = re.compile(_BEFORE + _ANSWERED)
-_ANY_RAISED: Final = re.compile(_BEFORE + _RAISED)
+_ANSWERED: Final = "HTTP [0-9]{3}"
+#: All in one, as thousands of reasons are counted for a page; the first that fits names its group.
+_NAMES: Final = "|".join(f"(?P<{code.name}>{code.pattern})" for code in CODES)
+_ANY: Final = re.compile(f"{_BEFORE}((?P<status>{_ANSWERED})|{_NAMES}|(?P<raised>{_RAISED}))")
 
 
 def code_of(reason: str | None) -> str:
-    """Return the code of a reason; nothing for none."""
+    """Return the code of a reason; nothing if there is no reason."""
     if not reason:
         return ""
-    if (status := _ANY_STATUS.match(reason)) is not None:
-        return f"status_{status[2]}"
-    if (found := next((code.name for code, pattern in _COMPILED if pattern.match(reason)), None)) is not None:
-        return found
-    if (raised := _ANY_RAISED.match(reason)) is not None:
-        return f"raised_{re.split('[^A-Za-z0-9_]', raised[2], maxsplit=1)[0]}"
-    return OTHER
+    if (found := _ANY.match(reason)) is None:
+        return OTHER
+    named = {name: text for name, text in found.groupdict().items() if text is not None}
+    [(name, text)] = named.items()
+    if name == "status":
+        return f"status_{text.removeprefix('HTTP ')}"
+    return f"raised_{re.split('[^A-Za-z0-9_]', text, maxsplit=1)[0]}" if name == "raised" else name
 
 
-def pattern_of(asked: str | None) -> str | None:
-    """Return a pattern of the reasons that an operator asks for, by a code or by a part of the text, in any case.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which reasons an operator asks for: those that fit ``pattern`` and none of ``unless``. None: any row.
+
+    Short patterns, none of which looks ahead for all others: PostgreSQL then needs a third of the time.
+    """
+
+    pattern: str | None = None
+    unless: Sequence[str] = ()
+
+    def fits(self, reason: str) -> bool:
+        """Whether a reason is one of them, as PostgreSQL says it."""
+        fits = self.pattern is None or re.search(self.pattern, reason) is not None
+        return fits and not any(re.search(it, reason) for it in self.unless)
+
+
+def wanted_of(asked: str | None) -> Wanted:
+    """Return the reasons that an operator asks for, by a code or by a part of the text, in any case.
 
     ``connection refused`` and ``time-out`` are read as the codes that they name.
     """
     if asked is None:
-        return None
+        return Wanted()
     name = re.sub("[^a-z0-9]+", "_", asked.strip().lower())
     name = {"time_out": "timeout"}.get(name, name)
     known = {code.name: code.pattern for code in CODES}
     if name in known:
-        return f"^{_BEFORE}{known[name]}"
+        return Wanted(f"^{_BEFORE}{known[name]}")
     if name == OTHER:
-        return f"^(?!{_BEFORE}({'|'.join([*known.values(), _ANSWERED, _RAISED])}))"
+        return Wanted("", [*_others(), f"^{_BEFORE}{_RAISED}"])
     if status := _STATUS.fullmatch(name):
-        return f"^{_BEFORE}HTTP {status[1]}"
+        return Wanted(f"^{_BEFORE}HTTP {status[1]}")
     if raised := _RAISED_CODE.fullmatch(asked.strip()):
-        others = "|".join([*known.values(), _ANSWERED])
-        return f"^(?!{_BEFORE}({others})){_BEFORE}{raised[1]}([^A-Za-z0-9_]|$)"
-    return f"(?i){re.escape(asked)}"
+        return Wanted(f"^{_BEFORE}{raised[1]}([^A-Za-z0-9_]|$)", _others(raised[1]))
+    return Wanted(f"(?i){re.escape(asked)}")
+
+
+def _others(name: str | None = None) -> list[str]:
+    """The patterns of all codes but those of exceptions: the quick ones as one.
+
+    ``name``: without slow ones that begin with another name than this.
+    """
+    slow = [code.pattern for code in CODES if ".*" in code.pattern]
+    slow = [it for it in slow if name is None or name.startswith(re.split("[^A-Za-z]", it, maxsplit=1)[0])]
+    quick = [_ANSWERED, *(code.pattern for code in CODES if ".*" not in code.pattern)]
+    return [f"^{_BEFORE}({'|'.join(quick)})", *(f"^{_BEFORE}{pattern}" for pattern in slow)]
 
 
 def frequent(reasons: Iterable[str | None]) -> list[tuple[str, int]]:

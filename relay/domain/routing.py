@@ -1,8 +1,8 @@
 """Where the events and dead letters of a context go: from type or topic to subject, from subject to stream.
 
-JetStream stores a message in the stream that has a pattern for its subject. So whoever publishes needs the subject
-only. The names of streams are for those who read, audit and permit, and for events that must be in one stream and
-in no other.
+JetStream stores a message in the stream that has a pattern for its subject. So a publisher needs only the subject.
+The names of streams serve to read, audit and give rights, and for events that must be in one stream and in no
+other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from relay.domain.errors import InvalidSubject
 from relay.domain.subject import MAX_SUBJECT_CHARS, EventSubject, check_subject
 
-#: The header by which JetStream refuses a message that another stream than the named one would store.
+#: The header that names a stream. If another stream would store the message, JetStream refuses it.
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 DEFAULT_TEMPLATE: Final = "{context}.event.{name}.v{version}"
 
@@ -27,7 +27,7 @@ _FILLED: Final = {r"\{name\}": "[A-Za-z0-9_-]{1,64}", r"\{version\}": "[1-9][0-9
 
 
 class Destination(NamedTuple):
-    """The subject of an event, and the stream that must store it; None if any may."""
+    """The subject of an event, and the stream that must store it; None if any stream may."""
 
     subject: str
     stream: str | None = None
@@ -58,7 +58,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """The rule of one context.
+    """The rules of one context.
 
     ``routes``: the first row that fits an event decides. ``template``: makes the subject of an event without a
     topic that no row fits, from {context}, {name} and {version}. ``streams``: the subject patterns of each stream,

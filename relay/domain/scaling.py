@@ -1,7 +1,7 @@
 """How many workers a host should have, as a pure function of the load and of what was seen before.
 
-The size follows the load slowly and in steps, and only what lasts counts. A load is high, low, or in between;
-in between nothing changes. What is not known changes nothing either.
+The number follows the load slowly and in steps, and only if the load lasts. A load is high, low, or in between. In
+between nothing changes, and neither if the load is not known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from relay.domain.errors import InvalidRequest, RelayError
 from relay.domain.lag import Load
 
-#: Of the rows and the age that count as high, this part counts as low.
+#: A load is low below this part of the rows and the age that count as high.
 _LOW_PART: Final = 1 / 4
 #: The part of the threads that may be busy after a worker has gone.
 _LOW_BUSY: Final = 0.7
@@ -23,11 +23,11 @@ _HIGH_BUSY: Final = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRules:
-    """Between ``least`` and ``most`` workers; when the load is high, and how long it must last. Times in seconds.
+    """The limits ``least`` and ``most``, when the load is high, and how long it must last. Times in seconds.
 
     High is more than ``rows`` due, or one due for longer than ``age_s``, or all threads busy. Workers are added
-    once the load was high for ``grow_after_s``, and end once it was low for ``shrink_after_s``. Two changes are
-    at least ``pause_s`` apart: what was started must have had time to help.
+    once the load was high for ``grow_after_s``, and end once it was low for ``shrink_after_s``. Two changes are at
+    least ``pause_s`` apart, so that a new worker has time to help.
 
     Raises InvalidRequest for values that contradict each other; ``field`` is the option of the command line.
     """
@@ -60,7 +60,7 @@ class ScalingRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What was seen ``at`` a time of a clock that never goes back, in seconds.
+    """The load ``at`` a time, in seconds of a clock that never goes back.
 
     ``load``: the lag; or why it is not known. ``busy``: the part of the threads of this host's workers that are
     busy, 0 to 1; None if no worker has said so yet.
@@ -82,7 +82,7 @@ class Pressure(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What a decision remembers: since when the pressure is as it is, and when the size last changed."""
+    """What decisions remember: since when the pressure is the same, and when the number last changed."""
 
     pressure: Pressure = Pressure.UNKNOWN
     since: float = 0.0
@@ -91,7 +91,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """``size`` workers are wanted. ``why`` says so to people, without data."""
+    """``size`` workers are wanted. ``why`` is the reason for people, without data."""
 
     size: int
     why: str
@@ -126,7 +126,7 @@ def _pressure(rules: ScalingRules, size: int, sample: Sample) -> tuple[Pressure,
 
 
 def _wanted(rules: ScalingRules, size: int, pressure: Pressure, lasted: float) -> int:
-    """Half again as many, or one fewer. So a fleet is at ten from two in five steps, and back in eight."""
+    """Half as many more, or one fewer. So a fleet grows from two to ten in five steps, and shrinks in eight."""
     match pressure:
         case Pressure.HIGH if lasted >= rules.grow_after_s:
             return min(rules.most, size + max(1, size // 2))

@@ -11,11 +11,11 @@ from uuid import UUID
 
 from relay.domain.errors import RelayError
 
-#: How far to look back first. For a job that fires often this is enough; only a rare job needs the whole grace.
+#: How far to look back first. This is enough for a job that fires often; a rare job needs the whole grace.
 _LOOKS: Final = (timedelta(minutes=1), timedelta(hours=1))
 
 
-#: How the schedule of a duty of the relay begins. That of a cron job is its expression.
+#: The schedule of a duty of the relay begins with this. The schedule of a cron job is its expression.
 EVERY: Final = "every "
 
 
@@ -80,7 +80,7 @@ class Due:
 def due(trigger: Trigger, since: datetime, now: datetime, grace: timedelta) -> Due | None:
     """Decide whether a job that last fired at ``since`` is due.
 
-    One run makes up for all the missed ones: the latest, unless it is longer ago than ``grace``.
+    One run makes up for all missed runs: the latest, unless that is longer ago than ``grace``.
     """
     for look in (*(look for look in _LOOKS if look < grace), grace):
         latest, time = None, trigger.after(max(since, now - look))

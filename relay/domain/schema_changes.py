@@ -1,8 +1,9 @@
 """What the change of a JSON Schema means for messages: minor, or breaking (SR-MESSAGE-CONTRACTS §7).
 
 While a version is in use, readers of the old and of the new schema meet messages of both. A change is minor if all
-of them read all of these. So an optional field may come or go, as unknown fields are ignored. If a known field may
-have fewer values, new readers refuse old messages. If it may have more, old readers refuse new messages.
+of them read all of these. So an optional field may be added or removed, because unknown fields are ignored. If a
+known field may have fewer values, new readers refuse old messages. If it may have more, old readers refuse new
+messages.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NOTES: Final = frozenset(
     | {"deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding"}
 )
 _DEFINITIONS: Final = ("$defs", "definitions")
-#: Keywords with schemas by names that the schema's author chose, and keywords with plain values.
+#: Keywords that hold schemas by names of the author's choice, and keywords with plain values.
 _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"})
 _PLAIN: Final = frozenset({"const", "enum", "default", "examples", "required", "dependentRequired"})
 #: Keywords, beside ``additionalProperties``, that may refuse a field which is not listed.
@@ -76,14 +77,14 @@ class Change(NamedTuple):
 def changes(old: Any, new: Any) -> list[Change]:
     """The differences of two schemas, breaking ones first.
 
-    Raises InvalidRequest for a reference that is none to a place in the same schema (``#/$defs/NAME``).
+    Raises InvalidRequest for a reference that does not lead to a place in the same schema (``#/$defs/NAME``).
     """
     found = dict.fromkeys(_compare("", _whole(old, old), _whole(new, new)))
     return sorted(found, key=lambda change: (not change.breaking, change.field))
 
 
 def _whole(schema: Any, root: Any, within: frozenset[str] = frozenset()) -> Any:
-    """A schema with what its references point at. A reference to what it is itself part of stays."""
+    """A schema with its references replaced by their targets. A reference to a schema that contains it stays."""
     if isinstance(schema, list):
         return [_whole(item, root, within) for item in schema]
     if not isinstance(schema, dict):
@@ -214,7 +215,7 @@ def _limits(field: str, old: _Schema, new: _Schema) -> Iterator[Change]:
 
 
 def _rest(field: str, old: _Schema, new: _Schema) -> Iterator[Change]:
-    """Compare the other keywords: a new one allows less, one that is gone allowed less."""
+    """Compare the other keywords: a new one makes the new schema stricter, a removed one the old schema."""
     known = {*_NOTES, *_LIMITS, *_COMPARED}
     for keyword in sorted((old.keys() | new.keys()) - known):
         if old.get(keyword) != new.get(keyword):
@@ -258,7 +259,7 @@ def _closed(schema: _Schema, name: str) -> bool:
 def _may_match(pattern: str, name: str) -> bool:
     try:
         return re.search(pattern, name) is not None
-    except re.error:  # JSON Schema has another dialect
+    except re.error:  # its dialect of patterns is not Python's
         return True
 
 

@@ -73,7 +73,7 @@ def check_version(value: object) -> int:
 
 
 def topic_name(topic: str) -> str:
-    """The event type of a topic, as the view of MicroDAO has it: its last 64 characters, with underscores."""
+    """The event type of a topic, as in the view of MicroDAO: its last 64 characters, with underscores."""
     return topic.replace(".", "_")[-64:]
 
 

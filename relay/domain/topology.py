@@ -1,4 +1,4 @@
-"""What the broker must hold, streams and durable consumers, and the rules of NATS subjects.
+"""The streams and durable consumers that the broker must have, and the rules of NATS subjects.
 
 A pattern is a subject whose tokens may be ``*`` (exactly one token) or, at the end, ``>`` (one or more tokens).
 """
@@ -39,8 +39,8 @@ class StreamSpec:
 class ConsumerSpec:
     """The required form of a durable pull consumer. Always: explicit acknowledgement.
 
-    ``max_deliver`` and ``max_ack_pending`` are -1 for no limit. ``start_at``: which messages a new one gets: all
-    that the stream has, those that come from now on, or those from a moment on.
+    ``max_deliver`` and ``max_ack_pending`` are -1 for no limit. ``start_at``: which messages a new consumer gets:
+    all that the stream has, those from now on, or those from a time on.
     """
 
     stream: str
@@ -111,7 +111,7 @@ def dead_letter_consumer(context: str, stream: str) -> ConsumerSpec:
 
 
 def advisory_consumer(consumer: ConsumerSpec) -> ConsumerSpec:
-    """Return the durable that reads the advisories about ``consumer``: its messages beyond ``max_deliver``."""
+    """Return the durable that reads advisories about messages of ``consumer`` beyond ``max_deliver``."""
     about = f"{ADVISORY_SUBJECT.removesuffix('>')}{consumer.stream}.{consumer.durable}"
     return _own(RELAY_ADVISORIES.name, f"{consumer.stream}__{consumer.durable}", about)
 

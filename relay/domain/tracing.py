@@ -1,6 +1,6 @@
 """W3C Trace Context: the header ``traceparent`` names a trace, and in it the span that sends.
 
-A header that is not valid is read as none (W3C): it must never break the work that it came with.
+A header that is not valid is ignored (W3C): it must never break the work that it came with.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Trace(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether somebody records the trace."""
+        """Whether the trace is recorded."""
         return bool(self.flags & _SAMPLED)
 
     @property
@@ -56,7 +56,7 @@ def find(headers: Mapping[str, str]) -> str | None:
 
 
 def call_span(claim: UUID, row: UUID) -> str:
-    """The id of the span of a call: for a row under a claim's token. Whoever knows the claim knows the span."""
+    """The id of the span of a call for a row. It is made from the claim's token, so it follows from the claim."""
     return f"{(claim.int ^ row.int) & _LOW_64 or 1:016x}"
 
 

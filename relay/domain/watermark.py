@@ -46,7 +46,7 @@ class Watermark:
         return self._absorb([*self.ahead, *spans])
 
     def compared(self, consumer_seq: int | None, stream_seq: int) -> Watermark:
-        """The mark after a comparison found that the inbox holds everything up to this consumer state."""
+        """The mark after a comparison has found that the inbox holds everything up to this consumer state."""
         mark = Watermark(self.consumer_seq, max(self.stream_seq, stream_seq))
         if consumer_seq is not None and (self.consumer_seq is None or consumer_seq > self.consumer_seq):
             mark = Watermark(consumer_seq, mark.stream_seq)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
+from relay.adapters.postgres.actions import Actions
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.incidents import PostgresIncidents, PostgresParkedKeys
 from relay.adapters.postgres.messages import PostgresMessageOperations
-from relay.adapters.postgres.operating import Actions, Page, PostgresOutboxOperations, PostgresTaskOperations, Row
+from relay.adapters.postgres.operating import PostgresOutboxOperations, PostgresTaskOperations
+from relay.adapters.postgres.paging import Page, Row
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.pool import query as select
 from relay.adapters.postgres.schedule import PostgresSchedule
@@ -66,8 +67,8 @@ class Desk:
     def answer(self, bus: QueryBus) -> QueryBus:
         """Have a bus answer the queries about rows; returns the bus."""
         bus.handles(rows.ReadBacklog)(self._backlog)
-        bus.handles(rows.GroupIncidents)(self._grouping(PostgresIncidents, "reason_code", "class"))
-        bus.handles(rows.GroupMessages)(self._grouping(PostgresMessageOperations, "error_code", "subscription"))
+        bus.handles(rows.GroupIncidents)(self._grouping(PostgresIncidents))
+        bus.handles(rows.GroupMessages)(self._grouping(PostgresMessageOperations))
         bus.handles(rows.ListParked)(self._parked)
         bus.handles(rows.ListTaskQueues)(self._task_queues)
         bus.handles(rows.ReadSchedule)(self._schedule)
@@ -136,17 +137,19 @@ class Desk:
     def _finding(self, store: type[Any]) -> Callable[[rows.Find], Awaitable[Page[Row]]]:
         async def find(query: rows.Find) -> Page[Row]:
             async with self._lend(query.context) as source:
-                found: Page[Row] = await store(source).find(query.wanted, query.limit, before=query.before)
+                how = {"before": query.before, "short": not query.thorough}
+                found: Page[Row] = await store(source).find(query.wanted, query.limit, **how)
                 return found
 
         return find
 
-    def _grouping(self, store: type[Any], *columns: str) -> Callable[[Any], Awaitable[rows.Groups]]:
+    def _grouping(self, store: type[Any]) -> Callable[[Any], Awaitable[rows.Groups]]:
         async def group(query: Any) -> rows.Groups:
             async with self._lend(query.context) as source:
-                page: Page[Row] = await store(source).find(query.wanted, MAX_GROUPED)
-            counts = Counter(tuple(found[column] for column in columns) for found in page.items)
-            return [dict(zip(columns, kind, strict=True)) | {"count": n} for kind, n in counts.most_common()]
+                groups: rows.Groups = await store(source).groups(
+                    query.wanted, MAX_GROUPED, short=not query.thorough
+                )
+                return groups
 
         return group
 

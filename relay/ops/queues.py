@@ -6,6 +6,7 @@ All contexts share the queues. What is done to a job is in the audit log of the 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -17,7 +18,8 @@ from pydantic import Field
 from relay import jobs
 from relay.access import redis_options
 from relay.adapters.gate import Gates
-from relay.adapters.postgres.operating import audit, counted
+from relay.adapters.postgres.operating import audit
+from relay.adapters.postgres.paging import counted
 from relay.adapters.postgres.pool import Source
 from relay.adapters.queues import JobQueues
 from relay.bus import Command, CommandBus, Query, QueryBus
@@ -66,14 +68,17 @@ class DeleteJobs(_ActOnJobs):
 def answer_for_queues(bus: QueryBus, settings: Settings) -> QueryBus:
     """Have a bus that answers `ListTaskQueues` answer these queries; returns the bus."""
 
+    async def of_tasks(context: str) -> Sequence[str]:
+        # A database that does not answer hides no queue of the others.
+        with suppress(RelayError):
+            return (await bus.ask_async(ListTaskQueues(context=context))).unwrap()
+        return ()
+
     @bus.handles(ListQueues)
     async def count(_query: ListQueues) -> Sequence[QueueView]:
         names = dict.fromkeys([*jobs.QUEUES, jobs.task_queue()])
-        for context in settings.contexts:
-            # A database that does not answer hides no queue of the others.
-            with suppress(RelayError):
-                found = (await bus.ask_async(ListTaskQueues(context=context))).unwrap()
-                names |= dict.fromkeys(map(jobs.task_queue, found))
+        for found in await asyncio.gather(*map(of_tasks, settings.contexts)):
+            names |= dict.fromkeys(map(jobs.task_queue, found))
         async with _looking(settings) as queues:
             return await queues.count([*names])
 

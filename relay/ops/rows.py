@@ -16,7 +16,8 @@ from uuid import UUID
 from pydantic import Field
 
 from relay.adapters.postgres.messages import MessageFilter
-from relay.adapters.postgres.operating import EventFilter, Page, Row, TaskFilter
+from relay.adapters.postgres.operating import EventFilter, TaskFilter
+from relay.adapters.postgres.paging import Page, Row
 from relay.bus import Command, Query
 from relay.domain.archive import Manifest
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
@@ -41,12 +42,18 @@ class ReadBacklog(Query[Backlog]):
 
 
 class Find(Query[Page[Row]]):
-    """The newest rows that a filter finds, without their payloads. ``before``: those behind the last of a page."""
+    """The newest rows that a filter finds, without their payloads. ``before``: those behind the last of a page.
 
+    ``key``: the column by which pages follow each other. ``thorough``: look at all rows, however long it takes.
+    Otherwise a page looks at the newest of each state, and its ``reach`` says where that ended.
+    """
+
+    key: ClassVar[str]
     context: str
     wanted: Any
     limit: Rows = 50
     before: Before | str | None = None
+    thorough: bool = True
 
 
 class Get(Query[Row]):
@@ -106,10 +113,17 @@ class FindMessages(Find):
     wanted: MessageFilter
 
 
-class GroupMessages(Query[Groups]):
-    """How many messages a filter finds of each subscription and code of an error, the most frequent first."""
+class _Group(Query[Groups]):
+    """``thorough``: as of `Find`; but the answer does not say how far a look went: a page beside it does."""
 
     context: str
+    wanted: Any
+    thorough: bool = True
+
+
+class GroupMessages(_Group):
+    """How many messages a filter finds of each subscription and code of an error, the most frequent first."""
+
     wanted: MessageFilter
 
 
@@ -136,10 +150,9 @@ class FindIncidents(Find):
     wanted: IncidentFilter
 
 
-class GroupIncidents(Query[Groups]):
+class GroupIncidents(_Group):
     """How many dead letters a filter finds of each class and code of a reason, the most frequent first."""
 
-    context: str
     wanted: IncidentFilter
 
 

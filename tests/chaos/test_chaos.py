@@ -12,7 +12,7 @@ from chaos.evidence import read
 from chaos.faults import UPGRADE
 from chaos.run import RunOptions, run
 from chaos.windows import Windows
-from relay.adapters.postgres.migrations import newest
+from relay.adapters.postgres.revisions import newest
 from tests.acceptance.fleet import ROOT
 from tests.chaos.bugs import VARIABLE
 

@@ -36,7 +36,7 @@ from chaos.service import HANGING
 from chaos.stage import Stage
 from chaos.windows import Windows
 from chaos.workload import Workload
-from relay.adapters.postgres.migrations import newest
+from relay.adapters.postgres.revisions import newest
 from relay.commands.reconcile import Stored
 from relay.devstack.monitoring import connected_clients
 from relay.devstack.ports import LOOPBACK

@@ -19,7 +19,8 @@ from chaos.producer import Producer
 from chaos.rig import Rig
 from chaos.stage import Stage
 from chaos.workload import Workload
-from relay.adapters.postgres.migrations import newest, status, upgrade
+from relay.adapters.postgres.migrations import status, upgrade
+from relay.adapters.postgres.revisions import newest
 from relay.devstack import PostgresServer
 from tests.acceptance.fleet import wait_for
 

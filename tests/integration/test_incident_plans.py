@@ -15,6 +15,7 @@ ANY: dict[str, Any] = dict.fromkeys(
         "subscription",
         "event_type",
         "reason",
+        "unless",
         "since",
         "message_id",
         "message_name",

@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import alembic.command
 import psycopg
 import pytest
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
-from relay.adapters.postgres import migrations
-from relay.adapters.postgres.migrations import MigrationStatus, upgrade
+from relay.adapters.postgres import migrations, revisions
+from relay.adapters.postgres.migrations import upgrade
+from relay.adapters.postgres.revisions import MigrationStatus
 from relay.devstack import PostgresServer
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
 from tests.integration import catalogue
@@ -54,6 +56,12 @@ EVENT = (
     "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
     " VALUES (gen_random_uuid(), 'case', '7', 'opened', '{}')"
 )
+
+
+def test_each_file_has_the_name_of_its_revision() -> None:
+    """Which revisions there are is read from the names of the files, and applied by what is in them."""
+    directory = ScriptDirectory.from_config(migrations._config())
+    assert tuple(it.revision for it in directory.walk_revisions())[::-1] == revisions._known() == ALL
 
 
 @pytest.fixture

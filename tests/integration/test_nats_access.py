@@ -37,6 +37,8 @@ pytestmark = pytest.mark.anyio
 
 Start = Callable[..., GuardedNats]
 STREAM = StreamSpec(name="SEA_EVENTS", subjects=("sea.event.>",), max_age=None, max_bytes=1024**2)
+#: For an answer, where none comes.
+PATIENCE = timedelta(seconds=120)
 USERS = 'authorization { users: [{user: relay, password: "p@ss/w:rd"}] }'
 
 
@@ -290,9 +292,9 @@ async def limited(start: Start, publish: str, subscribe: str, **environment: str
 
 async def test_a_subject_that_may_not_be_published_is_named_and_others_go_on(start: Start) -> None:
     async with limited(start, '["sea.event.ok.>"]', '["_INBOX.>"]') as connection:
-        publisher = NatsJetStreamPublisher(connection)
+        publisher = NatsJetStreamPublisher(connection, ack_timeout=PATIENCE)
         client = await connection.client()
-        async with asyncio.timeout(1.5):  # within the patience for an answer
+        async with asyncio.timeout(PATIENCE.total_seconds() / 2):
             outcome = await publisher.publish("sea.event.No.v1", b"{}", {})
         assert getattr(outcome, "error", "").endswith("grant it: publish sea.event.No.v1"), outcome
         assert isinstance(await publisher.publish("sea.event.ok.v1", b"{}", {}), Published)
@@ -345,8 +347,8 @@ async def test_an_inbox_that_is_shut_is_named_and_found_open_once_it_is_granted(
     start: Start, server_directory: Path
 ) -> None:
     async with limited(start, '[">"]', '["_INBOX_relay.>"]') as connection:
-        publisher = NatsJetStreamPublisher(connection)
-        async with asyncio.timeout(1.5):
+        publisher = NatsJetStreamPublisher(connection, ack_timeout=PATIENCE)
+        async with asyncio.timeout(PATIENCE.total_seconds() / 2):
             outcome = await publisher.publish("sea.event.x.v1", b"{}", {})
         assert "grant it: subscribe _INBOX.>, or give it an inbox_prefix of its own" in str(outcome)
         with pytest.raises(BrokerRefused, match="inbox_prefix"):

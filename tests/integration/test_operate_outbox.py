@@ -74,7 +74,7 @@ async def test_a_time_that_python_cannot_hold_hides_no_event(
 async def test_matches_are_counted_up_to_a_limit_and_the_newest_are_shown(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.adapters.postgres.operating.MAX_COUNTED", 5)
+    monkeypatch.setattr("relay.adapters.postgres.paging.MAX_COUNTED", 5)
     ids = [relay.insert(occurred_at=f"2026-01-0{day}") for day in range(1, 8)]
     wanted = EventFilter(statuses=["waiting"])
     page = await outbox(relay).find(wanted, 2)

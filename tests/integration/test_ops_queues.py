@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,8 +13,11 @@ import pytest
 
 from relay import jobs
 from relay.adapters.redis import RelayBroker, create_broker
+from relay.bus import QueryBus
 from relay.devstack import NatsServer, ValkeyServer
 from relay.domain.tasks import TaskRef
+from relay.ops.queues import ListQueues, answer_for_queues
+from relay.ops.rows import ListTaskQueues
 from tests.integration.ops_api import Api, configured, serving
 from tests.integration.publishing import query
 from tests.integration.tasking import Mail, Tasks
@@ -104,6 +108,27 @@ async def test_queues_of_tasks_are_known_from_the_tasks(api: Api, broker: RelayB
     broker.enqueue_many([jobs.run_task("sea", TaskRef(uuid4(), "mail", "bulk", 50))])
     found = await api.get("/queues", user="reader")
     assert counts(found, "relay-task-bulk")["waiting"] == 1
+
+
+async def test_contexts_are_asked_side_by_side(
+    database_url: str, nats_server: NatsServer, valkey: ValkeyServer, namespace: str
+) -> None:
+    """One after the other, each database that does not answer would take its time-out."""
+    settings = configured(database_url, nats_server.url, valkey.url, redis_namespace=namespace)
+    asked, bus = set[str](), QueryBus()
+    everybody = asyncio.Event()
+
+    @bus.handles(ListTaskQueues)
+    async def wait_for_the_others(query: ListTaskQueues) -> Sequence[str]:
+        asked.add(query.context)
+        if asked == {*settings.contexts}:
+            everybody.set()
+        await everybody.wait()
+        return [query.context]
+
+    async with asyncio.timeout(60):
+        found = await answer_for_queues(bus, settings).ask_async(ListQueues())
+    assert {"relay-task-sea", "relay-task-quiet"} <= {queue.name for queue in found.unwrap()}
 
 
 async def test_dead_jobs_are_listed_by_the_time_of_their_death_and_delayed_ones_by_what_is_due(

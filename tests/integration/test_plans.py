@@ -14,8 +14,15 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from relay.adapters.postgres.messages import MessageFilter
-from relay.adapters.postgres.operating import EventFilter, TaskFilter
+from relay.adapters.postgres.messages import MessageFilter, PostgresMessageOperations
+from relay.adapters.postgres.operating import (
+    EventFilter,
+    Operations,
+    PostgresOutboxOperations,
+    PostgresTaskOperations,
+    TaskFilter,
+)
+from relay.adapters.postgres.paging import ends
 from relay.domain.ordering import LANES, Shard
 from tests.integration.crowded import BACKLOG, KEYS, crowd, events, repeatable
 from tests.integration.plans import explain, held_to
@@ -46,9 +53,16 @@ SHARD = {"lanes": Shard(0, 2).lanes, "marks": [0] * 33, "limit": 300, "dead_head
 CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
 LIMIT = {"limit": 1_000}
-ANY_EVENT: dict[str, Any] = dict.fromkeys(it.name for it in fields(EventFilter))
-ANY_TASK: dict[str, Any] = dict.fromkeys(it.name for it in fields(TaskFilter))
-ANY_MESSAGE: dict[str, Any] = dict.fromkeys([*(it.name for it in fields(MessageFilter)), "before_at", "before_id"])
+
+
+def any_of(store: type[Operations], wanted: type[Any], *more: str) -> dict[str, Any]:
+    """The parameters of a list that excludes nothing."""
+    return {**dict.fromkeys([*(it.name for it in fields(wanted)), "unless", *more]), **ends(store.orders, {})}
+
+
+ANY_EVENT = any_of(PostgresOutboxOperations, EventFilter)
+ANY_TASK = any_of(PostgresTaskOperations, TaskFilter)
+ANY_MESSAGE = any_of(PostgresMessageOperations, MessageFilter, "before_at", "before_id")
 STATES_OF_EVENTS = ["waiting", "failing", "dead", "published"]
 STATES_OF_TASKS = ["pending", "delivered", "running", "completed", "failed", "cancelled"]
 STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "dead", "processed"]
@@ -133,7 +147,7 @@ GUARDS = {
     # The newest thousand of those that are processed and of those that are not: none is thrown away.
     "list of messages": Guard(
         "inbox/messages",
-        {"idx_inbox_processed", "idx_inbox_unprocessed", "inbox_messages_pkey"},
+        {"idx_inbox_processed", "idx_inbox_unprocessed"},
         2_000,
         {**ANY_MESSAGE, "mixed": True, "statuses": STATES_OF_MESSAGES, "limit": 100, "counted": 1_000},
         sorted=2_000,

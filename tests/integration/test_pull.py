@@ -120,7 +120,7 @@ async def test_finish_returns_what_the_open_request_still_delivers(sub: Subscrip
     """Else it would wait for the ack wait, two minutes, with nobody working on it."""
     assert await sub.consumer.fetch(10, timedelta(milliseconds=300)) == []
     await sub.send()
-    [first] = await sub.consumer.fetch(10, timedelta(seconds=2))
+    [first] = await sub.consumer.fetch(10, timedelta(seconds=5))
     await sub.send()  # delivered to the same request
     [rest] = await sub.consumer.finish()
     assert (first.stream_seq, rest.stream_seq) == (1, 2)
@@ -154,16 +154,16 @@ async def test_a_job_that_ends_puts_what_still_arrives_into_the_inbox(sub: Subsc
 async def test_messages_in_front_of_a_refusal_are_not_dropped(sub: Subscription) -> None:
     """The server may end a request with an error right behind the messages it sent."""
     await sub.send()
-    await sub.consumer.fetch(10, timedelta(seconds=2))
+    await sub.consumer.fetch(10, timedelta(seconds=60))
     await sub.send()
     await eventually("the message has arrived", lambda: sub.consumer._arrived.qsize() == 1)
     refusal = {"Status": "409", "Description": "Leadership Change"}
     request = f"{sub.consumer._inbox}.{sub.consumer._request}"
     await (await sub.nats.client()).publish(request, b"", headers=refusal)
     await eventually("both have arrived", lambda: sub.consumer._arrived.qsize() == 2)
-    assert [delivery.stream_seq for delivery in await sub.consumer.fetch(10, timedelta(seconds=1))] == [2]
+    assert [delivery.stream_seq for delivery in await sub.consumer.fetch(10, timedelta(seconds=60))] == [2]
     await sub.send()
-    assert [delivery.stream_seq for delivery in await sub.consumer.fetch(10, timedelta(seconds=1))] == [3]
+    assert [delivery.stream_seq for delivery in await sub.consumer.fetch(10, timedelta(seconds=60))] == [3]
 
 
 async def test_a_consumer_that_was_deleted_is_an_outage(sub: Subscription) -> None:

@@ -227,6 +227,14 @@ async def test_no_duty_waits_long_for_a_job_that_was_lost(scheduler: Scheduler, 
     assert all(0 < client.pttl(gate) <= 6_000 for gate in gates)
 
 
+async def test_what_a_leader_has_not_sent_yet_is_not_lost(scheduler: Scheduler) -> None:
+    """The first rare ticks of many contexts come one after the other, so nothing else may send them before."""
+    await scheduler.tick("resend:sea")
+    assert tokens(scheduler) == {}
+    await scheduler.tick("prune:sea")
+    assert set(tokens(scheduler)) == {"prune"}
+
+
 async def test_whatever_ticks_seldom_is_sent_again_when_its_job_was_lost(
     scheduler: Scheduler, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

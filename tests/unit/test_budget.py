@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from dramatiq.middleware import TimeLimitExceeded
 from dramatiq.middleware.threading import raise_thread_exception
 
 from relay.adapters.postgres import budget as module
-from relay.adapters.postgres.budget import Budget, Budgets
+from relay.adapters.postgres.budget import Budget, Budgets, Owner
 from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
 
 pytestmark = pytest.mark.anyio
@@ -201,6 +202,71 @@ async def test_idle_ones_of_functions_make_room_for_other_functions() -> None:
     budget.give(functions, line)
     assert await budget.take(others) is None
     assert line.finished
+
+
+async def _taken(budget: Budget, owner: Owner) -> int:
+    """Take until there is none left; returns how many there were."""
+    for number in itertools.count():
+        try:
+            await budget.take(owner)
+        except ConnectionsBusy:
+            return number
+    raise AssertionError
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_database_whose_functions_and_statements_hang_leaves_a_part_to_the_others() -> None:
+    """Functions that call a slow service, each with its connection, and statements that wait for a lock."""
+    budget = Budget(16)
+    functions, statements = budget.owner("dbname=sea", lent=True), budget.owner("dbname=sea")
+    also = budget.owner("dbname=sea user=handlers", lent=True)
+    others, relay = budget.owner("dbname=vibes", lent=True), budget.owner("dbname=vibes")
+    assert await _taken(budget, functions) == 9, "three quarters of three quarters"
+    assert await _taken(budget, also) == 0, "another user, the same database"
+    assert await _taken(budget, statements) == 3, "which its functions leave: they are renewed and settled"
+    assert await _taken(budget, others) == 3, "all functions together have three quarters"
+    assert await _taken(budget, relay) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_statements_of_a_database_that_hang_leave_a_part_to_the_others() -> None:
+    budget = Budget(16)
+    statements, others = budget.owner("dbname=sea"), budget.owner("dbname=sea options=-csearch_path=vibes")
+    assert await _taken(budget, statements) == 12
+    assert await _taken(budget, others) == 4
+
+
+async def test_an_unused_connection_makes_room_only_where_it_counts() -> None:
+    """Unused connections of others do not help a database that has its part, and stay open."""
+    budget, far, near = Budget(8), Line(), Line()
+    sea, vibes = budget.owner("dbname=sea"), budget.owner("dbname=vibes")
+    again = budget.owner("dbname=sea")
+    for _ in range(6):
+        await budget.take(sea)
+    await budget.take(vibes)
+    budget.give(vibes, far)
+    waits = asyncio.create_task(budget.take(again))
+    await asyncio.sleep(0)
+    assert not far.finished
+    budget.give(sea, near)
+    assert await waits is None
+    assert (far.finished, near.finished) == (False, True)
+
+
+async def test_a_connection_that_is_given_back_may_serve_two_that_wait() -> None:
+    """One waits for room in its database, the other for a part of what functions may have."""
+    budget = Budget(16)
+    functions, statements = budget.owner("dbname=sea", lent=True), budget.owner("dbname=sea")
+    others = budget.owner("dbname=vibes", lent=True)
+    for owner, number in ((functions, 9), (statements, 3), (others, 3)):
+        for _ in range(number):
+            await budget.take(owner)
+    first = asyncio.create_task(budget.take(statements))
+    second = asyncio.create_task(budget.take(others))
+    await asyncio.sleep(0)
+    budget.give(functions, None)
+    assert [await asyncio.wait_for(it, 60) for it in (first, second)] == [None, None]
+    assert budget.open == 16
 
 
 async def test_what_nobody_uses_is_closed_after_a_while() -> None:

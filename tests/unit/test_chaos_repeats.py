@@ -1,4 +1,4 @@
-"""Promises 10 and 11: what is done twice or at once needs a cause, and a hanging handler holds up nobody else."""
+"""Promises 10 and 11: what is done twice or at once needs a cause, and a handler that hangs delays no other."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -53,6 +54,40 @@ async def test_frequent_ticks_of_all_contexts_come_at_once(trace: Trace) -> None
     often = timedelta(seconds=1)
     await ticking(trace, often, 3)._fire(often)
     assert trace == ["context 0", "context 1", "context 2"]
+
+
+@pytest.fixture
+def due(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Callable[[], None]]]:
+    """What the event loop is told to call, and in how many seconds. Its clock stands still."""
+    told = list[tuple[float, Callable[[], None]]]()
+
+    def call_at(when: float, call: Callable[..., None], *args: object) -> None:
+        told.append((when, lambda: call(*args)))
+
+    class Loop:
+        time = staticmethod(lambda: 0.0)
+
+    Loop.call_at = staticmethod(call_at)  # type: ignore[attr-defined]
+    monkeypatch.setattr("scheduler.clock.asyncio.get_running_loop", Loop)
+    return told
+
+
+async def test_first_ticks_come_at_once_but_rare_ones_of_many_contexts_one_after_the_other(
+    trace: Trace, due: list[tuple[float, Callable[[], None]]]
+) -> None:
+    """A fleet of fifty contexts that starts has more urgent work than fifty audits, each on its connection."""
+    often, clock = timedelta(seconds=1), Clock(AsyncIOScheduler())
+    fires = [lambda name=f"context {number}": trace.tick(name) for number in range(3)]
+    for fire in fires:
+        for every in (often, RARE):
+            clock.add(every, fire)
+            clock.begin(every, fire)
+    assert trace == ["context 0", "context 1", "context 2"], "those that come often"
+    assert [when for when, _ in due] == pytest.approx([0.0, 0.2, 0.4])
+    clock.remove(RARE, fires[1])
+    for _, call in due:
+        call()
+    assert trace[3:] == ["context 0", "context 2"]
 
 
 async def test_a_tick_that_ends_while_others_have_their_turn_is_called_no_more(trace: Trace) -> None:

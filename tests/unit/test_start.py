@@ -57,3 +57,10 @@ def test_a_scheduler_does_without_sqlalchemy() -> None:
     there = loaded("import scheduler.__main__")
     assert "relay.bootstrap" in there
     assert "sqlalchemy" not in there
+
+
+@pytest.mark.parametrize("module", ["relay.devstack.fleet", "relay.ops.api.server", "relay.cli.doctor"])
+def test_who_only_asks_which_revision_a_database_has_does_without_alembic(module: str) -> None:
+    there = loaded(f"import {module}")
+    assert module in there
+    assert not there & {"sqlalchemy", "alembic"}

@@ -132,15 +132,15 @@ def test_who_waits_while_the_worker_shuts_down_is_woken_and_waits_no_more() -> N
 
     def wait() -> None:
         with pytest.raises(Empty):
-            queue.get(timeout=60)
+            queue.get(timeout=600)
         with pytest.raises(Empty):
-            queue.get(timeout=60)
+            queue.get(timeout=600)
         woken.set()
 
     threading.Thread(target=wait, daemon=True).start()
     time.sleep(0.05)
     queue.hurry()
-    assert woken.wait(5)
+    assert woken.wait(60)
 
 
 def test_whoever_finishes_wakes_nobody_and_whoever_takes_wakes_for_what_is_left() -> None:

@@ -1,8 +1,8 @@
 """AnswerQueries: answers the queries of other services, by request and reply over NATS.
 
-Every process that runs it is one of the group that answers; NATS chooses one of them for each query. Coroutines
-run on the event loop, plain functions in threads. What is too much is refused at once, so that nobody waits for an
-answer that cannot come in time.
+All processes that run it are one group; NATS chooses one process for each query. Coroutines run on the event loop,
+plain functions in threads. If there are too many queries, the rest is refused at once, so that no program waits
+for an answer that cannot come in time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from relay.domain.facts import FactSink, QueryRefused
 from relay.domain.identity import read_id
 from relay.domain.limits import WIRE_RESERVE_BYTES, encode_payload
 
-#: How many queries a process answers at once; how many of them by plain functions, which need threads.
+#: How many queries a process answers at the same time; how many of these in plain functions, which need threads.
 _MAX_QUERIES: Final = 100
 _MAX_THREADS: Final = 8
 
@@ -72,7 +72,7 @@ class AnswerQueries:
         self._on_up()
 
     async def stop(self) -> None:
-        """Take no more queries, and answer those that have begun. Until then somebody is there."""
+        """Take no more queries, and answer those that have begun. Until then this worker counts as present."""
         self._connection.on_up.remove(self._on_up)
         await _drain(self._queries)
         if self._running:
@@ -104,7 +104,7 @@ class AnswerQueries:
         task.add_done_callback(self._running.discard)
 
     async def _take(self, client: RelayClient, subject: str, answerable: Answerable, query: Msg) -> None:
-        """Begin an answer. A reply subject of the server's own would turn the answer into a command to it."""
+        """Begin an answer, but not to a subject of the server: the answer would be a command to the server."""
         if not query.reply or query.reply.startswith("$"):
             return
         if len(self._running) >= _MAX_QUERIES:
@@ -142,27 +142,27 @@ class AnswerQueries:
         return found
 
     async def _send(self, client: RelayClient, query: Msg, body: bytes, headers: dict[str, str]) -> None:
-        """Reply. Without a connection the one who asked has stopped waiting, too."""
+        """Reply. If there is no connection, the asking program has stopped waiting, too."""
         with suppress(nats.errors.Error, OSError):
             await client.publish(query.reply, body, headers={**headers, querying.ANSWERED_BY: self._context})
 
 
 async def _drain(subscriptions: Sequence[Subscription]) -> None:
-    """End subscriptions when what has arrived is dealt with."""
+    """End subscriptions when all queries that have arrived are answered."""
     for subscription in subscriptions:
         with suppress(nats.errors.Error, OSError):
             await subscription.drain()  # type: ignore[no-untyped-call]
 
 
 async def _here(look: Msg) -> None:
-    """Say that somebody answers."""
+    """Say that this worker is present."""
     if look.reply and not look.reply.startswith("$"):
         with suppress(nats.errors.Error, OSError):
             await look.respond(b"")
 
 
 def _context(headers: Mapping[str, str]) -> RequestContext:
-    """The context of the one who asks, without a cause: a query changes nothing. Raises InvalidActor."""
+    """The context of the asking program, without a cause: a query changes nothing. Raises InvalidActor."""
     try:
         correlation = read_id(unquote(headers.get(CORRELATION, "")), CORRELATION).value
     except MalformedMessage:
@@ -176,7 +176,7 @@ def _encode(found: Maybe[Any]) -> bytes:
 
 
 def _code(failure: BaseException) -> str:
-    """The code that is sent for an exception. Its text is not."""
+    """The code that is sent for an exception. The exception's text is not sent."""
     match failure:
         case MalformedMessage() | InvalidActor():
             return querying.UNREADABLE

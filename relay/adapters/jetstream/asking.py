@@ -30,10 +30,11 @@ from relay.domain.tracing import TRACEPARENT, Trace
 
 Answer = TypeVar("Answer")
 
-#: When to look for the first time whether anybody answers, and how long to wait between looks at most, in seconds.
+#: When to check for the first time whether a worker is present, and the longest pause between checks, in seconds.
 _FIRST_LOOK_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 1.0
-#: How long an answer may be under way when nobody is there any more, and how long a look may take, in seconds.
+#: How long an answer may still arrive when no worker is present any more, and how long a check may take, in
+#: seconds.
 _GRACE_S: Final = 0.05
 _LOOK_TIMEOUT_S: Final = 0.5
 #: The caller's time-out ends a request, not this one.
@@ -49,8 +50,8 @@ class RemoteQueries:
                 case Nothing(): ...
 
     ``nats``: servers, or a connection of the same event loop. ``timeout``: in seconds, the default of `ask`.
-    ``presence``: whether those who answer are jetrelay's, which tell that they are there; with False nobody is
-    missed before the time-out where a stream takes the subject. ``options`` go to ``nats.connect``.
+    ``presence``: whether jetrelay's workers answer, which say that they are present. With False and a stream that
+    takes the subject, only the time-out shows that nobody answers. ``options`` go to ``nats.connect``.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class RemoteQueries:
     async def ask(
         self, subject: str, payload: Any = None, *, answer: Any = None, timeout: float | None = None
     ) -> Maybe[Any]:
-        """Ask, and wait for the answer. Ids, actor and trace of the request context go along.
+        """Ask, and wait for the answer. The query carries ids, actor and trace of the request context.
 
         ``payload``: a mapping or a pydantic model. ``answer``: a type that pydantic validates. Raises NoResponder
         at once when nobody answers, QueryTimeout after ``timeout`` seconds, QueryFailed with the code that came
@@ -114,7 +115,7 @@ class RemoteQueries:
         return _read(subject, reply, answer)
 
     async def _exchange(self, client: RelayClient, subject: str, body: bytes, headers: dict[str, str]) -> Msg:
-        """Send a query and wait for the reply. Meanwhile look, from time to time, whether anybody is there."""
+        """Send a query and wait for the reply. Meanwhile check, from time to time, whether a worker is present."""
         lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asked = asyncio.ensure_future(client.request(subject, body, timeout=_NO_LIMIT_S, headers=headers))
         self._open.add(lost)
@@ -134,7 +135,7 @@ class RemoteQueries:
             asked.cancel()
 
     async def _nobody(self, client: RelayClient, subject: str) -> bool:
-        """Whether nobody answers a subject. Silence means that somebody is there, but slow."""
+        """Whether nobody answers a subject. Silence means that a worker is present, but slow."""
         try:
             await client.request(querying.presence_subject(subject), timeout=_LOOK_TIMEOUT_S)
         except nats.errors.NoRespondersError:
@@ -144,7 +145,7 @@ class RemoteQueries:
         return False
 
     def _on_down(self) -> None:
-        """End what waits: an answer that is sent now finds no way back."""
+        """End all waiting queries: an answer that is sent now cannot arrive."""
         for lost in self._open:
             if not lost.done():
                 lost.set_result(None)

@@ -120,7 +120,7 @@ async def _read(client: RelayClient, subject: str, last: int) -> list[Stored]:
 
 
 def _check_end(message: Arrived) -> None:
-    """Raise unless the reading is complete. A caller would take the messages of an unread rest for lost."""
+    """Raise unless the reading is complete. Otherwise a caller would count messages that were not read as lost."""
     status = read_headers(message.headers)
     if status.get("Status") not in _NO_MORE:
         raise nats.errors.Error(f"the reading was cut short: {status or 'no status'}")

@@ -80,29 +80,29 @@ def _announced(line: bytes) -> tuple[bytes, int, bytes, int, int] | None:
 
 
 class RelayClient(Client):
-    """nats-py's client with a fast path in and out, for ten thousands of messages.
+    """nats-py's client with a fast path in and out, for tens of thousands of messages.
 
     nats-py's own path costs a task switch, a queue and an object for every message received, and checks by
     regular expressions for every message sent. On the fast path the callers check what they send and receive.
     """
 
     def __init__(self, *, tls: bool = False) -> None:
-        """``tls``: talk to no server without TLS, whatever its address says. WebSockets bring their own."""
+        """``tls``: use no server without TLS, whatever its address says. WebSockets have TLS of their own."""
         super().__init__()
         self._insists = tls
         self._listeners: dict[int, Listener] = {}
         self._ps = _Parser(self)
         self._flushing = False
         self.refusals = Refusals()
-        #: Whether the server has spoken, or the handshake comes before that.
+        #: Whether the server has sent its first line, or the TLS handshake comes before that.
         self._greeted = False
-        #: Called for every permission that is found missing.
+        #: Called for every missing permission.
         self.on_refused: Callable[[Refusal], None] | None = None
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Send no credentials in the clear when TLS is configured.
 
-        nats-py alone would believe what the server, or somebody in its place, says about TLS.
+        nats-py alone would believe what the server says about TLS, or a program that pretends to be the server.
         """
         self._greeted = True
         if initial_connection and self._wants_tls():
@@ -112,7 +112,7 @@ class RelayClient(Client):
         await super()._process_info(info, initial_connection)
 
     def _wants_tls(self) -> bool:
-        """Whether TLS is configured. WebSockets bring their own."""
+        """Whether TLS is configured. WebSockets have TLS of their own."""
         uri = self._current_server.uri if self._current_server else None
         if uri is None or uri.scheme in ("ws", "wss"):
             return False
@@ -121,7 +121,7 @@ class RelayClient(Client):
     async def _process_connect_init(self) -> None:
         """Tell a server that closes the connection after the handshake from a server that is away.
 
-        With TLS 1.3 the server judges the client's certificate when the client thinks that the handshake is over.
+        With TLS 1.3 the server checks the client's certificate only after the handshake is over for the client.
         """
         self._greeted = bool(self.options["tls_handshake_first"])
         try:
@@ -189,7 +189,10 @@ class RelayClient(Client):
             asyncio.get_running_loop().call_soon(self._flush_written)
 
     def _flush_written(self) -> None:
-        """Send what this iteration of the loop wrote: a little at once, more by nats-py's task that can wait."""
+        """Send what this iteration of the loop wrote.
+
+        A little goes at once, more by nats-py's task, which can wait.
+        """
         self._flushing = False
         if not self._pending or not self.is_connected or self._flush_queue is None or self._transport is None:
             return

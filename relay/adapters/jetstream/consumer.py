@@ -38,7 +38,7 @@ _SUBJECTS_BYTES: Final = 8_192
 #: How many replies are written at a time, and how many bytes may wait to be sent.
 _BATCH_REPLIES: Final = 1_000
 _MAX_UNSENT_BYTES: Final = 1_000_000
-#: A text that can stand in the place of a subject without breaking out of it.
+#: A text that can be used as a subject in a command without adding another command.
 _ANSWERABLE: Final = re.compile(r"[^\s\x00]+")
 
 
@@ -85,7 +85,7 @@ class NatsJetStreamConsumer:
         except (nats.errors.Error, OSError) as error:
             raise BrokerUnreachable(f"cannot fetch: {str(error) or type(error).__name__}") from error
         except _RequestEndedError:
-            await self.state()  # tells whether the consumer is missing, and what to do about that
+            await self.state()  # says whether the consumer is missing, and what to do
             raise
         if self._refused is not None:
             refused, self._refused = self._refused, None
@@ -162,7 +162,7 @@ class NatsJetStreamConsumer:
         self._patience = wait.total_seconds() + _SILENCE_TIMEOUT_S
         options = {"batch": batch, "expires": int(wait.total_seconds() * 1e9)}
         if self._too_large:
-            # The server took more when this message was stored. Ask for one message, whatever its size.
+            # When this message was stored, the server took larger ones. Ask for one message, whatever its size.
             options["batch"] = 1
         else:
             options["max_bytes"] = max(self._max_bytes, self._client.max_payload + _SUBJECTS_BYTES)
@@ -173,7 +173,7 @@ class NatsJetStreamConsumer:
         )
 
     def _rest(self, limit: int) -> list[Delivery]:
-        """The other messages that have arrived. An error behind them is ignored: the next request meets it too."""
+        """The other messages that have arrived. An error after them is ignored: the next request gets it too."""
         rest: list[Delivery] = []
         with suppress(BrokerUnreachable):
             while len(rest) < limit and not self._arrived.empty():
@@ -231,6 +231,9 @@ class NatsJetStreamConsumer:
 
 
 def _replies(subjects: Sequence[str], body: bytes) -> bytes:
-    """The commands that answer deliveries. A row written by hand may name no valid subject: it is left out."""
+    """The commands that answer deliveries.
+
+    A row that an operator wrote may have no valid subject: it is left out.
+    """
     end = b" %d\r\n%b\r\n" % (len(body), body)
     return b"".join([b"PUB " + it.encode() + end for it in subjects if it and _ANSWERABLE.fullmatch(it)])

@@ -22,7 +22,7 @@ from relay.adapters.jetstream.topology_fields import (
 from relay.domain.topology import ConsumerSpec, StreamSpec
 
 _TIMEOUT_S: Final = 3.0
-#: What the server takes if its configuration does not say it.
+#: The server's default, if its configuration does not say it.
 _USUAL_SYNC_NS: Final = 120_000_000_000
 
 
@@ -30,8 +30,8 @@ _USUAL_SYNC_NS: Final = 120_000_000_000
 class StreamState:
     """A stream as it is. Sizes are in bytes and -1 for no limit; times in seconds, ``max_age`` 0 for ever.
 
-    ``full``: how much of a limit is used up, from 0 to 1.
-    ``differences``: to what relay.toml says, if it declares the stream.
+    ``full``: how much of a limit is used up, from 0 to 1. ``differences``: from what relay.toml says, if it
+    declares the stream.
     """
 
     name: str

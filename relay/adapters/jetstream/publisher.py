@@ -2,8 +2,8 @@
 
 A batch is sent without waiting. Every message has a reply subject of its own below one inbox, and a single
 subscription collects the PubAcks. Messages of one key are a chain: the next leaves when the PubAck of the one
-before it arrives. The number of bytes under way adapts to the link. With more bytes than the link carries in a
-moment, answers would come after the time of the claim, and pings of the connection would come too late.
+before it arrives. The number of bytes under way adapts to the link. If more bytes were under way than the link can
+carry in time, answers would come after the time of the claim, and pings of the connection would come too late.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MIN_WINDOW_BYTES: Final = 64_000
 _MAX_WINDOW_BYTES: Final = 4_000_000
 #: About how many bytes a message has besides its body on the wire.
 _OVERHEAD_BYTES: Final = 500
-#: Bytes per second of the slowest link over which messages of a megabyte must get through.
+#: Bytes per second of the slowest link that must still carry messages of a megabyte.
 _SLOWEST_BYTES_PER_S: Final = 250_000
 
 
@@ -64,7 +64,7 @@ class _Batch:
         self.stopped = False
 
     def follow(self, chain: Iterator[Message]) -> None:
-        """Let the next message of a chain leave, if there is one."""
+        """Let the next message of a chain be sent, if there is one."""
         if message := next(chain, None):
             self.ready.append((message, chain))
 
@@ -91,7 +91,7 @@ class _Batch:
             message = self.in_flight.pop(token).message
             self.outcomes[message.id] = outcome
             self.bytes -= len(message.body) + _OVERHEAD_BYTES
-            self.acks += 1  # counts as an answer, though it is no PubAck
+            self.acks += 1  # counts as an answer, although it is not a PubAck
         if not self.in_flight:
             self.done.set()
 

@@ -38,7 +38,8 @@ from relay.domain.errors import BrokerRefused, BrokerUnreachable, ConfigurationE
 from relay.domain.topology import ConsumerSpec, StreamSpec
 
 _CONNECT_TIMEOUT_S: Final = 2
-#: The first attempt counts. A server that refuses the credentials is not always heard at once: see `telling`.
+#: Including the first attempt. The refusal of credentials does not always arrive at the first attempt: see
+#: `telling`.
 _MAX_ATTEMPTS: Final = 4
 _ANSWER_TIMEOUT_S: Final = 3
 _NAME_IN_USE: Final = 10058
@@ -55,7 +56,7 @@ class Change:
     """What `ensure` did to one stream or consumer, or could not do.
 
     ``name`` of a consumer is ``stream/durable``. ``fields`` were updated. With the action ``refused`` the server
-    will not change them: only deleting the stream or consumer and making it anew would.
+    will not change them. To change them, delete the stream or consumer and make it again.
     """
 
     kind: Kind
@@ -92,7 +93,8 @@ class StreamView:
 async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamContext]:
     """Connect for one command. ``options`` go to ``nats.connect``.
 
-    Raises BrokerUnreachable after a few seconds instead of trying on, BrokerRefused when a permission is missing.
+    Raises BrokerUnreachable after a few seconds instead of trying without end, BrokerRefused when a permission is
+    missing.
     """
     causes: list[Exception] = []
     addresses = servers(url)
@@ -222,7 +224,7 @@ async def _ensure_consumer(js: JetStreamContext, spec: ConsumerSpec) -> list[Cha
 
 
 def _check_start(spec: ConsumerSpec) -> None:
-    """Refuse what the server would take for now."""
+    """Refuse a start that the server would read as "now"."""
     if isinstance(spec.start_at, datetime) and spec.start_at > datetime.now(UTC):
         raise ConfigurationError(
             f"consumer {full_name(spec)}: start_at lies in the future, and JetStream would start at once",

@@ -28,7 +28,7 @@ Kind = Literal["stream", "consumer"]
 
 #: Fields that the server does not change on an existing consumer (error 10012).
 _FIXED_CONSUMER: Final = frozenset({"kind", "ack_policy", "start_at"})
-#: How the server keeps where a consumer starts.
+#: How the server says where a consumer starts.
 _START: Final = ("deliver_policy", "opt_start_seq", "opt_start_time")
 
 
@@ -36,8 +36,8 @@ _START: Final = ("deliver_policy", "opt_start_seq", "opt_start_time")
 class Difference:
     """One field that is not as it must be.
 
-    A stream or consumer that is missing has ``field`` "" and ``actual`` "missing". ``changeable`` False: only
-    deleting it and making it anew would change the field. ``name`` of a consumer is ``stream/durable``.
+    A stream or consumer that is missing has ``field`` "" and ``actual`` "missing". ``changeable`` False: to change
+    the field, delete it and make it again. ``name`` of a consumer is ``stream/durable``.
     """
 
     kind: Kind
@@ -87,7 +87,7 @@ def stream_update(spec: StreamSpec, actual: StreamConfig) -> StreamConfig:
 def wanted_consumer(
     spec: ConsumerSpec, base: ConsumerConfig | None = None, *, next_seq: int = 1
 ) -> ConsumerConfig:
-    """Apply a spec to ``base``, whose other settings stay. ``next_seq``: the stream's, for one that starts now."""
+    """Apply a spec to ``base``, whose other settings stay. ``next_seq``: the stream's, for a start "now"."""
     return (base or ConsumerConfig()).evolve(
         name=spec.durable,
         durable_name=spec.durable,
@@ -110,11 +110,11 @@ def consumer_update(spec: ConsumerSpec, actual: ConsumerConfig) -> ConsumerConfi
 
 
 def _start(spec: ConsumerSpec, next_seq: int) -> dict[str, Any]:
-    """Where a consumer starts: in words of the server, and so that the consumer itself tells it later."""
+    """Where a consumer starts, in the server's form, and such that the consumer can be asked for it later."""
     if isinstance(spec.start_at, datetime):
         return {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": spec.start_at}
     if spec.start_at == "now":
-        # Not "new": the server would not tell later where the consumer has started.
+        # Not "new": then the server could not say later where the consumer has started.
         return {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": next_seq}
     return {"deliver_policy": DeliverPolicy.ALL}
 

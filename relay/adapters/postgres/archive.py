@@ -18,7 +18,7 @@ from relay.domain.archive import ArchivedRow, ArchiveKind, Manifest
 from relay.domain.operators import Operator
 
 #: How many rows are in memory at a time. A row may be as large as the broker's largest message. So a page is small
-#: until the rows that came tell that more of their size take no more than `_PAGE_CHARS`.
+#: until the rows read so far show that more of their size take at most `_PAGE_CHARS`.
 _PAGE_ROWS: Final = 50
 _LARGE_PAGE_ROWS: Final = 250
 _PAGE_CHARS: Final = 2 * 1024**2

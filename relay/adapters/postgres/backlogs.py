@@ -45,7 +45,7 @@ class PostgresBacklogReader:
             return await _table(conn, "outbox", OutboxBacklog)
 
     async def still_waiting(self, ids: Sequence[str]) -> int:
-        """How many of these events are to be published, dead ones aside."""
+        """How many of these events are to be published. Dead events do not count."""
         rows = [Identity.of(id).uuid for id in ids]
         async with self._source() as conn:
             [(count,)] = await query(conn, "outbox/still_waiting", rows=rows, texts=list(ids))
@@ -57,12 +57,12 @@ class PostgresBacklogReader:
             return await _table(conn, "inbox", InboxBacklog)
 
     async def brake(self) -> Brake:
-        """Return what producers are told of a full outbox."""
+        """Return what a full outbox does to its producers now."""
         async with self._source() as conn:
             return await _one(conn, "schedule/brake", Brake)
 
     async def full_inboxes(self, limits: Mapping[str, int]) -> Sequence[FullInbox]:
-        """Return the subscriptions whose pulls pause, or may. ``limits``: the ``max_inbox`` of each."""
+        """Return the full inboxes, by subscription. ``limits``: the ``max_inbox`` of each subscription."""
         found = []
         async with self._source() as conn:
             for name, most in limits.items():
@@ -100,7 +100,7 @@ def _limit() -> dict[str, int]:
 
 
 async def _table(conn: Connection, table: str, result: type[Table]) -> Table:
-    """Count what is not done in a table. What is more than was counted is estimated."""
+    """Count what is not done in a table. A number beyond the limit is an estimate."""
     found = await _one(conn, f"{table}/backlog", result, _limit())
     if found.count < MAX_COUNTED_ROWS:
         return found
@@ -113,7 +113,7 @@ async def _subscriptions(conn: Connection) -> Sequence[SubscriptionBacklog]:
 
 
 async def _estimated(conn: Connection, found: SubscriptionBacklog) -> SubscriptionBacklog:
-    """Estimate what is more than was counted."""
+    """Estimate the numbers that go beyond the limit."""
     if found.count < MAX_COUNTED_ROWS:
         return found
     return replace(found, count=await _estimate(conn, "inbox/estimate_of", {"subscription": found.subscription}))

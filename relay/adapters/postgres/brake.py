@@ -1,4 +1,4 @@
-"""How full an outbox is, and what its producers are told, in the row that also says whether they send hints."""
+"""How full an outbox is, and its brake, in the row that also says whether producers send hints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ask = Callable[[str, Mapping[str, Any]], Awaitable[Sequence[Mapping[str, Any]]]]
 
 
 class ProducerBrake:
-    """The brake of one context, decided elsewhere. ``ask`` asks the database, within a time limit of its own."""
+    """The brake of one context. The decision is made elsewhere. ``ask`` asks the database, with a time limit."""
 
     def __init__(self, pool: Pool, ask: Ask) -> None:
         self._pool, self._ask = pool, ask
@@ -38,21 +38,21 @@ class ProducerBrake:
         return Pressure(**row)
 
     async def set(self, limits: Limits, reason: str, hold: timedelta) -> None:
-        """Tell producers that the outbox is full. That ends by itself after ``hold``, unless it is told again."""
+        """Begin to brake producers. The brake ends by itself after ``hold``, unless this is called again."""
         told = {"action": limits.action, "delay": limits.delay, "reason": reason, "hold": hold}
         await tell(self._pool, "schedule/set_brake", **told)
 
     async def keep(self, hold: timedelta) -> None:
-        """Tell producers what they are told now for ``hold`` more. Does nothing if that has ended."""
+        """Prolong the brake for ``hold``. Does nothing if it has ended."""
         await tell(self._pool, "schedule/keep_brake", hold=hold)
 
     async def release(self) -> None:
-        """Tell producers that the outbox is not full."""
+        """End the brake."""
         await tell(self._pool, "schedule/release_brake")
 
 
 async def tell(pool: Pool, name: str, **parameters: Any) -> None:
-    """Run a statement that tells producers something. If a crash undoes it, it is told again."""
+    """Run a statement that changes the brake. If a crash undoes it, it runs again."""
     async with connection(pool) as conn, conn.transaction():
         await conn.execute("SET LOCAL synchronous_commit = off")
         await conn.execute(statement(name), parameters)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ WAIT_S: Final = 10.0
 #: A connection that was unused for so many seconds is closed.
 IDLE_S: Final = 10.0
 #: Functions leave this part of the connections (a quarter) to the relay's own statements, which renew and settle
-#: claims. The statements of a single database leave the same part to others, because the database may hang.
+#: claims. A single database leaves the same part to others, because it or its functions may hang.
 _KEPT_BACK: Final = 4
 
 
@@ -49,16 +49,28 @@ class Kept(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Owner:
-    """A user of connections, all to one database. ``lent``: they are lent to functions.
+    """A user of connections, all to one ``database``. ``lent``: they are lent to functions.
 
     ``idle``: its unused connections, each with the time since when. The one that was used last is last.
     """
 
+    database: _Parts = ()
     lent: bool = False
     closed: bool = False
     idle: deque[tuple[float, Kept]] = field(default_factory=deque)
 
+    @property
+    def kind(self) -> _Kind:
+        """What limits tell owners apart by."""
+        return self.database, self.lent
 
+
+#: What tells a server, or a database, from others.
+_Parts: TypeAlias = tuple[str, ...]
+#: A database, and whether connections to it are lent to functions.
+_Kind: TypeAlias = tuple[_Parts, bool]
+#: Tells which connections a limit counts.
+_Counts: TypeAlias = Callable[[_Kind], bool]
 #: A connection; or None, which is room to open one.
 _Found: TypeAlias = "Kept | None"
 
@@ -71,26 +83,28 @@ class Budget:
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        #: How many connections all functions may have together. The statements of one database may have as many.
-        self.most_alike = max(1, most - max(1, most // _KEPT_BACK))
+        #: How many connections all functions may have together. One of several databases may have as many.
+        self.most_alike = _without_a_part(most)
         self._lock = threading.Lock()
         self._owners: set[Owner] = set()
-        self._open = {True: 0, False: 0}
-        self._waiting: deque[tuple[Owner, Future[_Found]]] = deque()
+        self._databases: set[_Parts] = set()
+        self._open = Counter[_Kind]()
+        self._waiting: list[tuple[Owner, Future[_Found]]] = []
         self._attending = 0
         self._keeper: asyncio.Task[None] | None = None
 
-    def owner(self, *, lent: bool = False) -> Owner:
-        """Begin an account. `close` ends it."""
-        owner = Owner(lent)
+    def owner(self, url: str = "", *, lent: bool = False) -> Owner:
+        """Begin an account with the database at an address. `close` ends it."""
+        owner = Owner(_parts(url, "dbname", "options"), lent)
         with self._lock:
             self._owners.add(owner)
+            self._databases.add(owner.database)
         return owner
 
     @property
     def open(self) -> int:
         """How many connections there are. Connections that are being made count, too."""
-        return sum(self._open.values())
+        return self._open.total()
 
     # --- take and give ---
 
@@ -131,68 +145,84 @@ class Budget:
     def give(self, owner: Owner, kept: _Found) -> None:
         """Give a connection back. None: the connection is closed, so give its room back."""
         with self._lock:
-            if kept is not None and owner.closed:
-                kept.finish()
-                kept = None
-            waiter = self._next(owner.lent)
-            if waiter is None:
-                if kept is None:
-                    self._open[owner.lent] -= 1
-                else:
-                    owner.idle.append((time.monotonic(), kept))
-                return
-            next_owner, future = waiter
-            if kept is not None and next_owner is not owner:
-                kept.finish()
-                kept = None
-            self._open[owner.lent] -= 1
-            self._open[next_owner.lent] += 1
-            future.set_result(kept)
+            self._put(owner, kept)
+            self._serve()
 
     def _take(self, owner: Owner) -> _Found | Future[_Found]:
         with self._lock:
-            while owner.idle:
-                _, kept = owner.idle.pop()
-                if kept.usable:
-                    return kept
-                kept.finish()
-                self._open[owner.lent] -= 1
             # This overtakes no waiting caller: none of them could use this room or this idle connection.
-            if self._room(owner.lent) or self._evict(owner.lent):
-                self._open[owner.lent] += 1
-                return None
+            for found in self._find(owner):
+                return found
             future: Future[_Found] = Future()
             self._waiting.append((owner, future))
             return future
 
-    def _room(self, lent: bool) -> bool:
-        return self.open < self.most and not (lent and self._open[True] >= self.most_alike)
+    def _put(self, owner: Owner, kept: _Found) -> None:
+        if kept is not None and owner.closed:
+            kept.finish()
+            kept = None
+        if kept is None:
+            self._open[owner.kind] -= 1
+        else:
+            owner.idle.append((time.monotonic(), kept))
 
-    def _evict(self, lent: bool) -> bool:
-        """Make room: close the connection that was unused for longest. False if no unused one would make room."""
-        only_lent = lent and self._open[True] >= self.most_alike
-        idle = [it for it in self._owners if it.idle and (it.lent or not only_lent)]
+    def _serve(self) -> None:
+        """Give each caller that waits what there is for it now, first come, first served."""
+        self._waiting = [it for it in self._waiting if not it[1].cancelled()]
+        blocked = set[Owner]()
+        for waiter in list(self._waiting):
+            owner, future = waiter
+            if owner in blocked:
+                continue
+            if not (found := self._find(owner)):
+                blocked.add(owner)
+                continue
+            self._waiting.remove(waiter)
+            if future.set_running_or_notify_cancel():
+                future.set_result(found[0])
+            else:
+                self._put(owner, found[0])
+
+    def _find(self, owner: Owner) -> list[_Found]:
+        """Take a connection or room, if there is one: an unused one of the owner, or room that may be made."""
+        while owner.idle:
+            _, kept = owner.idle.pop()
+            if kept.usable:
+                return [kept]
+            kept.finish()
+            self._open[owner.kind] -= 1
+        full = [counts for counts, most in self._limits(owner) if self._count(counts) >= most]
+        if full and not self._evict(full):
+            return []
+        self._open[owner.kind] += 1
+        return [None]
+
+    def _limits(self, owner: Owner) -> Iterator[tuple[_Counts, int]]:
+        """Yield the limits for an owner: which connections each counts, and how many there may be."""
+        yield lambda _: True, self.most
+        if owner.lent:
+            yield lambda kind: kind[1], self.most_alike
+        if len(self._databases) > 1:
+            yield lambda kind: kind[0] == owner.database, self.most_alike
+            if owner.lent:
+                # So its own statements still have a part of what the database may have.
+                yield lambda kind: kind == owner.kind, _without_a_part(self.most_alike)
+
+    def _count(self, counts: _Counts) -> int:
+        return sum(number for kind, number in self._open.items() if counts(kind))
+
+    def _evict(self, full: Sequence[_Counts]) -> bool:
+        """Make room in limits that are reached: close what was unused for longest, if it counts in all of them."""
+        idle = [it for it in self._owners if it.idle and all(counts(it.kind) for counts in full)]
         if not idle:
             return False
-        longest = min(idle, key=lambda it: it.idle[0][0])
-        self._finish(longest)
+        self._finish(min(idle, key=lambda it: it.idle[0][0]))
         return True
 
     def _finish(self, owner: Owner) -> None:
         _, kept = owner.idle.popleft()
         kept.finish()
-        self._open[owner.lent] -= 1
-
-    def _next(self, lent: bool) -> tuple[Owner, Future[_Found]] | None:
-        """Take the first caller out of the queue that may use the room of a connection that is given back."""
-        for waiter in list(self._waiting):
-            owner, future = waiter
-            if owner.lent and not lent and self._open[True] >= self.most_alike:
-                continue
-            self._waiting.remove(waiter)
-            if future.set_running_or_notify_cancel():
-                return waiter
-        return None
+        self._open[owner.kind] -= 1
 
     def _busy(self) -> ConnectionsBusy:
         return ConnectionsBusy(
@@ -237,22 +267,27 @@ class Budget:
             self.close_idle(IDLE_S)
 
 
+def _without_a_part(most: int) -> int:
+    """How many connections are left without the part that is kept back."""
+    return max(1, most - max(1, most // _KEPT_BACK))
+
+
 class Budgets:
     """The budgets of a process, one for each server."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._budgets: dict[Any, Budget] = {}
+        self._budgets: dict[_Parts, Budget] = {}
 
     def of(self, url: str) -> Budget:
         """The budget of the server that an address leads to."""
-        return self._budgets.setdefault(_server(url), Budget(self._most))
+        return self._budgets.setdefault(_parts(url, "service", "hostaddr", "host", "port"), Budget(self._most))
 
 
-def _server(url: str) -> Any:
-    """The part of an address that is the same for all addresses of one server."""
+def _parts(url: str, *names: str) -> _Parts:
+    """The named parts of an address. They are the same for all addresses of one server, or of one database."""
     try:
         parts: Mapping[str, Any] = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        return url
-    return tuple(str(parts.get(name, "")) for name in ("service", "hostaddr", "host", "port"))
+        return (url,)
+    return tuple(str(parts.get(name, "")) for name in names)

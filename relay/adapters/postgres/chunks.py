@@ -33,7 +33,7 @@ class PostgresChunks:
     async def claim(
         self, ids: Sequence[UUID], lease: timedelta
     ) -> tuple[Sequence[ClaimedMessage], Sequence[UUID]]:
-        """Claim the messages that are due, free and untried; returns also the ids of those tried before."""
+        """Claim the messages that are due, free and untried; also returns the ids of those tried before."""
         token, since = uuid4(), time.monotonic()
         async with connection(self._pool) as conn:
             cursor = conn.cursor(binary=True)

@@ -1,6 +1,6 @@
 """The statements that record events and tasks in a caller's transaction: one round trip for all rows of a kind.
 
-And what PostgreSQL's errors about a row mean: our own errors have a code, and show none of the row's data.
+PostgreSQL's errors about a row become our own errors, which have a code and show none of the row's data.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from relay.domain.tasks import BackgroundTask
 
 Value = TypeVar("Value")
 Row: TypeAlias = OutboxEvent | BackgroundTask
-#: Records rows through a target, in its open transaction. The result of an asynchronous target is to be awaited.
+#: Records rows through a target, in its open transaction. Await the result of an asynchronous target.
 Write: TypeAlias = Callable[[Any, Sequence[Row]], Awaitable[None] | None]
 
 
 class Ready(Generic[Value]):
-    """An awaitable that already has its value. It does no harm not to await it."""
+    """An awaitable that already has its value. It may be left without an ``await``."""
 
     def __init__(self, value: Value) -> None:
         self.value = value
@@ -117,7 +117,7 @@ _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 def numbered(sql: str, parameters: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
     """Return a statement and its parameters in the style of asyncpg: ``$1``.
 
-    asyncpg asks the server what a parameter is. Arrays that are written as text already are to stay text.
+    asyncpg asks the server for the type of a parameter. Arrays that are text already must stay text.
     """
     text, names = _numbered(sql, all(isinstance(value, str) for value in parameters.values()))
     return text, tuple(parameters[name] for name in names)
@@ -191,7 +191,7 @@ def _hear_asyncpg(_: object, notice: Any) -> None:
 
 
 class _Told:
-    """What an error or a warning of asyncpg says, in psycopg's words."""
+    """The fields of an error or a warning of asyncpg, by psycopg's names."""
 
     def __init__(self, message: Any) -> None:
         self.message_primary: str | None = getattr(message, "message", None)

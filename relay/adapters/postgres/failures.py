@@ -27,7 +27,7 @@ def reached() -> Iterator[None]:
         psycopg.errors.TransactionTimeout,
         psycopg.errors.ReadOnlySqlTransaction,
     ) as error:
-        # A process that paused in a claim has lost it. After a failover, a replica may answer for a moment.
+        # A process that paused during a claim has lost it. After a failover, a replica may answer for a moment.
         raise DatabaseUnreachable(first_line(error)) from error
 
 
@@ -45,7 +45,7 @@ def migrated() -> Iterator[None]:
 # The driver's messages may quote host names, users and, for a malformed URL, the password. So they are matched and
 # never passed on.
 _REASONS: Final = (
-    # These come first, because their texts also contain the signs of other errors.
+    # These come first, because their texts also match the patterns of other errors.
     ("root certificate file", "TLS: the file of sslrootcert cannot be read"),
     ("private key file", "TLS: the file of sslkey cannot be read, or others may read it too"),
     ("certificate file", "TLS: the file of sslcert cannot be read"),

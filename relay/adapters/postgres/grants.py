@@ -17,7 +17,8 @@ from relay.adapters.postgres.failures import reaching
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError
 
-#: What a producer may set: the columns of the specification and the options, but no order and no stream place.
+#: What a producer may set: the columns of the specification and the options, but no order and no place in a
+#: stream.
 _EVENT: Final = (
     "id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,"
     " causation_id, published_at, publish_attempts, publish_error, partition_key, topic, headers, available_at,"
@@ -89,7 +90,7 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
 }
 _KINDS: Final = (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS))
 
-#: A view of MicroDAO. An application sees what becomes of its events and reads no payload.
+#: A view of MicroDAO. An application sees the state of its events and reads no payload.
 VIEW: Final = Rights(
     "SELECT",
     "INSERT, SELECT (id, stream, topic, created_at, processed, processed_at, error, partition_key, traceparent)",

@@ -134,7 +134,7 @@ class PostgresInboxAdapter:
     ) -> Command:
         """Return the statement that claims rows: those ``again``, and those of ``ids`` that were never tried.
 
-        Not for ordered messages.
+        It is not for ordered messages.
         """
         assert self._claim_many is not None
         which = {"ids": array.of_plain(ids), "again": array.of_plain(again)}
@@ -209,7 +209,7 @@ class PostgresInboxAdapter:
         return [Finished(*row) for row in rows]
 
     async def _forget_order(self, subscription: str) -> None:
-        """Release messages that a former order still holds back. Looks once a minute."""
+        """Release messages that wait because the subscription was ordered before. Looks once a minute."""
         now = time.monotonic()
         if now >= self._looked.get(subscription, now):
             async with connection(self._pool) as conn:
@@ -223,7 +223,7 @@ class PostgresInboxAdapter:
         return int(count)
 
     async def ping(self) -> None:
-        # The pulls of all subscriptions begin at once. Each would have the pool open a connection.
+        # The pulls of all subscriptions begin at the same time. For each, the pool would open a connection.
         await self._pings.ask(None)
 
     async def _ping(self, asked: Sequence[None]) -> Sequence[None]:
@@ -249,7 +249,7 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
     found = [Inserted(*row) for row in inserted]
     if len(found) < len(rows):
         known = {it.message_id for it in found}
-        # The row is in the archive, and only rows that were done go there.
+        # The row is in the archive, where only finished rows are.
         found += [Inserted(it.message_id, new=False, done=True) for it in rows if it.message_id not in known]
     return found
 

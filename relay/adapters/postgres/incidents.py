@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.operating import Operations, Page, Row, as_key, audit, bounds, coded, named, who
+from relay.adapters.postgres.operating import Operations, as_key, audit, coded, named, reasons, who
+from relay.adapters.postgres.paging import Page, Row, bounds
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
@@ -29,7 +30,6 @@ from relay.domain.incidents import (
     unknown,
 )
 from relay.domain.operators import Operator, Outcome, judge
-from relay.domain.reasons import pattern_of
 from relay.domain.tracing import trace_id
 
 _COLUMNS: Final = (
@@ -65,7 +65,7 @@ class _Alerts:
 class PostgresIncidents(Operations):
     """Keeps one incident for each time a message dies, however often its dead letter is read.
 
-    Nothing is requeued by itself: operators decide (building block 2.4).
+    Nothing is requeued automatically: operators decide (building block 2.4).
     """
 
     kind = "dlq"
@@ -87,20 +87,22 @@ class PostgresIncidents(Operations):
             rows = await query(conn, "incidents/unalerted") if due else []
             yield _Alerts(conn, [_recorded(row) for row in rows])
 
-    async def find(self, wanted: IncidentFilter, limit: int, *, before: int | None = None) -> Page[Row]:
-        """Up to ``limit`` incidents without their messages, the newest first. ``before``: below this number."""
-        parameters = {
-            **asdict(wanted),
-            "statuses": [status.value for status in wanted.statuses] or None,
-            "kinds": [kind.value for kind in wanted.kinds] or None,
-            "message_name": wanted.message_id if isinstance(wanted.message_id, str) else None,
-            "message_id": as_key(wanted.message_id),
-            "correlation_id": as_key(wanted.correlation_id),
-            "reason": pattern_of(wanted.reason),
-            **bounds(limit, before),
-        }
-        page = await self._page("incidents/incidents", parameters)
+    async def find(
+        self, wanted: IncidentFilter, limit: int, *, before: int | None = None, short: bool = False
+    ) -> Page[Row]:
+        """Up to ``limit`` incidents without their messages, the newest first. ``before``: below this number.
+
+        ``short`` changes nothing: dead letters are few.
+        """
+        page = await self._page("incidents/incidents", _parameters(wanted, limit, before))
         return Page([coded(named(row, "message_id"), "reason") for row in page.items], page.total)
+
+    async def groups(self, wanted: IncidentFilter, most: int, *, short: bool = False) -> Sequence[Row]:
+        """How many incidents have each code of a reason, by class, among the newest ``most`` that fit.
+
+        ``short`` changes nothing.
+        """
+        return await self._groups("reason", "class", "incidents/incidents", _parameters(wanted, most))
 
     async def get(self, id: int) -> Row | None:
         """One incident with its headers, its original message and its history, or None."""
@@ -140,6 +142,19 @@ class PostgresIncidents(Operations):
         return Outcome(tuple(map(str, wanted)), tuple(refused))
 
 
+def _parameters(wanted: IncidentFilter, limit: int, before: int | None = None) -> dict[str, Any]:
+    return {
+        **asdict(wanted),
+        "statuses": [status.value for status in wanted.statuses] or None,
+        "kinds": [kind.value for kind in wanted.kinds] or None,
+        "message_name": wanted.message_id if isinstance(wanted.message_id, str) else None,
+        "message_id": as_key(wanted.message_id),
+        "correlation_id": as_key(wanted.correlation_id),
+        **reasons("reason", wanted.reason),
+        **bounds(limit, before),
+    }
+
+
 def _recorded(row: Sequence[Any]) -> RecordedIncident:
     """Return an incident with its ids as people see them. The last columns: ``traceparent``, the originals."""
     *columns, traceparent, originals = row
@@ -167,7 +182,7 @@ async def _requeue(conn: Connection, ids: Sequence[int], by: Operator) -> set[in
 
 
 async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, action: str, by: Operator) -> None:
-    """Close incidents. A key that a message blocked goes on: with the message if requeued, else without."""
+    """Close incidents. A key that was blocked goes on: with its message if that is requeued, else without."""
     which = {"ids": list(ids)}
     await conn.execute(statement("incidents/close"), {**which, "status": status.value, **who(by)})
     if status is not IncidentStatus.REQUEUED:
@@ -180,7 +195,7 @@ async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, 
 
 
 class PostgresParkedKeys(Operations):
-    """Changes rows only: the sweep finds the messages that may run then."""
+    """Only changes rows: the sweep then finds the messages that may run."""
 
     async def list(self) -> Sequence[Row]:
         """All parked keys, the longest parked first."""

@@ -13,8 +13,8 @@ from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTabl
 
 from relay.adapters.postgres.failures import reached, reaching
 from relay.adapters.postgres.grants import FUNCTIONS, TABLES
-from relay.adapters.postgres.migrations import MigrationStatus, compared
 from relay.adapters.postgres.pool import AsyncConnection, Connection, query
+from relay.adapters.postgres.revisions import MigrationStatus, compared
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError
 
@@ -27,7 +27,7 @@ _SETTINGS: Final = (
     "server_version",
     "server_version_num",
 )
-#: Sessions that idle in a transaction for less time, and transactions that are younger, are normal.
+#: From so long on, an idle session in a transaction, and a transaction, are too old.
 _IDLE: Final = timedelta(minutes=1)
 _OLD: Final = timedelta(minutes=5)
 _CONNECT_TIMEOUT_S: Final = 5
@@ -44,7 +44,7 @@ class IdleSession:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What keeps removed row versions: for how long, None if nobody knows, and for how many transactions."""
+    """What keeps removed row versions: for how long (None: not known), and for how many transactions."""
 
     name: str
     seconds: float | None
@@ -66,7 +66,7 @@ class DatabaseState:
     """What `relay health` asks.
 
     ``ahead``: how far this machine's clock is ahead of the database's, in seconds, exact to ``exact``.
-    ``room``: how many sessions the server allows to roles that are no superusers.
+    ``room``: how many sessions the server allows to roles that are not superusers.
     """
 
     tables: MigrationStatus
@@ -111,7 +111,7 @@ async def look(url: str) -> DatabaseState:
 
 
 async def place(url: str) -> tuple[Any, ...]:
-    """What tells which tables an address leads to. Raises DatabaseUnreachable."""
+    """A value that differs if two addresses lead to different tables. Raises DatabaseUnreachable."""
     async with await _connect(url) as conn:
         with reached():
             [found] = await query(conn, "server/place")
@@ -121,7 +121,7 @@ async def place(url: str) -> tuple[Any, ...]:
 async def look_closely(url: str, *, idle: timedelta = _IDLE, old: timedelta = _OLD) -> DatabaseDetails:
     """Ask everything. Raises DatabaseUnreachable.
 
-    ``idle``, ``old``: how long a session idles in its transaction, and how old a transaction is, to be told.
+    ``idle``, ``old``: from how long on an idle session in a transaction, and a transaction, are reported.
     """
     async with await _connect(url) as conn:
         with reached(), _allowed():
@@ -198,14 +198,14 @@ async def _details(conn: Connection, url: str, idle: timedelta, old: timedelta) 
 
 
 async def _leader(conn: Connection) -> str | None:
-    """The scheduler that leads. That our role may not ask this is told among the rights that it lacks."""
+    """The scheduler that leads. If our role may not ask this, it is among the rights that it lacks."""
     with suppress(InsufficientPrivilege):
         return await _first(conn, "schedule/lease_holder")
     return None
 
 
 async def _paused(conn: Connection) -> Sequence[str]:
-    """The cron jobs that are paused; none where our role may not ask, or the tables are older."""
+    """The cron jobs that are paused; none if our role may not ask, or if the tables are older."""
     with suppress(InsufficientPrivilege, UndefinedColumn, UndefinedTable):
         return [name for (name,) in await query(conn, "schedule/paused_jobs")]
     return ()
@@ -217,7 +217,7 @@ async def _pooler(conn: Connection, url: str) -> str:
     if conn.info.backend_pid == one:
         return ""
     async with await _connect(url) as other:
-        # Both connections are open: only a pooler that lends sessions for a transaction gives both the same one.
+        # Both connections are open. Only a pooler in transaction mode gives both the same session.
         shared = {one} & {await _process(other) for _ in range(5)}
     return "transaction" if shared or await _process(conn) != one else "pooler"
 

@@ -1,4 +1,4 @@
-"""The connections that functions are lent. They hold a command back until something else is sent after it.
+"""The connections that are lent to functions. They hold a command back until another command follows it.
 
 If a function asks the server nothing, its savepoint would double the cost of its message. And a savepoint need not
 be released if the transaction ends next. Everything that the driver, SQLAlchemy or a function sends goes through
@@ -26,8 +26,8 @@ _AND: Final = b"; "
 class Lazy:
     """Commands that wait to be sent.
 
-    ``before``: is sent ahead of the next command; None when nothing waits. ``kept``: is sent ahead of ``before``,
-    and may be dropped if the transaction ends.
+    ``before``: sent together with the next command, ahead of it; None when nothing waits. ``kept``: sent ahead of
+    ``before``, or dropped if the transaction ends.
     """
 
     before: bytes | None = None
@@ -83,7 +83,7 @@ class LentConnection(Lazy, psycopg.Connection[Any]):
         return super()._deallocate(name)
 
     def wait(self, gen: Generator[Any, Any, Result], *args: Any, **options: Any) -> Result:
-        """Send what waits, then as the driver does."""
+        """Send what waits, then do what the driver does."""
         if (command := self._take()) is not None:
             super().wait(_send(self.pgconn, command))
         return super().wait(gen, *args, **options)
@@ -99,7 +99,7 @@ class LazyAsyncConnection(Lazy, psycopg.AsyncConnection[Any]):
             yield from super()._start_query()
 
     async def wait(self, gen: Generator[Any, Any, Result], *args: Any, **options: Any) -> Result:
-        """Send what waits, then as the driver does."""
+        """Send what waits, then do what the driver does."""
         if (command := self._take()) is not None:
             await super().wait(_send(self.pgconn, command))
         return await super().wait(gen, *args, **options)

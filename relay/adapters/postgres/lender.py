@@ -54,7 +54,7 @@ class Lender:
 
     def __init__(self, url: str, options: Mapping[str, Any], budget: Budget) -> None:
         self._url, self._connection, self._budget = url, options, budget
-        self._plain, self._async = budget.owner(lent=True), budget.owner(lent=True)
+        self._plain, self._async = budget.owner(url, lent=True), budget.owner(url, lent=True)
 
     def borrow(self) -> Lendable:
         """Take a live connection. `give_back` it later. Raises ConnectionsBusy and psycopg's errors."""

@@ -17,9 +17,9 @@ Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Mapping[str, Sequence[Row]]
 
 KINDS: Final = ("events", "messages", "incidents", "tasks", "runs", "actions")
-#: How many rows of a kind are read. A correlation may join more than anybody can look at.
+#: How many rows of a kind are read. A correlation may join more than a person can look at.
 LIMIT: Final = 500
-#: Looking for causes reads whole tables. It may take no longer than this.
+#: A search by causation id reads whole tables. It may take no longer than this.
 _TIMEOUT: Final = "SET LOCAL statement_timeout = '30s'"
 
 

@@ -2,8 +2,8 @@
 
 Published events stay in the index of ready ones while any snapshot is older than their publication, and a claim
 would read past all of them. So while claims are slow, a process finds out below which seq a lane has nothing
-left. This low-water mark holds for good: seq values are given in order, every transaction that got one below it
-is over, and events that are reopened (to be published again) are counted.
+left. This low-water mark stays valid: seq values are given in order, and every transaction that got one below it
+is over. Events that are reopened (to be published again) are counted, and end the epoch of all marks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NO_LANE: Final = -1
 #: slow claims take TOGETHER_S in sum. A busy machine also makes a few claims slow.
 SLOW_S: Final = 0.025
 TOGETHER_S: Final = 0.25
-#: How long to pause between two looks at how far everything is decided, in seconds. The pause grows while a step
-#: takes the server less than _SHORT_S: then the published entries are removed and marks help little.
+#: The pause between two searches for how far everything is decided, in seconds. The pause grows while a step takes
+#: the server less than _SHORT_S: then the published entries are removed and marks help little.
 PAUSE_S: Final = 0.1
 _MAX_PAUSE_S: Final = 1.6
 _SHORT_S: Final = 0.005
@@ -39,11 +39,11 @@ _MIN_STEP_SEQS: Final = 10_000
 _MAX_STEP_SEQS: Final = 2**60
 _QUICK_S: Final = 0.1
 _PATIENCE: Final = "SET LOCAL statement_timeout = '500ms'"
-#: How long the steps of one look may take in sum, in seconds.
+#: How long the steps of one search may take in sum, in seconds.
 _LOOK_S: Final = 1.0
 #: For how long marks are raised after claims were slow, in seconds. The marks stay valid for longer.
 KEEP_S: Final = 60.0
-#: How often all marks are found anew, in seconds: somebody may have given an event a low seq by hand.
+#: How often all marks are found again from the start, in seconds: an operator may have given an event a low seq.
 RENEW_INTERVAL_S: Final = 600.0
 #: Below every seq.
 NONE: Final = -(2**63)
@@ -94,7 +94,7 @@ class LowWaterMarks:
                 if epoch == self._epoch and self._time_to_look():
                     await self._look(conn, epoch)
         if epoch != self._epoch:
-            # Another claim has begun another epoch meanwhile.
+            # Another claim has begun a new epoch meanwhile.
             return [NONE] * len(lanes)
         return None if self._behind else [self._marks[lane] for lane in lanes]
 

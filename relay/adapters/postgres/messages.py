@@ -1,19 +1,19 @@
-"""Messages of the inbox as operators see them, and the one thing they do to them beside dead letters: try now."""
+"""Messages of the inbox as operators see them, and the action on them: try now."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
-from relay.adapters.postgres.operating import Operations, Page, Row, as_key, bounds, coded, named
+from relay.adapters.postgres.operating import Operations, as_key, coded, named, reasons
+from relay.adapters.postgres.paging import Page, Row, bounds, passes_over
 from relay.domain.errors import InvalidRequest, UnknownMessage
 from relay.domain.identity import Id
 from relay.domain.operators import MessageState, Operator, Outcome, message_refusal
-from relay.domain.reasons import pattern_of
 from relay.domain.topology import subject_pattern
 
 _UNKNOWN: Final = UnknownMessage("there is no such message", hint="relay inbox list --all")
@@ -21,6 +21,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 #: Messages in these states may be without an error.
 _WITHOUT_ERROR: Final = {"waiting", "running", "parked"}
+#: One index finds the messages in these states, and no others.
+_UNFINISHED: Final = {*_WITHOUT_ERROR, "failing", "dead"}
 #: The end of a page: microseconds since 1970, and the id.
 CURSOR: Final = r"^[0-9]{1,16}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
@@ -30,8 +32,8 @@ class MessageFilter:
     """Selects messages of the inbox. A field that is None excludes nothing.
 
     ``statuses``: waiting, failing, running, parked, dead, processed. ``subject`` may be a pattern of NATS.
-    ``since`` (included) and ``until`` (excluded) bound received_at. ``error`` is a code of
-    `relay.domain.reasons` or a part of the text.
+    ``since`` (included) and ``until`` (excluded) limit received_at. ``error`` is a code of `relay.domain.reasons`
+    or a part of the text.
     """
 
     statuses: Sequence[str]
@@ -46,7 +48,7 @@ class MessageFilter:
 
     @property
     def mixed(self) -> bool:
-        """Whether messages without an error are wanted too: then one index finds all that is not processed."""
+        """Whether messages without an error are wanted too. If so, one index finds all that are not processed."""
         return self.error is None and not _WITHOUT_ERROR.isdisjoint(self.statuses)
 
 
@@ -58,26 +60,27 @@ class PostgresMessageOperations(Operations):
 
     kind = "inbox"
     state = MessageState
+    orders = ("processed", "unfinished", "failing", "dead")
 
-    async def find(self, wanted: MessageFilter, limit: int, *, before: str | None = None) -> Page[Row]:
+    async def find(
+        self, wanted: MessageFilter, limit: int, *, before: str | None = None, short: bool = False
+    ) -> Page[Row]:
         """Up to ``limit`` messages without their bodies, the last received first. ``before``: a ``cursor`` of one.
 
-        Raises InvalidRequest for a cursor that is none.
+        ``short``: look at the newest of each state only, if the filter may pass over many. Raises InvalidRequest
+        for a cursor that is none.
         """
-        at, id = (None, None) if before is None else _place(before)
-        parameters = {
-            **asdict(wanted),
-            **bounds(limit, None),
-            "statuses": list(wanted.statuses),
-            "mixed": wanted.mixed,
-            "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
-            "correlation_id": as_key(wanted.correlation_id),
-            "error": pattern_of(wanted.error),
-            "before_at": at,
-            "before_id": id,
-        }
-        page = await self._page("inbox/messages", parameters)
-        return Page([{**_shown(row), "cursor": _cursor(row)} for row in page.items], page.total)
+        parameters = _parameters(wanted, limit, before)
+        page = await self._page("inbox/messages", parameters, short=short and _passes_over(wanted))
+        return replace(page, items=[{**_shown(row), "cursor": _cursor(row)} for row in page.items])
+
+    async def groups(self, wanted: MessageFilter, most: int, *, short: bool = False) -> Sequence[Row]:
+        """How many messages have each code of an error, by subscription, among the newest ``most`` that fit.
+
+        ``short``: as of `find`.
+        """
+        parameters, short = _parameters(wanted, most), short and _passes_over(wanted)
+        return await self._groups("last_error", "subscription", "inbox/messages", parameters, short=short)
 
     async def get(self, id: Id) -> Row | None:
         """One message with its headers, its body and its history, or None."""
@@ -85,7 +88,7 @@ class PostgresMessageOperations(Operations):
         return None if row is None else _shown(row)
 
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
-        """Have messages that wait for their next attempt tried with the next sweep. Attempts stay counted.
+        """Make messages that wait for their next attempt due now, for the next sweep. Attempts stay counted.
 
         A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE.
         """
@@ -93,6 +96,25 @@ class PostgresMessageOperations(Operations):
         outcome = await self._change("retry", [UUID(key) for key in given], message_refusal, _UNKNOWN, by)
         refused = tuple((given[key], error) for key, error in outcome.refused)
         return Outcome(tuple(given[key] for key in outcome.done), refused)
+
+
+def _parameters(wanted: MessageFilter, limit: int, before: str | None = None) -> dict[str, Any]:
+    at, id = (None, None) if before is None else _place(before)
+    return {
+        **asdict(wanted),
+        **bounds(limit, None),
+        "statuses": list(wanted.statuses),
+        "mixed": wanted.mixed,
+        "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
+        "correlation_id": as_key(wanted.correlation_id),
+        **reasons("error", wanted.error),
+        "before_at": at,
+        "before_id": id,
+    }
+
+
+def _passes_over(wanted: MessageFilter) -> bool:
+    return passes_over(wanted, mixed=wanted.mixed and not {*wanted.statuses} >= _UNFINISHED)
 
 
 def _key(id: Id) -> UUID:

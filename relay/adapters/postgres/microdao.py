@@ -1,7 +1,7 @@
 """The outbox of MicroDAO §3 as a view over a context's own, for producers that write SQL in any language.
 
-PostgreSQL rewrites an INSERT into the view into one of the table before it plans it, so a prepared statement pays
-for the rewriting once, and what the table does for its producers happens here too: order, numbers, the wake-up.
+Before it plans an INSERT into the view, PostgreSQL rewrites it into an INSERT into the table. So a prepared
+statement is rewritten only once, and the triggers of the table act here too: order, numbers, the wake-up.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from relay.adapters.postgres import migrations
 from relay.adapters.postgres.failures import reaching
 from relay.domain.errors import ConfigurationError
 
-#: The view, as producers name it in its schema, and the trigger by which it is known.
+#: The view, as producers name it in its schema, and the trigger by which it is recognised.
 VIEW: Final = "outbox_events"
 REFUSAL: Final = "relay_refuse_change"
 
-#: Whoever looks for an event by its id finds it by the index.
+#: A query of the view by id uses this index.
 INDEX: Final = """
 CREATE INDEX IF NOT EXISTS idx_outbox_shown_id ON outbox_events ((coalesce(originals ->> 'id', id::text)))
 """
@@ -86,7 +86,7 @@ CREATE OR REPLACE TRIGGER relay_refuse_statement BEFORE UPDATE OR DELETE ON {vie
 _UUID: Final = "n.id LIKE '________-____-____-____-____________' AND pg_input_is_valid(n.id, 'uuid')"
 _UUID_15: Final = "n.id ~ '^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$'"
 
-# The rule of `Trace`. What is not valid is left out: a trace must never break the event that it came with.
+# The rule of `Trace`. A trace that is not valid is left out: it must never break the event that it came with.
 _TRACE: Final = "^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
 
 #: The schema of another context whose events a view of this name shows.
@@ -102,9 +102,9 @@ WHERE r.ev_class = to_regclass(format('%%I.%%I', %(schema)s::text, %(view)s::tex
 
 #: The first version of PostgreSQL that has `pg_input_is_valid`.
 _INPUT_IS_VALID: Final = 160_000
-#: The first that makes UUIDs in the order of their times.
+#: The first version that makes UUIDs in the order of time.
 _UUIDV7: Final = 180_000
-#: The oldest that the tables are for.
+#: The oldest version for which the tables are made.
 _OLDEST: Final = 150_000
 
 
@@ -123,7 +123,7 @@ def lay(url: str, schema: str, *, waiting: Callable[[str], None] = lambda _: Non
 
 
 def _refuse_that_of_another(connection: psycopg.Connection, own: str, schema: str) -> None:
-    """To lay the view anew would send the events of another context's producers as those of this one."""
+    """Refuse to replace it: then events of another context would be sent as events of this one."""
     other = connection.execute(_OTHER, {"view": VIEW, "own": own, "schema": schema}).fetchone()
     if other is not None:
         raise ConfigurationError(
@@ -134,7 +134,7 @@ def _refuse_that_of_another(connection: psycopg.Connection, own: str, schema: st
 
 
 def script(own: str | None, schema: str) -> str:
-    """All of it as plain SQL, to apply behind that of the tables (`migrations.sql`)."""
+    """All of it as plain SQL, to apply after that of the tables (`migrations.sql`)."""
     return f"\nBEGIN;\n{INDEX};\n{statements(own, schema, _OLDEST).as_string(None)}\nCOMMIT;\n"
 
 
@@ -142,8 +142,8 @@ def statements(own: str | None, schema: str, version: int) -> sql.Composed:
     """The SQL that makes the view in ``schema`` over the table in the schema ``own``. Repeatable.
 
     ``own`` None: the table is where the search_path finds it.
-    ``version``: the oldest that it is for, as libpq has it. Ids of rows whose events have no UUID are near each
-    other if the server makes UUIDs in the order of their times.
+    ``version``: the oldest version that it must run on, as libpq writes it. If the server makes UUIDs in the order
+    of time, rows whose events have no UUID get such ids, and so are near each other in the index.
     """
     made: LiteralString = "uuidv7()" if version >= _UUIDV7 else "gen_random_uuid()"
     return sql.SQL(_LAY).format(

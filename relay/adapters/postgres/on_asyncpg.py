@@ -34,7 +34,7 @@ def write(target: Any, rows: Sequence[Row]) -> Awaitable[None]:
             field="target",
             hint="use `async with connection.transaction():` around the change and the event",
         )
-    # A pool hands out proxies: the connection behind the proxy does the work.
+    # A pool lends proxies: the connection behind the proxy does the work.
     return _queue(getattr(target, "_con", target)).promise(rows)
 
 
@@ -83,7 +83,7 @@ def _writing_first(kind: Any) -> Any:
         except Exception as error:
             if not fatal(error):
                 raise
-            # Go on, so that the transaction ends: to commit it is to roll it back now.
+            # Go on, so that the transaction ends: its commit is a rollback now.
             first = error
         try:
             return await kind.execute(self, query, *arguments, **options)

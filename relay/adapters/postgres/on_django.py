@@ -26,9 +26,9 @@ class DjangoTarget(Protocol):
 
 
 def write(target: Any, rows: Sequence[Row]) -> None:
-    """Write ``rows`` at once. Raises UnsupportedTarget, NoTransaction and Django's errors.
+    """Write ``rows`` at once.
 
-    And what `refusals` raises.
+    Raises UnsupportedTarget, NoTransaction, Django's errors, and what `refusals` raises.
     """
     if getattr(target, "vendor", None) != "postgresql":
         raise UnsupportedTarget(
@@ -50,7 +50,7 @@ def write(target: Any, rows: Sequence[Row]) -> None:
             field="target",
             hint="use `with transaction.atomic():` around the change and the event",
         )
-    # Past Django's cursor, which logs the parameters of statements while DEBUG is on.
+    # Not through Django's cursor, which logs the parameters of statements while DEBUG is on.
     try:
         with target.wrap_database_errors:
             insert(driver, rows)

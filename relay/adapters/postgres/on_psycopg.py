@@ -58,7 +58,7 @@ def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -
 
 
 class _WriteFirst:
-    """Takes the place of a connection's lock while rows wait: the next caller of the lock writes them first.
+    """Replaces a connection's lock while rows wait: the next caller of the lock writes them first.
 
     Everything that a connection does takes its lock: a statement, a commit, a block of a transaction.
     """
@@ -100,14 +100,14 @@ def _queue(connection: psycopg.AsyncConnection[Any]) -> Queue:
 
 
 async def write_waiting(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Write the rows that nobody has awaited. Raises what `refusals` raises."""
+    """Write the rows whose ``await`` was forgotten. Raises what `refusals` raises."""
     waiting: Any = connection.lock
     if isinstance(waiting, _WriteFirst):
         await waiting.queue.flush()
 
 
 def drop_waiting(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Forget the rows that nobody has awaited."""
+    """Drop the rows whose ``await`` was forgotten."""
     waiting: Any = connection.lock
     if isinstance(waiting, _WriteFirst):
         waiting.queue.drop()

@@ -26,7 +26,7 @@ def write(target: AsyncConnection, rows: Sequence[Row]) -> Awaitable[None]:
         return insert_sqlalchemy_async(target, rows)  # SQLAlchemy says what is wrong with it
     check_connection(connection)
     if not connection.in_transaction():
-        connection.begin()  # as a statement would: so that a commit is one
+        connection.begin()  # as a statement does, so that a commit really commits
     queue = _WAITING.get(connection)
     if queue is None:
         queue = Queue(

@@ -5,56 +5,27 @@ Every action is one transaction with its row in the audit log. It answers for ea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
+from psycopg import sql
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.paging import WINDOW, Page, Reach, Row, bounds, ends, passes_over
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
 from relay.domain.disclosure import clean, stack_of
-from relay.domain.errors import NotPublishable, NotReplayable, RelayError, TooMany
+from relay.domain.errors import NotPublishable, NotReplayable, RelayError
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Identity
 from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
-from relay.domain.reasons import code_of, pattern_of
+from relay.domain.reasons import code_of, wanted_of
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
-
-#: How far matching rows are counted at least.
-MAX_COUNTED: Final = 10_001
-
-#: A row by the names of its columns, as its statement selects it.
-Row: TypeAlias = dict[str, Any]
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[Item]):
-    """The newest matching items, and the number of all matches, counted up to `MAX_COUNTED` or more."""
-
-    items: Sequence[Item]
-    total: int
-
-    def all_of(self, limit: int) -> Sequence[Item]:
-        """Return the items, oldest first, if they are all the matches. Raises TooMany if they are not.
-
-        An action on only a part of the selection would silently leave out the rest.
-        """
-        if self.total > len(self.items):
-            raise TooMany(
-                f"{counted(self.total)} match and the limit is {limit}",
-                hint="narrow the selection or raise --limit",
-            )
-        return self.items[::-1]
-
-
-def counted(total: int) -> str:
-    """Return a number of matches as people read it. It may have been counted up to a limit only."""
-    return f"more than {total - 1}" if total >= MAX_COUNTED else str(total)
 
 
 class Operations:
@@ -62,24 +33,48 @@ class Operations:
 
     ``kind`` is the room of its statements and the beginning of its actions in the audit log. ``state`` takes the
     columns that ``lock_many.sql`` reads besides the id: the facts that decide whether an action is allowed.
+    ``orders``: those in which its lists read rows, each by an index, and in which a short look ends somewhere.
     """
 
     kind: ClassVar[str]
     state: ClassVar[Callable[..., Any]]
+    orders: ClassVar[Sequence[str]] = ()
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    async def _page(self, name: str, parameters: Mapping[str, Any]) -> Page[Row]:
+    async def _page(self, name: str, parameters: Mapping[str, Any], *, short: bool = False) -> Page[Row]:
         """Return the rows of a statement, whose column ``total`` tells how many match in all.
 
-        It is planned for its filter each time: a plan for any filter might read all that is there.
+        It is planned for its filter each time: a plan for any filter might read all that is there. ``short``: it
+        looks at no more than `WINDOW` rows in each of the ``orders`` in which it reads them.
         """
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement(name), parameters, prepare=False)
+            reach = await self._reach(conn, parameters) if short else {}
+            await cursor.execute(statement(name), {**parameters, **ends(self.orders, reach)}, prepare=False)
             rows = await cursor.fetchall()
         totals = [row.pop("total") for row in rows]
-        return Page(rows, totals[0] if totals else 0)
+        return Page(rows, totals[0] if totals else 0, reach)
+
+    async def _groups(
+        self, text: str, other: str, page: str, parameters: Mapping[str, Any], *, short: bool = False
+    ) -> Sequence[Row]:
+        """Count the rows of the statement ``page`` by the code of the reason in ``text`` and by ``other``."""
+        columns = sql.SQL(", ").join(map(sql.Identifier, (other, text)))
+        counting = sql.SQL("SELECT {0}, count(*) FROM ({1}) AS page GROUP BY {0}")
+        asked = counting.format(columns, sql.SQL(statement(page)))
+        async with self._source() as conn:
+            reach = await self._reach(conn, parameters) if short else {}
+            found = await conn.execute(asked, {**parameters, **ends(self.orders, reach)}, prepare=False)
+            counts: Counter[tuple[str | None, Any]] = Counter()
+            for value, reason, count in await found.fetchall():
+                counts[code_of(reason) or None, value] += count
+        return [{code_column(text): code, other: value, "count": n} for (code, value), n in counts.most_common()]
+
+    async def _reach(self, conn: Connection, parameters: Mapping[str, Any]) -> Mapping[str, Reach]:
+        asked = {**parameters, "window": WINDOW}
+        found = await conn.execute(statement(f"{self.kind}/reach"), asked, prepare=False)
+        return {order: Reach(*ended) for order, *ended in await found.fetchall() if any(ended)}
 
     async def _detail(self, name: str, id: UUID | int) -> Row | None:
         """Return the row of a statement, and as ``history`` what operators did to it, oldest first."""
@@ -109,13 +104,8 @@ class Operations:
         return Outcome(tuple(map(str, wanted)), tuple(refused))
 
 
-def bounds(limit: int, before: int | None) -> dict[str, int | None]:
-    """What rows a page has, and how far matches are counted, as parameters of a statement."""
-    return {"limit": limit, "before": before, "counted": max(MAX_COUNTED, limit + 1)}
-
-
 def named(row: Row, column: str) -> Row:
-    """Return a row with its ids as people see them. ``column``: the one that the text in ``originals`` names.
+    """Return a row with its ids as people see them. ``column``: the column of the id.
 
     A row whose id is text keeps its UUID as ``row_id``.
     """
@@ -126,16 +116,27 @@ def named(row: Row, column: str) -> Row:
 
 
 def coded(row: Row, column: str) -> Row:
-    """Return a row with the code of the reason in a column before it, and the stack behind it."""
+    """Return a row with two more columns: the code before the reason, and the stack after it."""
     found: Row = {}
     for name, value in row.items():
         if name == column:
             reason, stack = stack_of(value or "")
-            found["reason_code" if name == "reason" else "error_code"] = code_of(value) or None
+            found[code_column(name)] = code_of(value) or None
             found |= {name: reason or None, "stack": stack}
         else:
             found[name] = value
     return found
+
+
+def code_column(name: str) -> str:
+    """Return the column that has the code of the reason in a column."""
+    return "reason_code" if name == "reason" else "error_code"
+
+
+def reasons(name: str, asked: str | None) -> dict[str, Any]:
+    """Return which reasons are asked for as parameters of a statement."""
+    wanted = wanted_of(asked)
+    return {name: wanted.pattern, "unless": list(wanted.unless)}
 
 
 def as_key(id: Id | None) -> UUID | None:
@@ -152,19 +153,6 @@ async def audit(conn: Connection, action: str, ids: Sequence[object], by: Operat
 def who(by: Operator) -> dict[str, str | None]:
     """Return the operator as parameters of a statement."""
     return {"actor": clean(by.actor), "note": None if by.note is None else clean(by.note)}
-
-
-class Actions:
-    """The audit log. Raises DatabaseUnreachable and SchemaMissing."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    async def find(self, wanted: Mapping[str, Any]) -> Sequence[Row]:
-        """What operators did, the newest first. ``wanted``: the parameters of its statement."""
-        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("session/actions"), wanted)
-            return await cursor.fetchall()
 
 
 # --- events and tasks ---
@@ -189,15 +177,22 @@ class EventFilter:
 
 
 class PostgresOutboxOperations(Operations):
-    """Changes rows only: the relay's publishers do the rest, with their locks and retries."""
+    """Only changes rows: the relay's publishers do the rest, with their locks and retries."""
 
     kind = "outbox"
     state = EventState
+    orders = ("published", "waiting", "dead")
 
-    async def find(self, wanted: EventFilter, limit: int, *, before: int | None = None) -> Page[Row]:
-        """Up to ``limit`` events without their payloads, the newest first. ``before``: below this ``seq``."""
-        page = await self._page("outbox/events", _parameters(wanted, limit, before))
-        return Page([coded(named(row, "id"), "publish_error") for row in page.items], page.total)
+    async def find(
+        self, wanted: EventFilter, limit: int, *, before: int | None = None, short: bool = False
+    ) -> Page[Row]:
+        """Up to ``limit`` events without their payloads, the newest first. ``before``: below this ``seq``.
+
+        ``short``: look at the newest of each state only, if the filter may pass over many.
+        """
+        short = short and passes_over(wanted, mixed="waiting" in wanted.statuses)
+        page = await self._page("outbox/events", _parameters(wanted, limit, before), short=short)
+        return replace(page, items=[coded(named(row, "id"), "publish_error") for row in page.items])
 
     async def get(self, id: Id) -> Row | None:
         """One event with its headers, its payload and its history, or None."""
@@ -205,7 +200,7 @@ class PostgresOutboxOperations(Operations):
         return None if row is None else coded(named(row, "id"), "publish_error")
 
     async def _rows(self, ids: Sequence[Id]) -> dict[Id, UUID]:
-        """Find the rows of events. A text is looked up: SQL may have written its row under any UUID."""
+        """Find the rows of events. A text is searched, as plain SQL may have given its row any UUID."""
         texts = [id for id in ids if isinstance(id, str) and Identity.of(id).derived]
         found: dict[Id, UUID] = {}
         if texts:
@@ -263,8 +258,8 @@ class TaskFilter:
 
 def _parameters(wanted: EventFilter | TaskFilter, limit: int, before: int | None) -> dict[str, Any]:
     """Return a filter as the parameters of its statement."""
-    key, error = as_key(wanted.correlation_id), pattern_of(wanted.error)
-    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, "error": error}
+    key, error = as_key(wanted.correlation_id), reasons("error", wanted.error)
+    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, **error}
 
 
 class PostgresTaskOperations(Operations):
@@ -272,14 +267,19 @@ class PostgresTaskOperations(Operations):
 
     kind = "tasks"
     state = tasks.TaskState
+    orders = ("finished",)
 
-    async def find(self, wanted: TaskFilter, limit: int, *, before: int | None = None) -> Page[Row]:
+    async def find(
+        self, wanted: TaskFilter, limit: int, *, before: int | None = None, short: bool = False
+    ) -> Page[Row]:
         """Up to ``limit`` tasks without their payloads, the newest first. One that is claimed is ``running``.
 
-        ``before``: below this ``seq``.
+        ``before``: below this ``seq``. ``short``: of finished ones look at the newest only, if the filter may pass
+        over many.
         """
-        page = await self._page("tasks/tasks", _parameters(wanted, limit, before))
-        return Page([coded(named(row, "id"), "last_error") for row in page.items], page.total)
+        short = short and passes_over(wanted, mixed=len({"completed", "cancelled"} & {*wanted.statuses}) == 1)
+        page = await self._page("tasks/tasks", _parameters(wanted, limit, before), short=short)
+        return replace(page, items=[coded(named(row, "id"), "last_error") for row in page.items])
 
     async def get(self, id: UUID) -> Row | None:
         """One task with its metadata, its payload and its history, or None."""

@@ -147,7 +147,7 @@ class PostgresOutboxAdapter:
             yield claim
 
     def _to_settle(self, rows: list[OutboxRow]) -> list[OutboxRow]:
-        """Leave out rows that could not be settled lately: to send them again would be useless."""
+        """Leave out rows that could not be settled lately: it would be useless to send them again."""
         if not self._unsettled:
             return rows
         now = time.monotonic()
@@ -184,7 +184,7 @@ class PostgresOutboxAdapter:
             self._most = max(limit // 8, 1)
             raise
         finally:
-            # Also after a time-out: such a claim needs marks most.
+            # Also after a time-out: then marks are needed most.
             self._marks.note(time.monotonic() - begun)
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
 """Our own statements in few round trips: prepared once on a connection, then sent and answered together.
 
-Through a pooler in transaction mode no statement is prepared by name: the server then plans each statement anew.
+Through a pooler in transaction mode no statement is prepared by name: the server then plans each statement again.
 
 Every message passes through here, so this calls libpq directly. psycopg's own pipeline, with a cursor for each
 statement, takes three times as long in Python. `exchange` is the whole protocol. It waits nowhere itself: a thread
@@ -60,7 +60,7 @@ def exchange(
         yield True
     results: list[PGresult] = []
     while True:
-        # Each wait may give another thread its turn, so there are as few as possible.
+        # At each wait another thread may run. So there are as few waits as possible.
         while libpq.is_busy():
             yield False
             libpq.consume_input()
@@ -126,7 +126,7 @@ async def fetch(connection: Connection, command: Command) -> list[dict[str, Any]
 
 
 async def fetch_sent(connection: Connection, sent: Sent) -> list[dict[str, Any]]:
-    """Run a statement as `fetch` does, but once only."""
+    """Run a statement as `fetch` does, but only once: it is not repeated."""
     [found] = await fetch_all(connection, [sent])
     return found
 

@@ -132,7 +132,7 @@ class Pool:
         self._url, self._budget, self._configure = url, budget, configure
         self._options = {**(POOLED if pooler else CONNECTION), "application_name": application_name}
         self._turns = asyncio.Semaphore(self.max_size)
-        self._owner = budget.owner()
+        self._owner = budget.owner(url)
         self._opened = False
         #: Why the last attempt to connect failed.
         self._away: DatabaseUnreachable | None = None

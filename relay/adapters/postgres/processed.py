@@ -85,7 +85,8 @@ def claim(connection: Connection, table: Table, handler: str, message_id: UUID) 
 def prune(connection: Connection, table: Table, keep: timedelta = KEEP) -> int:
     """Delete rows of messages handled longer than ``keep`` ago; returns how many. The caller commits.
 
-    A message that arrives again after that is handled again, so ``keep`` must be longer than any replay reaches.
+    A message that arrives again after that is handled again. So ``keep`` must be longer than the age of any event
+    that is replayed.
     """
     return connection.execute(delete(table).where(table.c.processed_at < datetime.now(UTC) - keep)).rowcount
 

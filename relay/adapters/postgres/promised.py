@@ -1,4 +1,4 @@
-"""Rows that an asynchronous connection is to write when its caller awaits them, or else before its next command.
+"""Rows that an asynchronous connection writes when its caller awaits them, or else before its next command.
 
 A forgotten ``await`` would commit a change and lose its event. So rows that were added, but not awaited yet, wait
 in a queue of the connection. Before its next command, which may be the commit, the connection writes these rows.
@@ -34,7 +34,7 @@ class Promised:
 
 
 class Queue:
-    """What one connection has promised. ``guard`` is called when something begins to wait, ``free`` when it ends.
+    """The rows of one connection. ``guard`` is called when the first row waits, ``free`` when none waits any more.
 
     Between the two, the connection calls `flush` before its next command.
     """
@@ -62,7 +62,7 @@ class Queue:
             raise promised.error
 
     async def flush(self) -> None:
-        """Write what nobody has awaited. Raises what the insert raises, and drops the rest.
+        """Write the rows that were not awaited. Raises what the insert raises, and drops the rest.
 
         If it is cancelled, the rows that it has not written stay for the next `flush`: the transaction may go on.
         """
@@ -87,13 +87,13 @@ class Queue:
             raise
 
     def drop(self) -> None:
-        """Forget what waits: its transaction or savepoint is undone."""
+        """Drop the waiting rows: their transaction or savepoint is rolled back."""
         if self._waiting:
             self._waiting.clear()
             self._free()
 
     async def _write(self, promised: Promised) -> None:
-        """Write rows on the connection as it is: only then does it not call `flush`."""
+        """Write rows on the unguarded connection, so that it does not call `flush`."""
         self._free()
         promised.begun = True
         try:

@@ -50,7 +50,7 @@ class PostgresLease:
         async with self._source() as conn:
             rows = await query(conn, "schedule/take_lease", **self._holder, who=self._who, ttl=ttl)
         if not rows:
-            # Somebody has deleted the row that the migrations insert.
+            # An operator has deleted the row that the migrations insert.
             return Lead(None, 0.0)
         [(term, remaining, names, times)] = rows
         return Lead(term, remaining or 0.0, dict(zip(names or (), times or (), strict=True)))

@@ -37,7 +37,8 @@ class _Shared:
     """What the two kinds have in common.
 
     ``broken``: a savepoint could not be released or rolled back, so the whole transaction is unusable.
-    ``conflict``: a function lost a conflict with another transaction, for example a deadlock. End this one soon.
+    ``conflict``: a function lost a conflict with another transaction, for example a deadlock. This transaction
+    should end soon.
     """
 
     def __init__(self) -> None:

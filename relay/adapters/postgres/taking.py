@@ -1,4 +1,4 @@
-"""Tests of applications take the rows of their sessions: nothing is written, and any database will do, or none."""
+"""For tests of applications: takes the rows of their sessions instead of writing them. No database is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _taker: Taker | None = None
 def taking(take: Taker) -> Iterator[None]:
     """Give the rows of sessions that commit in this block to ``take``.
 
-    Connections are refused: nothing tells here whether they commit.
+    Connections are refused, because this code cannot see whether they commit.
     """
     global _taker  # noqa: PLW0603 - for all threads: an application may commit in any of them
     before, _taker = _taker, take

@@ -23,7 +23,7 @@ from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, slot
 
 #: When a task is this long overdue to begin, the sweep treats it as lost.
 GRACE: Final = timedelta(seconds=5)
-#: When too many tasks of a key run, another one looks again after this time. A task that ends wakes it earlier.
+#: When too many tasks of a key run, another task tries again after this time, or when one of them ends.
 _FULL_WAIT: Final = timedelta(seconds=8)
 
 
@@ -198,7 +198,7 @@ async def _slot(conn: Connection, task_type: str, limits: Limits, waits_for: str
     if limits.interval is None:
         return None
     [row] = await query(conn, "tasks/lock_rate", type=task_type)
-    # The word for a slot that was promised: rows hold it.
+    # The word in rows for a promised slot.
     promised = waits_for == "turn"
     delay = slot(Rate(*row), limits.interval, promised=promised)
     if delay <= timedelta(0):

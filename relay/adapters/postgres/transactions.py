@@ -1,7 +1,7 @@
 """The transaction of a Python function: its writes and the end of its row commit together, or not at all.
 
-The connection is lent: a handler can neither commit nor roll back, so it cannot commit its half alone. A session
-works in a savepoint of its own, and its commit and rollback act on that savepoint.
+The connection is lent: a handler can neither commit nor roll back. So it cannot commit its writes without the row.
+A session works in a savepoint of its own, and its commit and rollback act on that savepoint.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Claimed:
 
 
 class HandlerTransactions:
-    """Transactions on a context's database. The caller bounds how many there are at once.
+    """Transactions on a context's database. The caller limits how many there are at the same time.
 
     ``limit``: how long a transaction may idle and a statement may take. If a worker pauses in a handler, its locks
     end after this time. ``budget``: the connections of the process; by default a budget of its own.

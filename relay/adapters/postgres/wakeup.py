@@ -1,6 +1,6 @@
 """Wake-up by LISTEN/NOTIFY: a hint that costs nothing under load (DESIGN §5).
 
-A NOTIFY takes a lock of the whole database cluster at commit. So producers send one only while the publisher has
+A NOTIFY takes a lock of the whole database cluster at commit. So producers send one only while the scheduler has
 said that it sleeps. Hints only save time: polling finds all work without them.
 
 An idle scheduler asks about fifty questions a second. With a pool and a cursor, a question would cost several
@@ -32,7 +32,7 @@ CHANNEL: Final = "relay_outbox"
 #: The payloads of hints: an event was recorded, a task was scheduled.
 EVENTS: Final = ""
 TASKS: Final = "tasks"
-#: A question that took the server longer than _SLOW_S, twice, is asked again after _PAUSE_FACTOR times that time.
+#: If a question took the server longer than _SLOW_S twice, it is asked again after _PAUSE_FACTOR times that time.
 _SLOW_S: Final = 0.1
 _PAUSE_FACTOR: Final = 20
 _ALL_LANES: Final = (1 << LANES) - 1
@@ -68,8 +68,8 @@ class Wakeup:
     async def due(self, limit: int) -> Due:
         """Return what waits to be published, counted up to ``limit``. Raises DatabaseUnreachable, SchemaMissing.
 
-        When the server takes long, for example after an hour under an old snapshot, this asks seldom. Between two
-        questions, and after a time-out, it returns ``limit`` and all lanes. An outage raises.
+        When the server takes long, for example after an hour with an old snapshot, this asks seldom. Between two
+        questions, and after a time-out, it returns ``limit`` and all lanes. In an outage it raises.
         """
         begun = time.monotonic()
         if begun < self._rest_until:
@@ -85,7 +85,7 @@ class Wakeup:
         else:
             count, lanes, took = rows[0].values()
         before, self._slow = self._slow, took > _SLOW_S
-        # Once may be chance. While it rests it takes all for due, which would make a busy machine busier.
+        # Once may be chance. While it does not ask, everything counts as due, which makes a busy machine busier.
         if self._slow and (before or rows is None):
             self._rest_until = begun + _PAUSE_FACTOR * took
         return Due(int(count or 0), lanes or 0)
@@ -101,7 +101,7 @@ class Wakeup:
     async def unfinished(self, subscriptions: Sequence[str]) -> Sequence[str]:
         """Those of the subscriptions that have unfinished messages; all of them if that is not known.
 
-        It is not while the database is away, nor for a while after an answer that took long.
+        That is so while the database is away, and for a time after an answer that took long.
         """
         begun = time.monotonic()
         if begun < self._blind_until:
@@ -124,7 +124,7 @@ class Wakeup:
         None for what waits to be published if that took too long, so that the other questions have their answers.
         """
         try:
-            # Those who ask give up, and nobody would see that the connection is dead.
+            # The callers give up, and nothing would see that the connection is dead.
             async with asyncio.timeout(_GIVE_UP_S):
                 return await self._watch.ask_all(questions)
         except TimeoutError as error:
@@ -137,7 +137,7 @@ class Wakeup:
 
     @property
     def hinted(self) -> bool:
-        """Whether producers send hints, as far as is known, and a connection is there that receives them."""
+        """Whether, as far as is known, producers send hints and a connection receives them."""
         return self._sleeping is True
 
     async def set_sleeping(self, sleeping: bool) -> None:
@@ -148,9 +148,9 @@ class Wakeup:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Connection]:
-        """Lend the connection that asks, if it is there and free; otherwise one of the pool. A `Source`.
+        """Lend the connection of the questions if it is free; otherwise one of the pool. A `Source`.
 
-        So a slow question holds up nobody, and who leads needs one connection to a database.
+        So a slow question delays no other statement, and a leader needs only one connection to a database.
         """
         async with self._watch.lend() as conn:
             if conn is not None:

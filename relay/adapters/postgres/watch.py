@@ -26,7 +26,8 @@ Question: TypeAlias = tuple[str, Mapping[str, Any]]
 
 #: The shortest time between two attempts to connect, in seconds.
 _RECONNECT_INTERVAL_S: Final = 1.0
-#: Shortly after this time the caller gives up, and the server would not notice.
+#: The server ends a question after this time. Shortly later the caller gives up, which the server would not
+#: notice.
 _LIMIT: Final = "SET statement_timeout = '4s'"
 
 
@@ -72,7 +73,7 @@ class Watch:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Connection | None]:
-        """Lend the connection for other short statements; None if it is not there, or a question is under way."""
+        """Lend the connection for other short statements; None if there is none, or if a question is under way."""
         if self._lock.locked():
             yield None
             return
@@ -141,7 +142,7 @@ class Watch:
             self._ask_again()
 
     def _ask_again(self) -> None:
-        """Call ``hear`` soon, so that somebody asks and so connects."""
+        """Call ``hear`` soon. It leads to a question, and so to a new connection."""
         if self._again is not None:
             self._again.cancel()
         self._again = asyncio.get_running_loop().call_later(_RECONNECT_INTERVAL_S, self._hear, None)
@@ -165,7 +166,7 @@ class Watch:
             try:
                 return [*await fetch_all(conn, sent)]
             except InvalidSqlStatementName:
-                # It was lent, and the driver has deallocated every statement, as it does after a rollback.
+                # While it was lent, the driver has deallocated every statement, as it does after a rollback.
                 return [*await fetch_all(conn, sent)]
         finally:
             if conn.pgconn.status == ConnStatus.OK:

@@ -1,6 +1,6 @@
 """Encodes and decodes events for the wire. Each envelope that a context may choose is a module.
 
-An envelope of the application's own is an `Envelope` too, see `relay.domain.envelopes.own`. Functions here take an
+An application's own envelope is an `Envelope` too, see `relay.domain.envelopes.own`. Functions here take an
 envelope or the name of one of ours.
 
 Encoding adds text around the stored payload and never parses it. Every value that is inserted into
@@ -67,7 +67,7 @@ ENVELOPES: Final[Mapping[str, Envelope]] = {
     "cloudevents": CLOUDEVENTS,
     "raw": RAW,
 }
-#: The fields of a request that tell of its event.
+#: The fields of a request that describe its event.
 _CONTRACT: Final = (
     "message_id",
     "event_type",
@@ -77,7 +77,7 @@ _CONTRACT: Final = (
     CAUSATION_ID,
     "payload",
 )
-#: Headers of ours that most messages go without.
+#: Our headers that most messages do not have.
 _OURS: Final = frozenset({EVENT_ID.lower(), GENERATION.lower()})
 
 
@@ -86,7 +86,7 @@ def _contract(_subject: str, _headers: Mapping[str, str], body: Any) -> Mapping[
     return {name: fields[name] for name in _CONTRACT if name in fields}
 
 
-#: A request of the handler contract: only its body is read.
+#: Reads a request of the handler contract: only its body.
 _REQUEST: Final = Envelope(HANDLER.encode, _contract)
 
 
@@ -112,7 +112,7 @@ def decode(envelope: Envelope | str, subject: str, headers: Mapping[str, str], b
 
 
 def headers_of(event: Incoming, headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The headers of a message, with the partition key and the trace also if its envelope told them elsewhere."""
+    """The headers of a message, with the partition key and the trace, wherever its envelope has them."""
     told = {}
     if event.partition_key and KEY not in headers:
         told[KEY] = quoted(event.partition_key)
@@ -124,7 +124,7 @@ def headers_of(event: Incoming, headers: Mapping[str, str]) -> Mapping[str, str]
 def read_request(subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
     """Read a request that `handler_request` made. Raises MalformedMessage.
 
-    Headers say nothing of the actor here: its envelope may have told another one.
+    The headers say nothing about the actor here, because its envelope may have named another one.
     """
     if ACTOR_ID in headers or ACTOR_KIND in headers:
         headers = {name: value for name, value in headers.items() if name not in (ACTOR_ID, ACTOR_KIND)}
@@ -151,7 +151,7 @@ def _read(envelope: Envelope, subject: str, headers: Mapping[str, str], body: by
 
 
 def _incoming(sent: NatsMsgId | None, fields: Mapping[str, Any], headers: Mapping[str, str]) -> Incoming:
-    """The event. Copies are known by the envelope's own key, else the id in the headers, else that inside."""
+    """The event. The key of copies is the envelope's own key, else the id in the headers, else in the body."""
     named = read_optional_id(fields.get("message_id"), "message_id")
     key = read_optional_id(fields.get("idempotency_key"), "idempotency_key")
     if key is None:

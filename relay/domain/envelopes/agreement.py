@@ -16,7 +16,7 @@ from relay.domain.quoting import read_header_text
 from relay.domain.reading import read_version
 from relay.domain.subject import EventSubject
 
-#: Fields by which other envelopes tell what this one tells in headers: here they are fields like any other.
+#: Fields with a meaning in other envelopes. Here headers have that meaning, so these are ordinary fields.
 _HEADERS: Final = frozenset({"idempotency_key", "actor_id", "actor_kind", "partition_key", "traceparent"})
 
 
@@ -54,7 +54,7 @@ def _agree_on_id(value: Any, headers: Mapping[str, str]) -> None:
 
 
 def _agree_on_type(fields: Mapping[str, Any], subject: str, headers: Mapping[str, str]) -> None:
-    """Compare the type with the headers or, without them, with the subject. A topic names no event."""
+    """Compare the type with the headers or, without them, with the subject. A topic does not name a type."""
     name, version, source = headers.get(EVENT_TYPE), headers.get(EVENT_VERSION), "headers"
     if name is None and (named := EventSubject.find(subject)) is not None:
         name, version, source = named.name, version or str(named.version), "subject"

@@ -2,7 +2,7 @@
 
 In binary mode the attributes are ``ce-`` headers and the body is the payload, unchanged. In structured mode the
 body is the event in the JSON format. Reading takes both. Version 1.0.2 of the NATS binding has the structured mode
-only, without headers; the binary mode and the header ``Content-Type`` are those of the binding that follows it.
+only, without headers; the binary mode and the header ``Content-Type`` come from the next version.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ PLACEHOLDERS: Final = ("context", "name", "version", "key")
 class Wording(NamedTuple):
     """How a context writes its events. ``templates``: attributes and their texts, with `PLACEHOLDERS`.
 
-    Without a ``source`` it is ``/`` and the first token of the subject. Without the others, an event may set them
-    itself, with the headers ``ce-subject`` and ``ce-dataschema``.
+    Without a template the ``source`` is ``/`` and the first token of the subject. The other attributes an event
+    may then set itself, with the headers ``ce-subject`` and ``ce-dataschema``.
     """
 
     context: str = ""
@@ -63,7 +63,7 @@ def cloudevents(wording: Wording) -> Envelope:
 
 
 def _attributes(event: Outgoing, wording: Wording) -> dict[str, str | None]:
-    """The attributes by their names. None for one that this event has not, and that its headers must not set."""
+    """The attributes by their names. None: the event does not have it, and its headers must not set it."""
     attributes = {
         "specversion": "1.0",
         "id": event.id,
@@ -92,8 +92,8 @@ def _binary(event: Outgoing, attributes: Mapping[str, str | None]) -> tuple[str,
         f"{_PREFIX}{name}": value if value is None or name in _PLAIN_ONES else _header(value)
         for name, value in attributes.items()
     }
-    own[_CONTENT_TYPE] = None  # an event's own could tell of the other mode
-    # Whoever meets a name that no attribute can have refuses the whole event.
+    own[_CONTENT_TYPE] = None  # a header of the event itself could say the other mode
+    # Readers refuse the whole event if a name is not valid for an attribute.
     own |= {header: None for header, name, _ in _attribute_headers(event) if not _can_be_told(name)}
     return event.payload, own
 
@@ -131,14 +131,14 @@ def _header(value: str) -> str:
 
 
 class _Event(NamedTuple):
-    """The attributes and the data. ``prefix``: what names of attributes begin with where they came from."""
+    """The attributes and the data. ``prefix``: how names of attributes began in their place, such as ``ce-``."""
 
     attributes: Mapping[str, Any]
     data: Any
     prefix: str = ""
 
     def get(self, name: str) -> str | None:
-        """An attribute as text. A number or a truth value has the text that the JSON format gives it."""
+        """An attribute as text. A number or a truth value has its text in the JSON format."""
         value = self.attributes.get(name)
         if value is None or isinstance(value, str):
             return value
@@ -162,7 +162,7 @@ def _parse(headers: Mapping[str, str], body: bytes) -> _Event:
     if kind.startswith(_EVENT_FORMAT):
         return _parse_structured(read_object(read_json(body)))
     if f"{_PREFIX}specversion" not in lower:
-        # Version 1.0.2 of the binding knows no headers: such a message may be a structured one.
+        # Version 1.0.2 of the binding has no headers, so such a message may be in structured mode.
         content = read_json(body)
         if not isinstance(content, dict) or "specversion" not in content:
             raise MalformedMessage("is missing, and the body has none either", field=f"{_PREFIX}specversion")
@@ -244,9 +244,9 @@ def _decode(_subject: str, headers: Mapping[str, str], event: _Event) -> dict[st
 
 
 def _foreign_id(event: _Event) -> dict[str, str]:
-    """The id of an event by another producer. It is different for each event of one source only, even a UUID.
+    """The id of another producer's event. It is unique only within its source, even if it is a UUID.
 
-    An id has no line break, so source and id cannot be taken apart in two ways.
+    An id has no line break, so two different pairs of source and id never make the same text.
     """
     id, source = event.required("id"), event.required("source")
     digest = hashlib.sha256(f"{source}\n{id}".encode(errors="backslashreplace")).hexdigest()

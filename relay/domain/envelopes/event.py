@@ -68,10 +68,10 @@ class Incoming(NamedTuple):
 
 #: The headers that an envelope sets; None for a header without a value.
 Own: TypeAlias = dict[str, str | None]
-#: Returns the body of an event and its headers. With ``Nats-Msg-Id`` among them, JetStream drops copies by that.
+#: Returns the body of an event and its headers. If ``Nats-Msg-Id`` is among these, JetStream drops copies by it.
 Encoder: TypeAlias = Callable[[Outgoing], tuple[str | bytes, Own]]
 #: Finds the fields of an event in subject, headers and parsed body. Raises KeyError for a missing field. Some
-#: envelopes also tell ``message_id`` and ``idempotency_key``, ``actor_id`` and ``actor_kind``, ``partition_key``,
+#: envelopes also give ``message_id`` and ``idempotency_key``, ``actor_id`` and ``actor_kind``, ``partition_key``,
 #: ``traceparent``.
 Decoder: TypeAlias = Callable[[str, Mapping[str, str], Any], Mapping[str, Any]]
 #: Parses a body, given the headers. Raises MalformedMessage.
@@ -93,7 +93,7 @@ class Envelope(NamedTuple):
 def by_version(field: str, readers: Mapping[str, Decoder]) -> Decoder:
     """A decoder that chooses the reader of the version which a field of the body names.
 
-    It refuses a body without the field, and a version that no reader is for.
+    It refuses a body without the field, and a version without a reader.
     """
 
     def decode(subject: str, headers: Mapping[str, str], body: Any) -> Mapping[str, Any]:

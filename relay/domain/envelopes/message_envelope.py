@@ -1,6 +1,6 @@
 """``message-envelope``: the MessageEnvelope of SR-MESSAGE-CONTRACTS §2, with a reader per schema version.
 
-Copies are known by ``idempotency_key``, not by ``message_id``: the key is the ``Nats-Msg-Id``, and the key of the
+Copies are recognised by ``idempotency_key``, not by ``message_id``. It is the ``Nats-Msg-Id``, and the key of the
 inbox is made from it.
 """
 

@@ -1,7 +1,7 @@
-"""An envelope of the application's own: what keeps its mistakes from harming other events and messages.
+"""Keeps the mistakes of an application's own envelope from harming other events and messages.
 
-Without this, a message that a decoder stumbles over would come again and again and hold up its subscription. An
-event that an encoder stumbles over would hold up its shard.
+Without this, a message with which a decoder fails would come again and again and delay its subscription. An event
+with which an encoder fails would delay its shard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_THE_ROW: Final = frozenset({EVENT_ID.lower(), GENERATION.lower()})
 
 
 def guarded(envelope: Envelope, name: str) -> Envelope:
-    """The envelope, with any error as a refusal of one event or message. ``name``: its name in the settings."""
+    """The envelope; any error of it refuses one event or message. ``name``: its name in the settings."""
 
     def encode(event: Outgoing) -> tuple[bytes, Own]:
         try:
@@ -66,7 +66,7 @@ def _checked_body(body: object) -> bytes:
 def _checked_headers(headers: Own) -> Own:
     """The headers, which may hold ``Nats-Msg-Id`` beside those that an event may have.
 
-    Those that name the row of the outbox are not theirs: an audit would miss the event and send it again.
+    They may not set the headers that name the outbox row: an audit would not find the event and send it again.
     """
     set_ = {name: value for name, value in headers.items() if value is not None}
     if (msg_id := set_.pop(MSG_ID, None)) is not None:

@@ -8,13 +8,13 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Path, Request
 from starlette.responses import Response
 
-from relay.adapters.postgres.operating import MAX_COUNTED, Page, Row
+from relay.adapters.postgres.paging import Page, Row
 from relay.bus import Command, CommandBus, Failed, Nothing, Query, QueryBus, Result
 from relay.bus.http import as_response, json_response, status_of, told
 from relay.domain.operators import Operator, Outcome
@@ -106,13 +106,20 @@ async def answered(ops: Ops, query: Query[Any]) -> Response:
     return as_response(await ops.queries.ask_async(query))
 
 
-async def paged(ops: Ops, query: Find, key: str) -> Response:
-    """A page of rows. ``key``: the column by which pages follow each other."""
+def page_of(find: type[Find], context: str, wanted: Any, asked: Any) -> Find:
+    """The query for a page. ``asked``: which page, and how it is looked for."""
+    which = {name: getattr(asked, name) for name in ("limit", "before", "thorough")}
+    return find(context=context, wanted=wanted, **which)
+
+
+async def paged(ops: Ops, query: Find) -> Response:
+    """A page of rows."""
     page: Page[Row] = await ops.recent.ask(ops, query)
     more = len(page.items) == query.limit and page.total > query.limit
-    exact = page.total < MAX_COUNTED
-    following = page.items[-1][key] if more else None
-    return json_response({"items": page.items, "total": page.total, "exact": exact, "next": following})
+    reach = {order: asdict(it) for order, it in page.reach.items()}
+    following = page.items[-1][query.key] if more else None
+    shown = {"items": page.items, "total": page.total, "exact": page.exact, "reach": reach, "next": following}
+    return json_response(shown)
 
 
 async def row_of(ops: Ops, query: Query[Row]) -> Row | Response:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from inspect import isawaitable
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from relay.adapters.postgres.pool import Connection, Pool, Source, create_pool, 
 from relay.adapters.postgres.sql import statement
 from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
+from relay.domain.errors import DatabaseUnreachable
 from relay.ops.api import archive, contexts, events, inbox, letters, queues, system, tasks
 from relay.ops.api.access import FAULT, Door, Doorkeeper, Refused
 from relay.ops.api.answering import Ops, Recent
@@ -32,6 +35,8 @@ from relay.settings import ContextSettings, Settings
 #: The connections for one context. A page that takes longer than the limit is given up, in milliseconds.
 _CONNECTIONS: Final = 4
 _LIMIT_MS: Final = "10000"
+#: How long a connection is used for one answer, in seconds.
+_SILENCE_S: Final = 15.0
 #: How long files of an archive are read for one answer, in seconds.
 _PATIENCE_S: Final = 20.0
 _ABOUT: Final = "Look at what waits and what failed in jetrelay, and decide about it."
@@ -103,11 +108,26 @@ class _Pools:
                 configure=_limited,
             )
             await pool.open()
-        yield pooled(self._pools[context.name])
+        yield partial(_in_time, pooled(self._pools[context.name]))
 
     async def close(self) -> None:
         for pool in self._pools.values():
             await pool.close()
+
+
+@asynccontextmanager
+async def _in_time(lend: Source) -> AsyncIterator[Connection]:
+    """Lend a connection for a limited time. Raises DatabaseUnreachable after it.
+
+    A server that runs ends a statement itself. One that hangs keeps no time.
+    """
+    try:
+        async with asyncio.timeout(_SILENCE_S) as limit, lend() as conn:
+            yield conn
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise DatabaseUnreachable(f"no answer within {_SILENCE_S:g} s") from None
 
 
 async def _limited(conn: Connection) -> None:

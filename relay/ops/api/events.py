@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from relay.domain.errors import InvalidRequest
 from relay.ops.api.access import Caller, Operating, Reading
-from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, detailed, paged
+from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, detailed, page_of, paged
 from relay.ops.api.models import (
     EventsAsked,
     EventsFilter,
@@ -32,9 +32,7 @@ async def list_events(
 ) -> Response:
     """List events without their payloads, the newest first."""
     wanted = asked.wanted(list(asked.status or get_args(EventStatus)))
-    return await paged(
-        ops, FindEvents(context=context, wanted=wanted, limit=asked.limit, before=asked.before), "seq"
-    )
+    return await paged(ops, page_of(FindEvents, context, wanted, asked))
 
 
 @router.get("/{id}", response_model=dict[str, Any])

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from relay.bus.http import json_response
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Operating, Reading, check_payloads
-from relay.ops.api.answering import PROBLEMS, Asked, InContext, acted, answered, paged, row_of
+from relay.ops.api.answering import PROBLEMS, Asked, InContext, acted, page_of, paged, row_of
 from relay.ops.api.models import (
     MessagesAsked,
     MessagesFilter,
@@ -34,8 +34,7 @@ async def list_messages(
 ) -> Response:
     """List messages without their bodies, the last received first."""
     wanted = asked.wanted(list(asked.status or get_args(MessageStatus)))
-    query = FindMessages(context=context, wanted=wanted, limit=asked.limit, before=asked.before)
-    return await paged(ops, query, FindMessages.key)
+    return await paged(ops, page_of(FindMessages, context, wanted, asked))
 
 
 @router.get("/groups", response_model=list[dict[str, Any]])
@@ -44,7 +43,7 @@ async def group_messages(
 ) -> Response:
     """Count messages, by default failing ones, by code of the error and subscription, among the newest 10,000."""
     wanted = asked.wanted(list(asked.status or _FAILING))
-    return await answered(ops, GroupMessages(context=context, wanted=wanted))
+    return json_response(await ops.recent.ask(ops, GroupMessages(context=context, wanted=wanted)))
 
 
 @router.get("/{id}", response_model=dict[str, Any])

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from relay.bus.http import json_response
 from relay.domain.incidents import IncidentStatus, show_original
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
-from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, answered, paged, row_of
+from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, row_of
 from relay.ops.api.models import LettersAsked, LettersFilter, Number, OutcomeOut, PageOut, Selection
 from relay.ops.rows import (
     Act,
@@ -33,9 +33,7 @@ async def list_dead_letters(
 ) -> Response:
     """List dead letters without their messages, the newest first."""
     wanted = asked.wanted(asked.status or _OPEN)
-    return await paged(
-        ops, FindIncidents(context=context, wanted=wanted, limit=asked.limit, before=asked.before), "id"
-    )
+    return await paged(ops, page_of(FindIncidents, context, wanted, asked))
 
 
 @router.get("/groups", response_model=list[dict[str, Any]])
@@ -43,7 +41,8 @@ async def group_dead_letters(
     ops: Asked, _: Reading, context: InContext, asked: Annotated[LettersAsked, Query()]
 ) -> Response:
     """Count dead letters by the code of their reason and by their class, among the newest 10,000."""
-    return await answered(ops, GroupIncidents(context=context, wanted=asked.wanted(asked.status or _OPEN)))
+    wanted = asked.wanted(asked.status or _OPEN)
+    return json_response(await ops.recent.ask(ops, GroupIncidents(context=context, wanted=wanted)))
 
 
 @router.get("/{id}", response_model=dict[str, Any])

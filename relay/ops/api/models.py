@@ -123,10 +123,16 @@ class TasksFilter(BaseModel):
         )
 
 
-class _Paged(BaseModel):
-    """``before``: ``next`` of the page above."""
+class _Looked(BaseModel):
+    """``thorough``: look at all rows, which may take seconds, and not only at the newest of each state."""
 
     limit: Annotated[int, Field(ge=1, le=500)] = 50
+    thorough: bool = False
+
+
+class _Paged(_Looked):
+    """``before``: ``next`` of the page above."""
+
     before: Number | None = None
 
 
@@ -136,11 +142,10 @@ class EventsAsked(EventsFilter, _Paged):
     status: list[EventStatus] = []
 
 
-class MessagesAsked(MessagesFilter):
+class MessagesAsked(MessagesFilter, _Looked):
     """A page of messages. ``status``: all of them if not given. ``before``: ``next`` of the page above."""
 
     status: list[MessageStatus] = []
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
     before: Annotated[str, StringConstraints(pattern=CURSOR)] | None = None
 
 
@@ -197,15 +202,24 @@ class ProblemOut(BaseModel):
     error: Problem
 
 
+class ReachOut(BaseModel):
+    """The times between which rows were looked at; null where all were."""
+
+    since: AwareDatetime | None
+    until: AwareDatetime | None
+
+
 class PageOut(BaseModel):
     """A page, the newest first. ``next``: ``before`` of the next page, if there is one.
 
-    ``total``: how many the filter finds in all; if it is not ``exact``, there are at least so many.
+    ``total``: how many the filter finds in all; if it is not ``exact``, there are at least so many. ``reach``:
+    between which times rows were looked at, by their state, if not all were; beyond them more may fit.
     """
 
     items: list[dict[str, Any]]
     total: int
     exact: bool
+    reach: dict[str, ReachOut]
     next: int | str | None
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from relay.ops.api.access import Caller, Operating, Reading
-from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, detailed, paged
+from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, detailed, page_of, paged
 from relay.ops.api.models import OutcomeOut, PageOut, Selection, TasksAsked, TasksFilter, TaskStatus
 from relay.ops.rows import Act, CancelTasks, FindTasks, GetTask, RetryTasks
 
@@ -23,9 +23,7 @@ async def list_tasks(
 ) -> Response:
     """List tasks without their payloads, the newest first."""
     wanted = asked.wanted(list(asked.status or get_args(TaskStatus)))
-    return await paged(
-        ops, FindTasks(context=context, wanted=wanted, limit=asked.limit, before=asked.before), "seq"
-    )
+    return await paged(ops, page_of(FindTasks, context, wanted, asked))
 
 
 @router.get("/{id}", response_model=dict[str, Any])

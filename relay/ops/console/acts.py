@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from relay.adapters.postgres.operating import Page, Row, counted
+from relay.adapters.postgres.paging import Page, Row, counted
 from relay.bus import Failed, Result
 from relay.bus.errors import NothingFound
 from relay.bus.http import status_of
@@ -31,7 +31,8 @@ MOST: Final = 10_000
 _MAX_IDS: Final = 500
 _MAX_SHOWN: Final = 100
 #: Fields of a form that are not of a filter.
-_OWN: Final = {"ids", "all", "note", "status", "limit", "before"}
+_PAGING: Final = {"limit", "before", "thorough"}
+_OWN: Final = {"ids", "all", "note", "status", *_PAGING}
 
 KindPath = Annotated[str, Path(max_length=40)]
 
@@ -87,7 +88,7 @@ def _choose(ops: Ops, context: str, path: str, name: str, pairs: Pairs) -> _Chos
     if kind is None or action is None:
         raise NothingFound("there is no such page")
     pairs = list(pairs)
-    asked = read(_Asked, [it for it in pairs if it[0] in _OWN - {"limit", "before"}])
+    asked = read(_Asked, [it for it in pairs if it[0] in _OWN - _PAGING])
     filters = [(it, absolute(text.strip())) for it, text in pairs if it not in _OWN and text.strip()]
     if bool(asked.ids) == asked.all:
         raise InvalidRequest("say which: tick rows of a list, or take all that its filter finds")

@@ -59,7 +59,9 @@ def absolute(text: str) -> str:
             at = datetime.fromisoformat(text)
             return at.isoformat() if at.tzinfo else at.replace(tzinfo=UTC).isoformat()
         return text
-    return (datetime.now(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})).isoformat()
+    # To the second: all who ask within one ask the same.
+    now = datetime.now(UTC).replace(microsecond=0)
+    return (now - timedelta(**{_UNITS[found[2]]: int(found[1])})).isoformat()
 
 
 async def _form(request: Request) -> list[tuple[str, str]]:

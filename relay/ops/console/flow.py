@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from relay.adapters.jetstream.topology import ConsumerView, StreamView
-from relay.adapters.postgres.operating import EventFilter, Page, Row, TaskFilter
+from relay.adapters.postgres.operating import EventFilter, TaskFilter
+from relay.adapters.postgres.paging import Page, Row
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.errors import RelayError
 from relay.domain.incidents import IncidentFilter, IncidentStatus

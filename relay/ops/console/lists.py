@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from relay.adapters.postgres.operating import MAX_COUNTED, Page, Row
+from relay.adapters.postgres.paging import MAX_COUNTED, WINDOW, Page, Row
 from relay.bus import Nothing
 from relay.bus.errors import NothingFound
 from relay.domain.errors import of_context
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Caller, Reading, check_payloads
-from relay.ops.api.answering import Asked, InContext, Ops
+from relay.ops.api.answering import Asked, InContext, Ops, page_of
 from relay.ops.console.asking import checked, read
 from relay.ops.console.catalogue import KINDS
 from relay.ops.console.kinds import Action, Kind
@@ -23,7 +23,7 @@ from relay.ops.console.pages import page
 
 router: Final = APIRouter()
 #: Fields of a query that choose a page, not rows.
-_PAGING: Final = {"status", "before", "limit"}
+_PAGING: Final = {"status", "before", "limit", "thorough"}
 
 
 class _Shown(BaseModel):
@@ -38,8 +38,7 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
     asked = read(kind.asked, request.query_params.multi_items())
     statuses: Sequence[str] = [str(getattr(it, "value", it)) for it in asked.status] or kind.usual
     wanted = kind.wanted(asked, statuses)
-    query = kind.find(context=context, wanted=wanted, limit=asked.limit, before=asked.before)
-    found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+    found: Page[Row] = await ops.recent.ask(ops, page_of(kind.find, context, wanted, asked))
     narrowed = bool(asked.model_dump(exclude_defaults=True, exclude=_PAGING))
     more = len(found.items) == asked.limit and found.total > asked.limit
     return page(
@@ -49,7 +48,9 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
         kind=kind,
         items=found.items,
         total=found.total,
-        exact=found.total < MAX_COUNTED,
+        many=found.total >= MAX_COUNTED,
+        reach=found.reach,
+        window=WINDOW,
         following=found.items[-1][kind.order] if more else None,
         statuses=statuses,
         narrowed=narrowed or bool(asked.status),
@@ -75,8 +76,8 @@ async def _groups(ops: Ops, context: str, kind: Kind, asked: Any, statuses: Sequ
     """How many rows there are of each reason, in the states that have a reason."""
     if kind.group is None or not (states := [it for it in statuses if it in kind.grouped or kind.by == "reason"]):
         return ()
-    query = kind.group(context=context, wanted=kind.wanted(asked, states))
-    return (await ops.queries.ask_async(query)).unwrap()
+    query = kind.group(context=context, wanted=kind.wanted(asked, states), thorough=asked.thorough)
+    return await ops.recent.ask(ops, query)
 
 
 def _offered(kind: Kind, caller: Caller, statuses: Sequence[str]) -> Sequence[Action]:

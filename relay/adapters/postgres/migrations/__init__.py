@@ -9,8 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import psycopg
@@ -23,24 +21,12 @@ from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 
 from relay.adapters.postgres.failures import reaching, reason
 from relay.adapters.postgres.migrations.running import ALEMBIC, STEP_TIMEOUT_S, Runner, beforehand
+from relay.adapters.postgres.revisions import MigrationStatus, compared
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
 
 VERSION_TABLE: Final = "relay_alembic_version"
 _OWNER: Final = "migrations run as a role that may create tables in the first schema of its search_path"
-
-
-@dataclass(frozen=True, slots=True)
-class MigrationStatus:
-    """The revision of a database, the newest one, and those that the database lacks, oldest first.
-
-    ``current`` is None in a database without our tables. If this release does not know ``current``, a newer
-    release made it, and nothing is pending.
-    """
-
-    current: str | None
-    head: str
-    pending: tuple[str, ...]
 
 
 def upgrade(
@@ -99,11 +85,6 @@ def _place(pending: tuple[str, ...], revision: str) -> int:
     return pending.index(revision) + 1 if revision in pending else 0
 
 
-def newest() -> str:
-    """Return the newest revision that this release knows."""
-    return _known()[-1]
-
-
 def status(url: str) -> MigrationStatus:
     """Compare a database with the migrations of this release; changes nothing. Raises DatabaseUnreachable."""
     with _connect(url) as engine, engine.begin() as connection:
@@ -113,7 +94,7 @@ def status(url: str) -> MigrationStatus:
 def sql(schema: str | None = None) -> str:
     """Return all migrations as plain SQL for an empty database, for other tools to apply (``psql -f``).
 
-    ``schema``: creates that one, and puts everything there.
+    ``schema``: creates this schema, and puts everything into it.
     """
     output = io.StringIO()
     if schema is not None:
@@ -123,21 +104,9 @@ def sql(schema: str | None = None) -> str:
     return output.getvalue()
 
 
-def compared(current: str | None) -> MigrationStatus:
-    """Compare a revision, or an empty database (None), with the migrations of this release."""
-    known = _known()
-    done = 0 if current is None else known.index(current) + 1 if current in known else len(known)
-    return MigrationStatus(current, known[-1], known[done:])
-
-
 def _status(connection: Connection) -> MigrationStatus:
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
     return compared(context.get_current_revision())
-
-
-@cache
-def _known() -> tuple[str, ...]:
-    return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Applies migrations while producers and workers go on. No step makes them wait for longer than a moment.
 
 Long steps, above all index builds, run beforehand and do not block writers. Steps that block writers are short. If
-somebody else holds the table, such a step gives up its place in the lock queue after 300 ms, because later writers
-would wait behind it. It is tried again until it succeeds or ``patience`` ends.
+another session holds the table, such a step gives up its place in the lock queue after 300 ms, because later
+writers would wait behind it. It is tried again until it succeeds or ``patience`` ends.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ STEP_TIMEOUT_S: Final = 600.0
 _LOCK_TIMEOUT: Final = "300ms"
 _PAUSE_S: Final = 1.0
 _POLL_INTERVAL_S: Final = 0.1
-#: Alembic keeps the running migration in module globals, so threads must not run it side by side.
+#: Alembic keeps the running migration in module globals, so only one thread at a time may run it.
 ALEMBIC: Final = threading.Lock()
 _INDEX: Final = re.compile(r"\s*CREATE(?: UNIQUE)? INDEX IF NOT EXISTS (\w+)")
 #: One upgrade of a database at a time. The numbers next to this one are the classes of migration 0015.
 _TRY_LOCK: Final = text("SELECT pg_try_advisory_lock(1785882986, 0)")
-#: Only if it is missing: to create one takes a right that the owner of the tables need not have.
+#: Only if it is missing: to create a schema needs a right that the owner of the tables may not have.
 _MAKE_SCHEMA: Final = """
 DO $$ DECLARE path CONSTANT TEXT := current_setting('search_path'); BEGIN
   IF current_schema() IS NULL AND path ~ '^[a-z][a-z0-9_]*$' THEN
@@ -58,7 +58,7 @@ class Runner:
     patience: float = STEP_TIMEOUT_S
 
     def lock(self) -> None:
-        """Wait until nobody else upgrades this database. The lock is held until the connection ends.
+        """Wait until no other process upgrades this database. The lock is held until the connection ends.
 
         This polls. A process that waited within a statement would hold a snapshot, and the other process's index
         build would wait for it.
@@ -75,7 +75,7 @@ class Runner:
             connection.exec_driver_sql(_MAKE_SCHEMA)
 
     def prepare(self, statements: Sequence[str]) -> None:
-        """Run beforehand what a revision needs and does not block writers. Raises UpgradeBlocked."""
+        """Run those statements of a revision beforehand that do not block writers. Raises UpgradeBlocked."""
         for step in statements:
             index = _INDEX.match(step)
             self._persist(lambda: self._build(index[1], step) if index else self._briefly(step))  # noqa: B023
@@ -103,7 +103,7 @@ class Runner:
     def _build(self, name: str, step: str) -> None:
         """Build an index without blocking writers. First drops an index whose build was interrupted."""
         with self._apart() as connection:
-            # Nobody waits behind it, so it may wait for old transactions to end instead of starting anew.
+            # No session waits behind it. So it may wait for old transactions to end, and need not start again.
             connection.execute(text(f"SET lock_timeout = '{max(1, round(self.patience))}s'"))
             if connection.scalar(_INVALID, {"name": name}):
                 connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY {name}")

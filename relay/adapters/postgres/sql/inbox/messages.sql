@@ -1,9 +1,11 @@
 -- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. An index finds
 -- those that are processed. `mixed`: one index finds all others. Otherwise those with an error are wanted, dead or
--- failing: an index each finds them, so that no waiting message is read and thrown away. `coalesce`: a plan takes a
--- pattern or state that it does not know for one that hardly any row fits.
+-- failing: an index each finds them, so that no waiting message is read and thrown away. Nothing is processed before
+-- it is received. `reach.sql` says where a short look ends in each order. `coalesce`: a plan takes a pattern or state
+-- that it does not know for one that hardly any row fits. A row is read once more by its place in the table: to count
+-- groups, ten thousand are.
 WITH matching AS NOT MATERIALIZED (
-    SELECT message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
+    SELECT ctid, message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
        CASE WHEN processed_at IS NOT NULL THEN 'processed'
             WHEN dead_lettered_at IS NOT NULL THEN 'dead'
             WHEN claimed_until >= now() THEN 'running'
@@ -18,36 +20,45 @@ WITH matching AS NOT MATERIALIZED (
       AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
       AND (%(since)s::timestamptz IS NULL OR received_at >= %(since)s)
       AND (%(until)s::timestamptz IS NULL OR received_at < %(until)s)
-      AND (%(error)s::text IS NULL OR coalesce(coalesce(dead_letter_reason, last_error) ~ %(error)s, false))
+      AND (%(error)s::text IS NULL OR coalesce(coalesce(dead_letter_reason, last_error) ~ %(error)s
+           AND NOT coalesce(dead_letter_reason, last_error) ~ ANY (%(unless)s::text[]), false))
 ), found AS MATERIALIZED (
-    (SELECT message_id, received_at, status
+    (SELECT ctid AS place, message_id, received_at, status
      FROM matching
      WHERE 'processed' = ANY (%(statuses)s::text[]) AND processed_at IS NOT NULL
+       AND (%(since)s::timestamptz IS NULL OR processed_at >= %(since)s)
+       AND (%(processed_since)s::timestamptz IS NULL OR processed_at >= %(processed_since)s)
+       AND (%(processed_until)s::timestamptz IS NULL OR processed_at <= %(processed_until)s)
      ORDER BY processed_at DESC
      LIMIT %(counted)s)
     UNION ALL
-    (SELECT message_id, received_at, status
+    (SELECT ctid AS place, message_id, received_at, status
      FROM matching
      WHERE %(mixed)s::boolean AND processed_at IS NULL
        AND coalesce(status = ANY (%(statuses)s::text[]), false)
+       AND (%(unfinished_since)s::timestamptz IS NULL OR received_at >= %(unfinished_since)s)
      ORDER BY received_at DESC
      LIMIT %(counted)s)
     UNION ALL
-    (SELECT message_id, received_at, status
+    (SELECT ctid AS place, message_id, received_at, status
      FROM matching
      WHERE NOT %(mixed)s::boolean AND 'dead' = ANY (%(statuses)s::text[])
        AND processed_at IS NULL AND dead_lettered_at IS NOT NULL
+       AND (%(dead_since)s::timestamptz IS NULL OR dead_lettered_at >= %(dead_since)s)
+       AND (%(dead_until)s::timestamptz IS NULL OR dead_lettered_at <= %(dead_until)s)
      ORDER BY dead_lettered_at DESC
      LIMIT %(counted)s)
     UNION ALL
-    (SELECT message_id, received_at, status
+    (SELECT ctid AS place, message_id, received_at, status
      FROM matching
-     WHERE NOT %(mixed)s::boolean AND coalesce(status = ANY (%(statuses)s::text[]), false)
+     WHERE NOT %(mixed)s::boolean AND %(statuses)s::text[] && '{waiting,failing,running,parked}'
+       AND coalesce(status = ANY (%(statuses)s::text[]), false)
        AND num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL AND dead_lettered_at IS NULL
+       AND (%(failing_since)s::timestamptz IS NULL OR received_at >= %(failing_since)s)
      ORDER BY received_at DESC
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (
-    SELECT message_id, received_at AS came, status AS state
+    SELECT place, received_at AS came, message_id AS key, status AS state
     FROM found
     WHERE %(before_id)s::uuid IS NULL
        OR (received_at, message_id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
@@ -59,5 +70,5 @@ SELECT message_id AS id, message_id, state AS status, received_at, subscription,
        attempts, next_attempt_at, processed_at, dead_lettered_at, dead_letter_class AS class, requeues,
        coalesce(dead_letter_reason, last_error) AS last_error,
        least(%(counted)s, (SELECT count(*) FROM found)) AS total
-FROM page JOIN inbox_messages USING (message_id)
-ORDER BY came DESC, message_id DESC
+FROM page JOIN inbox_messages AS i ON i.ctid = page.place
+ORDER BY came DESC, key DESC

@@ -6,7 +6,7 @@ WITH found AS MATERIALIZED (
       AND (%(kinds)s::text[] IS NULL OR d.class = ANY (%(kinds)s::text[]))
       AND (%(subscription)s::text IS NULL OR d.subscription = %(subscription)s)
       AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
-      AND (%(reason)s::text IS NULL OR d.reason ~ %(reason)s)
+      AND (%(reason)s::text IS NULL OR d.reason ~ %(reason)s AND NOT d.reason ~ ANY (%(unless)s::text[]))
       AND (%(since)s::timestamptz IS NULL OR d.recorded_at >= %(since)s)
       AND (%(message_id)s::uuid IS NULL OR d.message_id = %(message_id)s
            OR d.originals ->> 'id' = %(message_name)s::text)

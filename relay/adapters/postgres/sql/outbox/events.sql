@@ -1,7 +1,8 @@
 -- Outbox events that match a filter, the newest first, and how many match in all, counted up to a limit. Each state
 -- is read by its own index, so a page does not read all that is in the table: the newest of it first. Of failing
 -- events beyond the limit of the count, those of the first keys. Only dead and failing events have an error.
--- `coalesce`: a plan takes a pattern that it does not know for one that hardly any row fits.
+-- An event is published after it occurred: an hour is more than clocks differ. `reach.sql` says where a short look ends
+-- in each order. `coalesce`: a plan takes a pattern that it does not know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at
     FROM outbox_events
@@ -11,17 +12,23 @@ WITH matching AS NOT MATERIALIZED (
       AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
       AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
       AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
-      AND (%(error)s::text IS NULL OR coalesce(publish_error ~ %(error)s, false))
+      AND (%(error)s::text IS NULL
+           OR coalesce(publish_error ~ %(error)s AND NOT publish_error ~ ANY (%(unless)s::text[]), false))
 ), found AS MATERIALIZED (
     (SELECT id, seq, 'published' AS status
      FROM matching
      WHERE 'published' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL AND %(error)s::text IS NULL
+       AND (%(since)s::timestamptz IS NULL OR published_at >= %(since)s - interval '1 hour')
+       AND (%(published_since)s::timestamptz IS NULL OR published_at >= %(published_since)s)
+       AND (%(published_until)s::timestamptz IS NULL OR published_at <= %(published_until)s)
      ORDER BY published_at DESC
      LIMIT %(counted)s)
     UNION ALL
     (SELECT id, seq, 'dead'
      FROM matching
      WHERE 'dead' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NOT NULL
+       AND (%(dead_since)s::timestamptz IS NULL OR dead_at >= %(dead_since)s)
+       AND (%(dead_until)s::timestamptz IS NULL OR dead_at <= %(dead_until)s)
      ORDER BY dead_at DESC
      LIMIT %(counted)s)
     UNION ALL
@@ -36,6 +43,7 @@ WITH matching AS NOT MATERIALIZED (
      FROM matching
      WHERE 'waiting' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NULL
        AND publish_attempts = 0 AND %(error)s::text IS NULL
+       AND (%(waiting_since)s::timestamptz IS NULL OR occurred_at >= %(waiting_since)s)
      ORDER BY occurred_at DESC
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (

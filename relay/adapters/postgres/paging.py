@@ -1,0 +1,82 @@
+"""A page of rows: how far matches are counted, and how far a short look at a large table goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from relay.domain.errors import TooMany
+
+#: How far matching rows are counted at least.
+MAX_COUNTED: Final = 10_001
+#: How many rows a short look reads at most in each order: so many take a page about a twentieth of a second.
+WINDOW: Final = 10_000
+
+#: A row by the names of its columns, as its statement selects it.
+Row: TypeAlias = dict[str, Any]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where a short look at rows ended, in the order of their times; None where it saw all of them."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """The newest matching items, and the number of all matches, counted up to `MAX_COUNTED` or more.
+
+    ``reach``: where a short look ended, by the order of rows: beyond it there may be more matches. Empty if it saw
+    all rows.
+    """
+
+    items: Sequence[Item]
+    total: int
+    reach: Mapping[str, Reach] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``total`` is the number of all matches, and not only of those that were counted or seen."""
+        return self.total < MAX_COUNTED and not self.reach
+
+    def all_of(self, limit: int) -> Sequence[Item]:
+        """Return the items, oldest first, if they are all the matches. Raises TooMany if they are not.
+
+        An action on only a part of the selection would silently leave out the rest.
+        """
+        if self.total > len(self.items):
+            raise TooMany(
+                f"{counted(self.total)} match and the limit is {limit}",
+                hint="narrow the selection or raise --limit",
+            )
+        return self.items[::-1]
+
+
+def counted(total: int) -> str:
+    """Return a number of matches as people read it. It may have been counted up to a limit only."""
+    return f"more than {total - 1}" if total >= MAX_COUNTED else str(total)
+
+
+def bounds(limit: int, before: int | None) -> dict[str, int | None]:
+    """What rows a page has, and how far matches are counted, as parameters of a statement."""
+    return {"limit": limit, "before": before, "counted": max(MAX_COUNTED, limit + 1)}
+
+
+def passes_over(wanted: Any, *, mixed: bool) -> bool:
+    """Whether a list may look at many rows in vain. An index finds the rows of a correlation.
+
+    ``mixed``: an order in which it reads has rows of other states, too.
+    """
+    fields = {name for name, value in asdict(wanted).items() if value is not None} - {"statuses"}
+    return "correlation_id" not in fields and (mixed or bool(fields))
+
+
+def ends(orders: Iterable[str], reach: Mapping[str, Reach]) -> dict[str, datetime | None]:
+    """Where a look ends in each order, as parameters of a statement."""
+    found = {order: asdict(reach.get(order, Reach())) for order in orders}
+    return {f"{order}_{name}": at for order, times in found.items() for name, at in times.items()}

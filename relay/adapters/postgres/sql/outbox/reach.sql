@@ -1,0 +1,47 @@
+-- Where a short look at events ends, in each order in which `events.sql` reads them; nothing where it sees all. It sees
+-- so many rows from the newest on. With `until` it begins there, and goes both ways: an event that occurred before may
+-- be published after.
+SELECT 'published' AS read_in,
+       (SELECT published_at
+        FROM outbox_events
+        WHERE published_at IS NOT NULL
+          AND (%(since)s::timestamptz IS NULL OR published_at >= %(since)s - interval '1 hour')
+          AND (%(until)s::timestamptz IS NULL OR published_at < %(until)s)
+        ORDER BY published_at DESC
+        OFFSET %(window)s
+        LIMIT 1) AS since,
+       (SELECT published_at
+        FROM outbox_events
+        WHERE %(until)s::timestamptz IS NOT NULL AND published_at >= %(until)s
+        ORDER BY published_at
+        OFFSET %(window)s
+        LIMIT 1) AS until
+WHERE 'published' = ANY (%(statuses)s::text[]) AND %(error)s::text IS NULL
+UNION ALL
+SELECT 'waiting',
+       (SELECT occurred_at
+        FROM outbox_events
+        WHERE published_at IS NULL
+          AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
+          AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
+        ORDER BY occurred_at DESC
+        OFFSET %(window)s
+        LIMIT 1),
+       NULL
+WHERE 'waiting' = ANY (%(statuses)s::text[]) AND %(error)s::text IS NULL
+UNION ALL
+SELECT 'dead',
+       (SELECT dead_at
+        FROM outbox_events
+        WHERE dead_at IS NOT NULL AND published_at IS NULL
+          AND (%(until)s::timestamptz IS NULL OR dead_at < %(until)s)
+        ORDER BY dead_at DESC
+        OFFSET %(window)s
+        LIMIT 1),
+       (SELECT dead_at
+        FROM outbox_events
+        WHERE %(until)s::timestamptz IS NOT NULL AND dead_at >= %(until)s AND published_at IS NULL
+        ORDER BY dead_at
+        OFFSET %(window)s
+        LIMIT 1)
+WHERE 'dead' = ANY (%(statuses)s::text[])
