@@ -1,13 +1,12 @@
 """Every block of every page is run by a test, or says why not: by its language, its mark, or how its lines begin.
 
-Here configurations are loaded, variables are set, and JSON and YAML are read. Tests that take a block by `code` of
+Here configurations are loaded, variables are set, and YAML is read. Tests that take a block by `code` of
 tests/pages.py run it. Commands `relay` are run by tests/integration/test_page_commands.py.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 import tomllib
@@ -44,7 +43,7 @@ SHOWN = {
     "text": "what a program prints",
 }
 #: Languages whose blocks are all read here.
-READ = {"toml", "json", "jsonl", "yaml"}
+READ = {"toml", "yaml"}
 ALL = [block for page in pages() for block in blocks(page)]
 APP = create_app()
 
@@ -153,16 +152,6 @@ def test_what_is_exported_are_settings(command: str, tmp_path: Path) -> None:
         tmp_path / "relay.toml",
         given if "DATABASE_URL_FILE" in given else {"DATABASE_URL": "postgresql://db/{context}", **given},
     )
-
-
-@pytest.mark.parametrize("text", of("json"))
-def test_json_can_be_read(text: str) -> None:
-    json.loads(text)
-
-
-@pytest.mark.parametrize("text", of("jsonl"))
-def test_each_line_of_json_can_be_read(text: str) -> None:
-    assert [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("text", of("yaml"))
