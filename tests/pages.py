@@ -107,7 +107,7 @@ def code(page: str, language: str, *numbers: int) -> str:
 
 
 def _calls() -> Iterator[ast.Call]:
-    for path in (ROOT / "tests").rglob("test_*.py"):
+    for path in (ROOT / "tests").rglob("*.py"):
         if "from tests.pages import" in (text := path.read_text()):
             yield from (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
 

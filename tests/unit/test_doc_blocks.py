@@ -1,6 +1,6 @@
 """Every block of every page is run by a test, or says why not: by its language, its mark, or how its lines begin.
 
-Here configurations are loaded, variables are set, and YAML is read. Tests that take a block by `code` of
+Here configurations are loaded and variables are set. Tests that take a block by `code` of
 tests/pages.py run it. Commands `relay` are run by tests/integration/test_page_commands.py.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from dramatiq.cli import make_argument_parser
 from typer.testing import CliRunner
 
@@ -39,11 +38,10 @@ SHOWN = {
     "http": "docsite.wire makes these blocks from real messages",
     "ini": "units of systemd, which no test has; the commands in them are known, see below",
     "mermaid": "pictures, which `make docs` draws",
-    "promql": "for a Prometheus, which no test has",
     "text": "what a program prints",
 }
 #: Languages whose blocks are all read here.
-READ = {"toml", "yaml"}
+READ = {"toml"}
 ALL = [block for page in pages() for block in blocks(page)]
 APP = create_app()
 
@@ -152,11 +150,6 @@ def test_what_is_exported_are_settings(command: str, tmp_path: Path) -> None:
         tmp_path / "relay.toml",
         given if "DATABASE_URL_FILE" in given else {"DATABASE_URL": "postgresql://db/{context}", **given},
     )
-
-
-@pytest.mark.parametrize("text", of("yaml"))
-def test_yaml_can_be_read(text: str) -> None:
-    assert list(yaml.safe_load_all(text))
 
 
 @pytest.mark.parametrize("text", of("toml"))
