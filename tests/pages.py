@@ -49,8 +49,6 @@ ELSEWHERE = {
 NOBODY = {
     "pip install": "fetches packages from an index",
     "docker compose": "needs Docker",
-    "kubectl ": "needs a cluster",
-    "helm ": "needs a cluster",
     "systemctl ": "needs systemd",
     "journalctl ": "needs systemd",
     "jq": "a program of others reads what relay prints",

@@ -10,10 +10,12 @@ import ast
 import re
 import shlex
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from dramatiq.cli import make_argument_parser
 from typer.testing import CliRunner
 
@@ -44,6 +46,8 @@ SHOWN = {
 READ = {"toml"}
 ALL = [block for page in pages() for block in blocks(page)]
 APP = create_app()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
 def ids(block: Block) -> str:
@@ -126,6 +130,12 @@ def test_a_command_is_known_with_its_options(command: str) -> None:
             assert found.exit_code == 0, found.output
         case ["dramatiq", *arguments]:
             assert make_argument_parser().parse_args(arguments).broker == "relay.actors"
+        case ["pip", "install", *wanted]:
+            extras = {it for one in wanted for it in re.findall(r"(?:jetrelay|\.)\[(.+)\]", one)}
+            assert {it for one in extras for it in one.split(",")} <= PROJECT["optional-dependencies"].keys()
+        case ["docker", "compose", *words]:
+            asked = [it for flag, it in pairwise(words) if flag in ("--profile", "--scale", "-f", "exec")]
+            assert {it.partition("=")[0] for it in asked} <= COMPOSE["services"].keys() | {"boards"}
         case ["make", target, *_]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
