@@ -49,8 +49,6 @@ ELSEWHERE = {
 NOBODY = {
     "pip install": "fetches packages from an index",
     "docker compose": "needs Docker",
-    "kubectl ": "needs a cluster",
-    "helm ": "needs a cluster",
     "systemctl ": "needs systemd",
     "journalctl ": "needs systemd",
     "jq": "a program of others reads what relay prints",
@@ -107,7 +105,7 @@ def code(page: str, language: str, *numbers: int) -> str:
 
 
 def _calls() -> Iterator[ast.Call]:
-    for path in (ROOT / "tests").rglob("test_*.py"):
+    for path in (ROOT / "tests").rglob("*.py"):
         if "from tests.pages import" in (text := path.read_text()):
             yield from (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
 
@@ -149,6 +147,12 @@ def commands(text: str) -> Iterator[str]:
             yield from (it.strip(" |&\n") for it in _COMMAND.findall(found[0]) if it.strip(" |&\n"))
         read = ""
     assert not read, read
+
+
+def mentioned(page: str) -> list[str]:
+    """The commands ``relay`` in the sentences of a page, with words such as ID where a reader puts an id."""
+    found = re.findall(r"(?<!`)`(relay [a-z][^`]*)`", _BLOCK.sub("", (ROOT / page).read_text()))
+    return [" ".join(command.split()) for command in found]
 
 
 def beginning(command: str, among: dict[str, str]) -> str | None:

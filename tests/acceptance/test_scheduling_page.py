@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 
 from tests.acceptance.fleet import ROOT, Fleet, wait_for
+from tests.integration.test_cli_operating import Shell
 from tests.pages import code, commands
 
 JOB = "myapp.jobs.close_stale_cases"
@@ -42,6 +43,13 @@ class OneContext(Fleet):
         return "[contexts.sea]\n"
 
 
+class Typed(Shell):
+    """The commands of an operator of a fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._directory, self._environment = fleet.directory, fleet.environment
+
+
 def application(directory: Path) -> dict[str, str]:
     """Write the application of the page; returns the variables of its processes."""
     (directory / "myapp").mkdir(parents=True)
@@ -61,7 +69,8 @@ def test_the_job_of_the_page_runs_and_its_commands_do_what_they_say(server_direc
         listed_there = "SELECT 1 FROM scheduled_jobs WHERE name = %s"
         wait_for("the job is listed", lambda: fleet.query("sea", listed_there, JOB))
         typed = [shlex.split(command)[1:] for command in commands(code("docs/how-to/scheduling.md", "sh", 1))]
-        listed, as_json, reconciled, ran, paused, resumed = (fleet.relay(*words) for words in typed)
+        shell = Typed(fleet)
+        listed, as_json, reconciled, ran, paused, resumed = (shell(*words) for words in typed)
         assert JOB in listed
         assert f'"{JOB}"' in as_json
         assert "reconcile_stream:sea" in reconciled

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import httpx2
 import psycopg
 import pytest
 from django.db import connection, connections, transaction
@@ -61,55 +63,71 @@ def test_an_order_of_the_fastapi_page_is_written_by_an_async_session_too(
     shop.close()
 
 
-#: A project of Django with the application of the page, asked as the relay asks it.
+#: A project of Django with the application of the page, and a server of many threads.
 DJANGO = """
 import json, sys
 import django
 from django.conf import settings
 
 database = json.loads(sys.argv[1])
-apps = ["shop"]
 settings.configure(
-    DATABASES={"default": database}, INSTALLED_APPS=apps, DEFAULT_AUTO_FIELD="django.db.models.AutoField",
-    ROOT_URLCONF="urls", ALLOWED_HOSTS=["*"],
+    DATABASES={"default": database}, INSTALLED_APPS=["shop"], DEFAULT_AUTO_FIELD="django.db.models.AutoField",
+    ROOT_URLCONF="urls",
 )
 django.setup()
+from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
+from django.core.wsgi import get_wsgi_application
 from django.db import connection
-from django.test import Client
 from shop.models import Handled, Vibe
 
 with connection.schema_editor() as editor:
     editor.create_model(Handled)
     editor.create_model(Vibe)
-for key, title in (("m1", "First light"), ("m1", "First light"), ("m2", "")):
-    answer = Client().post(
-        "/handle", json.dumps({"payload": {"title": title}}), "application/json", headers={"Idempotency-Key": key}
-    )
-    print(answer.status_code, *answer.headers.get("Relay-Reason", "").split())
-print([vibe.title for vibe in Vibe.objects.all()], Handled.objects.count())
+server = ThreadedWSGIServer(("127.0.0.1", 0), WSGIRequestHandler)
+server.set_app(get_wsgi_application())
+print(server.server_port, flush=True)
+server.serve_forever()
 """
 
 
-def test_the_view_of_the_django_page_handles_a_message_once(database_url: str, tmp_path: Path) -> None:
+@pytest.fixture
+def django_url(database_url: str, tmp_path: Path) -> Iterator[str]:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "models.py").write_text(code("docs/how-to/django.md", "python", 2))
     (tmp_path / "shop" / "views.py").write_text(code("docs/how-to/django.md", "python", 3))
-    (tmp_path / "urls.py").write_text(
-        "from django.urls import path\nfrom shop.views import handle\nurlpatterns = [path('handle', handle)]\n"
-    )
-    database = {
-        key: value for key, value in django_connection(database_url).settings_dict.items() if key.isupper()
-    }
+    urls = "from django.urls import path\nfrom shop.views import handle\nurlpatterns = [path('handle', handle)]\n"
+    (tmp_path / "urls.py").write_text(urls)
+    of = {name: value for name, value in django_connection(database_url).settings_dict.items() if name.isupper()}
+    command, where = [sys.executable, "-c", DJANGO, json.dumps(of)], {"PYTHONPATH": str(tmp_path)}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, env=where, stdout=subprocess.PIPE, stderr=log, text=True)
+    with process:
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        assert port, (tmp_path / "log").read_text()
+        yield f"http://127.0.0.1:{port}/handle"
+        process.kill()
+
+
+def test_the_view_of_the_django_page_passes_the_check_that_the_page_names(
+    django_url: str, database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "vibe.json").write_text('{"title": "First light"}')
+    relay = [sys.executable, "-c", "from relay.cli import main; main()", "handler", "check", django_url]
     done = subprocess.run(
-        [sys.executable, "-c", DJANGO, json.dumps(database)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
+        [*relay, "--event-type", "vibe_created", "--payload", str(tmp_path / "vibe.json")],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["200", "409", "422 no title", "['First light'] 1"]
+    assert (done.returncode, "All 13 cases passed." in done.stdout) == (0, True), done.stdout
+    with psycopg.connect(database_url) as found:
+        counted = "SELECT (SELECT count(*) FROM shop_vibe), (SELECT count(*) FROM shop_handled)"
+        vibes, handled = found.execute(counted).fetchone() or (0, -1)
+    assert vibes == handled > 0
+    message = {"message_id": "m1", "event_type": "vibe_created", "payload": {"name": "secret"}}
+    refused = httpx2.post(django_url, json=message, headers={"Idempotency-Key": "m1"})
+    assert (refused.status_code, refused.headers["Relay-Reason"]) == (422, "missing at payload.title")
 
 
 def test_an_event_of_the_django_page_is_written_in_atomic_and_nowhere_else(

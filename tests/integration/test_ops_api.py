@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.integration.incidents import Desk, at_the_desk
 from tests.integration.ops_api import Api, configured, serving
 from tests.integration.publishing import query
 from tests.integration.tasking import Mail, Tasks
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 
@@ -113,6 +115,25 @@ async def test_dead_events_are_retried_and_published_ones_replayed(api: Api, dat
     )
     [entry] = (await api.get(f"{EVENTS}/{dead[0]}"))["history"]
     assert (entry["actor"], entry["note"]) == ("local", "the network is back")
+
+
+async def test_the_bodies_of_the_page_are_taken_and_answers_have_its_form(api: Api, database_url: str) -> None:
+    dead, published = insert(database_url, 3, **DEAD), insert(database_url, **PUBLISHED)
+    assert (await api.get(EVENTS)).keys() == json.loads(code("docs/reference/http-api.md", "json", 1)).keys()
+    assert (await api.get(EVENTS)).keys() == json.loads(code("docs/reference/http-api.md", "json", 2)).keys()
+    by_id, by_filter, all_of_them = (
+        code("docs/reference/http-api.md", "jsonl", 1).replace("019c…", dead[0]).splitlines()
+    )
+    form = json.loads(code("docs/reference/http-api.md", "json", 3))
+    for body, count in ((all_of_them, 3), (by_id, 1), (by_filter, 2)):
+        outcome = await api.post(f"{EVENTS}/retry", json.loads(body))
+        assert (outcome["count"], outcome.keys()) == (count, form.keys())
+    query(database_url, "UPDATE outbox_events SET dead_at = now() WHERE id = %s", dead[0])
+    [refused] = (await api.post(f"{EVENTS}/retry", {"ids": [dead[0], *published]}))["refused"]
+    [shown] = form["refused"]
+    assert (refused.keys(), refused["error"].keys()) == (shown.keys(), shown["error"].keys())
+    for name in ("code", "message", "field"):
+        assert refused["error"][name] == shown["error"][name]
 
 
 async def test_an_action_on_too_many_does_nothing(api: Api, database_url: str) -> None:

@@ -19,6 +19,7 @@ import pytest
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
 from tests.integration import page_rows
+from tests.integration.devstack_support import eventually
 from tests.integration.test_cli_fleet import beat
 from tests.integration.test_cli_operating import Shell
 from tests.integration.test_cli_waiting import PUBLISH
@@ -36,6 +37,7 @@ FILLED = {
     "relay archive restore …": "--kind inbox --all --context sea",
     "relay archive replay …": "--all --context sea",
 }
+CONNECTED = "SELECT 1 FROM pg_stat_activity WHERE datname = ANY (%s)"
 #: A list of nothing, or an act on nothing, would prove nothing.
 NOTHING = re.compile(r"^No |^\[\]|^\w+: .* 0$|no row is old enough|has listed its jobs yet", re.MULTILINE)
 #: It ends with 1 where something is not well. Here no process runs.
@@ -116,8 +118,10 @@ def worker(url: str) -> Iterator[None]:
     done: list[bool] = []
     with ThreadPoolExecutor(1) as aside:
         working = aside.submit(publish)
-        yield
-        done.append(True)
+        try:
+            yield
+        finally:
+            done.append(True)
         working.result(60)
 
 
@@ -151,6 +155,8 @@ def desks(
         with psycopg.connect(first.urls["sea"]) as connection:
             page_rows.ended(connection)
         templates = dict(zip(CONTEXTS, made, strict=True))
+        with postgres.connect() as server:  # a database that somebody is connected to cannot be copied
+            eventually(lambda: server.execute(CONNECTED, [made]).fetchone() is None, 60)
         while True:
             yield desk(first.archive, **templates)
 

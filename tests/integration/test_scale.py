@@ -25,6 +25,7 @@ from scheduler.samples import Samples
 from tests.integration.consuming import Subscription, subscribed
 from tests.integration.crowded import events, messages, tasks
 from tests.integration.publishing import eventually
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 
@@ -121,6 +122,7 @@ async def test_it_tells_what_is_due_in_tables_and_stream(scheduler: Scheduler, s
         await sub.js.publish(sub.subject, b"{}")
     status, body = await scheduler.get("scale?context=sea&subscription=inward")
     assert status == 200
+    assert body.keys() == json.loads(code("docs/reference/scale.md", "json", 1)).keys()
     assert body["oldest_seconds"] >= 0
     del body["oldest_seconds"]
     assert body == {"value": 9, "messages": 9, "in_stream": 4, "unacknowledged": 0, "in_inbox": 5}
@@ -138,6 +140,8 @@ async def test_many_scrapers_are_one_reading(scheduler: Scheduler) -> None:
 
 async def test_a_missing_consumer_is_an_error(scheduler: Scheduler, sub: Subscription) -> None:
     await sub.js.delete_consumer(sub.stream, "down")
+    _, shown = await scheduler.get("scale?context=sea")
+    assert shown["error"].keys() == json.loads(code("docs/reference/scale.md", "json", 2))["error"].keys()
     for query in ("scale?context=sea&subscription=inward", "scale?context=sea", "scale"):
         assert await scheduler.code(query) == (503, "CONSUMER_MISSING")
     assert (await scheduler.code("scale?context=sky"))[0] == 404

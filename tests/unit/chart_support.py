@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from relay.settings import Settings, load_settings
+from tests.pages import code
 
 helm = pytest.importorskip("helm_python", reason="Helm's library has no wheel for this machine")
 
@@ -63,6 +64,8 @@ CHOICES = {
             volumeMounts: [{name: archive, mountPath: /var/lib/relay/archive}]
             autoscaling: {enabled: false}
     """,
+    "page, scaling": code("docs/how-to/kubernetes.md", "yaml", 1),
+    "page, pools": code("docs/how-to/kubernetes.md", "yaml", 2),
     "bare": """
         migrate: {enabled: false}
         readiness: {enabled: false}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import promql_parser
 import pytest
 import yaml
 
+from tests.pages import code
 from tests.unit.deploy_support import parse
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +87,22 @@ def targets() -> Iterator[Any]:
         for panel in board["panels"]:
             for target in panel.get("targets", ()):
                 yield pytest.param(target, id=f"{name}-{panel['title']}-{target['refId']}")
+
+
+@pytest.mark.parametrize("line", code("docs/how-to/metrics.md", "promql", 1).splitlines())
+def test_a_query_of_the_page_asks_for_what_exists(line: str) -> None:
+    assert asked(line) <= {"context", "subscription"}
+
+
+def test_prometheus_of_the_page_reads_the_addresses_of_the_page() -> None:
+    config = yaml.safe_load(code("docs/how-to/metrics.md", "yaml", 1))
+    ours = tomllib.loads(code("docs/how-to/metrics.md", "toml", 1))["metrics"]
+    read = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
+    assert read == {
+        "jetrelay-scheduler": [f"127.0.0.1:{ours['scheduler']}"],
+        "jetrelay-workers": [f"127.0.0.1:{ours['worker']}"],
+    }
+    assert [name for name in config["rule_files"] if not (PROMETHEUS / name).is_file()] == []
 
 
 def rules() -> list[dict[str, Any]]:

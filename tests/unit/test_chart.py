@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,10 +15,13 @@ import yaml
 from relay import jobs
 from relay.settings import effective
 from relay.telemetry.pulse import PATIENCE_S
+from tests.pages import code, commands
 from tests.unit.chart_support import (
     CHART,
     CHOICES,
     CONFIG,
+    ROOT,
+    SECRETS,
     Object,
     containers,
     environment,
@@ -44,6 +48,33 @@ def rendered() -> list[Object]:
 
 def worker(objects: list[Object]) -> Object:
     return containers(objects)["worker"]
+
+
+# --- what the page types ---
+
+
+def test_the_page_makes_the_secrets_that_are_read() -> None:
+    made = {}
+    for command in commands(code("docs/how-to/kubernetes.md", "sh", 1)):
+        kubectl, create, secret, generic, name, *literals = shlex.split(command)
+        assert (kubectl, create, secret, generic) == ("kubectl", "create", "secret", "generic")
+        made[name] = {it.removeprefix("--from-literal=").partition("=")[0] for it in literals}
+    assert made == {name: {*keys} for name, keys in SECRETS.items()}
+
+
+def test_the_page_installs_the_chart_with_values_that_it_knows() -> None:
+    [command] = commands(code("docs/how-to/kubernetes.md", "sh", 2))
+    helm_, install, _, chart, *options = shlex.split(command)
+    assert (helm_, install, ROOT / chart) == ("helm", "install", CHART)
+    chosen: dict[str, Any] = {}
+    known = yaml.safe_load((CHART / "values.yaml").read_text())
+    for flag, option in zip(options[::2], options[1::2], strict=True):
+        key, _, value = option.partition("=")
+        if flag == "--set":
+            outer, _, inner = key.partition(".")
+            chosen[outer] = {inner: value}
+        assert flag == "--namespace" or key.partition(".")[0] in known
+    assert worker(render(yaml.safe_dump(chosen)))["image"].startswith("registry.example/jetrelay:")
 
 
 # --- what Kubernetes says ---

@@ -1,16 +1,16 @@
 """Every block of every page is run by a test, or says why not: by its language, its mark, or how its lines begin.
 
-Here configurations are loaded, variables are set, and JSON and YAML are read. Tests that take a block by `code` of
+Here configurations are loaded and variables are set. Tests that take a block by `code` of
 tests/pages.py run it. Commands `relay` are run by tests/integration/test_page_commands.py.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,33 @@ from typer.testing import CliRunner
 
 from relay.cli import create_app
 from relay.settings import load_settings
-from tests.pages import ELSEWHERE, NOBODY, ROOT, Block, beginning, blocks, commands, operated, pages, taken
+from tests.pages import (
+    ELSEWHERE,
+    NOBODY,
+    ROOT,
+    Block,
+    beginning,
+    blocks,
+    commands,
+    mentioned,
+    operated,
+    pages,
+    taken,
+)
 
 #: Languages that no test runs, and why.
 SHOWN = {
     "http": "docsite.wire makes these blocks from real messages",
     "ini": "units of systemd, which no test has; the commands in them are known, see below",
     "mermaid": "pictures, which `make docs` draws",
-    "promql": "for a Prometheus, which no test has",
     "text": "what a program prints",
 }
 #: Languages whose blocks are all read here.
-READ = {"toml", "json", "jsonl", "yaml"}
+READ = {"toml"}
 ALL = [block for page in pages() for block in blocks(page)]
 APP = create_app()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
 def ids(block: Block) -> str:
@@ -52,12 +65,15 @@ def of(language: str) -> list[Any]:
 
 
 def lines() -> dict[str, str]:
-    """The commands of shell blocks and units, and where each is first."""
+    """The commands of shell blocks, units and sentences, and where each is."""
     found: dict[str, str] = {}
     for block in ALL:
         started = re.findall(r"^ExecStart=\S*/(.*)$", block.text, re.MULTILINE) if block.language == "ini" else ()
         for command in (*started, *(commands(block.text) if block.language == "sh" else ())):
             found.setdefault(command.removeprefix(".venv/bin/"), ids(block))
+    for page in pages():
+        for command in mentioned(page):
+            found.setdefault(command, page)
     return found
 
 
@@ -75,6 +91,12 @@ def unrun(block: Block) -> list[str]:
 def test_a_block_is_run_by_a_test_or_says_why_not(block: Block) -> None:
     """Take it in a test by `code`; or write ``<!-- not run: WHY -->`` above it."""
     assert unrun(block) == []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_a_block_is_written_in_the_way_that_is_read_here(page: str) -> None:
+    fences = re.findall(r"^[ >\t]*(?:```|~~~)", (ROOT / page).read_text(), re.MULTILINE)
+    assert len(fences) == 2 * len(blocks(page))
 
 
 def test_a_new_block_is_not_overlooked() -> None:
@@ -108,6 +130,12 @@ def test_a_command_is_known_with_its_options(command: str) -> None:
             assert found.exit_code == 0, found.output
         case ["dramatiq", *arguments]:
             assert make_argument_parser().parse_args(arguments).broker == "relay.actors"
+        case ["pip", "install", *wanted]:
+            extras = {it for one in wanted for it in re.findall(r"(?:jetrelay|\.)\[(.+)\]", one)}
+            assert {it for one in extras for it in one.split(",")} <= PROJECT["optional-dependencies"].keys()
+        case ["docker", "compose", *words]:
+            asked = [it for flag, it in pairwise(words) if flag in ("--profile", "--scale", "-f", "exec")]
+            assert {it.partition("=")[0] for it in asked} <= COMPOSE["services"].keys() | {"boards"}
         case ["make", target, *_]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
@@ -132,21 +160,6 @@ def test_what_is_exported_are_settings(command: str, tmp_path: Path) -> None:
         tmp_path / "relay.toml",
         given if "DATABASE_URL_FILE" in given else {"DATABASE_URL": "postgresql://db/{context}", **given},
     )
-
-
-@pytest.mark.parametrize("text", of("json"))
-def test_json_can_be_read(text: str) -> None:
-    json.loads(text)
-
-
-@pytest.mark.parametrize("text", of("jsonl"))
-def test_each_line_of_json_can_be_read(text: str) -> None:
-    assert [json.loads(line) for line in text.splitlines()]
-
-
-@pytest.mark.parametrize("text", of("yaml"))
-def test_yaml_can_be_read(text: str) -> None:
-    assert list(yaml.safe_load_all(text))
 
 
 @pytest.mark.parametrize("text", of("toml"))

@@ -17,6 +17,7 @@ from relay.cli import create_app
 from relay.domain.envelopes import ENVELOPES, Envelope, Outgoing, decode, encode
 from relay.domain.errors import InvalidEvent, InvalidRequest, MalformedMessage
 from relay.domain.schema_changes import changes
+from tests.pages import code
 from tests.unit.envelope_support import EVENT, SUBJECT
 
 CHECKED = validated(ENVELOPES["message-envelope"], "schema_version", schemas.versions("message-envelope"))
@@ -221,6 +222,15 @@ def test_the_command_compares(tmp_path: Path) -> None:
     assert max(map(len, answer.stdout.splitlines())) <= 80
     [told] = json.loads(relay("diff", str(old), str(breaking), "--json").stdout)
     assert (told["kind"], told["field"]) == ("breaking", "kind")
+
+
+def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text(json.dumps(OLD))
+    schema = changed("properties/kind/enum", ["A"])
+    schema["properties"]["note"] = {"type": "string"}
+    new.write_text(json.dumps(schema))
+    assert relay("diff", str(old), str(new)).stdout == code("docs/reference/envelopes.md", "text", 1)
 
 
 def test_the_command_compares_with_a_schema_of_the_package(tmp_path: Path) -> None:
