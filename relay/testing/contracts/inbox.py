@@ -181,6 +181,13 @@ class InboxContract:
         await bench.elapse(_LITTLE)
         assert (await _claimed(bench, row)).attempts == 2
 
+    async def test_an_error_that_is_no_attempt_does_not_count_as_one(self, bench: InboxBench) -> None:
+        row = await _inserted(bench)
+        for _ in range(2):
+            assert await bench.inbox.record_error(await _claimed(bench, row), Retry(_DELAY, "busy", counts=False))
+            await bench.elapse(_DELAY)
+        assert (await _claimed(bench, row)).attempts == 1
+
     async def test_a_rejected_message_waits_for_its_dead_letter_only(self, bench: InboxBench) -> None:
         row = await _inserted(bench)
         claim = await _claimed(bench, row)
