@@ -10,7 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from relay.adapters.postgres.migrations import newest, status
+from relay.adapters.postgres.migrations import status
+from relay.adapters.postgres.revisions import newest
 from relay.devstack import NatsServer, PostgresServer
 from relay.devstack.prepare import prepare, wipe
 from relay.settings import Settings, load_settings

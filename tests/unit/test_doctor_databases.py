@@ -14,7 +14,7 @@ from relay.adapters.postgres.inspection import (
     IdleSession,
     TableState,
 )
-from relay.adapters.postgres.migrations import MigrationStatus, compared, newest
+from relay.adapters.postgres.revisions import MigrationStatus, compared, newest
 from relay.domain.findings import Finding, Severity
 from relay.ops.doctor.databases import CHECKS, CLOSE_CHECKS, TESTED
 

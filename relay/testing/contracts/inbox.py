@@ -174,19 +174,13 @@ class InboxContract:
 
     async def test_an_error_is_recorded_and_the_message_waits_for_its_delay(self, bench: InboxBench) -> None:
         row = await _inserted(bench)
+        assert await bench.inbox.record_error(await _claimed(bench, row), Retry(timedelta(), "none", counts=False))
         assert await bench.inbox.record_error(await _claimed(bench, row), Retry(_DELAY, "HTTP 503: boom"))
         assert await bench.error_of(row.message_id) == "HTTP 503: boom"
         await bench.elapse(_DELAY - _LITTLE)
         assert await bench.inbox.claim(row.message_id, _LEASE) is None
         await bench.elapse(_LITTLE)
         assert (await _claimed(bench, row)).attempts == 2
-
-    async def test_an_error_that_is_no_attempt_does_not_count_as_one(self, bench: InboxBench) -> None:
-        row = await _inserted(bench)
-        for _ in range(2):
-            assert await bench.inbox.record_error(await _claimed(bench, row), Retry(_DELAY, "busy", counts=False))
-            await bench.elapse(_DELAY)
-        assert (await _claimed(bench, row)).attempts == 1
 
     async def test_a_rejected_message_waits_for_its_dead_letter_only(self, bench: InboxBench) -> None:
         row = await _inserted(bench)
