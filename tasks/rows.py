@@ -189,7 +189,7 @@ class TaskRows:
                 if await self._tasks.fail(claim, verdict.reason):
                     self._facts(TaskFailed(**self._about(claim), error=verdict.reason))
                 return None
-            if not await self._tasks.record_error(claim, verdict.error, verdict.delay):
+            if not await self._tasks.record_error(claim, verdict):
                 return None
             seconds = verdict.delay.total_seconds()
             self._facts(TaskRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))

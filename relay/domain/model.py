@@ -133,12 +133,13 @@ class HandlerResult:
 
     ``settled``: ``processed_at`` is already committed, in the transaction of the handler's own writes.
     ``said``: the text of the answer or exception itself. It may repeat payload, so it is used only on request
-    (see `in_full`).
+    (see `in_full`). ``counts``: whether this was an attempt. It was none if the handler could not be called.
     """
 
     verdict: Verdict
     detail: str = ""
     settled: bool = False
+    counts: bool = True
     said: str = field(default="", repr=False)
 
     @classmethod

@@ -39,10 +39,14 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Do not acknowledge: record the error and call the handler again after ``delay``."""
+    """Do not acknowledge: record the error and call the handler again after ``delay``.
+
+    ``counts``: whether the attempt counts that the claim has counted.
+    """
 
     delay: timedelta
     error: str
+    counts: bool = True
 
 
 Disposition: TypeAlias = Ack | DeadLetter | Retry
@@ -67,6 +71,8 @@ def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: fl
             return Ack(result.settled)
         case Verdict.POISON:
             return DeadLetter(result.detail, DeadLetterClass.DETERMINISTIC)
+        case Verdict.TRANSIENT if not result.counts:
+            return Retry(policy.backoff.delay(1, chance), result.detail, counts=False)
         case Verdict.TRANSIENT if attempts >= policy.max_attempts:
             reason = f"exhausted: {attempts} attempts, the last one: {result.detail}"
             return DeadLetter(reason, DeadLetterClass.EXHAUSTED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from relay.adapters.postgres.transactions import Claimed, HandlerTransactions, S
 from relay.bus import RequestContext
 from relay.concurrency import Slots, is_cancelled
 from relay.domain.disclosure import with_stack, words
-from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, MalformedMessage
+from relay.domain.errors import AlreadyProcessed, ConnectionsBusy, DomainError, InvalidHandler, MalformedMessage
 from relay.domain.model import HandlerResult, Verdict
 from relay.execution.signatures import Inject, Signature
 
@@ -134,4 +134,6 @@ def answer(error: BaseException) -> HandlerResult:
         return HandlerResult(Verdict.ALREADY_PROCESSED)
     if isinstance(error, DomainError | MalformedMessage):
         return HandlerResult(Verdict.POISON, with_stack(error))
-    return HandlerResult.failed(with_stack(error), words(error))
+    # The function was not called: it got no connection for its transaction.
+    called = not isinstance(error, ConnectionsBusy)
+    return replace(HandlerResult.failed(with_stack(error), words(error)), counts=called)

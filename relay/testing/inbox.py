@@ -134,6 +134,7 @@ class MemoryInbox:
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
         if found := self._held(claim):
             found.last_error = printable(disposition.error)
+            found.attempts -= int(not disposition.counts)
             found.release(self.clock.now + disposition.delay)
         return found is not None
 

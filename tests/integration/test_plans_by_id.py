@@ -22,7 +22,13 @@ BY_ID = {
     "inbox/claim_chunk": {**ALL, "ordered": True},
     "inbox/renew": ALL,
     "inbox/mark_processed": ALL,
-    "inbox/settle_chunk": {**ALL, "errors": [None, None], "kinds": [None, None], "delays": [None, None]},
+    "inbox/settle_chunk": {
+        **ALL,
+        "errors": [None, None],
+        "kinds": [None, None],
+        "delays": [None, None],
+        "uncounted": [0, 0],
+    },
 }
 
 
@@ -52,7 +58,7 @@ TASK_BY_ID = {
     "tasks/put_off": TASK,
     "tasks/renew": CLAIMED,
     "tasks/complete": CLAIMED,
-    "tasks/record_error": CLAIMED,
+    "tasks/record_error": {**CLAIMED, "uncounted": 0},
     "tasks/fail": CLAIMED,
     "tasks/claim_many": {**CLAIMED, "ids": IDS, "first": IDS[0]},
     "tasks/unclaim": {"ids": IDS, "tokens": [CLAIM["token"]] * 2},

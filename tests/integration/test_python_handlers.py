@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -20,9 +21,11 @@ from sqlalchemy.orm import Session
 
 from consumer.handlers import AlreadyProcessed, DomainError, IncomingEvent, MessageContext, Poison, Registry, load
 from relay import Event, Outbox, RequestContext
+from relay.adapters.postgres import budget
 from relay.bus.errors import InvalidCommand
 from relay.devstack import NatsServer
 from relay.domain.disclosure import stack_of
+from relay.domain.errors import ConnectionsBusy
 from relay.domain.facts import HandlerAnswered, MessageProcessed
 from relay.domain.policies import DeadLetter, DeadLetterClass
 from tests.integration.consuming import subscribed
@@ -73,6 +76,30 @@ async def test_the_effect_and_the_row_are_settled_by_one_transaction(
     assert (row["attempts"], row["claim_token"]) == (1, None)
     await calls.sub.acked()
     assert [type(fact) for fact in calls.sub.facts[1:]] == [HandlerAnswered, MessageProcessed]
+
+
+async def test_a_function_that_gets_no_connection_spends_no_attempt(
+    calls: Handling, kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow functions hold all connections: the messages behind them must not become dead letters."""
+    monkeypatch.setattr(budget, "WAIT_S", 0.01)
+    message_id = await calls.received()
+    handler = calls.handler(kind(nothing))
+    runner, connections = calls.process(handler), handler.transactions._lender._budget
+    if calls.ahead:
+        assert isinstance(runner, InThread)
+        await asyncio.to_thread(runner.claim_ahead, [message_id])
+        runner._ahead = False
+        connections.close_idle()
+    monkeypatch.setattr(connections, "most_alike", 0)
+    with suppress(ConnectionsBusy):  # from the claim, which then counts nothing
+        assert await runner.process(message_id) is not None
+    row = await calls.sub.row(message_id)
+    assert (row["attempts"], row["processed_at"], row["claim_token"]) == (0, None, None)
+    monkeypatch.undo()
+    await calls.again(message_id, handler)
+    row = await calls.sub.row(message_id)
+    assert (row["attempts"], row["processed_at"] is not None) == (1, True)
 
 
 async def test_a_crash_after_the_handler_and_before_the_commit_leaves_no_effect_and_is_made_good(

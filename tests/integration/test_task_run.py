@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -17,10 +18,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from relay import RequestContext
+from relay.adapters.postgres import budget
 from relay.domain.disclosure import stack_of
-from relay.domain.errors import AlreadyProcessed, DomainError
+from relay.domain.errors import AlreadyProcessed, ConnectionsBusy, DomainError
 from relay.domain.facts import TaskCompleted, TaskFailed, TaskRetried, TaskUnhandled
+from relay.domain.tasks import TaskRef
 from tasks import TaskContext
+from tasks.rows import TaskKey
 from tests.integration.publishing import eventually
 from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
 
@@ -53,6 +57,25 @@ async def with_async_connection(
 
 
 KINDS = [with_session, with_connection, with_async_session, with_async_connection]
+
+
+@pytest.mark.parametrize("function", KINDS)
+async def test_a_function_that_gets_no_connection_spends_no_attempt(
+    tasks: Tasks, function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "WAIT_S", 0.01)
+    tasks.register(function)
+    [id] = tasks.schedule(Mail(n=1))
+    taken, keep = tasks.transactions._lender._budget, tasks.rows.terms(TaskKey(id, "mail"))
+    if tasks.ahead and keep is not None:
+        tasks.claim_ahead(TaskRef(id, "mail", "default", 0))
+        tasks.ahead = False
+        taken.close_idle()
+    monkeypatch.setattr(taken, "most_alike", 0)
+    with suppress(ConnectionsBusy):  # from the claim, which then counts nothing
+        assert await tasks.run(id) is not None
+    row = await tasks.row(id)
+    assert (row["attempts"], row["claim_token"], await tasks.effects()) == (0, None, [])
 
 
 @pytest.mark.parametrize("function", KINDS)

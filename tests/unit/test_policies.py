@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -85,6 +86,12 @@ def test_a_time_out_is_not_acknowledged_but_tried_again() -> None:
 @pytest.mark.parametrize("status", [301, 302, 400, 401, 403, 404, 405, 408, 410, 413, 429])
 def test_an_answer_outside_the_contract_is_a_mistake_of_the_deployment_and_tried_again(status: int) -> None:
     assert after_status(status) == Retry(seconds(1), f"HTTP {status}")
+
+
+@pytest.mark.parametrize("attempts", [1, 5, 9])
+def test_a_call_that_could_not_be_made_is_no_attempt(attempts: int) -> None:
+    result = replace(HandlerResult.failed("no connection"), counts=False)
+    assert decide(result, attempts, FIVE, chance=0) == Retry(seconds(1), "no connection", counts=False)
 
 
 def test_the_intervals_grow_with_the_attempts() -> None:

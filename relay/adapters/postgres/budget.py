@@ -84,7 +84,10 @@ class Budget:
     def __init__(self, most: int = MOST) -> None:
         self.most = most
         #: How many connections all functions may have together. One of several databases may have as many.
-        self.most_alike = _without_a_part(most)
+        kept_back = max(1, most // _KEPT_BACK)
+        self.most_alike = max(1, most - kept_back)
+        #: How many the functions of one of several databases may have. So its own statements have a quarter, too.
+        self._most_lent = max(1, most - 2 * kept_back)
         self._lock = threading.Lock()
         self._owners: set[Owner] = set()
         self._databases: set[_Parts] = set()
@@ -119,7 +122,7 @@ class Budget:
             self._renounce(owner, found)
             raise
         if found.cancel():
-            raise self._busy()
+            raise self._busy(owner)
         return found.result()
 
     def take_in_thread(self, owner: Owner) -> _Found:
@@ -134,7 +137,7 @@ class Budget:
             self._renounce(owner, found)
             raise
         if found.cancel():
-            raise self._busy()
+            raise self._busy(owner)
         return found.result()
 
     def _renounce(self, owner: Owner, found: Future[_Found]) -> None:
@@ -191,8 +194,8 @@ class Budget:
                 return [kept]
             kept.finish()
             self._open[owner.kind] -= 1
-        full = [counts for counts, most in self._limits(owner) if self._count(counts) >= most]
-        if full and not self._evict(full):
+        full = self._full(owner)
+        if full and not self._evict([counts for counts, _ in full]):
             return []
         self._open[owner.kind] += 1
         return [None]
@@ -205,11 +208,16 @@ class Budget:
         if len(self._databases) > 1:
             yield lambda kind: kind[0] == owner.database, self.most_alike
             if owner.lent:
-                # So its own statements still have a part of what the database may have.
-                yield lambda kind: kind == owner.kind, _without_a_part(self.most_alike)
+                yield lambda kind: kind == owner.kind, self._most_lent
 
-    def _count(self, counts: _Counts) -> int:
-        return sum(number for kind, number in self._open.items() if counts(kind))
+    def _full(self, owner: Owner) -> list[tuple[_Counts, int]]:
+        """The limits for an owner that are reached."""
+        open_now = self._open.items()
+        return [
+            (counts, most)
+            for counts, most in self._limits(owner)
+            if sum(number for kind, number in open_now if counts(kind)) >= most
+        ]
 
     def _evict(self, full: Sequence[_Counts]) -> bool:
         """Make room in limits that are reached: close what was unused for longest, if it counts in all of them."""
@@ -224,9 +232,11 @@ class Budget:
         kept.finish()
         self._open[owner.kind] -= 1
 
-    def _busy(self) -> ConnectionsBusy:
+    def _busy(self, owner: Owner) -> ConnectionsBusy:
+        with self._lock:
+            most = min((most for _, most in self._full(owner)), default=self.most)
         return ConnectionsBusy(
-            f"all {self.most} connections of this process to the server were in use for {WAIT_S:g} s",
+            f"all {most} connections that this work may have to the server were in use for {WAIT_S:g} s",
             hint="raise max_connections, or run more processes",
         )
 
@@ -265,11 +275,6 @@ class Budget:
         while True:
             await asyncio.sleep(IDLE_S / 4)
             self.close_idle(IDLE_S)
-
-
-def _without_a_part(most: int) -> int:
-    """How many connections are left without the part that is kept back."""
-    return max(1, most - max(1, most // _KEPT_BACK))
 
 
 class Budgets:

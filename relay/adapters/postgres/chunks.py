@@ -17,7 +17,7 @@ from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition,
 from relay.ports import ClaimedMessage, InboxRow
 
 #: What a verdict writes: the error, the class of a dead letter, and the delay of a retry.
-_Written = tuple[str | None, str | None, timedelta | None]
+_Written = tuple[str | None, str | None, timedelta | None, int]
 
 
 class PostgresChunks:
@@ -54,7 +54,7 @@ class PostgresChunks:
         """Record every verdict in one statement; returns the ids whose claim was not lost."""
         written = [_written(verdict) for verdict in verdicts.values()]
         parameters: dict[str, Any] = {"ids": list(verdicts), "token": token}
-        for position, name in enumerate(("errors", "kinds", "delays")):
+        for position, name in enumerate(("errors", "kinds", "delays", "uncounted")):
             parameters[name] = [values[position] for values in written]
         async with connection(self._pool) as conn:
             return {id for (id,) in await query(conn, "inbox/settle_chunk", **parameters)}
@@ -75,8 +75,8 @@ def _ids(claims: Sequence[ClaimedMessage]) -> list[UUID]:
 def _written(verdict: Disposition) -> _Written:
     match verdict:
         case Ack():
-            return None, None, None
+            return None, None, None, 0
         case DeadLetter(reason, kind):
-            return clean(reason), kind.value, None
-        case Retry(delay, error):
-            return clean(error), None, delay
+            return clean(reason), kind.value, None, 0
+        case Retry(delay, error, counts):
+            return clean(error), None, delay, int(not counts)

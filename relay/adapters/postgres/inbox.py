@@ -155,9 +155,8 @@ class PostgresInboxAdapter:
         ]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
-        return await self._settle(
-            "inbox/record_error", claim, error=clean(disposition.error), delay=disposition.delay
-        )
+        values = {"delay": disposition.delay, "uncounted": int(not disposition.counts)}
+        return await self._settle("inbox/record_error", claim, error=clean(disposition.error), **values)
 
     async def reject(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
         return await self._settle(

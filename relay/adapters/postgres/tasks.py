@@ -19,6 +19,7 @@ from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
+from relay.domain.policies import Retry
 from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, slot
 
 #: When a task is this long overdue to begin, the sweep treats it as lost.
@@ -135,9 +136,10 @@ class PostgresTasks:
             done = {id for (id,) in await query(conn, "tasks/complete_many", **_ids_and_tokens(claims))}
         return [claim for claim in claims if claim.id in done or await self.complete(claim)]
 
-    async def record_error(self, claim: ClaimedTask, error: str, delay: timedelta) -> bool:
+    async def record_error(self, claim: ClaimedTask, verdict: Retry) -> bool:
         """Note the error, set the next attempt, release the claim. False when the claim was lost."""
-        return await self._settle("tasks/record_error", claim, error=clean(error), delay=delay)
+        values = {"delay": verdict.delay, "uncounted": int(not verdict.counts)}
+        return await self._settle("tasks/record_error", claim, error=clean(verdict.error), **values)
 
     async def fail(self, claim: ClaimedTask, error: str) -> bool:
         """End the task as failed. False when the claim was lost."""

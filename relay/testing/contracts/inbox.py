@@ -174,6 +174,7 @@ class InboxContract:
 
     async def test_an_error_is_recorded_and_the_message_waits_for_its_delay(self, bench: InboxBench) -> None:
         row = await _inserted(bench)
+        assert await bench.inbox.record_error(await _claimed(bench, row), Retry(timedelta(), "none", counts=False))
         assert await bench.inbox.record_error(await _claimed(bench, row), Retry(_DELAY, "HTTP 503: boom"))
         assert await bench.error_of(row.message_id) == "HTTP 503: boom"
         await bench.elapse(_DELAY - _LITTLE)
