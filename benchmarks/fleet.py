@@ -80,11 +80,11 @@ class Fleet:
     def run(self, workers: int) -> None:
         """Have so many workers and a scheduler, connected and at work; with 0 workers nothing runs."""
         if workers and self._scheduler is None:
-            self._scheduler = self._start("scheduler", "-m", "scheduler")
+            self._scheduler = self.start("scheduler", "-m", "scheduler")
         queues = ["-Q", *self.layout.queues] if self.layout.queues else []
         size = ["--processes", "1", "--threads", str(THREADS)]
         while len(self._workers) < workers:
-            self._workers.append(self._start("worker", "-m", "dramatiq", "relay.actors", *size, *queues))
+            self._workers.append(self.start("worker", "-m", "dramatiq", "relay.actors", *size, *queues))
         surplus = self._workers[workers:]
         del self._workers[workers:]
         if not workers and self._scheduler:
@@ -93,9 +93,8 @@ class Fleet:
         _end(surplus)
         self._await_ready()
 
-    # --- how ---
-
-    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start Python with the configuration of the fleet. Who calls this ends the process."""
         environment = {
             "RELAY_LOG_FORMAT": "console",
             "RELAY_LOG_LEVEL": "WARNING",
@@ -103,6 +102,8 @@ class Fleet:
         }
         log = self.directory / f"{name}.log"
         return spawn([sys.executable, *arguments], log=log, directory=ROOT, environment=environment)
+
+    # --- how ---
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + _READY_SECONDS

@@ -17,6 +17,7 @@ from benchmarks.measures import (
     idle,
     insert,
     latency,
+    lists,
     memory,
     microdao,
     sizes,
@@ -45,4 +46,5 @@ MEASURES: Final[dict[str, Measure]] = {
     "snapshot": snapshot.run,
     "memory": memory.run,
     "archive": archive.run,
+    "lists": lists.run,
 }

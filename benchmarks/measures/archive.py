@@ -49,8 +49,8 @@ def run(stage: Stage) -> Iterator[Row]:
     once = Reference("filled once", [size[0] for size in sizes])
     measure = "the outbox, archived, vacuumed and filled again"
     yield Row(measure=measure, unit="bytes", runs=[size[1] for size in sizes], reference=once, at_most=1.1)
-    yield from _beside(stage, f"{_BURST / _EVERY_S:,.0f} events/s", partial(_steadily, stage), 0.9)
-    drain = partial(_at_once, stage)
+    yield from _beside(stage, f"{_BURST / _EVERY_S:,.0f} events/s", partial(steadily, stage), 0.9)
+    drain = partial(at_once, stage)
     yield from _beside(stage, f"drain {stage.sizes.events:,} events", drain, None)
 
 
@@ -139,11 +139,11 @@ def _with_run(url: str, publish: Publish, archived: list[float]) -> float:
     return rate
 
 
-def _at_once(stage: Stage, url: str) -> float:
+def at_once(stage: Stage, url: str) -> float:
     return asyncio.run(backlog.drain_by_fleet(url, stage.nats_url, stage.sizes.events, 200))
 
 
-def _steadily(stage: Stage, url: str) -> float:
+def steadily(stage: Stage, url: str) -> float:
     """Commit bursts at fixed times, as many events as in a drain; return events a second until all are out."""
     bursts = max(1, stage.sizes.events // _BURST)
 

@@ -8,17 +8,19 @@ Every answer is a value of the standard library's types, which `dataclasses.asdi
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated
 
 from pydantic import Field
 
+from relay.adapters.postgres.pool import Source, connected
 from relay.bus import Query, QueryBus
 from relay.domain.findings import Diagnosis, ProcessKind
 from relay.domain.life import Life
 from relay.ops.doctor.examining import Examination
-from relay.ops.explain.gathering import Progress, gather
+from relay.ops.explain.gathering import Progress, Sources, gather
 from relay.ops.explain.tree import steps
-from relay.settings import Settings
+from relay.settings import ContextSettings, Settings
 
 
 class Diagnose(Query[Diagnosis]):
@@ -42,10 +44,17 @@ class Explain(Query[Life]):
     archive: bool = True
 
 
-def queries(settings: Settings, progress: Progress = lambda _done, _total: None) -> QueryBus:
+def _connected(context: ContextSettings) -> AbstractAsyncContextManager[Source]:
+    return connected(context.database, "operator")
+
+
+def queries(
+    settings: Settings, progress: Progress = lambda _done, _total: None, sources: Sources = _connected
+) -> QueryBus:
     """Return the bus that answers about the system that a configuration describes.
 
-    ``progress`` is told how much of a long answer is done.
+    ``progress`` is told how much of a long answer is done. ``sources`` lend the databases in which a life is
+    looked for; if not given, each look opens a connection.
     """
     bus = QueryBus()
 
@@ -55,7 +64,7 @@ def queries(settings: Settings, progress: Progress = lambda _done, _total: None)
 
     @bus.handles(Explain)
     async def explain(query: Explain) -> Life | None:
-        found = await gather(settings.contexts, query.id, archive=query.archive, progress=progress)
+        found = await gather(settings.contexts, sources, query.id, archive=query.archive, progress=progress)
         if found.empty and not found.unread:
             return None
         return Life(asked=query.id, steps=steps(found), unread=found.unread, cut=found.cut)

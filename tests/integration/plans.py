@@ -17,12 +17,12 @@ Connection = psycopg.Connection[Any]
 Node = dict[str, Any]
 #: The tables that are read through indexes.
 TABLES = {"outbox_events", "inbox_messages", "task_outbox"}
-_EXPLAIN = "EXPLAIN (ANALYZE, VERBOSE, FORMAT JSON)"
+_EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS, VERBOSE, FORMAT JSON)"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a statement was carried out. ``root`` is the tree of EXPLAIN (ANALYZE, VERBOSE, FORMAT JSON)."""
+    """How a statement was carried out. ``root`` is the tree of EXPLAIN."""
 
     root: Node
 

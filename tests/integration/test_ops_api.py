@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from relay.devstack import NatsServer, ValkeyServer
+from tests.integration.console_pages import Browser
 from tests.integration.incidents import Desk, at_the_desk
 from tests.integration.ops_api import Api, configured, serving
 from tests.integration.publishing import query
@@ -300,7 +301,7 @@ async def test_streams_fleet_and_archive_are_listed(api: Api) -> None:
     assert await api.get("/contexts/sea/archive") == []
 
 
-async def test_a_list_that_many_refresh_is_read_once_a_second_and_anew_after_an_action(
+async def test_a_list_that_many_refresh_here_and_in_the_console_is_read_once_a_second_and_anew_after_an_action(
     api: Api, database_url: str
 ) -> None:
     insert(database_url, **DEAD)
@@ -317,6 +318,10 @@ async def test_a_list_that_many_refresh_is_read_once_a_second_and_anew_after_an_
         patched.setattr("relay.ops.api.answering._FRESH_S", 3600.0)
         pages = await asyncio.gather(*(api.get(EVENTS, params={"status": "dead"}) for _ in range(20)))
         assert ([page["total"] for page in pages], asked) == ([1] * 20, 1)
+        shown = await asyncio.gather(
+            *(Browser(api.client).open("/contexts/sea/events?status=dead") for _ in "two")
+        )
+        assert (["1 event" in page.text for page in shown], asked) == ([True] * 3, 1)
         await api.get(EVENTS, params={"status": "waiting"})
         assert asked == 2
         assert (await api.post(f"{EVENTS}/retry", {"all": True}))["count"] == 1

@@ -36,6 +36,19 @@ async def test_questions_that_fail_are_not_kept_for_ever() -> None:
     assert len(ops.recent._locks) <= 200
 
 
+async def test_an_answer_that_nobody_gets_any_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.ops.api.answering._FRESH_S", -1.0)
+    queries = QueryBus()
+
+    @queries.handles(Look)
+    async def look(query: Look) -> int:
+        return query.number
+
+    ops = Ops(Settings(), queries, CommandBus(), Recent())
+    assert [await ops.recent.ask(ops, Look(number=number)) for number in range(10)] == [*range(10)]
+    assert len(ops.recent._known) == 1
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_what_is_asked_after_a_deed_is_looked_up_again(fails: bool) -> None:
     """Also if a question from before the deed is answered only after it."""

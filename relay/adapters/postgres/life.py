@@ -19,7 +19,7 @@ Rows: TypeAlias = Mapping[str, Sequence[Row]]
 KINDS: Final = ("events", "messages", "incidents", "tasks", "runs", "actions")
 #: How many rows of a kind are read. A correlation may join more than a person can look at.
 LIMIT: Final = 500
-#: A search by causation id reads whole tables. It may take no longer than this.
+#: Looking for old causes reads much of a table. It may take no longer than this.
 _TIMEOUT: Final = "SET LOCAL statement_timeout = '30s'"
 
 
@@ -31,6 +31,7 @@ async def read(source: Source, wanted: Wanted) -> Rows:
         "correlations": list(wanted.correlations),
         "texts": list(wanted.texts),
         "causes": list(wanted.causes),
+        "caused_since": wanted.caused_since,
         "stream": stream,
         "seq": seq,
         "incident": wanted.incident,
@@ -42,6 +43,7 @@ async def read(source: Source, wanted: Wanted) -> Rows:
         await conn.execute(_TIMEOUT)
         async with conn.cursor(row_factory=dict_row) as cursor:
             for kind in KINDS:
-                await cursor.execute(statement(f"life/{kind}"), parameters)
+                # Planned for what is asked: a plan for anything would look for causes in the whole table.
+                await cursor.execute(statement(f"life/{kind}"), parameters, prepare=False)
                 found[kind] = await cursor.fetchall()
     return found

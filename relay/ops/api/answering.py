@@ -64,7 +64,11 @@ class Recent:
             at, known = answers.get(name, (-math.inf, None))
             if time.monotonic() - at > _FRESH_S:
                 known = (await ops.queries.ask_async(query)).unwrap()
-                answers[name] = (time.monotonic(), known)
+                now = time.monotonic()
+                # Pages may be large, and nobody gets an old one.
+                for old in [it for it, (at, _) in answers.items() if now - at > _FRESH_S]:
+                    del answers[old]
+                answers[name] = (now, known)
             answer: Answer = known
             return answer
 

@@ -62,7 +62,8 @@ def create_app(settings: Settings) -> Door:
     )
     desk = Desk(settings.contexts, pools.of)
     cold = ArchiveDesk(settings.contexts, pools.of, patience=_PATIENCE_S)
-    asked = answer_for_queues(answer_for_servers(cold.answer(desk.answer(queries(settings))), settings), settings)
+    asked = cold.answer(desk.answer(queries(settings, sources=pools.of)))
+    asked = answer_for_queues(answer_for_servers(asked, settings), settings)
     done = carry_out_for_queues(cold.carry_out(desk.commands()), settings, pools.of)
     app.state.ops = Ops(settings, asked, done, Recent())
     for router in (

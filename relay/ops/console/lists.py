@@ -50,6 +50,7 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
         total=found.total,
         many=found.total >= MAX_COUNTED,
         reach=found.reach,
+        thorough=asked.thorough,
         window=WINDOW,
         following=found.items[-1][kind.order] if more else None,
         statuses=statuses,

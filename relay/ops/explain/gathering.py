@@ -7,15 +7,16 @@ until nothing new is found.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.life import KINDS, LIMIT, Row, Rows, read
-from relay.adapters.postgres.pool import connected
+from relay.adapters.postgres.pool import Source
 from relay.bootstrap import cold_store
 from relay.commands.coldrows import ColdRows, archived_subject
 from relay.domain.archive import ArchiveKind, RowFilter
@@ -36,8 +37,16 @@ _WITH_TIME: Final = 7
 _ARCHIVED: Final = {"events": ArchiveKind.OUTBOX, "messages": ArchiveKind.INBOX, "tasks": ArchiveKind.TASKS}
 #: The column of each kind that other rows name as their cause.
 _KEYS: Final = {"events": "id", "messages": "message_id", "incidents": "message_id", "tasks": "id", "runs": None}
+#: The column that other rows name as their cause, and the one that says since when the row may have been one.
+_BEGINS: Final = {
+    "events": ("id", "occurred_at"),
+    "messages": ("message_id", "received_at"),
+    "tasks": ("id", "created_at"),
+}
 _TIMES: Final = ("occurred_at", "received_at", "created_at", "recorded_at", "opened_at")
 
+#: Lends the database of a context. Raises DatabaseUnreachable.
+Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
 #: Is called with how many batches were read, and of how many.
 Progress = Callable[[int, int], None]
 
@@ -71,26 +80,28 @@ class Found:
 
 
 async def gather(
-    contexts: Mapping[str, ContextSettings], asked: str, *, archive: bool, progress: Progress
+    contexts: Mapping[str, ContextSettings], sources: Sources, asked: str, *, archive: bool, progress: Progress
 ) -> Found:
     """Find everything about an id. Never raises for a context that cannot be read: it is ``unread``."""
     found, wanted = Found(), Wanted.of(asked)
-    wanted = await _tables(contexts, wanted, found)
+    wanted = await _tables(contexts, sources, wanted, found)
     for _ in range(_MAX_READINGS if archive else 0):
         since = _since(asked, found)
-        for name, context in contexts.items():
-            await _archive(name, context, wanted, since, found, progress)
+        for context in contexts.values():
+            await _archive(context, sources, wanted, since, found, progress)
         if (more := _grown(wanted, found)) == wanted:
             break
-        wanted = await _tables(contexts, more, found)
+        wanted = await _tables(contexts, sources, more, found)
     return found
 
 
-async def _tables(contexts: Mapping[str, ContextSettings], wanted: Wanted, found: Found) -> Wanted:
+async def _tables(
+    contexts: Mapping[str, ContextSettings], sources: Sources, wanted: Wanted, found: Found
+) -> Wanted:
     """Search the tables until nothing new is found; return what was searched at last."""
     for _ in range(_MAX_ROUNDS):
         reachable = {name: context for name, context in contexts.items() if name not in found.unread}
-        answers = await asyncio.gather(*(_ask(context, wanted) for context in reachable.values()))
+        answers = await asyncio.gather(*(_ask(sources(context), wanted) for context in reachable.values()))
         for name, answer in zip(reachable, answers, strict=True):
             if isinstance(answer, RelayError):
                 found.unread[name] = str(answer)
@@ -102,9 +113,9 @@ async def _tables(contexts: Mapping[str, ContextSettings], wanted: Wanted, found
     return wanted
 
 
-async def _ask(context: ContextSettings, wanted: Wanted) -> Rows | RelayError:
+async def _ask(database: AbstractAsyncContextManager[Source], wanted: Wanted) -> Rows | RelayError:
     try:
-        async with connected(context.database, "operator") as source:
+        async with database as source:
             return await read(source, wanted)
     except RelayError as error:
         return error
@@ -118,11 +129,19 @@ def _grown(wanted: Wanted, found: Found) -> Wanted:
     causes = {row["causation_id"] for _, row in rows if row.get("causation_id")}
     # Handlers of a message without a correlation begin a chain of their own.
     begun = {row[key] for kind, row in rows if (key := _KEYS[kind]) and row["correlation_id"] is None}
+    wanted = replace(wanted, caused_since=_oldest(rows, wanted.causes | begun))
     numbers = {str(row["id"]) for kind, row in rows if kind == "incidents"}
     texts = {text for _, row in rows for text in (row.get("originals") or {}).values()}
     return wanted.and_(
         ids=keys | causes, correlations=correlations, causes=begun, texts={*map(str, keys), *numbers, *texts}
     )
+
+
+def _oldest(rows: Iterable[tuple[str, Row]], causes: frozenset[UUID]) -> datetime | None:
+    """When the first of these causes was there; None if the time of one is not known."""
+    known = [(row[it[0]], row[it[1]]) for kind, row in rows if (it := _BEGINS.get(kind))]
+    unknown = causes - {key for key, _ in known}
+    return None if unknown else min((at for key, at in known if key in causes), default=None)
 
 
 # --- archives ---
@@ -151,12 +170,18 @@ def _made(id: UUID | None) -> datetime | None:
 
 
 async def _archive(
-    name: str, context: ContextSettings, wanted: Wanted, since: datetime | None, found: Found, progress: Progress
+    context: ContextSettings,
+    sources: Sources,
+    wanted: Wanted,
+    since: datetime | None,
+    found: Found,
+    progress: Progress,
 ) -> None:
+    name = context.name
     if (store := cold_store(context.archive)) is None or name in found.unread:
         return
     try:
-        async with connected(context.database, "operator") as source:
+        async with sources(context) as source:
             cold = ColdRows(
                 PostgresArchive(source, name), store, lambda row: archived_subject(context.routing, row)
             )
