@@ -27,6 +27,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
 from relay.adapters.gate import CONNECTION_WAIT_S
+from relay.concurrency import is_cancelled
 from relay.adapters.shares import ASIDE
 
 #: How often the connection is tried while nothing happens, and how long its server may be silent, in seconds.
@@ -223,13 +224,13 @@ class _Line(threading.Thread):
             self._quiet.add(key)
 
     async def _send(self) -> None:
-        while True:
+        while not is_cancelled():
             key = await self._questions.get()
             self._asked.append(key)
             await self._connection.send_command(*(["EXISTS", key, f"{key}{ASIDE}"] if key else ["PING"]))
 
     async def _ping(self) -> None:
-        while True:
+        while not is_cancelled():
             await asyncio.sleep(_PING_INTERVAL_S)
             self._questions.put_nowait(_PING)
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from relay.adapters.gate import Gates, Hold
+from relay.adapters.redis_wakeup import _Line
 from relay.concurrency import end, is_cancelled
 from relay.execution import lease as leases
 from scheduler.leader import Leader
@@ -44,8 +45,18 @@ def on(function: Any, *last: Any, **parts: Any) -> Coroutine[Any, Any, None]:
     return cast("Coroutine[Any, Any, None]", function(SimpleNamespace(**parts), *arguments, *last))
 
 
+async def a_question() -> str:
+    return "q"
+
+
 KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
     "gate": lambda renew: on(Gates._keep, Hold(True), _renew=renew),
+    "redis": lambda send: on(
+        _Line._send,
+        _questions=SimpleNamespace(get=a_question),
+        _asked=[],
+        _connection=SimpleNamespace(send_command=send),
+    ),
     "leader": lambda ask: on(Leader.run, _round=ask, _lease=SimpleNamespace(pause=0)),
 }
 
