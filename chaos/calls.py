@@ -155,7 +155,7 @@ def amplified(evidence: Evidence, ledger: Ledger, calls: list[Span]) -> Iterator
     """Yield a sentence for every message handled again after a final answer more often than faults explain.
 
     A fault that prevents the record of an answer explains one call, and one more for each lease that it lasts.
-    While a fault lasts that is told at once (`_is_told`), it explains each call: the next one follows a back-off.
+    A fault that a worker notices at once (`_is_told`) explains each call while it lasts: back-offs separate calls.
     """
     disturbing = [fault for fault in evidence.faults if fault.kind not in _HARMLESS]
     windows, told = Windows(disturbing), Windows([fault for fault in disturbing if _is_told(fault)])

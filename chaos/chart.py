@@ -92,7 +92,7 @@ def _levels(samples: Sequence[Sample], count: Count) -> list[Point]:
 
 
 def _rates(samples: Sequence[Sample], count: Count) -> list[Point]:
-    """The growth of each stretch per second; what a count lost by republication is no negative work."""
+    """The growth of each stretch per second. A count that falls because events leave again is no negative work."""
     points: list[Point] = []
     before: tuple[float, int] | None = None
     for chunk in _chunks(samples):

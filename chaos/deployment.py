@@ -60,7 +60,7 @@ LINKS: Final = (
 
 _HANDLER: Final = "python:chaos.effects"
 _ORDERED: Final = {"order": '"key"', "failed_head": '"skip"'}
-#: One of two subscriptions with a service gives back what failed; also that not every version of the settings can.
+#: One of the two subscriptions with a service sends NAKs. Not every version of the settings has this key.
 _GIVES_BACK: Final = {"on_failure": '"nak"'}
 #: Whether the subscription `ordered` asks for order, which not every version of the settings can.
 ORDERED: Final = _ORDERED.keys() <= SubscriptionSettings.model_fields.keys()
@@ -86,7 +86,7 @@ max_age = "3h"
 after = "6h"
 directory = "COLD"
 """
-# max_deliver is out of reach: faults decide how often a message comes, and its handler what becomes of it.
+# max_deliver is too high to be reached: faults decide how often a message comes, and its handler decides its end.
 _SUBSCRIPTION: Final = """
 [contexts.{context}.subscriptions.{name}]
 stream = "{stream}"

@@ -33,7 +33,7 @@ UPGRADE: Final = "postgres-upkeep"
 EARLY: Final = (UPGRADE, "handler-hang")
 #: How long a handler hangs, in seconds: long enough to see the effect on others.
 _HANG_SECONDS: Final = 20.0
-#: Shares of `Stage.hold`: nothing but the blow itself, a moment, the whole of it.
+#: Shares of `Stage.hold`: the fault ends at once, after a moment, or after the whole time.
 _BLOW: Final = 0.0
 _MOMENT: Final = 0.25
 _WHOLE: Final = 1.0

@@ -89,7 +89,7 @@ class Operation:
     at: float
 
 
-#: Stands in the note of a fault when a command of `relay` ended with a traceback instead of an error with a code.
+#: It is in the note of a fault if a command of `relay` ended with a traceback instead of an error with a code.
 CRASHED: Final = "crashed with"
 
 
@@ -224,7 +224,7 @@ class ConsumerEnd:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Events that the stream lost by a fault, or that were deleted from it. They owe no order any more."""
+    """Events that the stream lost by a fault, or that were deleted from it. No order is expected of them."""
 
     fault: int
     ids: Sequence[str]
@@ -243,7 +243,7 @@ class Hostile:
 
 @dataclass(frozen=True, slots=True)
 class Operated:
-    """What an operator did to these events or messages: replay | requeue; or that these jobs were to run: run."""
+    """What an operator did: replay | requeue, with events or messages; run, with jobs."""
 
     fault: int
     action: str
@@ -253,7 +253,7 @@ class Operated:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run of a cron job. ``done``: to its end; it was cancelled otherwise."""
+    """A run of a cron job. ``done``: it ran to its end. Otherwise it was cancelled."""
 
     job: str
     began: float
@@ -274,7 +274,7 @@ class History:
         self._lock = threading.Lock()
 
     def write(self, *records: Record) -> None:
-        """Append records; they are the operating system's when this returns."""
+        """Append records. When this returns, the operating system has them."""
         lines = b"".join(
             json.dumps({"record": type(record).__name__, **asdict(record)}).encode() + b"\n" for record in records
         )

@@ -23,9 +23,9 @@ from chaos.history import (
 )
 from chaos.windows import Windows
 
-#: Of the nominal back-off, jitter leaves so much at least.
+#: Jitter leaves at least this share of the nominal back-off.
 _LEAST_OF_BACKOFF: Final = 0.8
-#: Where a fault keeps a handler away, or its answers from being recorded.
+#: Targets where a fault keeps a handler away, or keeps its answers from being recorded.
 _AROUND_HANDLERS: Final = ("worker", "service", "postgres", "valkey")
 #: A call that meets a fault may fail so much later, in seconds.
 _CALL: Final = 3.0
@@ -41,7 +41,7 @@ class Ledger:
     """A look-up for each question of the promises. The business table decides what was committed."""
 
     committed: dict[str, Produced] = field(default_factory=dict)
-    """Good events whose business row is there: the system owes each of them a delivery."""
+    """Good events whose business row is there: the system must deliver each of them."""
     missing: dict[str, int] = field(default_factory=dict)
     """Events of an operation that the database confirmed, without their business row, and the operation."""
     undone: dict[str, int] = field(default_factory=dict)

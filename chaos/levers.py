@@ -18,7 +18,7 @@ from typing import Any, Final
 CLOCK: Final = "clock"
 STALL: Final = "stall"
 _LOOK_SECONDS: Final = 0.1
-#: Where the product asks for the time; pydantic's models keep the class that they were made with.
+#: Modules in which the product asks for the time. Pydantic's models keep the class that they were made with.
 _ASKING: Final = ("relay.commands", "relay.adapters", "relay.telemetry", "relay.cron", "consumer", "tasks")
 
 _time, _time_ns = time.time, time.time_ns

@@ -75,7 +75,7 @@ class Nemesis:
         chosen = [kind for name, kind in FAULTS.items() if kinds is None or name in kinds]
         possible = [kind for kind in chosen if kind.targets(rig)]
         self.left_out = [kind.name for kind in chosen if kind not in possible]
-        """Kinds for which this machine, or this user, has not what they take."""
+        """Kinds of faults that this machine, or this user, cannot inject."""
         self._deck = self._shuffled(possible)
         self._under_way: dict[Future[None], Strike] = {}
         self._over = threading.Event()

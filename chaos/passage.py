@@ -114,7 +114,7 @@ class Connection:
         reader, writer = self._client
         server_reader, server_writer = self._server
         for sender in (writer, server_writer):
-            # drain() then waits until the system has everything: a reset throws away what it has not.
+            # So drain() waits until the system has everything. A reset throws away what it does not have.
             sender.transport.set_write_buffer_limits(high=0)
         await asyncio.gather(
             self._direction(reader, server_writer, reply=False), self._direction(server_reader, writer, reply=True)

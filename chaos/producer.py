@@ -244,5 +244,5 @@ def _book(connection: Connection, number: int, events: Sequence[Produced]) -> No
 
 
 def _socket(connection: Connection) -> socket.socket:
-    """A socket of our own for a connection's, to be closed without closing that one."""
+    """Return our own copy of a connection's socket. To close the copy does not close the connection."""
     return socket.socket(fileno=os.dup(connection.pgconn.socket))

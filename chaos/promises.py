@@ -244,7 +244,7 @@ def _stuck(ledger: Ledger, consumers: list[ConsumerEnd], drained: bool) -> Itera
         if consumer.pending or consumer.ack_pending:
             counts = f"{consumer.pending} messages to deliver and {consumer.ack_pending} to acknowledge"
             yield f"consumer {consumer.name} has {counts}"
-        # The counts are 0 as well for a message that JetStream gave up; the floor then stays behind.
+        # The counts are also 0 for a message that JetStream has given up. Then the floor stays behind.
         if consumer.ack_floor < consumer.last_seq:
             floor = f"{consumer.ack_floor} while its last message is {consumer.last_seq}"
             yield f"consumer {consumer.name} has acknowledged without a gap up to {floor}"

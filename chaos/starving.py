@@ -15,9 +15,9 @@ from chaos.recovery import percentile
 HANG: Final = "handler-hang"
 #: Nine of ten messages of other handlers are handled within this time of their commit, in seconds.
 PROMPT: Final = 5.0
-#: How long other faults must be over, because messages that they delayed are handled first.
+#: How long ago other faults must have ended, because messages that they delayed are handled first.
 _CALM: Final = 8.0
-#: So long after its beginning the hang has filled all slots that it can fill.
+#: After this time a hang has filled all the slots that it can fill, in seconds.
 _FILLED: Final = 1.0
 #: Fewer messages than these say nothing.
 _ENOUGH: Final = 20

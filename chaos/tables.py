@@ -55,7 +55,7 @@ READ_SETTINGS: Final = "SELECT seed, hang, history FROM chaos_settings"
 class HandlerSettings:
     """What Python handlers have to know; they run in jetrelay's workers, which know nothing of the run.
 
-    ``hang``: for how many seconds a function that hangs does. ``history``: the directory for records of calls.
+    ``hang``: how long a hanging function hangs, in seconds. ``history``: the directory for records of calls.
     """
 
     seed: int

@@ -57,7 +57,7 @@ class Windows:
 
 
 def _merged(faults: Sequence[Fault]) -> list[tuple[float, float]]:
-    """The union of the faults' times, as intervals that do not meet."""
+    """The union of the faults' times, as intervals that do not overlap."""
     merged: list[tuple[float, float]] = []
     for began, ended in sorted((fault.began, fault.ended) for fault in faults):
         if merged and began <= merged[-1][1]:

@@ -20,7 +20,7 @@ from chaos.producer import Producer
 
 #: How many of a hundred transactions are of which kind.
 KINDS: Final = {"one": 84, "batch": 3, "rollback": 12, "bad": 1}
-#: How many of a hundred events are for which subscription. In order they take their turn key by key, so fewer.
+#: How many of a hundred events are for which subscription. Ordered ones wait for each other, so there are fewer.
 SOURCES: Final = {Source.HTTP: 40, Source.PYTHON: 39, Source.ORDERED: 20, Source.SLOW: 1}
 HOT_KEYS: Final = 10
 COLD_KEYS: Final = 5_000
@@ -143,7 +143,7 @@ class Workload:
             return self._write_bad(producer, chance, 1)
         events = self._events(chance, self._batch if kind == "batch" else chance.randint(1, _MOST_AT_ONCE))
         in_session = kind != "rollback" and chance.random() < _SESSION_SHARE
-        # One by one only where that cannot deadlock: the locks of one call are taken sorted, those of several not.
+        # One by one only where that cannot deadlock: one call takes its locks in order, several calls do not.
         together = len({event.key for event in events}) > 1 or chance.random() < 0.5
         if not self._pace.wait(len(events), self._stopping):
             return None
@@ -172,7 +172,7 @@ class Workload:
     def _event(
         self, chance: random.Random, key: str, *, bad: bool = False, source: Source | None = None
     ) -> Produced:
-        # An id that the seed repeats, and with it the plan. What Outbox.add gives would hold the time.
+        # The seed repeats this id, and so the plan. An id of Outbox.add would contain the time.
         id = UUID(int=chance.getrandbits(128), version=4)
         [drawn] = chance.choices([*SOURCES], [*SOURCES.values()])
         return Produced(str(id), source or drawn, key, plan_of(id, self._seed), bad)

@@ -34,7 +34,7 @@ _FINISHED: Final = """
 SELECT message_id::text FROM inbox_messages
 WHERE message_id = ANY(%s::uuid[]) AND processed_at < now() - interval '30 s'
 """
-#: Made older by a day, rows are beyond what `deployment` says, by far.
+#: A day older, rows are far older than `deployment` asks for.
 _AGE_EVENTS: Final = """
 UPDATE outbox_events SET published_at = published_at - interval '1 day' WHERE id = ANY(%s::uuid[])
 """
@@ -66,7 +66,7 @@ def _age(stage: Stage) -> int:
         places: dict[str, int] = dict(shop.execute(_EVENTS.encode(), [_MOST]).fetchall())
         finished = [id for [id] in sea.execute(_FINISHED.encode(), [list(places)]).fetchall()]
         gone = asyncio.run(_delete(stage, {id: places[id] for id in finished}))
-        # First the outbox: what a stream lacks of it that is not old yet is published again.
+        # First the outbox: an event that the stream lacks is published again unless it is old.
         shop.execute(_AGE_EVENTS.encode(), [gone])
         shop.commit()
         sea.execute(_AGE_MESSAGES.encode(), [gone])
@@ -74,7 +74,7 @@ def _age(stage: Stage) -> int:
 
 
 async def _delete(stage: Stage, places: Mapping[str, int]) -> list[str]:
-    """Delete messages from the stream, because it keeps none of that age. Returns the deleted ones."""
+    """Delete messages, as a stream does that keeps none of that age. Returns the deleted ones."""
     gone: list[str] = []
     async with connect_once(stage.rig.nats.url) as js:
         for id, seq in places.items():

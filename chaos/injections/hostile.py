@@ -42,7 +42,7 @@ def hostile_messages(stage: Stage, _target: str) -> Iterator[None]:
 
 
 class Client:
-    """The little of NATS that it takes to publish bytes that no client library would."""
+    """The small part of NATS that can publish bytes which no client library would send."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

@@ -26,7 +26,7 @@ _SECONDS: Final = 60.0
 _FEW: Final = 5
 _LARGE: Final = (30, 90)
 HANGING_MESSAGES: Final = 60
-#: How long a fleet may take to catch up, how often to look, in seconds; and how many waiting messages are none.
+#: How long a fleet may take to catch up, how often to look, in seconds; and how many that wait count as none.
 _CATCH_UP_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.2
 _HARDLY_ANY: Final = 30
@@ -201,7 +201,7 @@ def from_the_future(stage: Stage, _target: str) -> Iterator[None]:
 
 
 def await_caught_up(stage: Stage) -> None:
-    """Wait until the fleet has worked off what earlier faults left behind: that wait is not the hang's doing."""
+    """Wait until the fleet has handled what earlier faults left behind: the hang does not cause that wait."""
     deadline = time.monotonic() + _CATCH_UP_SECONDS
     while not stage.over.is_set() and time.monotonic() < deadline:
         with suppress(psycopg.Error):

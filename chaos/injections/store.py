@@ -25,7 +25,7 @@ from relay.devstack.errors import DevStackError
 
 T = TypeVar("T")
 
-#: The ways by which anybody publishes.
+#: The links through which anybody publishes.
 LINKS: Final = ("worker-nats", "scheduler-nats")
 #: Traffic between the copy and the loss, in seconds.
 _TAIL_SECONDS: Final = (1.0, 4.0)
@@ -74,7 +74,7 @@ def _lose(stage: Stage, part: Path) -> None:
 
 
 def _let_grow(stage: Stage) -> None:
-    """Wait for a tail to lose: some seconds' traffic, and a first message if other faults keep it away."""
+    """Wait until there is a tail to lose: some seconds of traffic, with one message at least."""
     last, deadline = last_sequence(stage.rig), time.monotonic() + _PATIENCE_SECONDS
     stage.over.wait(stage.random.uniform(*_TAIL_SECONDS))
     while last_sequence(stage.rig) == last and time.monotonic() < deadline:

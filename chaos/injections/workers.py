@@ -43,7 +43,7 @@ def stalled(stage: Stage, target: str) -> Iterator[None]:
         stage.note("the worker did not look")
     else:
         stage.note(f"{seconds:.1f} s")
-        # To its end, even if the run's comes first: the fault is over when the loop is.
+        # Wait for the end of the stall, even if the run ends first: until then the fault is not over.
         time.sleep(max(0.0, seconds - _OBEYED_SECONDS))
     yield
 

@@ -1,7 +1,7 @@
 """dramatiq-dashboard beside a running system: `relay dev --dashboard`, and `python -m relay.devstack.dashboard`.
 
-It lives in an environment of its own: it asks for older releases than the fleet has, and is installed
-without what it asks for. `relay.devstack.dashboard_app` runs there.
+It has an environment of its own, because it asks for older releases than the fleet has. It is installed
+without its requirements. `relay.devstack.dashboard_app` runs there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from relay.domain.errors import RelayError
 from relay.settings import Settings, load_settings
 
 DEFAULT_PORT: Final = 8086
-#: dramatiq and redis-py are those of the fleet, whose layout of keys it is.
+#: dramatiq and redis-py have the versions of the fleet, because the fleet writes the keys.
 PINS: Final = (
     "dramatiq-dashboard==0.4.0",
     f"dramatiq=={version('dramatiq')}",
@@ -91,7 +91,7 @@ def declared(environment: Mapping[str, str], directory: Path) -> Sequence[str]:
 
 
 def environment(settings: Settings, queues: Sequence[str], port: int) -> dict[str, str]:
-    """What the dashboard's process is told. Passwords go this way, as command lines can be seen by others."""
+    """Return the variables of the dashboard's process. They hold passwords: others can see a command line."""
     return {
         "PATH": os.environ.get("PATH", ""),
         "REDIS_URL": settings.redis_url.get_secret_value(),

@@ -103,7 +103,7 @@ class Fleet:
     def prepare(self) -> None:
         """Start the servers and make databases, tables and streams. Raises as `start` does."""
         sampled = self.sampled()
-        # First, as it may need the network: who has none learns it at once.
+        # First, because it may need the network: without one it fails at once.
         if self.options.dashboard:
             self._dashboard_python = dashboard.prepare(self.stack.directory / "dashboard")
         self.stack.start()
@@ -120,7 +120,7 @@ class Fleet:
         self._follow_servers()
 
     def start_processes(self) -> None:
-        """Start handlers, workers and scheduler, those that do not run, and wait until all are connected.
+        """Start the handlers, workers and scheduler that do not run, and wait until all are connected.
 
         Raises ServerFailed.
         """

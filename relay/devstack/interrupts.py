@@ -42,7 +42,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _again(dropped: sys.UnraisableHookArgs) -> None:
-    """Interrupt later what could not be interrupted now; not from here, where it would be dropped as well."""
+    """Interrupt a moment later. From here the exception would be dropped, too."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     else:

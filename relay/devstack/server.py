@@ -25,7 +25,7 @@ from relay.devstack.ports import free_port, is_free
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
-# A look at a server takes no longer than this, so what is above it the machine stood still: it slept, for example.
+# A look at a server takes no longer than this. If it did, the machine stood still: it slept, for example.
 _LONGEST_LOOK_SECONDS = 5.0
 # Transient reasons to end: another process took the port, or remains of a killed server are still there.
 _TRANSIENT = re.compile(r"address already in use|pre-existing shared memory block", re.IGNORECASE)

@@ -46,11 +46,11 @@ class ArchiveSettings(Section):
     """When rows are archived, and where: ``after`` counts from published, processed, closed or finished.
 
     ``after`` must be longer than any stream keeps messages. One of two places: ``directory``, which must exist on
-    every worker, or ``bucket``, of S3 or of a store that speaks like it. ``keep``: a batch is deleted when
+    every worker, or ``bucket``, of S3 or of a compatible store. ``keep``: a batch is deleted when
     its newest row ended so long ago; without it never.
 
     ``endpoint`` and ``region`` are for the bucket. Without ``access_key_id`` and ``secret_access_key`` the usual
-    AWS_… variables and the role of the machine hold. ``options`` go to the store as
+    AWS_… variables and the role of the machine are used. ``options`` go to the store as
     they are (``aws_sse_kms_key_id``).
     """
 

@@ -85,7 +85,7 @@ class StreamSettings(Section):
     """A JetStream stream. File storage, retention ``limits`` and discard ``new`` cannot be changed.
 
     ``max_age`` "unlimited" keeps messages for ever. ``replicas``: 3 in production. ``no_ack``: the stream confirms
-    nothing. That is for subjects of requests, whose answer would else be the stream's PubAck. No event goes there.
+    nothing. It is for subjects of requests: else they would get a PubAck as their answer. No event goes there.
     """
 
     name: BrokerName
@@ -123,7 +123,7 @@ class RouteSettings(Section):
 class PublishSettings(Section):
     """How a context's outbox is published.
 
-    ``shards``: how many jobs publish the context at a time; so many for each worker while much waits.
+    ``shards``: how many jobs publish the context at a time; while much waits, so many for each worker.
     ``batch_bytes``: a batch ends with the event that brings it to this size of text; a larger event goes alone. A
     worker holds two batches of each of ``shards``, and a few copies. ``ack_timeout``: how long the broker may be
     silent. A batch takes at most twice that time, which is less than the 5 s for which it may hold its rows.
@@ -237,7 +237,7 @@ class QueriesSettings(Section):
     """The queries of other services that a context's workers answer, by request and reply.
 
     ``module``: a Python module with a `QueryBus`. ``subjects``: where it may answer, by default all below
-    ``{context}.queries``. ``timeout``: of one answer; less if the one who asks waits less.
+    ``{context}.queries``. ``timeout``: for one answer; less if the caller waits less.
     """
 
     module: ModuleName
@@ -442,7 +442,7 @@ class Settings(Section):
         return [it for found in self.contexts.values() if found.queries for it in found.queries.subjects]
 
     def outlived(self, context: str) -> list[str]:
-        """Return the contexts that keep events for longer than this one, which receives them, keeps their ids.
+        """Return the contexts that send events to this one, and keep them for longer than it keeps the ids.
 
         Raises UnknownContext.
         """

@@ -30,7 +30,7 @@ class TracingSettings(Section):
     """Where workers and ``python -m tasks`` send spans. Without ``exporter`` there are none.
 
     ``exporter``: the name of an installed exporter of OpenTelemetry, such as ``otlp_proto_http``, or a function of
-    yours that returns one, as ``module:function``. Where to and how often: its own variables, ``OTEL_…``.
+    yours that returns one, as ``module:function``. Its own variables, ``OTEL_…``, say where and how often.
     ``flush``: how long a process that ends may take to send its last spans.
     """
 

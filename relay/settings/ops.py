@@ -25,7 +25,7 @@ UserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
 
 
 class OpsUser(Section):
-    """One who may use the API, by a ``token``. Its name is in the audit log with all that it does.
+    """A user of the API, with a ``token``. The audit log has the user's name beside every action.
 
     ``role``: ``read`` sees everything but payloads, ``operate`` acts, too. ``payloads``: may see payloads.
     """

@@ -1,6 +1,6 @@
 """The sources of values: relay.toml and the environment, merged, with the origin of each value.
 
-From weak to strong: default, ``DATABASE_URL`` and the prefixes of sr-message-contracts §8 (they make up what has
+From weak to strong: default, ``DATABASE_URL`` and the prefixes of sr-message-contracts §8 (they name what has
 no name), relay.toml, ``NATS_URL`` and the other variables without ``RELAY_``, ``RELAY_*``. An empty one counts
 as not set. In a text of relay.toml ``${NAME:-default}`` stands for a variable. For a secret, ``<key>_file`` and
 ``<VARIABLE>_FILE`` name a file that holds it. They are as strong as the key or variable itself.
