@@ -27,8 +27,8 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
 from relay.adapters.gate import CONNECTION_WAIT_S
-from relay.concurrency import is_cancelled
 from relay.adapters.shares import ASIDE
+from relay.concurrency import is_cancelled
 
 #: How often the connection is tried while nothing happens, and how long its server may be silent, in seconds.
 _PING_INTERVAL_S: Final = 2.0
