@@ -7,8 +7,9 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, Self
 
 import psutil
@@ -84,14 +85,14 @@ class Looking:
 
     async def _look(self) -> None:
         begin = time.perf_counter()
-        turns = iter(range(1_000_000_000))
+        turns = count()
         await asyncio.gather(*(self._ask(begin, turns) for _ in range(_CONNECTIONS)))
         self.seen.seconds = time.perf_counter() - begin
 
-    async def _ask(self, begin: float, turns: object) -> None:
+    async def _ask(self, begin: float, turns: Iterator[int]) -> None:
         reader, writer = await asyncio.open_connection(LOOPBACK, self._port)
         while not self._enough.is_set():
-            number = next(turns)  # type: ignore[call-overload]
+            number = next(turns)
             due = begin + number / self._rate
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             path = self._paths[number % len(self._paths)]

@@ -107,8 +107,8 @@ async def _run(url: str, root: Path, go_on: Callable[[], bool]) -> float:
 def _beside(stage: Stage, what: str, publish: Publish, at_least: float | None) -> Iterator[Row]:
     archived: list[float] = []
     cases: dict[str, Case] = {
-        "without": lambda: publish(_prepared(stage)),
-        "beside a run": lambda: _with_run(_prepared(stage), publish, archived),
+        "without": lambda: publish(prepared(stage)),
+        "beside a run": lambda: _with_run(prepared(stage), publish, archived),
     }
     runs = take_turns(stage, f"archive, {what}", _EVENTS, cases)
     without = Reference("without", runs["without"])
@@ -117,7 +117,7 @@ def _beside(stage: Stage, what: str, publish: Publish, at_least: float | None) -
     yield Row(measure="what it archives meanwhile", unit=_ROWS, runs=archived)
 
 
-def _prepared(stage: Stage) -> str:
+def prepared(stage: Stage) -> str:
     """A fleet at work on a table full of old events."""
     url = stage.fleet(PUBLISHING).url("bench")
     asyncio.run(backlog.clear(url, stage.nats_url))

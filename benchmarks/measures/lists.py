@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-import psycopg
-
-from benchmarks import backlog
 from benchmarks.figures import Reference, Row
 from benchmarks.layouts import PUBLISHING
 from benchmarks.looking import PATHS, Looking, Seen
-from benchmarks.measures.archive import at_once, steadily
+from benchmarks.measures.archive import at_once, prepared, steadily
 from benchmarks.stage import Stage
 from benchmarks.turns import Case, percentile, take_turns
-from benchmarks.workload import fill_old
 
 _EVENTS: Final = "events/s"
 #: Requests a second; and so few that the database is asked for as much: `relay ops` looks up a list once a second.
@@ -29,12 +24,7 @@ Publish = Callable[[Stage, str], float]
 
 def run(stage: Stage) -> Iterator[Row]:
     """Publish beside those who look and without them, in turns, into a table that is full of published events."""
-    url = stage.fleet(PUBLISHING).url("bench")
-    asyncio.run(backlog.clear(url, stage.nats_url))
-    with psycopg.connect(url, autocommit=True) as connection:
-        fill_old(connection, stage.sizes.archived)
-        connection.execute("VACUUM ANALYZE outbox_events")
-    asyncio.run(backlog.drain_by_fleet(url, stage.nats_url, 1, 1))
+    prepared(stage)
     yield from _beside(stage, "4,000 events/s", steadily, 0.95)
     yield from _beside(stage, f"drain {stage.sizes.events:,} events", at_once, None)
 

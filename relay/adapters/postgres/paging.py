@@ -9,9 +9,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from relay.domain.errors import TooMany
 
-#: How far matching rows are counted at least.
+#: Matching rows are counted at least up to this number.
 MAX_COUNTED: Final = 10_001
-#: How many rows a short look reads at most in each order: so many take a page about a twentieth of a second.
+#: How many rows a short look reads at most in each order. A page of so many takes about a twentieth of a second.
 WINDOW: Final = 10_000
 
 #: A row by the names of its columns, as its statement selects it.
@@ -58,17 +58,17 @@ class Page(Generic[Item]):
 
 
 def counted(total: int) -> str:
-    """Return a number of matches as people read it. It may have been counted up to a limit only."""
+    """Return a number of matches for people. It may have been counted only up to a limit."""
     return f"more than {total - 1}" if total >= MAX_COUNTED else str(total)
 
 
 def bounds(limit: int, before: int | None) -> dict[str, int | None]:
-    """What rows a page has, and how far matches are counted, as parameters of a statement."""
+    """Which rows a page has, and up to which number matches are counted, as parameters of a statement."""
     return {"limit": limit, "before": before, "counted": max(MAX_COUNTED, limit + 1)}
 
 
 def passes_over(wanted: Any, *, mixed: bool) -> bool:
-    """Whether a list may look at many rows in vain. An index finds the rows of a correlation.
+    """Whether a list may read many rows that do not fit. An index finds the rows of a correlation.
 
     ``mixed``: an order in which it reads has rows of other states, too.
     """

@@ -1,7 +1,7 @@
 -- Outbox events that match a filter, the newest first, and how many match in all, counted up to a limit. Each state
 -- is read by its own index, so a page does not read all that is in the table: the newest of it first. Of failing
 -- events beyond the limit of the count, those of the first keys. Only dead and failing events have an error.
--- An event is published after it occurred: an hour is more than clocks differ. `reach.sql` says where a short look ends
+-- An event is published after it occurred, and clocks differ by less than an hour. `reach.sql` says where a short look ends
 -- in each order. `coalesce`: a plan takes a pattern that it does not know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at
