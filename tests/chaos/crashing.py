@@ -63,23 +63,47 @@ def _write(event: Received[Vibe, Any]) -> None:
 
 @dataclass
 class CrashFleet(Fleet):
-    """``with`` starts the servers; `begin` a scheduler and two workers. ``failpoints`` must exist."""
+    """``with`` starts the servers; `begin` two workers and a scheduler. ``failpoints`` must exist.
+
+    ``table``: the statement that creates the table of the effects.
+    """
 
     failpoints: Path = Path()
     story: Story = field(default_factory=lambda: Story(Source.HTTP))
+    table: str = python_effects.TABLE
+    _hired: int = 0
 
     @property
     def environment(self) -> dict[str, str]:
         return {**super().environment, "RELAY_FAILPOINTS": str(self.failpoints)}
 
     def begin(self) -> None:
-        self.query("sea", python_effects.TABLE)
+        """Start the workers, and then the scheduler: without it they have nothing to do."""
+        self.hire()
         self.scheduler()
-        self.workers = [self.worker(), self.worker()]
+
+    def hire(self) -> None:
+        """Start the workers, and wait until a kill may come."""
+        self.query("sea", self.table)
+        self.workers = [self._hire(), self._hire()]
+        self._watched()
 
     def replace(self, worker: subprocess.Popen[bytes]) -> None:
-        """Start a worker in the place of one that has ended."""
-        self.workers[self.workers.index(worker)] = self.worker()
+        """Start a worker in the place of one that has ended, and wait until a kill may come."""
+        self.workers[self.workers.index(worker)] = self._hire()
+        self._watched()
+
+    def _hire(self) -> subprocess.Popen[bytes]:
+        self._hired += 1
+        return self.worker()
+
+    def _watched(self) -> None:
+        """Wait until each of Dramatiq's masters watches its process.
+
+        A process says to its master that it is ready, and holds a lock meanwhile. If it is killed there, the master
+        waits for the lock for ever, and no signal but SIGKILL ends it (Dramatiq 2.2). This is not our story.
+        """
+        wait_for("the masters watch", lambda: self.log("worker").count("is booting up") == self._hired)
 
     def worker_of(self, pid: int) -> subprocess.Popen[bytes]:
         """The worker whose master has started a process."""

@@ -39,11 +39,12 @@ def run(directory: Path, bug: str, fault: tuple[str, Action] | None = None) -> d
     points.mkdir(parents=True)
     story = Story(Source.PYTHON)
     with BuggyFleet(directory, handler=PYTHON_HANDLER, failpoints=points, story=story, bug=bug) as fleet:
+        fleet.hire()
         if fault is not None:
             arm(points, *fault)
-        # Before anybody works, so that the first batch has several events of each key.
+        # Before there is a scheduler nobody works, so the first batch has several events of each key.
         story.tell(fleet.urls["vibespro"])
-        fleet.begin()
+        fleet.scheduler()
         if fault is not None:
             wait_for("the fault has happened", lambda: reached(points, fault[0]))
             if fault[1] is Action.KILL:

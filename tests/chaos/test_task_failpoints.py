@@ -35,15 +35,10 @@ UNFINISHED = "SELECT count(*) FROM task_outbox WHERE status <> 'completed'"
 
 @dataclass
 class TaskFleet(CrashFleet):
-    """``with`` starts the servers; `begin` a scheduler and two workers."""
+    """A fleet whose work is tasks."""
 
+    table: str = task_effects.TABLE
     effective: list[UUID] = field(default_factory=list)
-
-    def begin(self) -> None:
-        self.variables |= {"RELAY_ACTOR_MODULES": MODULES}
-        self.query("sea", task_effects.TABLE)
-        self.scheduler()
-        self.workers = [self.worker(), self.worker()]
 
     def commit(self, kind: object) -> None:
         """Commit tasks of a kind."""
@@ -65,7 +60,8 @@ class TaskFleet(CrashFleet):
 def fleet(server_root: Path) -> Iterator[TaskFleet]:
     directory = server_root / "task-failpoints"
     (directory / "points").mkdir(parents=True)
-    with TaskFleet(directory, failpoints=directory / "points") as fleet:
+    modules = {"RELAY_ACTOR_MODULES": MODULES}
+    with TaskFleet(directory, failpoints=directory / "points", variables=modules) as fleet:
         fleet.begin()
         yield fleet
 
