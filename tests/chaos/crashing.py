@@ -100,8 +100,8 @@ class CrashFleet(Fleet):
     def _watched(self) -> None:
         """Wait until each of Dramatiq's masters watches its process.
 
-        A process says to its master that it is ready, and holds a lock meanwhile. If it is killed there, the master
-        waits for the lock for ever, and no signal but SIGKILL ends it (Dramatiq 2.2). This is not our story.
+        A process says to its master that it is ready, and holds a lock meanwhile. If it is killed there, the
+        master waits for the lock for ever, and no signal but SIGKILL ends it (Dramatiq 2.2).
         """
         wait_for("the masters watch", lambda: self.log("worker").count("is booting up") == self._hired)
 
