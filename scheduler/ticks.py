@@ -31,7 +31,6 @@ _PRUNE: Final = timedelta(hours=1)
 _ARCHIVE: Final = timedelta(hours=1)
 #: How often to check for duties whose job was lost.
 _LOOK: Final = timedelta(seconds=2)
-#: The module whose actors run background tasks. A fleet without it uses `python -m tasks` or has no tasks.
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ from relay.domain.schedule import Schedule
 
 #: The backlogs of a context, the brake on its producers, and its full inboxes.
 Backlog: TypeAlias = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
-#: A page ends before this key of the order in which the rows are listed.
 #: How many rows there are of each kind, with what the kind is.
 Groups: TypeAlias = Sequence[Mapping[str, Any]]
+#: A page ends before this key of the order in which the rows are listed.
 Before = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Rows = Annotated[int, Field(ge=1, le=100_000)]
 

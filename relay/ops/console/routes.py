@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from fastapi import APIRouter, FastAPI, Request
@@ -54,7 +56,8 @@ async def doctor(request: Request, ops: Asked, _: Reading, part: bool = False) -
     known: _Known = request.app.state.known
     found = await known.ask(ops)
     template = "doctor-part.html" if part else "doctor.html"
-    return page(request, template, found=found, most=_MOST, place=lambda it: _place(ops, it.code, it.subject))
+    place = partial(_place, ops)
+    return page(request, template, found=found, when=known.when, most=_MOST, place=place)
 
 
 def _place(ops: Ops, code: str, subject: str) -> str | None:
@@ -67,9 +70,10 @@ def _place(ops: Ops, code: str, subject: str) -> str | None:
 
 
 class _Known:
-    """The last diagnosis, and when it was made."""
+    """The last diagnosis, and ``when`` it was made."""
 
     def __init__(self) -> None:
+        self.when = datetime.now(UTC)
         self._at = float("-inf")
         self._found: Diagnosis | None = None
 
@@ -77,7 +81,7 @@ class _Known:
         """Return a diagnosis that is at most ten seconds old."""
         if self._found is None or time.monotonic() - self._at > _FRESH_S:
             self._found = await ops.recent.ask(ops, Diagnose(close=True))
-            self._at = time.monotonic()
+            self._at, self.when = time.monotonic(), datetime.now(UTC)
         return self._found
 
 
