@@ -70,15 +70,13 @@ class Wanted:
     """What rows are looked for, in every context.
 
     ``texts``: ids as people see them. ``causes``: ids whose chain has no correlation. What they caused is found by
-    its causation id. ``caused_since``: no cause is older; None if nobody knows. ``place``: a stream and a
-    sequence. ``incident``: the number of a dead letter.
+    its causation id. ``place``: a stream and a sequence. ``incident``: the number of a dead letter.
     """
 
     ids: frozenset[UUID] = frozenset()
     correlations: frozenset[UUID] = frozenset()
     texts: frozenset[str] = frozenset()
     causes: frozenset[UUID] = frozenset()
-    caused_since: datetime | None = None
     place: tuple[str, int] | None = None
     incident: int | None = None
 

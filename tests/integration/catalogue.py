@@ -39,6 +39,7 @@ SDS_OUTBOX_CONSTRAINTS = {
 SDS_OUTBOX_INDEXES = {
     "idx_outbox_unpublished": "(occurred_at) WHERE (published_at IS NULL)",
     "idx_outbox_correlation": "(correlation_id)",
+    "idx_outbox_causation": "(causation_id) WHERE (causation_id IS NOT NULL)",
 }
 SDS_INBOX: dict[str, Column] = {
     "message_id": (UUID, NOT_NULL, None),
@@ -360,6 +361,7 @@ RELAY_WAKEUP: dict[str, Column] = {
 }
 TASK_OUTBOX_INDEXES = {
     "idx_task_correlation": "(correlation_id)",
+    "idx_task_causation": "(causation_id) WHERE (causation_id IS NOT NULL)",
     "idx_task_due": "(queue, available_at) WHERE ((status = 'pending'::text) AND (available_at IS NOT NULL))",
     "idx_task_finished": "(finished_at) WHERE (finished_at IS NOT NULL)",
     "idx_task_failed": "(seq) WHERE (status = 'failed'::text)",

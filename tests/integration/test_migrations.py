@@ -47,6 +47,7 @@ ALL = (
     "0021_pauses",
     "0022_event_id",
     "0023_failing_inbox",
+    "0024_causes",
 )
 HEAD = ALL[-1]
 DEADLINE = 20.0

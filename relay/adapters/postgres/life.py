@@ -19,8 +19,6 @@ Rows: TypeAlias = Mapping[str, Sequence[Row]]
 KINDS: Final = ("events", "messages", "incidents", "tasks", "runs", "actions")
 #: How many rows of a kind are read. A correlation may join more than a person can look at.
 LIMIT: Final = 500
-#: Looking for old causes reads much of a table. It may take no longer than this.
-_TIMEOUT: Final = "SET LOCAL statement_timeout = '30s'"
 
 
 async def read(source: Source, wanted: Wanted) -> Rows:
@@ -31,7 +29,6 @@ async def read(source: Source, wanted: Wanted) -> Rows:
         "correlations": list(wanted.correlations),
         "texts": list(wanted.texts),
         "causes": list(wanted.causes),
-        "caused_since": wanted.caused_since,
         "stream": stream,
         "seq": seq,
         "incident": wanted.incident,
@@ -40,10 +37,9 @@ async def read(source: Source, wanted: Wanted) -> Rows:
     found = {}
     async with source() as conn, conn.transaction():
         await conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        await conn.execute(_TIMEOUT)
         async with conn.cursor(row_factory=dict_row) as cursor:
             for kind in KINDS:
-                # Planned for what is asked: a plan for anything would look for causes in the whole table.
+                # Planned for what is asked: a plan for any number of ids might read a whole table.
                 await cursor.execute(statement(f"life/{kind}"), parameters, prepare=False)
                 found[kind] = await cursor.fetchall()
     return found

@@ -7,9 +7,9 @@ until nothing new is found.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 from uuid import UUID
@@ -37,12 +37,6 @@ _WITH_TIME: Final = 7
 _ARCHIVED: Final = {"events": ArchiveKind.OUTBOX, "messages": ArchiveKind.INBOX, "tasks": ArchiveKind.TASKS}
 #: The column of each kind that other rows name as their cause.
 _KEYS: Final = {"events": "id", "messages": "message_id", "incidents": "message_id", "tasks": "id", "runs": None}
-#: The column that other rows name as their cause, and the one that says since when the row may have been one.
-_BEGINS: Final = {
-    "events": ("id", "occurred_at"),
-    "messages": ("message_id", "received_at"),
-    "tasks": ("id", "created_at"),
-}
 _TIMES: Final = ("occurred_at", "received_at", "created_at", "recorded_at", "opened_at")
 
 #: Lends the database of a context. Raises DatabaseUnreachable.
@@ -129,19 +123,11 @@ def _grown(wanted: Wanted, found: Found) -> Wanted:
     causes = {row["causation_id"] for _, row in rows if row.get("causation_id")}
     # Handlers of a message without a correlation begin a chain of their own.
     begun = {row[key] for kind, row in rows if (key := _KEYS[kind]) and row["correlation_id"] is None}
-    wanted = replace(wanted, caused_since=_oldest(rows, wanted.causes | begun))
     numbers = {str(row["id"]) for kind, row in rows if kind == "incidents"}
     texts = {text for _, row in rows for text in (row.get("originals") or {}).values()}
     return wanted.and_(
         ids=keys | causes, correlations=correlations, causes=begun, texts={*map(str, keys), *numbers, *texts}
     )
-
-
-def _oldest(rows: Iterable[tuple[str, Row]], causes: frozenset[UUID]) -> datetime | None:
-    """When the first of these causes was there; None if the time of one is not known."""
-    known = [(row[it[0]], row[it[1]]) for kind, row in rows if (it := _BEGINS.get(kind))]
-    unknown = causes - {key for key, _ in known}
-    return None if unknown else min((at for key, at in known if key in causes), default=None)
 
 
 # --- archives ---

@@ -1,5 +1,5 @@
 -- Events by their ids, correlations, texts or places in a stream; for chains without correlation also by their
--- cause. Nothing is published before its cause was there. Clocks differ by less than an hour.
+-- cause.
 SELECT id, event_type, event_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, originals,
        partition_key, publish_attempts, publish_error, available_at, dead_at, published_at, published_stream,
        published_seq, generation,
@@ -15,11 +15,6 @@ WHERE id IN (
     SELECT id FROM outbox_events
     WHERE published_stream = %(stream)s::text AND published_seq = %(seq)s::bigint
     UNION ALL
-    SELECT id FROM outbox_events
-    WHERE cardinality(%(causes)s::uuid[]) > 0 AND causation_id = ANY (%(causes)s::uuid[]) AND published_at IS NULL
-    UNION ALL
-    SELECT id FROM outbox_events
-    WHERE cardinality(%(causes)s::uuid[]) > 0 AND causation_id = ANY (%(causes)s::uuid[]) AND published_at IS NOT NULL
-      AND (%(caused_since)s::timestamptz IS NULL OR published_at >= %(caused_since)s - interval '1 hour'))
+    SELECT id FROM outbox_events WHERE causation_id = ANY (%(causes)s::uuid[]))
 ORDER BY occurred_at, seq
 LIMIT %(limit)s
