@@ -27,6 +27,8 @@ _MAX_BACKOFF_S: Final = 30.0
 _DOUBLINGS: Final = 5
 #: A worker that had a heartbeat and ran for this long, in seconds, was well: its end begins no crash loop.
 _WELL_AFTER_S: Final = 60.0
+#: How much silence one tick counts at most, in seconds. When the whole host stood still, no worker could speak.
+_LONGEST_TICK_S: Final = 1.0
 #: So many crashes in a row are a loop.
 _LOOP: Final = 5
 #: What Dramatiq says by its exit codes.
@@ -41,8 +43,8 @@ _CODES: Final = {
 class Worker:
     """One worker: a `dramatiq` command with one process. Times are on the clock of the crew, in seconds.
 
-    ``unheard_s``: for how long it could have sent a heartbeat, and did not. ``ends_by``: when it is killed, once
-    it was asked to end.
+    ``unheard_s``: for how long it could have sent a heartbeat lately, and did not. ``ends_by``: when it is killed,
+    once it was asked to end.
     """
 
     process: subprocess.Popen[bytes]
@@ -64,8 +66,8 @@ class Worker:
 class Crew:
     """Keeps ``wanted`` workers, made by ``start``. Call `tick` a few times a second.
 
-    A worker has ``drain_s`` to finish what it has begun; then it is killed. A new one has ``ready_s`` for its
-    first heartbeat. Used from one thread.
+    A worker has ``drain_s`` to finish what it has begun; then it is killed. It is also killed if it sends no
+    heartbeat for ``ready_s``: Dramatiq's master may wait for ever for a process that died. Used from one thread.
     """
 
     def __init__(self, start: Callable[[], subprocess.Popen[bytes]], *, drain_s: float, ready_s: float) -> None:
@@ -129,7 +131,8 @@ class Crew:
             return
         if said is not None:
             worker.heard = worker.heard or worker.pid in said
-            worker.unheard_s += 0 if worker.heard or self._ticked is None else now - self._ticked
+            passed = 0.0 if self._ticked is None else min(_LONGEST_TICK_S, now - self._ticked)
+            worker.unheard_s = 0.0 if worker.pid in said else worker.unheard_s + passed
         if worker.ends_by is not None and now >= worker.ends_by:
             _log.warning("worker %d has not ended within %g s: it is killed", worker.pid, self._drain_s)
             self.killed += 1
@@ -137,7 +140,7 @@ class Crew:
             worker.kill()
         elif worker.ends_by is None and worker.unheard_s >= self._ready_s:
             # The next tick finds it ended, and counts a crash.
-            _log.error("worker %d had no heartbeat within %g s: it is killed", worker.pid, self._ready_s)
+            _log.error("worker %d sent no heartbeat for %g s: it is killed", worker.pid, self._ready_s)
             worker.unheard_s = 0
             worker.kill()
 

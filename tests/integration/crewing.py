@@ -39,8 +39,12 @@ class Host:
             return children.start(command, environment={}, output=output)
 
     def tick(self, seconds: float = 0.0) -> None:
-        self.now += seconds
-        self.crew.tick(self.now, self.said)
+        """Let time pass, a tick each second, and look once more."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1)
+            self.crew.tick(self.now, self.said)
+        self.crew.tick(end, self.said)
 
     def works(self, *workers: Worker) -> None:
         """These say that they work."""

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from relay import children
+from relay.domain.members import State
 from relay.fleet.crew import Crew
 from tests.integration.crewing import CRASHES, DEAF, DRAIN, GENTLE, READY, Host, a_host
 
@@ -107,10 +108,37 @@ def test_one_that_never_says_that_it_is_there_is_killed_and_counts_as_crashed(ho
         assert worker.process.poll() is None
         host.tick(1)
         host.gone(worker)
-        assert f"had no heartbeat within {READY:g} s" in caplog.messages[-2]
+        assert f"sent no heartbeat for {READY:g} s" in caplog.messages[-2]
         assert f"the next start is in {pause} s" in caplog.messages[-1]
         host.now += pause + 0.1
     assert host.crew.crashes == 3
+
+
+def test_one_that_falls_silent_is_replaced(host: Host, caplog: Any) -> None:
+    """As a `dramatiq` command whose master waits for a process that died in the moment it was ready."""
+    silent, other = host.hire(2)
+    host.said = {other.pid: State.WORKING}
+    host.tick(READY - 1)
+    host.works(silent)
+    host.tick()
+    host.said = {other.pid: State.WORKING}
+    host.tick(READY - 1)
+    assert "sent no heartbeat" not in caplog.text
+    host.tick(1)
+    host.gone(silent)
+    assert f"worker {silent.pid} sent no heartbeat for {READY:g} s: it is killed" in caplog.messages
+    host.tick(2)
+    assert [other, *host.crew.workers[1:]] == host.crew.active
+    assert len(host.crew.active) == 2
+
+
+def test_when_the_whole_host_stood_still_nobody_is_killed_for_its_silence(host: Host, caplog: Any) -> None:
+    workers = host.hire(2)
+    host.said = {}
+    host.now += 10 * READY
+    host.tick()
+    assert host.crew.workers == workers
+    assert "sent no heartbeat" not in caplog.text
 
 
 def test_while_redis_is_away_nobody_is_killed_for_its_silence(host: Host) -> None:
