@@ -39,7 +39,6 @@ SDS_OUTBOX_CONSTRAINTS = {
 SDS_OUTBOX_INDEXES = {
     "idx_outbox_unpublished": "(occurred_at) WHERE (published_at IS NULL)",
     "idx_outbox_correlation": "(correlation_id)",
-    "idx_outbox_causation": "(causation_id) WHERE (causation_id IS NOT NULL)",
 }
 SDS_INBOX: dict[str, Column] = {
     "message_id": (UUID, NOT_NULL, None),
@@ -77,6 +76,7 @@ _DEAD = "(\nCASE\n    WHEN (dead_at IS NULL) THEN 0\n    ELSE 1\nEND)"
 _FAILED = "((published_at IS NULL) AND (publish_attempts > 0))"
 _DUE = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NOT NULL))"
 OUR_OUTBOX_INDEXES = {
+    "idx_outbox_causation": "(causation_id) WHERE (causation_id IS NOT NULL)",
     "idx_outbox_ready": f"({_LANE}, seq, hashtextextended(partition_key, (0)::bigint)) WHERE {_READY}",
     "idx_outbox_due": f"(available_at) WHERE {_DUE}",
     "idx_outbox_failed": f"(hashtext(partition_key), seq) WHERE {_FAILED}",

@@ -128,8 +128,8 @@ def test_one_that_falls_silent_is_replaced(host: Host, caplog: Any) -> None:
     host.gone(silent)
     assert f"worker {silent.pid} sent no heartbeat for {READY:g} s: it is killed" in caplog.messages
     host.tick(2)
-    assert [other, *host.crew.workers[1:]] == host.crew.active
     assert len(host.crew.active) == 2
+    assert other in host.crew.active
 
 
 def test_when_the_whole_host_stood_still_nobody_is_killed_for_its_silence(host: Host, caplog: Any) -> None:

@@ -8,6 +8,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from relay.adapters.postgres.sql import statement
 from tests.integration.crowded import events, repeatable, tasks
 from tests.integration.plans import explain
 
@@ -32,6 +33,7 @@ def test_what_a_message_has_caused_is_read_and_nothing_else(database_url: str, k
             events(conn, count, "'key' || n", published_at="now()", causation_id=cause)
             tasks(conn, count, status="'completed'", finished_at="now()", causation_id=cause)
         conn.execute("VACUUM ANALYZE")
+        assert len(conn.execute(statement(f"life/{kind}"), ASKED).fetchall()) == found
         plan = explain(conn, f"life/{kind}", **ASKED)
     assert plan.read_whole() == set()
     assert plan.touched <= 4 * found + 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 from fastapi import APIRouter, FastAPI, Request
@@ -54,10 +53,16 @@ async def overview(request: Request, ops: Asked, _: Reading) -> Response:
 async def doctor(request: Request, ops: Asked, _: Reading, part: bool = False) -> Response:
     """Say what is wrong now, in words. ``part``: return only the list, for another page."""
     known: _Known = request.app.state.known
-    found = await known.ask(ops)
+    found, when = await known.ask(ops)
     template = "doctor-part.html" if part else "doctor.html"
-    place = partial(_place, ops)
-    return page(request, template, found=found, when=known.when, most=_MOST, place=place)
+    return page(
+        request,
+        template,
+        found=found,
+        when=when,
+        most=_MOST,
+        place=lambda it: _place(ops, it.code, it.subject),
+    )
 
 
 def _place(ops: Ops, code: str, subject: str) -> str | None:
@@ -70,18 +75,17 @@ def _place(ops: Ops, code: str, subject: str) -> str | None:
 
 
 class _Known:
-    """The last diagnosis, and ``when`` it was made."""
+    """The last diagnosis, and when it was made."""
 
     def __init__(self) -> None:
-        self.when = datetime.now(UTC)
         self._at = float("-inf")
-        self._found: Diagnosis | None = None
+        self._found: tuple[Diagnosis, datetime] | None = None
 
-    async def ask(self, ops: Ops) -> Diagnosis:
-        """Return a diagnosis that is at most ten seconds old."""
+    async def ask(self, ops: Ops) -> tuple[Diagnosis, datetime]:
+        """Return a diagnosis that is at most ten seconds old, and when it was made."""
         if self._found is None or time.monotonic() - self._at > _FRESH_S:
-            self._found = await ops.recent.ask(ops, Diagnose(close=True))
-            self._at, self.when = time.monotonic(), datetime.now(UTC)
+            self._found = await ops.recent.ask(ops, Diagnose(close=True)), datetime.now(UTC)
+            self._at = time.monotonic()
         return self._found
 
 
