@@ -29,7 +29,7 @@ _LOOK_INTERVAL_S: Final = 1.5
 _RETRY_AFTER_S: Final = 0.05
 
 #: How often the runs of jobs are recorded, in rounds of the lease.
-_REPORT_ROUNDS: Final = 4
+_REPORT_ROUNDS: Final = 6
 
 _log = logging.getLogger("relay.scheduler")
 

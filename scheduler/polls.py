@@ -27,14 +27,14 @@ _LOAD_HINTS: Final = 20
 _POLLING_S: Final = 1.0
 #: How long nothing must have been due, in seconds, before polls become seldom, and how seldom they are.
 _QUIET_AFTER_S: Final = 5.0
-_QUIET: Final = timedelta(seconds=1)
+_QUIET: Final = timedelta(seconds=2)
 
 
 class Pace:
     """The interval of a tick: as configured, or longer while all is quiet."""
 
-    def __init__(self, often: timedelta) -> None:
-        self._often, self.quiet = often, max(often, _QUIET)
+    def __init__(self, often: timedelta, quiet: timedelta = _QUIET) -> None:
+        self._often, self.quiet = often, max(often, quiet)
         self.every = often
         #: Called when that changes.
         self.changed: Callable[[], None] | None = None

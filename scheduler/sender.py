@@ -77,15 +77,6 @@ class Sender:
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.told))
 
-    async def look_after(
-        self, duty: Duty, every: timedelta, unfinished: Callable[[], Awaitable[Sequence[str]]]
-    ) -> bool:
-        """Enqueue the job of a context's upkeep. It carries which subscriptions have ``unfinished`` messages.
-
-        So workers ask an idle database nothing, and need no connection to it.
-        """
-        return await self.job(duty, every=every, unfinished=list(await unfinished()))
-
     async def all_parts(self, duty: Duty) -> None:
         """Make all parts of a duty due for its next job, also those that were done lately."""
         try:

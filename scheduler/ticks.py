@@ -26,7 +26,7 @@ from scheduler.sender import Sender
 
 _PULL: Final = timedelta(milliseconds=500)
 _DELIVER: Final = timedelta(milliseconds=250)
-_SWEEP: Final = timedelta(seconds=1)
+_SWEEP: Final = timedelta(seconds=2)
 _PRUNE: Final = timedelta(hours=1)
 _ARCHIVE: Final = timedelta(hours=1)
 #: How often to check for duties whose job was lost.
@@ -101,10 +101,23 @@ def _seldom(application: Application, send: Sender, context: str) -> Iterator[Ti
     if settings.archive.after is not None:
         yield row(jobs.ARCHIVE.of(context), _ARCHIVE)
     if settings.subscriptions:
-        duty, every = jobs.LOOK_AFTER.of(context), settings.look_after_every
-        unfinished = partial(application.context(context).wakeup.unfinished, list(settings.subscriptions))
-        tick = partial(send.look_after, duty, every, unfinished)
-        yield Tick(duty.key, every, tick, on_request=partial(send.all_parts, duty))
+        yield _look_after(application, send, context)
+
+
+def _look_after(application: Application, send: Sender, context: str) -> Tick:
+    """The tick of a context's upkeep. It is less frequent while no subscription has unfinished messages.
+
+    What a dead worker had received, and not stored, is then found a little later, and still in time.
+    """
+    settings, wakeup = application.context(context).settings, application.context(context).wakeup
+    duty, pace = jobs.LOOK_AFTER.of(context), Pace(settings.look_after_every, settings.look_after_quiet)
+
+    async def tick() -> None:
+        unfinished = await wakeup.unfinished(list(settings.subscriptions))
+        pace.set(quiet=not unfinished)
+        await send.job(duty, every=pace.quiet, unfinished=list(unfinished))
+
+    return Tick(duty.key, settings.look_after_every, tick, on_request=partial(send.all_parts, duty), pace=pace)
 
 
 class Resend:

@@ -103,6 +103,8 @@ class Gates:
         self._client: Any = redis.asyncio.Redis.from_pool(pool)
         scripts = (self._client.register_script(it).sha for it in SCRIPTS)
         self._open, self._extend, self._close, self._wake, self._take = scripts
+        self._held: dict[Hold, tuple[str, str]] = {}
+        self._keeper: asyncio.Task[None] | None = None
         self._looks: Batcher[Sequence[str], list[str]] = Batcher(self._lost)
         self._steps: Batcher[Sequence[Any], Any] = Batcher(self._together)
 
@@ -145,12 +147,16 @@ class Gates:
         if not hold:
             yield hold
             return
-        keeper = asyncio.create_task(self._keep(duty, token, hold))
+        self._held[hold] = duty, token
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
         try:
             yield hold
         finally:
-            # A renewal that is under way must not take the gate again after we have closed it.
-            await end(keeper)
+            del self._held[hold]
+            if not self._held:
+                keeper, self._keeper = self._keeper, None
+                await end(keeper)
 
     async def close(self, duty: str, token: str, *, well: bool = True) -> None:
         """The job has ended: the next tick may start another. A job that did not end well waits only briefly."""
@@ -224,11 +230,16 @@ class Gates:
         """Close the connections to Redis."""
         await self._quietly(self._client.aclose())
 
-    async def _keep(self, duty: str, token: str, hold: Hold) -> None:
-        while hold and not is_cancelled():
+    async def _keep(self) -> None:
+        """Renew all gates that this process holds, in one round trip."""
+        while not is_cancelled():
             await asyncio.sleep(TTL.total_seconds() / 3)
-            if not await self._renew(duty, token):
-                hold.lose()
+            await asyncio.gather(*(self._still(hold) for hold in list(self._held)), return_exceptions=True)
+
+    async def _still(self, hold: Hold) -> None:
+        """Renew a gate, unless its job has just ended. A renewal that comes after `close` would take it again."""
+        if hold and (held := self._held.get(hold)) is not None and not await self._renew(*held):
+            hold.lose()
 
     async def _renew(self, duty: str, token: str, state: str = "") -> bool:
         """Extend the gate, or take it when no job has it. False only when another job has it."""

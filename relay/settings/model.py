@@ -70,6 +70,7 @@ LogLevel = Annotated[
 #: Every worker loads these: they do the work of tasks and of subscriptions.
 OWN_ACTOR_MODULES: Final = ("tasks.actors", "consumer.actors")
 _LOOK_AFTER: Final = timedelta(seconds=3)
+_LOOK_AFTER_QUIET: Final = timedelta(seconds=5)
 
 
 def _seconds(number: float) -> timedelta:
@@ -344,6 +345,11 @@ class ContextSettings(Section):
     def look_after_every(self) -> timedelta:
         """How often the subscriptions are looked after: a quarter of the shortest ack wait at most."""
         return min([_LOOK_AFTER, *(it.ack_wait / 4 for it in self.subscriptions.values())])
+
+    @property
+    def look_after_quiet(self) -> timedelta:
+        """The same while no subscription has unfinished messages."""
+        return min([_LOOK_AFTER_QUIET, *(it.ack_wait / 4 for it in self.subscriptions.values())])
 
     def dead_letter_spec(self) -> ConsumerSpec:
         """Return the consumer that reads dead letters, to record them."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import dramatiq
@@ -47,25 +49,64 @@ async def test_a_renewal_that_is_under_way_does_not_shut_the_gate_again(
     gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=0.03))
-    token, renew, under_way = await opened(gates), gates._renew, asyncio.Event()
+    token, piped, before = await opened(gates), gates._piped, asyncio.all_tasks()
+    under_way, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(duty: str, token: str) -> bool:
-        if asyncio.current_task() is not here:
-            under_way.set()
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                # Too late: it was sent.
-                await asyncio.sleep(0.1)
-        return await renew(duty, token)
+    async def slow(steps: Any) -> list[Any]:
+        under_way.set()
+        await go_on.wait()
+        return await piped(steps)
 
-    here, before = asyncio.current_task(), asyncio.all_tasks()
-    monkeypatch.setattr(gates, "_renew", slow)
     async with gates.hold("pull", token):
+        monkeypatch.setattr(gates, "_piped", slow)
         await under_way.wait()
-    await gates.close("pull", token)
+    closed = asyncio.create_task(gates.close("pull", token))
+    await asyncio.sleep(0)  # it waits for the renewal
+    go_on.set()
+    await closed
     assert life(valkey, gates) < 0
     assert asyncio.all_tasks() == before
+
+
+async def test_a_job_that_ends_as_a_renewal_begins_is_not_renewed(
+    gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round renews all gates of a process. A job may end after the round has begun, before its own renewal."""
+    monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=3))
+    renew, done = gates._renew, asyncio.Event()
+    first, second = gates.hold("first", await opened(gates, "first")), await opened(gates, "second")
+
+    async def noted(duty: str, token: str, state: str = "") -> bool:
+        if duty == "first" and not done.is_set():
+            await ending.__aexit__(None, None, None)
+            await gates.close("second", second)
+            done.set()
+        return await renew(duty, token, state)
+
+    async with first:
+        ending = gates.hold("second", second)
+        await ending.__aenter__()
+        monkeypatch.setattr(gates, "_renew", noted)
+        await done.wait()
+        await eventually("the round is over", lambda: life(valkey, gates, "first") > 2_500)
+        assert life(valkey, gates, "second") < 0
+
+
+async def test_one_round_trip_renews_all_gates_of_a_process(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=0.3))
+    piped, trips = gates._piped, []
+
+    async def noted(steps: Any) -> list[Any]:
+        trips.append(len(steps))
+        return await piped(steps)
+
+    async with AsyncExitStack() as jobs:
+        for number in range(20):
+            duty = f"pull:{number}"
+            await jobs.enter_async_context(gates.hold(duty, await opened(gates, duty)))
+        monkeypatch.setattr(gates, "_piped", noted)
+        await eventually("two rounds", lambda: len(trips) > 1)
+        assert set(trips) == {20}
 
 
 async def test_the_steps_of_a_thousand_duties_at_once_share_a_connection_and_wait_for_none(

@@ -23,6 +23,7 @@ from relay.adapters.postgres.operating import (
     TaskFilter,
 )
 from relay.adapters.postgres.paging import ends
+from relay.adapters.postgres.pool import connected
 from relay.domain.ordering import LANES, Shard
 from tests.integration.crowded import BACKLOG, KEYS, crowd, events, repeatable
 from tests.integration.plans import explain, held_to
@@ -332,6 +333,31 @@ def test_what_an_old_snapshot_keeps_is_read_by_lane_though_hardly_anything_waits
     # Half of the lanes, and each event of them once: to find the first of a lane, not again from there on.
     pages = plan.root["Shared Hit Blocks"] + plan.root["Shared Read Blocks"]
     assert pages < BLOCKED / 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("status", "scans"), [("dead", 0), ("failing", 0), ("waiting", 1)])
+@pytest.mark.parametrize("short", [False, True])
+async def test_a_list_of_few_events_reads_what_an_old_snapshot_keeps_once_at_most(
+    database_url: str, status: str, scans: int, short: bool
+) -> None:
+    """If all is published, the statistics say that any index of what is not is as short as the others."""
+    with psycopg.connect(database_url) as reader, psycopg.connect(database_url, autocommit=True) as conn:
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT count(*) FROM outbox_events")
+        repeatable(conn)
+        events(conn, BLOCKED, f"'key' || n % {KEYS}")
+        conn.execute("UPDATE outbox_events SET published_at = now()")
+        conn.execute("ANALYZE outbox_events")
+        attempts = "0" if status == "waiting" else "1"
+        events(conn, 1, "'one'", publish_attempts=attempts, dead_at="now()" if status == "dead" else "NULL")
+        async with connected(database_url, "test") as lend:
+            found = await PostgresOutboxOperations(lend).find(EventFilter(statuses=[status]), 10, short=short)
+            async with lend() as asked:
+                await asked.execute("SELECT pg_stat_force_next_flush()")
+        done = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'idx_outbox_unpublished'"
+        assert conn.execute(done).fetchall() == [(scans,)]
+    assert found.total == 1
 
 
 def test_the_backlog_of_other_lanes_is_not_read(database_url: str) -> None:

@@ -323,7 +323,21 @@ async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(sche
     [subscription] = context.subscriptions.values()
     hasty = subscription.model_copy(update={"ack_wait": timedelta(seconds=4)})
     context = context.model_copy(update={"subscriptions": {"from_up": subscription, "hasty": hasty}})
-    assert context.look_after_every == timedelta(seconds=1)
+    assert context.look_after_every == context.look_after_quiet == timedelta(seconds=1)
+
+
+async def test_a_context_without_unfinished_messages_is_looked_after_less_often(scheduler: Scheduler) -> None:
+    """So an idle context costs little. What a dead worker had is still recovered within ten seconds."""
+    pace, patience = scheduler.table["look_after:sea"].pace, 2
+    assert pace is not None
+    await scheduler.tick("look_after:sea")
+    assert pace.every == timedelta(seconds=5) < timedelta(seconds=10 - patience)
+    scheduler.receive()
+    await scheduler.tick("look_after:sea")
+    assert pace.every == timedelta(seconds=3)
+    query(scheduler.database_url, "UPDATE inbox_messages SET processed_at = now()")
+    await scheduler.tick("look_after:sea")
+    assert pace.every == timedelta(seconds=5)
 
 
 async def test_nothing_is_swept_while_there_is_nothing_to_find(scheduler: Scheduler) -> None:
@@ -378,7 +392,7 @@ async def test_when_nothing_has_been_due_and_hints_are_sent_polls_are_seldom_unt
     await eventually("hints are welcome", scheduler.sleeping)
     await eventually("it is known", lambda: scheduler.application.context("sea").wakeup.hinted)
     await scheduler.tick(name)
-    assert pace.every == timedelta(seconds=1)
+    assert pace.every == timedelta(seconds=2)
     changed: list[timedelta] = []
     pace.changed = lambda: changed.append(pace.every)
     scheduler.schedule()
@@ -389,7 +403,7 @@ async def test_when_nothing_has_been_due_and_hints_are_sent_polls_are_seldom_unt
     monkeypatch.setattr(polls_module, "_QUIET_AFTER_S", -3600.0)
     scheduler.schedule()
     await scheduler.tick(name)
-    assert pace.every == timedelta(seconds=1)
+    assert pace.every == timedelta(seconds=2)
 
 
 async def test_a_hint_that_finds_a_job_outstanding_looks_again(

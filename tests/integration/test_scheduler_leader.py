@@ -277,7 +277,7 @@ async def test_the_table_tells_what_is_scheduled_and_when_it_ran(database_url: s
     rows = {view.name: view for view in found.jobs}
     assert rows.keys() == {"often", "hourly", "crons", "nightly"}
     assert rows["hourly"].schedule == "every 3600 s"
-    assert rows["often"].schedule == "every 0.05 s, quiet 1 s"
+    assert rows["often"].schedule == "every 0.05 s, quiet 2 s"
     assert rows["nightly"].schedule == "0 3 * * * UTC"
     last, following = rows["hourly"].last_run_at, rows["hourly"].next_run_at
     assert last is not None

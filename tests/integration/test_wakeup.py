@@ -23,7 +23,7 @@ from relay.adapters.postgres.watch import Question, Rows
 from relay.devstack import PostgresServer
 from relay.domain.errors import SchemaMissing
 from relay.domain.ordering import LANES
-from tests.integration.publishing import Relay, event, query
+from tests.integration.publishing import Relay, event, eventually, query
 
 pytestmark = pytest.mark.anyio
 
@@ -140,6 +140,33 @@ async def test_who_leads_needs_one_connection_to_a_database(database_url: str) -
         assert (await lease.take(timedelta(minutes=1))).term == 1
         assert query(database_url, ours) == [{"application_name": "jetrelay-wakeup"}]
     await waker.close()
+
+
+@pytest.mark.parametrize(("patience", "name"), [(60.0, "jetrelay-wakeup"), (0.001, "pooled")])
+async def test_the_lease_waits_for_a_short_question_and_not_for_a_long_one(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, patience: float, name: str
+) -> None:
+    """To connect costs more than most questions take. A lease is not lost for one that takes seconds."""
+    monkeypatch.setattr(watch, "_LEND_WAIT_S", patience)
+    async with create_pool(database_url, max_size=2, application_name="pooled") as pool:
+        waker = Wakeup(pool, database_url)
+        await waker.due(1)
+
+        async def borrowed() -> str:
+            async with waker.lend() as conn:
+                [[found]] = await (await conn.execute("SHOW application_name")).fetchall()
+                return str(found)
+
+        with psycopg.connect(database_url) as conn:
+            conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+            question = asyncio.create_task(waker.due(1))
+            await eventually("the question is under way", waker._watch._lock.locked)
+            asked = asyncio.create_task(borrowed())
+            await asyncio.wait([asked], timeout=None if name == "pooled" else 0.01)
+            assert asked.done() == (name == "pooled")
+        assert await asked == name
+        await question
+        await waker.close()
 
 
 async def test_which_subscriptions_have_unfinished_messages_is_asked_without_the_pool(

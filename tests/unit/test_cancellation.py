@@ -50,7 +50,7 @@ async def a_question() -> str:
 
 
 KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
-    "gate": lambda renew: on(Gates._keep, Hold(True), _renew=renew),
+    "gate": lambda renew: on(Gates._keep, _held=[Hold(True)], _still=renew),
     "redis": lambda send: on(
         _Line._send,
         _questions=SimpleNamespace(get=a_question),

@@ -15,7 +15,7 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.paging import WINDOW, Page, Reach, Row, bounds, ends, passes_over
+from relay.adapters.postgres.paging import WINDOW, Page, Reach, Row, bounds, ends, in_order, passes_over
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
@@ -43,18 +43,19 @@ class Operations:
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    async def _page(self, name: str, parameters: Mapping[str, Any], *, short: bool = False) -> Page[Row]:
+    async def _page(
+        self, name: str, parameters: Mapping[str, Any], source: Source | None = None, *, short: bool = False
+    ) -> Page[Row]:
         """Return the rows of a statement, whose column ``total`` tells how many match in all.
 
-        It is planned for its filter each time: a plan for any filter might read all that is there. ``short``: it
-        looks at no more than `WINDOW` rows in each of the ``orders`` in which it reads them.
+        It is planned for its filter each time: a plan for any filter might read all. ``short``: it looks at
+        no more than `WINDOW` rows in each of the ``orders`` in which it reads them.
         """
-        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
+        async with (source or self._source)() as conn, conn.cursor(row_factory=dict_row) as cursor:
             reach = await self._reach(conn, parameters) if short else {}
             await cursor.execute(statement(name), {**parameters, **ends(self.orders, reach)}, prepare=False)
             rows = await cursor.fetchall()
-        totals = [row.pop("total") for row in rows]
-        return Page(rows, totals[0] if totals else 0, reach)
+        return Page(rows, max([row.pop("total") for row in rows], default=0), reach)
 
     async def _groups(
         self, text: str, other: str, page: str, parameters: Mapping[str, Any], *, short: bool = False
@@ -191,7 +192,8 @@ class PostgresOutboxOperations(Operations):
         ``short``: look at the newest of each state only, if the filter may pass over many.
         """
         short = short and passes_over(wanted, mixed="waiting" in wanted.statuses)
-        page = await self._page("outbox/events", _parameters(wanted, limit, before), short=short)
+        source = in_order(self._source, wanted, short=short)
+        page = await self._page("outbox/events", _parameters(wanted, limit, before), source, short=short)
         return replace(page, items=[coded(named(row, "id"), "publish_error") for row in page.items])
 
     async def get(self, id: Id) -> Row | None:

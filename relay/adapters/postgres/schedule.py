@@ -91,7 +91,7 @@ class PostgresSchedule:
             "nexts": [job.next_run_at for job in jobs],
             "errors": [None if job.error is None else clean(job.error) for job in jobs],
         }
-        async with self._source() as conn, conn.transaction():
+        async with self._source() as conn:
             if all_of_them:
                 await conn.execute(statement("schedule/remove_jobs"), {"names": columns["names"]})
             await conn.execute(statement("schedule/record_jobs"), columns)

@@ -3,8 +3,8 @@
 A NOTIFY takes a lock of the whole database cluster at commit. So producers send one only while the scheduler has
 said that it sleeps. Hints only save time: polling finds all work without them.
 
-An idle scheduler asks about fifty questions a second. With a pool and a cursor, a question would cost several
-times as much as the server needs to answer it. So `Watch` has a connection for them.
+A scheduler asks all day, for every context. With a pool and a cursor, a question would cost several times as much
+as the server needs to answer it. So `Watch` has a connection for them.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ Question: TypeAlias = tuple[str, Mapping[str, Any]]
 
 #: The shortest time between two attempts to connect, in seconds.
 _RECONNECT_INTERVAL_S: Final = 1.0
+#: How long a borrower waits for a question, in seconds. To connect costs more than most questions take.
+_LEND_WAIT_S: Final = 0.1
 #: The server ends a question after this time. Shortly later the caller gives up, which the server would not
 #: notice.
 _LIMIT: Final = "SET statement_timeout = '4s'"
@@ -73,11 +75,14 @@ class Watch:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Connection | None]:
-        """Lend the connection for other short statements; None if there is none, or if a question is under way."""
-        if self._lock.locked():
+        """Lend the connection for other short statements; None if there is none, or if a question takes long."""
+        try:
+            async with asyncio.timeout(_LEND_WAIT_S):
+                await self._lock.acquire()
+        except TimeoutError:
             yield None
             return
-        async with self._lock:
+        try:
             if (conn := self._conn) is None:
                 yield None
                 return
@@ -90,6 +95,8 @@ class Watch:
                 else:
                     asyncio.get_running_loop().add_reader(self._socket, self._read)
                     self._hear_news(conn)
+        finally:
+            self._lock.release()
 
     async def close(self) -> None:
         """Close the connection. The next question opens it again."""

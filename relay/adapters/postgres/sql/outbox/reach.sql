@@ -1,6 +1,7 @@
 -- Where a short look at events ends, in each order in which `events.sql` reads them; nothing where it sees all. It sees
 -- so many rows from the newest on. With `until` it begins there, and goes both ways: an event that occurred before may
--- be published after.
+-- be published after. Without a filter, a look at waiting events passes over failed ones only. If these are few, it has
+-- no end: to find one, it would read the index of unpublished events twice, with all that an old snapshot keeps there.
 SELECT 'published' AS read_in,
        (SELECT published_at
         FROM outbox_events
@@ -29,6 +30,13 @@ SELECT 'waiting',
         LIMIT 1),
        NULL
 WHERE 'waiting' = ANY (%(statuses)s::text[]) AND %(error)s::text IS NULL
+  AND (coalesce(%(event_type)s::text, %(aggregate_type)s, %(aggregate_id)s) IS NOT NULL
+       OR (SELECT count(*)
+           FROM (SELECT
+                 FROM outbox_events
+                 WHERE published_at IS NULL AND publish_attempts > 0
+                 ORDER BY hashtext(partition_key), seq
+                 LIMIT %(window)s) AS failed) = %(window)s)
 UNION ALL
 SELECT 'dead',
        (SELECT dead_at
