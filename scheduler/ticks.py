@@ -107,7 +107,8 @@ def _seldom(application: Application, send: Sender, context: str) -> Iterator[Ti
 def _look_after(application: Application, send: Sender, context: str) -> Tick:
     """The tick of a context's upkeep. It is less frequent while no subscription has unfinished messages.
 
-    What a dead worker had received, and not stored, is then found a little later, and still in time.
+    What a dead worker had received, and not stored, is then found a little later, and still in time. The job
+    carries which subscriptions have unfinished messages. So workers ask an idle database nothing.
     """
     settings, wakeup = application.context(context).settings, application.context(context).wakeup
     duty, pace = jobs.LOOK_AFTER.of(context), Pace(settings.look_after_every, settings.look_after_quiet)

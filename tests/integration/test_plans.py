@@ -6,6 +6,8 @@ Each is tried with a plan for its values and with the plan for any values: Postg
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -314,18 +316,25 @@ def test_a_backlog_without_statistics_is_claimed_by_its_indexes_too(database_url
     held_to(plan, 2 * 300, 2 * 300)
 
 
-@pytest.mark.parametrize("generic", [False, True])
-def test_what_an_old_snapshot_keeps_is_read_by_lane_though_hardly_anything_waits(
-    database_url: str, generic: bool
-) -> None:
-    """Statistics know nothing of what is published and cannot be removed: any index of what waits looks short."""
-    with psycopg.connect(database_url) as reader, psycopg.connect(database_url, autocommit=True) as conn:
+@contextmanager
+def published_under_a_snapshot(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """Many events were published since an old snapshot, and none waits."""
+    with psycopg.connect(url) as reader, psycopg.connect(url, autocommit=True) as conn:
         reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT count(*) FROM outbox_events")
         repeatable(conn)
         events(conn, BLOCKED, f"'key' || n % {KEYS}")
         conn.execute("UPDATE outbox_events SET published_at = now()")
         conn.execute("ANALYZE outbox_events")
+        yield conn
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_what_an_old_snapshot_keeps_is_read_by_lane_though_hardly_anything_waits(
+    database_url: str, generic: bool
+) -> None:
+    """Statistics know nothing of what is published and cannot be removed: any index of what waits looks short."""
+    with published_under_a_snapshot(database_url) as conn:
         events(conn, 1_000, f"'key' || n % {KEYS}")
         plan = explain(conn, "outbox/claim", generic=generic, after="outbox/begin_claim", **SHARD)
     assert "idx_outbox_unpublished" not in plan.indexes()
@@ -342,13 +351,7 @@ async def test_a_list_of_few_events_reads_what_an_old_snapshot_keeps_once_at_mos
     database_url: str, status: str, scans: int, short: bool
 ) -> None:
     """If all is published, the statistics say that any index of what is not is as short as the others."""
-    with psycopg.connect(database_url) as reader, psycopg.connect(database_url, autocommit=True) as conn:
-        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        reader.execute("SELECT count(*) FROM outbox_events")
-        repeatable(conn)
-        events(conn, BLOCKED, f"'key' || n % {KEYS}")
-        conn.execute("UPDATE outbox_events SET published_at = now()")
-        conn.execute("ANALYZE outbox_events")
+    with published_under_a_snapshot(database_url) as conn:
         attempts = "0" if status == "waiting" else "1"
         events(conn, 1, "'one'", publish_attempts=attempts, dead_at="now()" if status == "dead" else "NULL")
         async with connected(database_url, "test") as lend:

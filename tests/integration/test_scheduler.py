@@ -14,6 +14,7 @@ import psycopg
 import pytest
 import redis
 
+from consumer.gaps import PATIENCE
 from relay.adapters import gate as gate_module
 from relay.adapters.members import this_process
 from relay.devstack import PostgresServer, ValkeyServer
@@ -328,10 +329,10 @@ async def test_messages_are_said_to_be_in_progress_well_within_the_ack_wait(sche
 
 async def test_a_context_without_unfinished_messages_is_looked_after_less_often(scheduler: Scheduler) -> None:
     """So an idle context costs little. What a dead worker had is still recovered within ten seconds."""
-    pace, patience = scheduler.table["look_after:sea"].pace, 2
+    pace = scheduler.table["look_after:sea"].pace
     assert pace is not None
     await scheduler.tick("look_after:sea")
-    assert pace.every == timedelta(seconds=5) < timedelta(seconds=10 - patience)
+    assert pace.every == timedelta(seconds=5) < timedelta(seconds=10) - PATIENCE
     scheduler.receive()
     await scheduler.tick("look_after:sea")
     assert pace.every == timedelta(seconds=3)

@@ -20,7 +20,7 @@ from relay.adapters.postgres.operating import (
     PostgresTaskOperations,
     TaskFilter,
 )
-from relay.adapters.postgres.paging import Reach, ends
+from relay.adapters.postgres.paging import IN_ORDER, Reach, ends
 from relay.adapters.postgres.sql import statement
 from relay.devstack import NatsServer, ValkeyServer
 from relay.ops.console import lists
@@ -90,24 +90,21 @@ def filled(conn: psycopg.Connection[Any]) -> None:
     conn.execute("VACUUM ANALYZE")
 
 
+def parameters(wanted: Any) -> dict[str, Any]:
+    """A short look, as parameters of its statements."""
+    nothing = {"unless": [], "before": None, "before_at": None, "before_id": None}
+    size = {"limit": 50, "counted": 10_001, "window": WINDOW}
+    return {**asdict(wanted), "mixed": getattr(wanted, "mixed", None), **nothing, **size}
+
+
 def test_a_short_look_reads_no_more_than_its_window(database_url: str, subtests: pytest.Subtests) -> None:
     with psycopg.connect(database_url, autocommit=True) as conn:
         filled(conn)
         for name, (store, listed, wanted) in LOOKS.items():
-            with subtests.test(name):
-                # As `in_order` does it, for events.
-                conn.execute(f"SET enable_sort = {'off' if store is PostgresOutboxOperations else 'on'}")
-                asked = {
-                    **asdict(wanted),
-                    "mixed": getattr(wanted, "mixed", None),
-                    "unless": [],
-                    "before": None,
-                    "before_at": None,
-                    "before_id": None,
-                    "limit": 50,
-                    "counted": 10_001,
-                    "window": WINDOW,
-                }
+            with subtests.test(name), conn.transaction():
+                if store is PostgresOutboxOperations:
+                    conn.execute(IN_ORDER)
+                asked = parameters(wanted)
                 held_to(explain(conn, f"{store.kind}/reach", **asked), WINDOW + 1, 0)
                 found = conn.execute(statement(f"{store.kind}/reach"), asked).fetchall()
                 reach = {order: Reach(*times) for order, *times in found}
@@ -116,6 +113,28 @@ def test_a_short_look_reads_no_more_than_its_window(database_url: str, subtests:
                 assert plan.touched <= 2 * WINDOW + 200
                 assert not plan.read_whole()
                 assert plan.root["Shared Hit Blocks"] + plan.root["Shared Read Blocks"] < 6 * WINDOW
+
+
+def test_a_look_at_waiting_events_has_an_end_if_it_may_pass_over_many(database_url: str) -> None:
+    """Over others of a filter, or over failed ones. To find the end, it reads them once more."""
+
+    def ends_there(**fields: str) -> bool:
+        asked = parameters(EventFilter(statuses=["waiting"], **fields))
+        [(order, since, _)] = conn.execute(statement("outbox/reach"), asked).fetchall() or [
+            ("waiting", None, None)
+        ]
+        assert order == "waiting"
+        return since is not None
+
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        repeatable(conn)
+        events(conn, WINDOW + 1, "'key' || n")
+        for field in ("event_type", "aggregate_type", "aggregate_id"):
+            assert ends_there(**{field: "nothing"})
+        events(conn, WINDOW - 1, "'failed' || n", publish_attempts="1")
+        assert not ends_there()
+        events(conn, 1, "'another'", publish_attempts="1")
+        assert ends_there()
 
 
 # --- and nobody takes a part for the whole ---
