@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tests have contexts of their own, beside those of the relay.toml of the checkout.
 relay.outbox.declared_contexts = lambda: None
 
-_TIERS = {"unit", "contract", "integration", "acceptance", "chaos", "migration"}
+_TIERS = {"unit", "repository", "contract", "integration", "acceptance", "chaos", "migration"}
 _TEMPLATE = "relay_template"
 #: What takes long begins early. Next to the first, which loads a machine most, come some that wait for little else
 #: than answers, and no two of the others that load it much follow each other.

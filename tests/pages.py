@@ -1,7 +1,7 @@
 """The pages of the project, the blocks in them, and who runs each.
 
 A test that runs a block takes it by `code`, with words and numbers that stand in the call: `taken` reads those.
-So a block that nobody takes is known, and tests/unit/test_doc_blocks.py names it.
+So a block that nobody takes is known, and tests/repository/test_doc_blocks.py names it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ ELSEWHERE = {
     "psql ": "tests/integration/test_microdao_view.py",
     "curl --silent http://127.0.0.1:9465/readyz": "tests/acceptance/test_metrics.py",
     "curl 'http://127.0.0.1:9464/scale": "tests/integration/test_scale.py",
-    "export ": "tests/unit/test_doc_blocks.py",
-    "make ": "tests/unit/test_doc_blocks.py",
+    "export ": "tests/repository/test_doc_blocks.py",
+    "make ": "tests/repository/test_doc_blocks.py",
 }
 #: Commands that no test runs, and why.
 NOBODY = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.test_pytest_plugin import example, run, written
+from tests.repository.test_pytest_plugin import example, run, written
 
 
 def test_the_page_kills_a_worker_and_all_is_well(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ async def test_what_the_chart_asks_is_answered_with_a_number(
     tmp_path: Path, database_url: str, nats_server: NatsServer, sub: Subscription
 ) -> None:
     pytest.importorskip("helm_python", reason="Helm's library has no wheel for this machine")
-    from tests.unit.chart_support import of_kind, render
+    from tests.repository.chart_support import of_kind, render
 
     config = CONFIG.format(nats="nats://nats", url="postgresql://db/sea", port=9464, stream=sub.stream)
     triggers = []

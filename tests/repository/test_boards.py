@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.pages import code
-from tests.unit.deploy_support import parse
+from tests.repository.deploy_support import parse
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from relay.telemetry.lag import LAG_GAUGES
-from tests.unit.chart_support import CHOICES, containers, of_kind, render, settings
+from tests.repository.chart_support import CHOICES, containers, of_kind, render, settings
 
 WORKER = "jetrelay-worker-all"
 

@@ -16,7 +16,7 @@ from relay import jobs
 from relay.settings import effective
 from relay.telemetry.pulse import PATIENCE_S
 from tests.pages import code, commands
-from tests.unit.chart_support import (
+from tests.repository.chart_support import (
     CHART,
     CHOICES,
     CONFIG,
@@ -33,7 +33,7 @@ from tests.unit.chart_support import (
     secrets_of,
     settings,
 )
-from tests.unit.deploy_support import parse
+from tests.repository.deploy_support import parse
 
 
 @pytest.fixture(scope="module", params=sorted(CHOICES))

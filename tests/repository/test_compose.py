@@ -18,7 +18,7 @@ from relay import jobs
 from relay.devstack import dashboard, sample, wheels
 from relay.ops.doctor.streams import SAFE
 from relay.settings import Settings, effective, load_settings
-from tests.unit.deploy_support import parse
+from tests.repository.deploy_support import parse
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import packages_distributions, requires
 
-from tests.unit.test_imports import PACKAGES, ROOT, imported, needed
+from tests.repository.test_imports import PACKAGES, ROOT, imported, needed
 
 #: Modules that are loaded only where an extra is installed, by how they begin, and that extra.
 EXTRAS = {
