@@ -18,7 +18,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.workers import WorkerRuntime
 from relay.commands.deadletter import RouteToDeadLetter
-from relay.domain import tracing
+from relay.domain import traceparent
 from relay.domain.envelopes import Envelope, prepared_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
@@ -162,7 +162,7 @@ class MessageRows:
             "subscription": self._config.subscription,
             **claim.row.shown,
             "attempts": claim.attempts,
-            "trace_id": tracing.trace_id(tracing.find(claim.row.headers)),
+            "trace_id": traceparent.trace_id(traceparent.find(claim.row.headers)),
         }
 
     async def conclude(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
@@ -229,7 +229,7 @@ def _span(claim: ClaimedMessage, received: str | None) -> str | None:
     """The ``traceparent`` of a call: its trace, and a span of its own."""
     if received is None:
         return None
-    return tracing.next_hop(received, tracing.call_span(claim.token, claim.row.message_id))
+    return traceparent.next_hop(received, traceparent.call_span(claim.token, claim.row.message_id))
 
 
 def _waited(claim: ClaimedMessage) -> float | None:
@@ -240,7 +240,7 @@ def _waited(claim: ClaimedMessage) -> float | None:
 
 def _traced(claim: ClaimedMessage, result: HandlerResult) -> Traced | None:
     """What a tracer must know about a call; None if its message belongs to no trace."""
-    received = tracing.find(claim.row.headers)
+    received = traceparent.find(claim.row.headers)
     if received is None or (span := _span(claim, received)) is None:
         return None
     row, shown = claim.row, claim.row.shown

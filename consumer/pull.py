@@ -14,7 +14,7 @@ from consumer.order import WatchNumbers
 from relay import jobs
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.redis import RelayBroker
-from relay.domain import tracing
+from relay.domain import traceparent
 from relay.domain.backpressure import InboxLimit
 from relay.domain.envelopes import Envelope, Incoming, decode, headers_of
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
@@ -149,7 +149,7 @@ class PullMessages:
         if self._limit is not None:
             self._limit.room -= len(new)
         about: dict[str, Any] = {"received": len(deliveries), "duplicates": len(deliveries) - len(new)}
-        traces = [it for row in rows if (it := tracing.find(row.headers)) is not None]
+        traces = [it for row in rows if (it := traceparent.find(row.headers)) is not None]
         waits = _waits(deliveries, rows, {*new}, begun)
         self._facts(MessagesReceived(**self._about, **about, traces=traces, begun=begun, waits=waits))
         if new:

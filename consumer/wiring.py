@@ -17,7 +17,6 @@ from consumer.messages import FunctionRows, MessageConfig, MessageRows, waiting_
 from consumer.order import GoOn, WatchNumbers
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from relay import jobs
-from relay.access import http_access
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.auditor import StreamReader
 from relay.adapters.postgres.chunks import PostgresChunks
@@ -25,15 +24,16 @@ from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.redis import delayed
 from relay.adapters.webhook import Webhook
 from relay.adapters.workers import event_loop
+from relay.credentials import http_access
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import ConfigurationError
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import advisory_consumer
+from relay.envelopes import reader
 from relay.execution.chunk import RunChunk, side_by_side
 from relay.execution.runners import GATHER_S, RunInThread, RunOnLoop
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
 from relay.settings.urls import hide_url
-from relay.wire import reader
 from relay.worker import application, broker, runtime, serves
 
 #: How many messages a pull request asks for at most.

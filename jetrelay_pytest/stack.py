@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from relay import failpoints
 from relay.devstack.fleet import Fleet, FleetOptions
-from relay.failpoints import Action
+from relay.failpoints import FailpointAction
 from relay.settings import Settings
 
 Found = TypeVar("Found")
@@ -82,21 +82,21 @@ class Failpoints:
     def __init__(self, directory: Path, fleet: Fleet) -> None:
         self._directory = directory
         self._fleet = fleet
-        self._armed: dict[str, Action] = {}
+        self._armed: dict[str, FailpointAction] = {}
 
     def kill(self, point: str) -> None:
         """Kill the next process that passes the point. Raises ValueError for an unknown point."""
-        self._arm(point, Action.KILL)
+        self._arm(point, FailpointAction.KILL)
 
     def lose_reply(self, point: str) -> None:
         """Let the next process that passes the point see an outage, although its work succeeded."""
-        self._arm(point, Action.LOST_REPLY)
+        self._arm(point, FailpointAction.LOST_REPLY)
 
     def wait(self, seconds: float = _PATIENCE_S) -> None:
         """Wait until every armed point was passed, and the killed processes are gone. Raises AssertionError."""
         for point in self._armed:
             Stack.until(f"{point} is passed", partial(failpoints.reached, self._directory, point), seconds)
-        if Action.KILL in self._armed.values():
+        if FailpointAction.KILL in self._armed.values():
             # Its command ends with it, a moment later.
             Stack.until("the killed process has ended", self._fleet.ended, seconds)
 
@@ -106,7 +106,7 @@ class Failpoints:
             file.unlink()
         self._armed.clear()
 
-    def _arm(self, point: str, action: Action) -> None:
+    def _arm(self, point: str, action: FailpointAction) -> None:
         failpoints.arm(self._directory, point, action)
         self._armed[point] = action
 

@@ -19,7 +19,7 @@ from relay.adapters.postgres.transactions import Settlement
 from relay.bus import RequestContext
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, shown
 from relay.domain.tasks import BackgroundTask
-from relay.domain.tracing import TRACEPARENT
+from relay.domain.traceparent import TRACEPARENT
 from relay.execution.calls import PreparedCall
 from relay.execution.signatures import Inject
 from tasks import TaskContext

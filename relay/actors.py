@@ -21,9 +21,9 @@ from relay.domain.facts import OutageSeen
 from relay.domain.ordering import Shard, goes_on
 from relay.domain.schedule import WaitingRun
 from relay.domain.topology import covers
-from relay.metering import known_labels
+from relay.envelopes import writer
+from relay.monitoring import known_labels
 from relay.settings.model import QueriesSettings
-from relay.wire import writer
 from relay.worker import (
     OUTAGE_RETRIES,
     actor,

@@ -10,7 +10,6 @@ from functools import partial
 from dramatiq.middleware import Middleware
 from pydantic import SecretStr
 
-from relay.access import nats_options, redis_options
 from relay.adapters.bucket import BucketStore
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.gate import Gates
@@ -41,13 +40,14 @@ from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import ReconcileStream
 from relay.concurrency import FairSlots
+from relay.credentials import nats_options, redis_options
 from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
+from relay.envelopes import writer
 from relay.ports import JetStreamConsumer
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
-from relay.wire import writer
 
 _log = logging.getLogger("relay")
 

@@ -43,7 +43,7 @@ POINTS: Final = EVENT_POINTS | TASK_POINTS
 _TAKEN: Final = ".reached"
 
 
-class Action(Enum):
+class FailpointAction(Enum):
     """What happens at a point: SIGKILL, SIGSTOP until a SIGCONT, or an outage although the work succeeded."""
 
     KILL = "kill"
@@ -65,7 +65,7 @@ def enabled() -> bool:
     return _directory is not None
 
 
-def arm(directory: Path, point: str, action: Action) -> None:
+def arm(directory: Path, point: str, action: FailpointAction) -> None:
     """Make the next process that passes ``point`` do ``action``. Earlier passes are forgotten.
 
     Raises ValueError for an unknown point.
@@ -94,10 +94,10 @@ def reach(point: str) -> None:
         (_directory / point).rename(mine)
     except FileNotFoundError:
         return
-    match Action(mine.read_text()):
-        case Action.KILL:
+    match FailpointAction(mine.read_text()):
+        case FailpointAction.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
-        case Action.PAUSE:
+        case FailpointAction.PAUSE:
             os.kill(os.getpid(), signal.SIGSTOP)
-        case Action.LOST_REPLY:
+        case FailpointAction.LOST_REPLY:
             raise POINTS[point](f"failpoint {point}: the reply was lost")

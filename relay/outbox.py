@@ -36,7 +36,7 @@ from relay.domain.model import OutboxEvent
 from relay.domain.ordering import UNORDERED, default_key
 from relay.domain.routing import Routing
 from relay.domain.subject import MAX_SUBJECT_CHARS, check_token
-from relay.domain.tracing import TRACEPARENT, Trace, find
+from relay.domain.traceparent import TRACEPARENT, Trace, find
 from relay.events import AGGREGATE, Event, as_event
 from relay.settings import declared_contexts
 

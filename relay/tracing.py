@@ -14,8 +14,8 @@ from relay.domain.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from relay.settings import Settings
-    from relay.telemetry.tracing.provider import Tracing
-    from relay.telemetry.tracing.spans import TracerProvider
+    from relay.telemetry.spans.provider import Tracing
+    from relay.telemetry.spans.recorder import TracerProvider
 
 __all__ = ["instrument", "uninstrument"]
 
@@ -28,8 +28,8 @@ def instrument(tracer_provider: TracerProvider | None = None) -> None:
     call. Raises MissingExtraError.
     """
     with _extra():
-        from relay.telemetry.tracing import spans  # noqa: PLC0415 - optional
-    record_spans(spans.recorded_by(tracer_provider))
+        from relay.telemetry.spans import recorder  # noqa: PLC0415 - optional
+    record_spans(recorder.recorded_by(tracer_provider))
 
 
 def uninstrument() -> None:
@@ -45,7 +45,7 @@ def fleet_tracing(settings: Settings, role: str) -> Tracing | None:
     if settings.tracing.exporter is None:
         return None
     with _extra():
-        from relay.telemetry.tracing import provider  # noqa: PLC0415 - optional
+        from relay.telemetry.spans import provider  # noqa: PLC0415 - optional
     make = provider.exporter(settings.tracing.exporter)
     return provider.Tracing(make, f"jetrelay-{role}", settings.tracing.flush.total_seconds())
 

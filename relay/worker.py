@@ -33,7 +33,7 @@ from relay.domain.errors import Outage, QueueUnreachable, RelayError
 from relay.domain.facts import OutageSeen
 from relay.domain.members import Member, State
 from relay.jobs import Duty, Kind
-from relay.metering import Exposition, worker_metrics, worker_pulse
+from relay.monitoring import Exposition, worker_heartbeat, worker_metrics
 from relay.settings import load_settings
 from relay.telemetry.logs import LogFacts, configure
 from relay.tracing import fleet_tracing
@@ -58,10 +58,10 @@ application.facts.listen(LogFacts())
 metrics = worker_metrics(settings)
 if metrics is not None:
     application.facts.listen(metrics)
-pulse = worker_pulse(settings)
-if pulse is not None:
-    application.on_start.append(pulse.start)
-    application.on_stop.append(pulse.stop)
+heartbeat = worker_heartbeat(settings)
+if heartbeat is not None:
+    application.on_start.append(heartbeat.start)
+    application.on_stop.append(heartbeat.stop)
 with told():
     tracing = fleet_tracing(settings, "worker")
 if tracing is not None:
@@ -200,8 +200,8 @@ async def periodic(work: Duty, token: str) -> AsyncIterator[Hold]:
 #: Threads for each queue; None means as many as ``--threads``. Modules with actors may add their queues.
 budgets = _budgets()
 runtime = WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets)
-if pulse is not None:
-    pulse.usage = runtime.usage
+if heartbeat is not None:
+    heartbeat.usage = runtime.usage
 broker = job_broker(settings, [Retries(), runtime, Exposition(settings)])
 dramatiq.set_broker(broker)
 

@@ -24,7 +24,7 @@ from relay.bootstrap import Application, job_broker
 from relay.concurrency import end
 from relay.cron import Cron, load_crons
 from relay.domain.errors import RelayError
-from relay.metering import scheduler_metrics
+from relay.monitoring import scheduler_metrics
 from relay.settings import Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from scheduler.clock import Clock

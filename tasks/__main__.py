@@ -19,7 +19,7 @@ from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.bootstrap import Facts
 from relay.domain.errors import ConfigurationError, RelayError
 from relay.execution.runners import RunOnLoop
-from relay.metering import tasks_metrics
+from relay.monitoring import tasks_metrics
 from relay.settings import ContextSettings, Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from relay.tracing import fleet_tracing

@@ -20,7 +20,7 @@ from relay.domain.errors import InvalidPayload, PayloadTooLarge
 from relay.domain.identity import Id, identified
 from relay.domain.limits import check_schema, encode_payload
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, BackgroundTask, InvalidTask
-from relay.domain.tracing import TRACEPARENT, trace_id
+from relay.domain.traceparent import TRACEPARENT, trace_id
 from tasks.registry import Registry, plain, registry
 
 #: The longest payload, in bytes of JSON: tasks carry ids, not documents.

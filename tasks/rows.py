@@ -32,7 +32,7 @@ from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, NO_ORIGINALS, sh
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
-from relay.domain.tracing import TRACEPARENT, call_span, next_hop, trace_id
+from relay.domain.traceparent import TRACEPARENT, call_span, next_hop, trace_id
 from relay.execution.calls import Calls, PreparedCall, answered
 from relay.execution.rows import Terms
 from relay.execution.signatures import Inject

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Tracer
 
-from relay.telemetry.tracing.listener import GivenIds, SpanFacts
+from relay.telemetry.spans.listener import GivenIds, SpanFacts
 from relay.tracing import instrument, uninstrument
 
 

@@ -25,7 +25,7 @@ from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.pool import create_pool, pooled
 from relay.commands.archive import ArchiveRows
-from relay.commands.reconcile import StreamState
+from relay.commands.reconcile import AuditedStream
 from relay.domain.operators import Operator
 
 _EVENTS: Final = "events/s"
@@ -57,9 +57,9 @@ def run(stage: Stage) -> Iterator[Row]:
 class _Weekly:
     """A stream that keeps messages for a week, as production streams do."""
 
-    async def state(self, _stream: str) -> StreamState:
+    async def state(self, _stream: str) -> AuditedStream:
         week = timedelta(days=7)
-        return StreamState(first_seq=1, last_seq=1, created=None, max_age=week, duplicate_window=week)
+        return AuditedStream(first_seq=1, last_seq=1, created=None, max_age=week, duplicate_window=week)
 
     async def stored(self, *_: object) -> list[object]:  # type: ignore[override]
         return []

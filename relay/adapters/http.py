@@ -26,7 +26,7 @@ from relay.domain.disclosure import answered, printable
 from relay.domain.identity import CORRELATION_ID, ID, shown
 from relay.domain.model import DONE, HandlerResult
 from relay.domain.quoting import quoted
-from relay.domain.tracing import TRACEPARENT
+from relay.domain.traceparent import TRACEPARENT
 from relay.ports import HandlerRequest
 
 _MAX_ANSWER_BYTES: Final = 65_536

@@ -42,7 +42,7 @@ class QueueState:
 
 
 async def look(url: str, namespace: str, options: Mapping[str, Any]) -> QueueState:
-    """Ask Redis. Raises QueueUnreachable. ``options``: as `relay.access.redis_options` returns them."""
+    """Ask Redis. Raises QueueUnreachable. ``options``: as `relay.credentials.redis_options` returns them."""
     client = redis.asyncio.Redis.from_url(
         url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, **options
     )

@@ -14,7 +14,7 @@ from uuid import UUID
 import aiohttp
 
 from relay.adapters.http import HttpAccess, open_session, read_detail, sign, why
-from relay.commands.check_handler import Answer, Signature
+from relay.commands.check_handler import Answer, SignatureKind
 from relay.domain.errors import HandlerUnreachable
 
 _OLD: Final = timedelta(hours=1)
@@ -63,7 +63,7 @@ class HttpProbe:
         encrypted = urlsplit(self._url).scheme == "https"
         return await asyncio.open_connection(*self._place, ssl=(self._access.tls or True) if encrypted else None)
 
-    async def send(self, message_id: UUID, body: bytes, signature: Signature = Signature.GOOD) -> Answer:
+    async def send(self, message_id: UUID, body: bytes, signature: SignatureKind = SignatureKind.GOOD) -> Answer:
         """See HandlerProbe."""
         headers = self._headers(message_id, body, signature)
         try:
@@ -80,7 +80,7 @@ class HttpProbe:
     async def give_up(self, message_id: UUID, body: bytes) -> None:
         """See HandlerProbe. Speaks HTTP by hand, to close the connection while the handler works."""
         url = urlsplit(self._url)
-        headers = self._headers(message_id, body, Signature.GOOD) | {
+        headers = self._headers(message_id, body, SignatureKind.GOOD) | {
             "host": url.netloc,
             "content-length": str(len(body)),
         }
@@ -99,7 +99,7 @@ class HttpProbe:
         except OSError:
             return
 
-    def _headers(self, message_id: UUID, body: bytes, signature: Signature) -> dict[str, str]:
+    def _headers(self, message_id: UUID, body: bytes, signature: SignatureKind) -> dict[str, str]:
         headers = {
             "content-type": "application/json",
             "idempotency-key": str(message_id),
@@ -107,8 +107,8 @@ class HttpProbe:
             **self._access.authorization(),
         }
         secret = self._access.signing_secret
-        if secret is None or signature is Signature.MISSING:
+        if secret is None or signature is SignatureKind.MISSING:
             return headers
-        key = "not the secret" if signature is Signature.WRONG else secret
-        age = _OLD.total_seconds() if signature is Signature.OLD else 0
+        key = "not the secret" if signature is SignatureKind.WRONG else secret
+        age = _OLD.total_seconds() if signature is SignatureKind.OLD else 0
         return headers | sign(key, str(message_id), int(time.time() - age), body)

@@ -11,7 +11,7 @@ from relay.bus.context import RequestContext, next_span
 from relay.domain.errors import InvalidKey
 from relay.domain.identity import Id, check_id
 from relay.domain.quoting import quoted
-from relay.domain.tracing import TRACEPARENT
+from relay.domain.traceparent import TRACEPARENT
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

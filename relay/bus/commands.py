@@ -24,7 +24,7 @@ from relay.bus.context import RequestContext
 from relay.bus.errors import EndlessEvents
 from relay.bus.events import DomainEventBus
 from relay.bus.messages import Command
-from relay.bus.registry import Registry, complete
+from relay.bus.registry import BusRegistry, complete
 from relay.bus.result import Failed, Result, as_result
 from relay.bus.unit_of_work import UnitOfWork, UnitsOfWork
 from relay.domain.errors import DomainError, InvalidHandler
@@ -50,7 +50,7 @@ class CommandBus:
     """Finds the handler of a command and calls it. It does not open a transaction."""
 
     def __init__(self) -> None:
-        self._handlers: Registry[Command[Any]] = Registry("command", units=True)
+        self._handlers: BusRegistry[Command[Any]] = BusRegistry("command", units=True)
 
     def handles(self, command: type[Command[Any]]) -> Callable[[Function], Function]:
         """Register a function for a command: ``(command)`` or ``(command, unit)``, plain or async.

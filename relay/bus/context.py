@@ -16,7 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from uuid_utils.compat import uuid7
 
-from relay.domain import tracing
+from relay.domain import traceparent
 from relay.domain.actor import Actor
 from relay.domain.identity import Id
 
@@ -58,7 +58,7 @@ class RequestContext:
     @property
     def trace_id(self) -> str | None:
         """The id of the trace; None without one."""
-        return tracing.trace_id(self.traceparent)
+        return traceparent.trace_id(self.traceparent)
 
     def caused_by(self, causation_id: Id) -> RequestContext:
         """The context of the next step in the same chain."""
@@ -142,9 +142,9 @@ def next_span(received: object) -> str | None:
     If spans are recorded, the work is in the current span, or else in that of the sender.
     """
     if _spans is not None:
-        trace = tracing.Trace.parse(received)
+        trace = traceparent.Trace.parse(received)
         return _spans.current() or (None if trace is None else trace.value)
-    return None if received is None else tracing.next_hop(received, os.urandom(8).hex())
+    return None if received is None else traceparent.next_hop(received, os.urandom(8).hex())
 
 
 def carry(function: Callable[Parameters, Value]) -> Callable[Parameters, Value]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from relay.bus.context import RequestContext
 from relay.bus.messages import DomainEvent
-from relay.bus.registry import Handler, read
+from relay.bus.registry import BusHandler, read
 from relay.bus.unit_of_work import UnitOfWork
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -20,7 +20,7 @@ class DomainEventBus:
     """
 
     def __init__(self) -> None:
-        self._handlers: list[tuple[type[DomainEvent], Handler]] = []
+        self._handlers: list[tuple[type[DomainEvent], BusHandler]] = []
 
     def on(self, event: type[DomainEvent]) -> Callable[[Function], Function]:
         """Register a function for an event: ``(event)`` or ``(event, unit)``, plain or async.

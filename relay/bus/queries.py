@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 from relay.bus.context import RequestContext
 from relay.bus.errors import DuplicateHandler
 from relay.bus.messages import Query
-from relay.bus.registry import Registry, complete
+from relay.bus.registry import BusRegistry, complete
 from relay.bus.result import Maybe, as_maybe
 from relay.domain.subject import check_subject
 
@@ -31,7 +31,7 @@ class QueryBus:
     """Finds the handler of a query and calls it. None from a handler means that it found nothing."""
 
     def __init__(self) -> None:
-        self._handlers: Registry[Query[Any]] = Registry("query", units=False)
+        self._handlers: BusRegistry[Query[Any]] = BusRegistry("query", units=False)
         #: The queries that other services may ask, by their subjects.
         self.subjects: dict[str, type[Query[Any]]] = {}
 

@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Handler:
+class BusHandler:
     """A registered function: ``(message)`` or ``(message, unit)``, plain or async."""
 
     function: Callable[..., Any]
@@ -26,13 +26,13 @@ class Handler:
         return await resolve(self.function(message, unit) if self.takes_unit else self.function(message))
 
 
-class Registry(Generic[Message]):
+class BusRegistry(Generic[Message]):
     """Handlers by type of message, exactly one for each type."""
 
     def __init__(self, what: str, *, units: bool) -> None:
         self._what = what
         self._units = units
-        self._handlers: dict[type[Message], Handler] = {}
+        self._handlers: dict[type[Message], BusHandler] = {}
 
     def put(self, message: type[Message], function: Callable[..., Any]) -> None:
         """Register a handler. Raises DuplicateHandler, and InvalidHandler if a message cannot be its argument."""
@@ -41,11 +41,11 @@ class Registry(Generic[Message]):
             raise DuplicateHandler(f"{message.__name__} is handled by {taken} already", field=describe(function))
         self._handlers[message] = read(function, units=self._units)
 
-    def find(self, message: Message) -> Handler:
+    def find(self, message: Message) -> BusHandler:
         """Find the handler of a message. Raises NoHandler."""
         return self.of(type(message))
 
-    def of(self, message: type[Message]) -> Handler:
+    def of(self, message: type[Message]) -> BusHandler:
         """Find the handler of a type of messages. Raises NoHandler."""
         handler = self._handlers.get(message)
         if handler is None:
@@ -56,7 +56,7 @@ class Registry(Generic[Message]):
         return handler
 
 
-def read(function: Callable[..., Any], *, units: bool) -> Handler:
+def read(function: Callable[..., Any], *, units: bool) -> BusHandler:
     """Find out how to call a function. Raises InvalidHandler."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -69,7 +69,7 @@ def read(function: Callable[..., Any], *, units: bool) -> Handler:
     if not positional or not 1 <= len(needed) <= 1 + units:
         wanted = "(message) or (message, unit)" if units else "(message)"
         raise InvalidHandler("cannot be called by the bus", field=describe(function), hint=f"take {wanted}")
-    return Handler(function, takes_unit=len(needed) == 2)
+    return BusHandler(function, takes_unit=len(needed) == 2)
 
 
 def describe(function: Callable[..., Any]) -> str:

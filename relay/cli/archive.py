@@ -27,7 +27,7 @@ from relay.cli.progress import bar
 from relay.cli.tables import View, print_rows, print_table
 from relay.cli.tables import columns as columns_of
 from relay.commands.archive import ArchiveReport, ArchiveRows
-from relay.commands.checkfiles import Finding
+from relay.commands.checkfiles import FileCheck
 from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
 from relay.domain.operators import Operator
@@ -169,7 +169,7 @@ def verify(context: ContextOption = None, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-async def _findings(rows: ArchiveRows) -> list[Finding]:
+async def _findings(rows: ArchiveRows) -> list[FileCheck]:
     found = []
     with bar("verified", "files") as progress:
         async for one in rows.verify():
@@ -178,7 +178,7 @@ async def _findings(rows: ArchiveRows) -> list[Finding]:
     return found
 
 
-def _print_findings(answers: dict[str, list[Finding]]) -> None:
+def _print_findings(answers: dict[str, list[FileCheck]]) -> None:
     for name, findings in answers.items():
         for found in findings:
             if found.error:

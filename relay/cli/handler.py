@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relay.adapters.http import HttpAccess
-from relay.commands.check_handler import Outcome, Sample, check_handler, plain
+from relay.commands.check_handler import CaseResult, SampleMessage, check_handler, plain
 from relay.domain.errors import ConfigurationError, UnknownContext
 from relay.domain.subject import check_token
 
@@ -75,7 +75,7 @@ def check(
         raise typer.Exit(1)
 
 
-async def _run(url: str, sample: Sample, patience: timedelta, access: HttpAccess) -> Sequence[Outcome]:
+async def _run(url: str, sample: SampleMessage, patience: timedelta, access: HttpAccess) -> Sequence[CaseResult]:
     from relay.adapters.probe import HttpProbe
 
     probe = HttpProbe(url, timeout=patience, access=access)
@@ -86,7 +86,7 @@ async def _run(url: str, sample: Sample, patience: timedelta, access: HttpAccess
 
 
 def _access(name: str) -> HttpAccess:
-    from relay.access import http_access
+    from relay.credentials import http_access
     from relay.settings import load_settings
 
     context, _, subscription = name.partition(".")
@@ -105,10 +105,10 @@ def _checked(url: str) -> str:
     return url
 
 
-def _sample(event_type: str, payload: Path | None, bad_payload: Path | None) -> Sample:
+def _sample(event_type: str, payload: Path | None, bad_payload: Path | None) -> SampleMessage:
     match = _EVENT.fullmatch(event_type)
     name = check_token(match["name"] if match else event_type, "--event-type")
-    return Sample(
+    return SampleMessage(
         event_type=name,
         event_version=int(match["version"] or 1) if match else 1,
         payload={} if payload is None else _read(payload, "--payload"),
@@ -125,7 +125,7 @@ def _read(path: Path, option: str) -> Any:
         raise ConfigurationError(f"is not JSON: {error}", field=option) from error
 
 
-def _print(outcomes: Sequence[Outcome]) -> None:
+def _print(outcomes: Sequence[CaseResult]) -> None:
     table = Table("", "case", "expected", "answered", box=None, pad_edge=False)
     for outcome in outcomes:
         mark = Text("pass", "green") if outcome.passed else Text("FAIL", "bold red")

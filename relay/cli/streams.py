@@ -11,12 +11,12 @@ from typing import Any, Final, TypeVar
 import typer
 from nats.js import JetStreamContext
 
-from relay.access import jetstream
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.topology import Change, StreamView
 from relay.adapters.jetstream.topology_fields import Difference
 from relay.bus import Query, QueryBus
 from relay.cli.operating import ContextOption, JsonOption, print_json
+from relay.credentials import jetstream
 from relay.domain.permissions import Permissions, of_admin, of_fleet
 from relay.domain.topology import ConsumerSpec, StreamSpec
 from relay.ops.servers import DiffStreams, ShowStreams, answer_for_servers

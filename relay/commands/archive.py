@@ -21,9 +21,9 @@ from uuid import UUID
 from relay.archive_ports import ArchiveTables, ColdStore, OpenBatch
 from relay.commands import batchfile
 from relay.commands.batchfile import BatchFile
-from relay.commands.checkfiles import Finding, read_back, verify
+from relay.commands.checkfiles import FileCheck, read_back, verify
 from relay.commands.expiry import expire
-from relay.commands.reconcile import StreamAuditor, StreamState
+from relay.commands.reconcile import AuditedStream, StreamAuditor
 from relay.domain.archive import (
     ArchiveBusy,
     ArchiveConflict,
@@ -41,7 +41,7 @@ SCHEDULER: Final = Operator("scheduler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class BatchLimits:
     """A batch keeps its rows locked until it is stored. So it has at most so many rows or uncompressed bytes."""
 
     rows: int = 20_000
@@ -49,7 +49,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class ArchivableRows:
     """How many rows of a kind can be archived now, and the times of the oldest and the newest."""
 
     context: str
@@ -60,7 +60,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldStream:
     """A stream whose rows are not archived, and why."""
 
     kind: ArchiveKind
@@ -75,8 +75,8 @@ class ArchiveReport:
     context: str
     batches: list[Manifest] = field(default_factory=list)
     deleted: list[Manifest] = field(default_factory=list)
-    waiting: list[Waiting] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    waiting: list[ArchivableRows] = field(default_factory=list)
+    held: list[HeldStream] = field(default_factory=list)
 
 
 class ArchiveRows:
@@ -92,12 +92,12 @@ class ArchiveRows:
         facts: FactSink,
         *,
         keep: timedelta | None = None,
-        limits: Limits | None = None,
+        limits: BatchLimits | None = None,
     ) -> None:
         self._context, self._after, self._keep = context, after, keep
         self._tables, self._store, self._auditor = tables, store, auditor
         self._facts = facts
-        self._limits = limits or Limits()
+        self._limits = limits or BatchLimits()
 
     async def tick(self, go_on: Callable[[], bool]) -> None:
         """The scheduled run, with a time limit. Raises outages and ArchiveBusy; other errors become facts."""
@@ -147,13 +147,13 @@ class ArchiveRows:
         report = ArchiveReport(self._context)
         for kind in ArchiveKind:
             rows, first, last = await self._tables.waiting(kind, await self._past(kind, report), self._after)
-            found = Waiting(context=self._context, kind=kind, rows=rows, first_at=first, last_at=last)
+            found = ArchivableRows(context=self._context, kind=kind, rows=rows, first_at=first, last_at=last)
             report.waiting.append(found)
         if self._keep is not None:
             report.deleted += await self._tables.expired(self._keep)
         return report
 
-    def verify(self) -> AsyncIterator[Finding]:
+    def verify(self) -> AsyncIterator[FileCheck]:
         """Read every file again. Compare it with its manifest, and the manifest with the record."""
         return verify(self._context, self._tables, self._store)
 
@@ -173,7 +173,7 @@ class ArchiveRows:
             if reason is None:
                 past.append(stream)
             else:
-                report.held.append(Held(kind, stream, reason))
+                report.held.append(HeldStream(kind, stream, reason))
                 self._facts(ArchiveHeld(context=self._context, kind=kind, stream=stream, reason=reason))
         return past
 
@@ -240,7 +240,7 @@ class ArchiveRows:
         )
 
 
-def held_back(state: StreamState | None, after: timedelta) -> str | None:
+def held_back(state: AuditedStream | None, after: timedelta) -> str | None:
     """Why rows of a stream must stay; None if they may be archived.
 
     While a stream keeps a message, the message can be redelivered, and then the inbox must know it. If the stream

@@ -23,7 +23,7 @@ _MAX_REPEATS: Final = 20
 _PAUSE_S: Final = 0.25
 
 
-class Signature(Enum):
+class SignatureKind(Enum):
     """How a request is signed, if a secret is known."""
 
     GOOD = "good"
@@ -57,7 +57,7 @@ class HandlerProbe(Protocol):
     async def reach(self) -> None:
         """Connect, and hang up again. Raises HandlerUnreachable."""
 
-    async def send(self, message_id: UUID, body: bytes, signature: Signature = Signature.GOOD) -> Answer:
+    async def send(self, message_id: UUID, body: bytes, signature: SignatureKind = SignatureKind.GOOD) -> Answer:
         """Send a request and wait for the answer as long as the relay would. Never raises."""
 
     async def give_up(self, message_id: UUID, body: bytes) -> None:
@@ -65,7 +65,7 @@ class HandlerProbe(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class SampleMessage:
     """A message that the handler accepts: its type and a valid payload.
 
     ``bad_payload`` is an invalid payload. The default is a JSON value of another type.
@@ -100,7 +100,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseResult:
     """The result of one case: whether the handler passed, the expected answer and the actual one.
 
     ``note``: what the case cannot see, and the operator should know.
@@ -113,7 +113,7 @@ class Outcome:
     note: str = ""
 
 
-Run = Callable[[HandlerProbe, Sample], Awaitable[tuple[bool, str]]]
+Run = Callable[[HandlerProbe, SampleMessage], Awaitable[tuple[bool, str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class Case:
     signed: bool = False
 
 
-async def check_handler(probe: HandlerProbe, sample: Sample, *, signed: bool) -> Sequence[Outcome]:
-    """Run every case against the handler, one after the other. Signature cases run only if ``signed``.
+async def check_handler(probe: HandlerProbe, sample: SampleMessage, *, signed: bool) -> Sequence[CaseResult]:
+    """Run every case against the handler, one after the other. Cases of signatures run only if ``signed``.
 
     Raises HandlerUnreachable, before the first case.
     """
@@ -136,7 +136,7 @@ async def check_handler(probe: HandlerProbe, sample: Sample, *, signed: bool) ->
     for case in CASES:
         if signed or not case.signed:
             passed, answered = await case.run(probe, sample)
-            outcomes.append(Outcome(case.name, passed, case.expected, answered, _note(case, passed, answered)))
+            outcomes.append(CaseResult(case.name, passed, case.expected, answered, _note(case, passed, answered)))
     return outcomes
 
 
@@ -151,7 +151,7 @@ def _note(case: Case, passed: bool, answered: str) -> str:
 def _once(accepted: Callable[[Answer], bool], **fields: Any) -> Run:
     """Send one request, in which ``fields`` differ, and look at its answer."""
 
-    async def run(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+    async def run(probe: HandlerProbe, sample: SampleMessage) -> tuple[bool, str]:
         message_id = uuid4()
         answer = await probe.send(message_id, sample.body(message_id, **fields))
         return accepted(answer), str(answer)
@@ -167,7 +167,7 @@ def _poison(**fields: Any) -> Run:
     return _once(lambda answer: answer.status == 422, **fields)
 
 
-async def _repeated(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+async def _repeated(probe: HandlerProbe, sample: SampleMessage) -> tuple[bool, str]:
     message_id = uuid4()
     body = sample.body(message_id)
     first, second = await probe.send(message_id, body), await probe.send(message_id, body)
@@ -179,7 +179,7 @@ def _done_once(answer: Answer) -> bool:
     return answer.done or answer.status == 409
 
 
-async def _at_once(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+async def _at_once(probe: HandlerProbe, sample: SampleMessage) -> tuple[bool, str]:
     message_id = uuid4()
     body = sample.body(message_id)
     answers = await asyncio.gather(*(probe.send(message_id, body) for _ in range(4)))
@@ -191,7 +191,7 @@ async def _at_once(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
     return once and fine and _done_once(last), f"{', '.join(map(str, answers))}, then {last}"
 
 
-async def _given_up(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+async def _given_up(probe: HandlerProbe, sample: SampleMessage) -> tuple[bool, str]:
     """A caller repeats its call after the time-out. A handler that still works may answer 5xx, but never 4xx."""
     message_id = uuid4()
     body = sample.body(message_id)
@@ -207,18 +207,18 @@ async def _given_up(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
     return answers[-1].done or answers[-1].status == 409, told
 
 
-async def _malformed(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+async def _malformed(probe: HandlerProbe, sample: SampleMessage) -> tuple[bool, str]:
     message_id = uuid4()
     answer = await probe.send(message_id, sample.body(message_id)[:-1])
     return answer.status == 422, str(answer)
 
 
-async def _wrong_payload(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+async def _wrong_payload(probe: HandlerProbe, sample: SampleMessage) -> tuple[bool, str]:
     return await _poison(payload=sample.wrong)(probe, sample)
 
 
-def _signature(signature: Signature) -> Run:
-    async def run(probe: HandlerProbe, sample: Sample) -> tuple[bool, str]:
+def _signature(signature: SignatureKind) -> Run:
+    async def run(probe: HandlerProbe, sample: SampleMessage) -> tuple[bool, str]:
         """Check that the request is refused and not recorded as done: with a good signature it takes effect."""
         message_id = uuid4()
         body = sample.body(message_id)
@@ -247,13 +247,13 @@ CASES: Final[Sequence[Case]] = (
     Case("message_id is no text", "422", _poison(message_id=7)),
     Case("wrong payload", "422", _wrong_payload),
     Case("unknown event type", "422, or 200 if every event is taken", _unknown_type),
-    Case("signature wrong", _REFUSED, _signature(Signature.WRONG), signed=True),
-    Case("signature missing", _REFUSED, _signature(Signature.MISSING), signed=True),
-    Case("signature old", _REFUSED, _signature(Signature.OLD), signed=True),
+    Case("signature wrong", _REFUSED, _signature(SignatureKind.WRONG), signed=True),
+    Case("signature missing", _REFUSED, _signature(SignatureKind.MISSING), signed=True),
+    Case("signature old", _REFUSED, _signature(SignatureKind.OLD), signed=True),
 )
 
 
-def plain(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
+def plain(outcomes: Sequence[CaseResult]) -> Mapping[str, Any]:
     """The report as values for JSON."""
     return {
         "passed": all(outcome.passed for outcome in outcomes),

@@ -14,7 +14,7 @@ from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest, folder
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FileCheck:
     """One checked file. ``error`` None: it is as the manifest says. ``left_over``: no batch names it."""
 
     file: str
@@ -34,7 +34,7 @@ async def read_back(store: ColdStore, manifest: Manifest) -> Sequence[UUID]:
 
 async def verify(
     context: str, tables: ArchiveTables, store: ColdStore, chosen: Callable[[Manifest], bool] | None = None
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[FileCheck]:
     """Read every file again. Compare it with its manifest, and the manifest with the record.
 
     ``chosen`` selects batches: only their files are read. Without it, files that no batch names are found too.
@@ -44,7 +44,7 @@ async def verify(
             continue
         error = await _doubt(store, manifest)
         if error is None or manifest in await tables.batches():  # else it was deleted meanwhile
-            yield Finding(manifest.file, error)
+            yield FileCheck(manifest.file, error)
     if chosen is not None:
         return
     folders = [folder(context, kind) for kind in ArchiveKind]
@@ -53,7 +53,7 @@ async def verify(
     known = {name for batch in await tables.batches() for name in (batch.file, batch.name)}
     for name in names:
         if name not in known:
-            yield Finding(name, left_over=True)
+            yield FileCheck(name, left_over=True)
 
 
 async def _doubt(store: ColdStore, manifest: Manifest) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from relay.domain import tracing
+from relay.domain import traceparent
 from relay.domain.envelopes import MSG_ID
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import FactSink, MessageDeadLettered
@@ -54,7 +54,7 @@ class RouteToDeadLetter:
                 kind=verdict.kind.value,
                 reason=verdict.reason,
                 attempts=claim.attempts,
-                trace_id=tracing.trace_id(tracing.find(row.headers)),
+                trace_id=traceparent.trace_id(traceparent.find(row.headers)),
             )
         )
 

@@ -13,7 +13,7 @@ from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, check_id
 from relay.domain.limits import check_headers, check_payload_text, check_size
 from relay.domain.routing import EXPECTED_STREAM, Routing
 from relay.domain.subject import check_stream
-from relay.domain.tracing import find, trace_id
+from relay.domain.traceparent import find, trace_id
 from relay.ports import Message, OutboxRow
 
 #: Subject and headers without the key are smaller than this. A character of the key takes up to twelve bytes. A

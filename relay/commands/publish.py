@@ -16,7 +16,7 @@ from relay.commands.outgoing import outgoing, shown_ids, trace_of
 from relay.concurrency import FairSlots
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import BrokerUnreachable, InvalidEvent, NotPublishable
-from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, PublishedEvent, PublishFailed
+from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, Publication, PublishFailed
 from relay.domain.ordering import Shard, halves
 from relay.domain.policies import (
     GiveUp,
@@ -32,7 +32,7 @@ from relay.domain.policies import (
 )
 from relay.domain.retry import RetryPolicy
 from relay.domain.routing import Routing
-from relay.domain.tracing import find
+from relay.domain.traceparent import find
 from relay.failpoints import reach
 from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
 
@@ -73,10 +73,10 @@ class _Settled:
     begun: float
     seconds: float
 
-    def event(self, row: OutboxRow) -> PublishedEvent:
+    def event(self, row: OutboxRow) -> Publication:
         """What is reported of a published row."""
         sent = self.messages[row.id]
-        return PublishedEvent(row.id, row.event_type, sent.subject, self.times[row.id], find(sent.headers))
+        return Publication(row.id, row.event_type, sent.subject, self.times[row.id], find(sent.headers))
 
     @property
     def freed(self) -> bool:

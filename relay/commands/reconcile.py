@@ -29,7 +29,7 @@ _MAX_IDS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamState:
+class AuditedStream:
     """The current state of a stream. ``max_age`` None: messages stay for ever."""
 
     first_seq: int
@@ -102,7 +102,7 @@ def nobody(_done: int, _total: int, /) -> None:
 class StreamAuditor(Protocol):
     """Reads what a stream holds. Both methods raise BrokerUnreachable."""
 
-    async def state(self, stream: str) -> StreamState | None:
+    async def state(self, stream: str) -> AuditedStream | None:
         """The state of a stream; None if it does not exist."""
 
     async def stored(
@@ -124,18 +124,18 @@ class PublishLedger(Protocol):
     async def highest(self, stream: str) -> tuple[int, datetime]:
         """The highest recorded sequence, 0 if there is none, and the database's time of this read."""
 
-    async def beyond(self, stream: str, state: StreamState, before: datetime, *, republish: bool) -> Losses:
+    async def beyond(self, stream: str, state: AuditedStream, before: datetime, *, republish: bool) -> Losses:
         """The events recorded beyond the stream's last message. ``republish`` also marks them unpublished."""
 
     async def page(
-        self, stream: str, state: StreamState, first: int, last: int, before: datetime, limit: int
+        self, stream: str, state: AuditedStream, first: int, last: int, before: datetime, limit: int
     ) -> Sequence[LedgerEntry]:
         """Up to ``limit`` entries from ``first`` to ``last``, both included, in order of their sequence."""
 
-    async def reused(self, stream: str, state: StreamState, limit: int) -> tuple[int, int] | None:
+    async def reused(self, stream: str, state: AuditedStream, limit: int) -> tuple[int, int] | None:
         """The first and last sequence that two events share, among the ``limit`` highest; None if none do."""
 
-    async def republish(self, stream: str, state: StreamState, lost: Sequence[LedgerEntry]) -> Losses:
+    async def republish(self, stream: str, state: AuditedStream, lost: Sequence[LedgerEntry]) -> Losses:
         """Mark events unpublished, unless their entry has changed meanwhile; return the marked events."""
 
 
@@ -195,12 +195,12 @@ class ReconcileStream:
         self._report(report)
         return report
 
-    async def _confirmed(self, stream: str, state: StreamState) -> StreamState:
+    async def _confirmed(self, stream: str, state: AuditedStream) -> AuditedStream:
         await asyncio.sleep(CONFIRM.total_seconds())
         again = await self._auditor.state(stream)
         return state if again is None else replace(again, last_seq=max(again.last_seq, state.last_seq))
 
-    async def _ranges(self, stream: str, state: StreamState, page: int | None) -> Sequence[tuple[int, int]]:
+    async def _ranges(self, stream: str, state: AuditedStream, page: int | None) -> Sequence[tuple[int, int]]:
         """The ranges to read: everything, or the pages of one check and the suspect range."""
         first, last = state.first_seq, state.last_seq
         known = self._created.setdefault(stream, state.created)
@@ -214,7 +214,7 @@ class ReconcileStream:
     async def _audit(
         self,
         stream: str,
-        state: StreamState,
+        state: AuditedStream,
         first: int,
         last: int,
         before: datetime,

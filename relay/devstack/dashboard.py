@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from relay.access import redis_options
+from relay.credentials import redis_options
 from relay.devstack import private
 from relay.devstack.errors import DevStackError, ServerFailed
 from relay.domain.errors import RelayError

@@ -8,10 +8,10 @@ import contextlib
 import psycopg
 from nats.js.errors import NotFoundError
 
-from relay.access import jetstream
 from relay.adapters.jetstream import topology
 from relay.adapters.postgres.revisions import newest
 from relay.adapters.postgres.sql import statement
+from relay.credentials import jetstream
 from relay.devstack.stack import DevStack
 from relay.domain.errors import ConfigurationError
 from relay.settings import Settings

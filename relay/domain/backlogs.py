@@ -56,7 +56,7 @@ class InboxBacklog:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OutboxSize:
     """About how many ``events`` the outbox holds, published ones too, by the server's statistics."""
 
     events: int
@@ -154,7 +154,7 @@ class Backlogs:
     """Everything that waits in a context, and how much its outbox holds."""
 
     outbox: OutboxBacklog
-    held: Held
+    held: OutboxSize
     overdue: Overdue
     inbox: Sequence[SubscriptionBacklog]
     tasks: TaskBacklog

@@ -25,7 +25,7 @@ class Fact:
     context: str
 
 
-class PublishedEvent(NamedTuple):
+class Publication(NamedTuple):
     """One published event: outbox_id, event_type, subject, published_at (by the database's clock), traceparent."""
 
     outbox_id: str
@@ -60,7 +60,7 @@ class OutboxEventsPublished(Fact):
     sent, in Unix time. ``waits``: the seconds that events have waited since they occurred.
     """
 
-    events: Sequence[PublishedEvent]
+    events: Sequence[Publication]
     duplicates: int
     seconds: float
     latencies: Sequence[float]

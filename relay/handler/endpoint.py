@@ -39,7 +39,7 @@ from relay.domain.limits import check_key
 from relay.domain.model import DONE
 from relay.domain.policies import KEEP
 from relay.domain.quoting import quoted
-from relay.domain.tracing import TRACEPARENT
+from relay.domain.traceparent import TRACEPARENT
 from relay.handler.contract import TOLERANCE, Call, Payloads, Refused, Signatures
 from relay.handler.transaction import (
     AsyncTransaction,

@@ -17,7 +17,7 @@ from relay.adapters.postgres.pool import Source
 from relay.archive_ports import ColdStore
 from relay.bootstrap import cold_store
 from relay.bus import Command, CommandBus, Query, QueryBus
-from relay.commands.checkfiles import Finding, verify
+from relay.commands.checkfiles import FileCheck, verify
 from relay.commands.coldrows import ColdRows, Progress, archived_subject
 from relay.domain.archive import ArchiveKind, ArchiveOff, Manifest, RowFilter
 from relay.domain.errors import InvalidRequest, TooMany, of_context
@@ -28,7 +28,7 @@ from relay.settings.values import format_duration
 Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
 
 
-class VerifyArchive(Query[Sequence[Finding]]):
+class VerifyArchive(Query[Sequence[FileCheck]]):
     """Whether each file holds what its manifest says. Raises TooMany if there are more files than ``limit``.
 
     ``files``: only these; raises InvalidRequest if no batch has one of them. ``kind``: only of this table.
@@ -126,7 +126,7 @@ class ArchiveDesk:
         bus.handles(ReplayArchived)(self._replay)
         return bus
 
-    async def _verify(self, query: VerifyArchive) -> Sequence[Finding]:
+    async def _verify(self, query: VerifyArchive) -> Sequence[FileCheck]:
         async with self._opened(query.context) as (tables, store, _), self._in_time("relay archive verify"):
             names = {it.file for it in await tables.batches() if query.chooses(it)}
             if (files := len(names)) > query.limit:

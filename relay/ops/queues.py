@@ -16,13 +16,13 @@ from dramatiq import Message
 from pydantic import Field
 
 from relay import jobs
-from relay.access import redis_options
 from relay.adapters.gate import Gates
 from relay.adapters.postgres.operating import audit
 from relay.adapters.postgres.paging import counted
 from relay.adapters.postgres.pool import Source
 from relay.adapters.queues import JobQueues
 from relay.bus import Command, CommandBus, Query, QueryBus
+from relay.credentials import redis_options
 from relay.domain.errors import RelayError, TooMany, UnknownMessage, UnknownQueue, UnreadableMessage
 from relay.domain.operators import Operator, Outcome
 from relay.domain.queues import JobPage, JobState, QueueView

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relay.access import jetstream, redis_options
 from relay.adapters.gate import Gates
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.topology import StreamView
 from relay.adapters.jetstream.topology_fields import Difference
 from relay.adapters.members import Members
 from relay.bus import Query, QueryBus
+from relay.credentials import jetstream, redis_options
 from relay.domain.members import Seen
 from relay.settings import Settings
 

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 
 from relay.domain.errors import ConfigurationError
-from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.archive import ArchiveSettings
+from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.declared import declared_contexts
 from relay.settings.model import (
     AlertSettings,
@@ -28,12 +28,12 @@ from relay.settings.model import (
     SubscriptionSettings,
     tables,
 )
-from relay.settings.observing import MetricsSettings, TracingSettings
 from relay.settings.ops import OpsSettings, OpsUser
-from relay.settings.problems import KeyPath, Problem, from_pydantic, refuse
+from relay.settings.problems import KeyPath, SettingProblem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.section import Section
 from relay.settings.sources import CONFIG_VARIABLE, OWN_SERVERS, find_file, names_server, read_layers
+from relay.settings.telemetry import MetricsSettings, TracingSettings
 from relay.settings.urls import hide_url
 from relay.settings.values import CONTEXT_NAME, format_duration, format_size
 
@@ -49,10 +49,10 @@ __all__ = [
     "NatsSettings",
     "OpsSettings",
     "OpsUser",
-    "Problem",
     "PublishSettings",
     "RedisSettings",
     "RouteSettings",
+    "SettingProblem",
     "Settings",
     "StreamSettings",
     "SubscriptionSettings",
@@ -86,7 +86,7 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
     if settings is not None:
         problems += check(settings)
         if not settings.contexts and not problems:
-            problems.append(Problem(("contexts",), "no context is declared", _HINT))
+            problems.append(SettingProblem(("contexts",), "no context is declared", _HINT))
     if problems or settings is None:
         raise refuse(problems, layers.origins)
     settings._origins.update(layers.origins)  # noqa: SLF001 - ours: pydantic has no other place for it
@@ -103,7 +103,7 @@ def without_handler(path: Path | None, environ: Mapping[str, str]) -> dict[str, 
     return {name: subscriptions for name, subscriptions in found.items() if subscriptions}
 
 
-def unusable(settings: Settings, problem: Problem) -> ConfigurationError:
+def unusable(settings: Settings, problem: SettingProblem) -> ConfigurationError:
     """The error for a value that proves unusable only when it is used, with the line or variable to correct."""
     return refuse([problem], settings._origins)  # noqa: SLF001
 
@@ -118,7 +118,7 @@ def environment_for_child(**more: str) -> dict[str, str]:
     return {**os.environ, **more}
 
 
-def _build(data: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:
+def _build(data: dict[str, Any]) -> tuple[Settings | None, list[SettingProblem]]:
     """Validate. Unknown keys are reported and ignored, so that one run finds the other problems too."""
     try:
         return Settings.model_validate(data), []
@@ -136,17 +136,19 @@ def _build(data: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:
     return Settings.model_validate(known), problems
 
 
-def _bad_names(data: dict[str, Any]) -> Iterator[Problem]:
+def _bad_names(data: dict[str, Any]) -> Iterator[SettingProblem]:
     hint = "a-z first, then a-z, 0-9, _ and -, at most 64 characters"
     for name, context in tables(data.get("contexts")):
         if not CONTEXT_NAME.fullmatch(name):
-            yield Problem(("contexts", name), "is not a name for a context", hint)
+            yield SettingProblem(("contexts", name), "is not a name for a context", hint)
         for sub, _ in tables(context.get("subscriptions")):
             if not CONTEXT_NAME.fullmatch(sub):
-                yield Problem(("contexts", name, "subscriptions", sub), "is not a name for a subscription", hint)
+                yield SettingProblem(
+                    ("contexts", name, "subscriptions", sub), "is not a name for a subscription", hint
+                )
 
 
-def _written_names(data: dict[str, Any]) -> Iterator[Problem]:
+def _written_names(data: dict[str, Any]) -> Iterator[SettingProblem]:
     """Refuse ``name`` and ``context`` where the table's name already sets them."""
     for name, context in tables(data.get("contexts")):
         here = ("contexts", name)
@@ -154,7 +156,7 @@ def _written_names(data: dict[str, Any]) -> Iterator[Problem]:
         for sub, table in tables(context.get("subscriptions")):
             written += [(*here, "subscriptions", sub, key) for key in SubscriptionSettings.filled if key in table]
         for path in written:
-            yield Problem(path, "unknown key", f"the table's name, {path[-2]}, gives it")
+            yield SettingProblem(path, "unknown key", f"the table's name, {path[-2]}, gives it")
 
 
 def effective(settings: Settings) -> list[tuple[str, str, str]]:

@@ -28,11 +28,11 @@ from relay.domain.topology import (
     advisory_consumer,
     dead_letter_consumer,
 )
-from relay.settings.access import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.archive import ArchiveSettings
-from relay.settings.observing import MetricsSettings, TracingSettings
+from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.ops import OpsSettings
 from relay.settings.section import Section
+from relay.settings.telemetry import MetricsSettings, TracingSettings
 from relay.settings.urls import (
     DatabaseUrl,
     HandlerUrl,

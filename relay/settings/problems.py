@@ -16,7 +16,7 @@ Origins = Mapping[KeyPath, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingProblem:
     """One problem: the key at fault, what is wrong with it, and what would be right."""
 
     path: KeyPath
@@ -24,18 +24,20 @@ class Problem:
     hint: str | None = None
 
 
-def from_pydantic(error: ValidationError, root: type[Section]) -> Iterator[Problem]:
+def from_pydantic(error: ValidationError, root: type[Section]) -> Iterator[SettingProblem]:
     """Translate pydantic's findings. Values are never repeated: they may be secrets."""
     for found in error.errors(include_url=False, include_input=False, include_context=False):
         path = tuple(str(part) for part in found["loc"])
         if found["type"] == "extra_forbidden":
-            yield Problem(path, "unknown key", _did_you_mean(path, root))
+            yield SettingProblem(path, "unknown key", _did_you_mean(path, root))
         elif found["type"] == "missing":
-            yield Problem(path, "is required", _how_to_give(path))
+            yield SettingProblem(path, "is required", _how_to_give(path))
         elif found["type"] in ("model_type", "model_attributes_type", "dict_type"):
-            yield Problem(path, "must be a table", "a variable gives one key each: RELAY_CONTEXTS__SEA__…")
+            yield SettingProblem(path, "must be a table", "a variable gives one key each: RELAY_CONTEXTS__SEA__…")
         else:
-            yield Problem(path, found["msg"].removeprefix("Value error, ").replace("Input should", "should"))
+            yield SettingProblem(
+                path, found["msg"].removeprefix("Value error, ").replace("Input should", "should")
+            )
 
 
 def _how_to_give(path: KeyPath) -> str:
@@ -63,7 +65,7 @@ def origin_of(path: KeyPath, origins: Origins) -> str | None:
     return None
 
 
-def refuse(problems: Sequence[Problem], origins: Origins) -> ConfigurationError:
+def refuse(problems: Sequence[SettingProblem], origins: Origins) -> ConfigurationError:
     """Make one error from all problems, each with the line or variable to correct."""
     lines = []
     for problem in problems:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from relay.domain.errors import ConfigurationError
-from relay.settings.access import HttpSettings
+from relay.settings.credentials import HttpSettings
 from relay.settings.lines import key_lines
-from relay.settings.problems import KeyPath, Problem
+from relay.settings.problems import KeyPath, SettingProblem
 from relay.settings.secrets import SUFFIX, FromFile, secret_of
 from relay.settings.section import Section
 
@@ -65,8 +65,8 @@ class Layers:
     root: type[Section]
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    unread: list[Problem] = field(default_factory=list)
+    problems: list[SettingProblem] = field(default_factory=list)
+    unread: list[SettingProblem] = field(default_factory=list)
 
     def put(self, path: KeyPath, value: object, origin: str, *, weak: bool = False) -> None:
         """Set one key. A weak value does not replace another. A key that names a file sets the secret in it."""
@@ -76,7 +76,7 @@ class Layers:
         for part in path[:-1]:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                self.problems.append(Problem(path, f"{part} is a value here and a table in {origin}"))
+                self.problems.append(SettingProblem(path, f"{part} is a value here and a table in {origin}"))
                 return
         if weak and path[-1] in table:
             return
@@ -96,7 +96,7 @@ class Layers:
                     self.table(*path)[key] = value.read()
                 except ValueError as error:
                     self.origins[here] = origin
-                    self.unread.append(Problem(here, str(error)))
+                    self.unread.append(SettingProblem(here, str(error)))
 
     def table(self, *path: str) -> dict[str, Any]:
         """Return the table at ``path``; an empty table if there is none."""
@@ -154,7 +154,7 @@ def _name_files(layers: Layers, *path: str) -> None:
             _name_files(layers, *here)
         elif isinstance(value, str) and (secret := secret_of(layers.root, here)):
             if secret in layers.table(*path):
-                layers.problems.append(Problem(here, f"is set together with {secret}", "give one of them"))
+                layers.problems.append(SettingProblem(here, f"is set together with {secret}", "give one of them"))
             layers.put(here, layers.table(*path).pop(key), layers.origins.pop(here))
 
 
@@ -170,7 +170,7 @@ def _put_variables(environ: Mapping[str, str], layers: Layers) -> None:
         if variable.startswith(PREFIX) or names_server(variable):
             plain = variable.removesuffix(_FILE)
             if plain != variable and plain in environ:
-                layers.problems.append(Problem((variable,), f"is set beside {plain}", "give one of them"))
+                layers.problems.append(SettingProblem((variable,), f"is set beside {plain}", "give one of them"))
 
 
 def find_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -230,7 +230,7 @@ def _put_variable(variable: str, value: str, layers: Layers, declared: frozenset
             known = ", ".join(sorted(declared))
             layers.origins[path] = f"env {variable}"
             layers.problems.append(
-                Problem(
+                SettingProblem(
                     path,
                     f"no context is called {context}",
                     f"add [contexts.{context}] to the file; it has {known}",

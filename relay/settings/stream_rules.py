@@ -13,10 +13,10 @@ from relay.domain.routing import event_subjects, is_template
 from relay.domain.subject import ALL_COMMANDS
 from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
 from relay.settings.model import ContextSettings, RouteSettings, Settings, StreamSettings
-from relay.settings.problems import KeyPath, Problem
+from relay.settings.problems import KeyPath, SettingProblem
 from relay.settings.values import format_duration
 
-Problems = Iterator[Problem]
+Problems = Iterator[SettingProblem]
 
 
 def check_streams(settings: Settings) -> Problems:
@@ -50,22 +50,26 @@ def _streams(settings: Settings) -> Problems:
     for (first, one), (second, other) in combinations(all_streams(settings), 2):
         where = ".".join(first)
         if one.name == other.name and one != other:
-            yield Problem((*second, "name"), f"{other.name} is declared differently at {where}")
+            yield SettingProblem((*second, "name"), f"{other.name} is declared differently at {where}")
         elif one.name != other.name and (pair := _meeting(one.subjects, other.subjects)):
-            yield Problem((*second, "subjects"), f"{pair[1]} overlaps with {pair[0]} of {one.name} ({where})")
+            yield SettingProblem(
+                (*second, "subjects"), f"{pair[1]} overlaps with {pair[0]} of {one.name} ({where})"
+            )
 
 
 def _stream(path: KeyPath, stream: StreamSettings) -> Problems:
     if stream.name == RELAY_ADVISORIES.name:
-        yield Problem((*path, "name"), f"{stream.name} is jetrelay's own stream")
+        yield SettingProblem((*path, "name"), f"{stream.name} is jetrelay's own stream")
     if stream.max_age is not None and stream.duplicate_window > stream.max_age:
         window, age = format_duration(stream.duplicate_window), format_duration(stream.max_age)
         if "duplicate_window" in stream.model_fields_set:
-            yield Problem((*path, "duplicate_window"), f"must not be longer than max_age ({age})")
+            yield SettingProblem((*path, "duplicate_window"), f"must not be longer than max_age ({age})")
         else:
-            yield Problem((*path, "max_age"), f"must not be shorter than duplicate_window ({window})")
+            yield SettingProblem((*path, "max_age"), f"must not be shorter than duplicate_window ({window})")
     if stream.no_ack and path[-1] == "dlq":
-        yield Problem((*path, "no_ack"), "must not be set: a dead letter is lost unless its stream confirms it")
+        yield SettingProblem(
+            (*path, "no_ack"), "must not be set: a dead letter is lost unless its stream confirms it"
+        )
 
 
 # --- ways to them ---
@@ -83,7 +87,7 @@ def _default(context: ContextSettings) -> Problems:
         if problems:
             yield from problems
         elif context.routing.stream(context.subject) is None and context.stream:
-            yield Problem(
+            yield SettingProblem(
                 (*path, "stream", "subjects"),
                 f"no event reaches this stream: the subjects of events are {context.subject}",
                 f'for example subjects = ["{event_subjects(context.name)}"]',
@@ -97,13 +101,15 @@ def _route(
 ) -> Problems:
     """Check that a row fits some events, says where they go, and that a stream takes them there."""
     if not (row.types or row.topics):
-        yield Problem(path, "fits no event", 'add types = ["Loop*"] or topics = ["agent.>"]; see also subject')
+        yield SettingProblem(
+            path, "fits no event", 'add types = ["Loop*"] or topics = ["agent.>"]; see also subject'
+        )
     if row.subject is None and row.stream is None:
-        yield Problem(path, "says neither subject nor stream")
+        yield SettingProblem(path, "says neither subject nor stream")
     named = [stream for stream in events if row.stream in (None, stream.name)]
     if not named:
         known = ", ".join(dict.fromkeys(stream.name for stream in events))
-        yield Problem((*path, "stream"), f"no stream is called {row.stream}", f"known: {known}")
+        yield SettingProblem((*path, "stream"), f"no stream is called {row.stream}", f"known: {known}")
         return
     key = "stream" if row.subject is None else "subject"
     if row.subject is not None and (problems := list(_template((*path, key), row.subject))):
@@ -113,9 +119,11 @@ def _route(
     for topic in row.topics if row.subject is None else ():
         taking = [stream for stream in named if any(subjects_overlap(topic, it) for it in stream.subjects)]
         if not taking:
-            yield Problem((*path, "stream"), f"{row.stream} does not take the topics {topic}")
+            yield SettingProblem((*path, "stream"), f"{row.stream} does not take the topics {topic}")
         elif taking[0].no_ack:
-            yield Problem((*path, "stream"), f"{row.stream} confirms nothing (no_ack), so it takes no events")
+            yield SettingProblem(
+                (*path, "stream"), f"{row.stream} confirms nothing (no_ack), so it takes no events"
+            )
 
 
 def _taken(context: ContextSettings, path: KeyPath, subject: str, streams: Sequence[StreamSettings]) -> Problems:
@@ -123,21 +131,25 @@ def _taken(context: ContextSettings, path: KeyPath, subject: str, streams: Seque
     taking = [stream for stream in streams if context.routing.takes(stream.subjects, subject)]
     if not taking:
         names = ", ".join(dict.fromkeys(stream.name for stream in streams))
-        yield Problem(path, f"no stream takes {subject}", f"add it to the subjects of {names}")
+        yield SettingProblem(path, f"no stream takes {subject}", f"add it to the subjects of {names}")
     elif any(stream.no_ack for stream in taking):
-        yield Problem(path, f"{subject} goes to {taking[0].name}, which confirms nothing (no_ack)")
+        yield SettingProblem(path, f"{subject} goes to {taking[0].name}, which confirms nothing (no_ack)")
 
 
 def _template(path: KeyPath, template: str) -> Problems:
     try:
         keys = {key for _, key, _, _ in Formatter().parse(template) if key is not None}
     except ValueError as error:
-        yield Problem(path, f"is not a template: {error}")
+        yield SettingProblem(path, f"is not a template: {error}")
         return
     if unknown := keys - {"context", "name", "version"}:
-        yield Problem(path, f"has the unknown placeholder {{{min(unknown)}}}", "known: {context} {name} {version}")
+        yield SettingProblem(
+            path, f"has the unknown placeholder {{{min(unknown)}}}", "known: {context} {name} {version}"
+        )
     elif not is_template(template):
-        yield Problem(path, "does not make a subject", "dots between tokens of A-Z a-z 0-9 _ - and placeholders")
+        yield SettingProblem(
+            path, "does not make a subject", "dots between tokens of A-Z a-z 0-9 _ - and placeholders"
+        )
 
 
 # --- commands and queries ---
@@ -163,7 +175,7 @@ def _commands(settings: Settings) -> Problems:
         spaces = (it for it in (*filters, *declared.get(one.stream, ())) if covers(ALL_COMMANDS, it))
         if any(subjects_overlap(space, filters[0]) and subjects_overlap(space, filters[1]) for space in spaces):
             taker = f"contexts.{one.context}.subscriptions.{one.name}"
-            yield Problem(
+            yield SettingProblem(
                 ("contexts", other.context, "subscriptions", other.name, "filter_subject"),
                 f"takes commands that {taker} takes too ({filters[0]})",
                 "one consumer handles a command: use filters that do not overlap",
@@ -177,11 +189,11 @@ def _queries(settings: Settings) -> Problems:
         for path, stream in all_streams(settings):
             if not stream.no_ack and (pair := _meeting(queries.subjects, stream.subjects)):
                 message = f"{pair[0]} overlaps with {pair[1]} of {stream.name}, which would answer first"
-                yield Problem(_subjects(context), message, f"set {'.'.join(path)}.no_ack = true")
+                yield SettingProblem(_subjects(context), message, f"set {'.'.join(path)}.no_ack = true")
     for (_, one), (context, other) in combinations(answering, 2):
         if pair := _meeting(one.subjects, other.subjects):
             message = f"{pair[1]} overlaps with {pair[0]} of another context"
-            yield Problem(_subjects(context), message, "one context answers a query")
+            yield SettingProblem(_subjects(context), message, "one context answers a query")
 
 
 def _subjects(context: ContextSettings) -> KeyPath:

@@ -111,13 +111,13 @@ def _serving(metrics: WSGIApplication, **paths: Answer) -> WSGIApplication:
     return answer
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _ThreadedServer(ThreadingMixIn, WSGIServer):
     """A thread for each request, which does not keep the process alive."""
 
     daemon_threads = True
 
 
-class _Server6(_Server):
+class _ServerOn6(_ThreadedServer):
     address_family = socket.AF_INET6
 
 
@@ -139,7 +139,9 @@ def _bind(application: WSGIApplication, address: str) -> None:
     told = False
     while True:
         try:
-            server = make_server(host, int(port), application, _Server6 if ":" in host else _Server, _Quiet)
+            server = make_server(
+                host, int(port), application, _ServerOn6 if ":" in host else _ThreadedServer, _Quiet
+            )
         except OSError as error:
             if not told:
                 _log.warning("metrics cannot be read at %s yet: %s", address, error)

@@ -18,7 +18,7 @@ from relay.domain.archive import ArchiveKind, StoreUnreachable
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
 from relay.domain.facts import Fact
 from relay.domain.policies import DeadLetterClass
-from relay.domain.tracing import Trace
+from relay.domain.traceparent import Trace
 
 #: Stands for a subscription that is not configured. Its name comes from a dead letter, which anyone may write.
 OTHER: Final = "other"

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
-from relay.telemetry.pulse import Stuck
+from relay.telemetry.liveness import Stuck
 
 #: For how long, in seconds, an examination is good. Many may ask, and each would connect to all servers.
 _GOOD_S: Final = 2.0
 
 
-class Examined(NamedTuple):
+class ServerAnswer(NamedTuple):
     """A server, whether it answers, how long it took, and the code of the error."""
 
     server: str
@@ -27,11 +27,14 @@ class Probes:
     """Answers the probes of a process. ``examine`` asks the servers; it may take seconds. Runs in any thread."""
 
     def __init__(
-        self, stuck: Stuck, examine: Callable[[], Sequence[Examined]], clock: Callable[[], float] = time.monotonic
+        self,
+        stuck: Stuck,
+        examine: Callable[[], Sequence[ServerAnswer]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stuck, self._examine, self._clock = stuck, examine, clock
         self._asking = threading.Lock()
-        self._last: tuple[float, Sequence[Examined]] | None = None
+        self._last: tuple[float, Sequence[ServerAnswer]] | None = None
 
     def healthz(self, _query: str) -> tuple[HTTPStatus, dict[str, Any]]:
         """Whether the process turns, whatever its servers do."""

@@ -9,7 +9,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from relay.telemetry.pulse import beats_in
+from relay.telemetry.liveness import beats_in
 
 #: Name and text, by what of a beat it is. Threads serve all contexts, so there is no label.
 USAGE_GAUGES: Final = {

@@ -11,7 +11,7 @@ from relay.domain.errors import DatabaseUnreachable
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, shown
 from relay.domain.incidents import Letter, RecordedIncident
 from relay.domain.schedule import CLAIM, ClaimedRun, RunState, WaitingRun
-from relay.domain.tracing import find, trace_id
+from relay.domain.traceparent import find, trace_id
 from relay.testing.clock import Clock
 from relay.testing.inbox import MemoryInbox
 

@@ -31,7 +31,7 @@ from relay.bus import (
     TransactionalCommandBus,
     UnitOfWork,
 )
-from relay.domain.tracing import Trace
+from relay.domain.traceparent import Trace
 from tests.acceptance import chain_search
 from tests.acceptance.fleet import Fleet, wait_for
 

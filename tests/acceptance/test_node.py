@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from relay.adapters.http import sign
-from relay.commands.check_handler import Sample
+from relay.commands.check_handler import SampleMessage
 from relay.devstack.ports import free_port
 from tests.acceptance import nodejs
 from tests.acceptance.fleet import Fleet, wait_for
@@ -167,7 +167,7 @@ def test_a_node_program_asks_a_query(fleet: ProfileFleet, node: Path) -> None:
 
 def called(url: str, id: str, key: str) -> int:
     """The answer to a call for a message of any id, known by its key."""
-    body = Sample(event_type="vibe_created", payload={"title": key}).body(uuid4(), message_id=id)
+    body = SampleMessage(event_type="vibe_created", payload={"title": key}).body(uuid4(), message_id=id)
     signed = sign(SECRET, key, int(time.time()), body)
     return httpx2.post(url, content=body, headers={"idempotency-key": key, **signed}).status_code
 

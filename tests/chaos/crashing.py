@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chaos.history import Source
-from relay.failpoints import Action, arm, reached
+from relay.failpoints import FailpointAction, arm, reached
 from relay.handler import HandlerEndpoint, Poison, Received
 from tests.acceptance import python_effects
 from tests.acceptance.fleet import Fleet, wait_for
@@ -123,22 +123,22 @@ class CrashFleet(Fleet):
         assert [id for id, count in Counter(found.id for found in stored(self)).items() if count > 1] == []
 
 
-def play(fleet: CrashFleet, point: str, action: Action, version: int = 1) -> None:
+def play(fleet: CrashFleet, point: str, action: FailpointAction, version: int = 1) -> None:
     """Commit events of a version, have ``action`` happen at ``point``, and check what comes of the events."""
     fleet.story.version = version
     arm(fleet.failpoints, point, action)
     fleet.story.tell(fleet.urls["vibespro"])
     pid = wait_for(f"{point} is passed", lambda: reached(fleet.failpoints, point))
     match action:
-        case Action.KILL:
+        case FailpointAction.KILL:
             fleet.replace(killed(fleet))
-        case Action.PAUSE:
+        case FailpointAction.PAUSE:
             wait_for("it is paused", lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
             fleet.check()
             before = fleet.end_state()
             resume(fleet, pid)
             assert fleet.end_state() == before
-        case Action.LOST_REPLY:
+        case FailpointAction.LOST_REPLY:
             pass
     # The fleet works as before: no duty has been left with whoever was hit.
     fleet.story.tell(fleet.urls["vibespro"])

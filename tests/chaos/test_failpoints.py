@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from chaos.history import Source
-from relay.failpoints import EVENT_POINTS, Action
+from relay.failpoints import EVENT_POINTS, FailpointAction
 from tests.chaos.crashing import HANDLER_TIMEOUT, PYTHON_HANDLER, CrashFleet, EffectService, play
 from tests.chaos.story import Story
 
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     """One crash; ``handler``: http, python (a function), async (a coroutine) or chunk (functions together)."""
 
     point: str
-    action: Action
+    action: FailpointAction
     handler: str
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 CASES = [
     Case(point, action, handler)
     for point in EVENT_POINTS
-    for action in Action
+    for action in FailpointAction
     for handler in HANDLERS.get(point, ("http",))
 ]
 

@@ -11,7 +11,7 @@ from chaos.history import Source
 from chaos.injections import operators
 from chaos.run import RunOptions
 from chaos.run import run as run_chaos
-from relay.failpoints import Action, arm, reached
+from relay.failpoints import FailpointAction, arm, reached
 from tests.acceptance.fleet import wait_for
 from tests.chaos.bugs import BUGS, VARIABLE
 from tests.chaos.crashing import PYTHON_HANDLER, CrashFleet, killed
@@ -33,7 +33,7 @@ class BuggyFleet(CrashFleet):
         return {**super().environment, "RELAY_ACTOR_MODULES": modules, VARIABLE: self.bug}
 
 
-def run(directory: Path, bug: str, fault: tuple[str, Action] | None = None) -> dict[int, tuple[str, ...]]:
+def run(directory: Path, bug: str, fault: tuple[str, FailpointAction] | None = None) -> dict[int, tuple[str, ...]]:
     """Commit events while the bug is there, with a fault if it needs one; returns the broken promises."""
     points = directory / "points"
     points.mkdir(parents=True)
@@ -47,7 +47,7 @@ def run(directory: Path, bug: str, fault: tuple[str, Action] | None = None) -> d
         fleet.scheduler()
         if fault is not None:
             wait_for("the fault has happened", lambda: reached(points, fault[0]))
-            if fault[1] is Action.KILL:
+            if fault[1] is FailpointAction.KILL:
                 fleet.replace(killed(fleet))
         story.tell(fleet.urls["vibespro"])
         return broken(fleet, story, PATIENCE)
@@ -55,9 +55,17 @@ def run(directory: Path, bug: str, fault: tuple[str, Action] | None = None) -> d
 
 #: The promise that each bug breaks, the sentence that says so, and the fault that brings it to light.
 GUILTY = {
-    "ack_before_commit": (1, "is in the stream and not in the inbox", ("after_fetch_before_insert", Action.KILL)),
+    "ack_before_commit": (
+        1,
+        "is in the stream and not in the inbox",
+        ("after_fetch_before_insert", FailpointAction.KILL),
+    ),
     "skip_mark": (6, "is waiting in the outbox", None),
-    "drop_one_retry": (6, "is open in the inbox", ("after_mark_before_handler_commit", Action.LOST_REPLY)),
+    "drop_one_retry": (
+        6,
+        "is open in the inbox",
+        ("after_mark_before_handler_commit", FailpointAction.LOST_REPLY),
+    ),
     "publish_outside_lane_lock": (4, "comes before it in the stream", None),
     "settle_twice": (3, "has 2 effects, not 1", None),
     "store_twice": (10, "apart: within the duplicate window", None),

@@ -12,7 +12,7 @@ import psutil
 import psycopg
 import pytest
 
-from relay.failpoints import TASK_POINTS, Action, arm, reached
+from relay.failpoints import TASK_POINTS, FailpointAction, arm, reached
 from tasks import schedule
 from tests.acceptance import task_effects
 from tests.acceptance.fleet import wait_for
@@ -66,7 +66,7 @@ def fleet(server_root: Path) -> Iterator[TaskFleet]:
         yield fleet
 
 
-CASES = [(point, action, kind) for point, kinds in KINDS.items() for action in Action for kind in kinds]
+CASES = [(point, action, kind) for point, kinds in KINDS.items() for action in FailpointAction for kind in kinds]
 
 
 def test_every_point_is_played() -> None:
@@ -76,21 +76,21 @@ def test_every_point_is_played() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("point", "action", "kind"), CASES, ids=lambda it: getattr(it, "__name__", str(it)))
 def test_whatever_happens_at_a_point_changes_nothing(
-    fleet: TaskFleet, point: str, action: Action, kind: object
+    fleet: TaskFleet, point: str, action: FailpointAction, kind: object
 ) -> None:
     arm(fleet.failpoints, point, action)
     fleet.commit(kind)
     pid = wait_for(f"{point} is passed", lambda: reached(fleet.failpoints, point))
     match action:
-        case Action.KILL:
+        case FailpointAction.KILL:
             fleet.replace(killed(fleet))
-        case Action.PAUSE:
+        case FailpointAction.PAUSE:
             wait_for("it is paused", lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
             fleet.check()
             before = fleet.end_state()
             resume(fleet, pid)
             assert fleet.end_state() == before
-        case Action.LOST_REPLY:
+        case FailpointAction.LOST_REPLY:
             pass
     # The fleet works as before.
     fleet.commit(kind)

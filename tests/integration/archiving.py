@@ -17,7 +17,7 @@ from relay.adapters.coldstore import FolderStore
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.pool import pooled
-from relay.commands.archive import ArchiveRows, Finding, Limits
+from relay.commands.archive import ArchiveRows, BatchLimits, Finding
 from relay.domain.facts import Fact
 from relay.domain.operators import Operator
 from tests.integration.publishing import Relay, event, query
@@ -77,7 +77,7 @@ class Archive:
             NatsStreamAuditor(self.relay.nats),
             self.facts.append,
             keep=keep,
-            limits=Limits(**limits),
+            limits=BatchLimits(**limits),
         )
 
     # --- rows that have had their time ---

@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from relay import Outbox, RequestContext
 from relay.domain.errors import DomainError
 from relay.domain.facts import Fact
-from relay.domain.tracing import Trace
+from relay.domain.traceparent import Trace
 from relay.tracing import instrument, uninstrument
 from tasks import schedule
 from tests.integration.cron_bench import Bench, Work, benched

@@ -288,7 +288,7 @@ async def test_an_armed_failpoint_is_passed_between_mark_and_commit(
 ) -> None:
     failpoints.enable(tmp_path)
     try:
-        failpoints.arm(tmp_path, "after_mark_before_handler_commit", failpoints.Action.LOST_REPLY)
+        failpoints.arm(tmp_path, "after_mark_before_handler_commit", failpoints.FailpointAction.LOST_REPLY)
         id, handler = await calls.received(), calls.handler(kind(nothing))
         assert await calls.process(handler).process(id) is not None
     finally:

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from relay.access import http_access
 from relay.adapters.http import HttpAccess, HttpEventHandler
 from relay.adapters.webhook import Webhook
+from relay.credentials import http_access
 from relay.domain.errors import AlertRefused, ConfigurationError
 from relay.domain.model import Verdict
 from relay.settings import load_settings

@@ -14,7 +14,7 @@ from relay import Outbox, RequestContext
 from relay.devstack import NatsServer
 from relay.domain.facts import MessageRetried
 from relay.domain.limits import MAX_HEADERS
-from relay.domain.tracing import Trace
+from relay.domain.traceparent import Trace
 from tasks import TaskContext, schedule
 from tests.integration.consuming import Subscription, subscribed
 from tests.integration.handler_support import call, metadata, serving

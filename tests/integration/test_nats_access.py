@@ -20,13 +20,13 @@ from pathlib import Path
 import nkeys
 import pytest
 
-from relay.access import jetstream, nats_options
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.jetstream.topology import ensure
+from relay.credentials import jetstream, nats_options
 from relay.domain.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from relay.domain.policies import Published
 from relay.domain.topology import StreamSpec

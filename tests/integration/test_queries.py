@@ -20,7 +20,7 @@ from relay.domain.actor import Actor
 from relay.domain.errors import BrokerUnreachable, InvalidPayload, InvalidSubject, PayloadTooLarge
 from relay.domain.facts import QueryRefused
 from relay.domain.querying import ANSWERED_BY, ERROR_CODE
-from relay.domain.tracing import trace_id
+from relay.domain.traceparent import trace_id
 from tests.integration.asking import LoopView, Service, heard
 
 pytestmark = pytest.mark.anyio

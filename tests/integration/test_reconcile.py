@@ -12,7 +12,7 @@ import pytest
 
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.commands import reconcile as reconcile_module
-from relay.commands.reconcile import StreamState
+from relay.commands.reconcile import AuditedStream
 from relay.devstack import NatsServer
 from relay.domain.facts import StreamLossFound
 from tests.integration.consuming import subscribed
@@ -113,7 +113,7 @@ async def test_events_published_while_we_look_are_not_taken_for_lost(
         class Late(NatsStreamAuditor):
             new: list[UUID]
 
-            async def state(self, stream: str) -> StreamState | None:
+            async def state(self, stream: str) -> AuditedStream | None:
                 state = await super().state(stream)
                 if not hasattr(self, "new"):
                     self.new = []
@@ -137,7 +137,7 @@ async def test_a_loss_seen_only_once_is_not_believed(relay: Relay) -> None:
     class Behind(NatsStreamAuditor):
         looks = 0
 
-        async def state(self, stream: str) -> StreamState | None:
+        async def state(self, stream: str) -> AuditedStream | None:
             self.looks += 1
             state = await super().state(stream)
             return replace(state, last_seq=1) if state and self.looks == 1 else state

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import redis.exceptions
 
-from relay.access import redis_options
 from relay.adapters.gate import Gates
 from relay.bootstrap import job_broker
+from relay.credentials import redis_options
 from relay.domain.errors import ConfigurationError, QueueUnreachable
 from relay.domain.findings import Examined
 from relay.ops.queries import Diagnose, queries

@@ -19,7 +19,7 @@ from relay.bootstrap import Application
 from relay.devstack import NatsServer, PostgresServer
 from relay.devstack.ports import free_port
 from relay.domain.facts import Fact, LagSampled
-from relay.metering import scheduler_metrics
+from relay.monitoring import scheduler_metrics
 from relay.settings import load_settings
 from scheduler.samples import Samples
 from tests.integration.consuming import Subscription, subscribed

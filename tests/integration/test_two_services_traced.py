@@ -15,7 +15,7 @@ from opentelemetry.trace import StatusCode
 from relay import Outbox
 from relay.devstack import NatsServer
 from relay.domain.facts import Fact
-from relay.domain.tracing import Trace
+from relay.domain.traceparent import Trace
 from tasks import TaskContext, schedule
 from tests.integration.consuming import Subscription, subscribed
 from tests.integration.http_service import answering, calling

@@ -14,7 +14,7 @@ import yaml
 
 from relay import jobs
 from relay.settings import effective
-from relay.telemetry.pulse import PATIENCE_S
+from relay.telemetry.liveness import PATIENCE_S
 from tests.pages import code, commands
 from tests.repository.chart_support import (
     CHART,

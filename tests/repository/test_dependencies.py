@@ -33,7 +33,7 @@ EXTRAS = {
     "relay.telemetry.exposition": "metrics",
     "relay.telemetry.lag": "metrics",
     "relay.telemetry.metrics": "metrics",
-    "relay.telemetry.tracing.": "otel",
+    "relay.telemetry.spans.": "otel",
     "relay.telemetry.usage": "metrics",
 }
 #: Libraries that another one cannot be without, and that one.

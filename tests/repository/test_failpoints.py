@@ -13,7 +13,7 @@ import pytest
 
 from relay import failpoints
 from relay.domain.errors import Outage
-from relay.failpoints import POINTS, Action, arm, enable, reach, reached
+from relay.failpoints import POINTS, FailpointAction, arm, enable, reach, reached
 from tests.unit.settings_support import Load, loader, refusal
 
 POINT = "after_claim"
@@ -58,7 +58,7 @@ def test_a_point_that_nobody_has_armed_does_nothing(tmp_path: Path) -> None:
 
 
 def test_switched_off_even_an_armed_point_does_nothing(tmp_path: Path) -> None:
-    arm(tmp_path, POINT, Action.KILL)
+    arm(tmp_path, POINT, FailpointAction.KILL)
     reach(POINT)
     assert reached(tmp_path, POINT) is None
 
@@ -66,7 +66,7 @@ def test_switched_off_even_an_armed_point_does_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("point", POINTS)
 def test_a_lost_reply_is_an_outage_of_the_server_that_would_have_replied(tmp_path: Path, point: str) -> None:
     enable(tmp_path)
-    arm(tmp_path, point, Action.LOST_REPLY)
+    arm(tmp_path, point, FailpointAction.LOST_REPLY)
     with pytest.raises(POINTS[point], match=f"{point}: the reply was lost") as caught:
         reach(point)
     assert isinstance(caught.value, Outage)
@@ -75,7 +75,7 @@ def test_a_lost_reply_is_an_outage_of_the_server_that_would_have_replied(tmp_pat
 
 def test_an_action_happens_once_and_only_at_its_point(tmp_path: Path) -> None:
     enable(tmp_path)
-    arm(tmp_path, POINT, Action.LOST_REPLY)
+    arm(tmp_path, POINT, FailpointAction.LOST_REPLY)
     for other in POINTS.keys() - {POINT}:
         reach(other)
     with pytest.raises(Outage):
@@ -86,7 +86,7 @@ def test_an_action_happens_once_and_only_at_its_point(tmp_path: Path) -> None:
 def test_a_point_armed_again_forgets_who_passed_before(tmp_path: Path) -> None:
     enable(tmp_path)
     for _ in range(2):
-        arm(tmp_path, POINT, Action.LOST_REPLY)
+        arm(tmp_path, POINT, FailpointAction.LOST_REPLY)
         assert reached(tmp_path, POINT) is None
         with pytest.raises(Outage):
             reach(POINT)
@@ -94,7 +94,7 @@ def test_a_point_armed_again_forgets_who_passed_before(tmp_path: Path) -> None:
 
 def test_of_many_processes_one_is_killed(tmp_path: Path) -> None:
     passers = [passing(tmp_path) for _ in range(4)]
-    arm(tmp_path, POINT, Action.KILL)
+    arm(tmp_path, POINT, FailpointAction.KILL)
     for process in passers:
         assert process.stdin is not None
         process.stdin.close()
@@ -107,7 +107,7 @@ def test_of_many_processes_one_is_killed(tmp_path: Path) -> None:
 
 def test_a_paused_process_goes_on_where_it_stopped(tmp_path: Path) -> None:
     process = passing(tmp_path)
-    arm(tmp_path, POINT, Action.PAUSE)
+    arm(tmp_path, POINT, FailpointAction.PAUSE)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
@@ -121,7 +121,7 @@ def test_a_paused_process_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_an_unknown_point_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no failpoint is called 'after_clam'; known: after_claim, "):
-        arm(tmp_path, "after_clam", Action.KILL)
+        arm(tmp_path, "after_clam", FailpointAction.KILL)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,7 +15,7 @@ import pytest
 from relay.commands import batchfile
 from relay.commands.archive import held_back
 from relay.commands.batchfile import BatchFile
-from relay.commands.reconcile import StreamState
+from relay.commands.reconcile import AuditedStream
 from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, RowFilter, StoreUnreachable
 
 AT = datetime(2026, 1, 31, 3, tzinfo=UTC)
@@ -162,7 +162,7 @@ def test_a_missing_row_is_seen_even_if_the_bytes_were_as_said() -> None:
 def test_rows_stay_while_their_stream_may_hold_the_message(
     max_age: timedelta | None, expected: str | None
 ) -> None:
-    state = StreamState(first_seq=1, last_seq=1, created=AT, max_age=max_age, duplicate_window=DAY)
+    state = AuditedStream(first_seq=1, last_seq=1, created=AT, max_age=max_age, duplicate_window=DAY)
     reason = held_back(state, 90 * DAY)
     assert reason is None if expected is None else expected in str(reason)
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from relay.bus import Command, CommandBus, Query, QueryBus, RequestContext, RequestContextMiddleware, carry
-from relay.domain.tracing import Trace
+from relay.domain.traceparent import Trace
 
 TRACED = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
 

@@ -16,7 +16,7 @@ from relay.domain.envelopes import Incoming, decode, encode
 from relay.domain.envelopes.cloudevents import STRUCTURED, Wording, cloudevents
 from relay.domain.errors import MalformedMessage
 from relay.domain.limits import check_headers
-from relay.wire import writer
+from relay.envelopes import writer
 from tests.unit.envelope_support import CE_HEADERS, CORRELATION, EVENT, ID, SUBJECT
 from tests.unit.settings_support import BASE, Load, loader, refusal
 

@@ -14,7 +14,7 @@ from relay.domain.envelopes import Incoming, Outgoing, decode, encode, handler_r
 from relay.domain.envelopes.message_envelope import idempotency_key
 from relay.domain.identity import Identity
 from relay.domain.limits import check_headers
-from relay.domain.tracing import Trace
+from relay.domain.traceparent import Trace
 from tests.unit.envelope_support import (
     CORRELATION,
     ENVELOPE_BODY,

@@ -15,7 +15,15 @@ from prometheus_client.core import Sample
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from relay.domain import facts
-from relay.domain.backlogs import Backlogs, Held, OutboxBacklog, Overdue, SubscriptionBacklog, TaskBacklog, Waiting
+from relay.domain.backlogs import (
+    Backlogs,
+    OutboxBacklog,
+    OutboxSize,
+    Overdue,
+    SubscriptionBacklog,
+    TaskBacklog,
+    Waiting,
+)
 from relay.domain.facts import (
     BacklogsSampled,
     Fact,
@@ -25,7 +33,7 @@ from relay.domain.facts import (
     LeadTaken,
     MessageProcessed,
     OutboxEventsPublished,
-    PublishedEvent,
+    Publication,
 )
 from relay.domain.lag import NONE_DUE, ContextLag, StreamLag, TablesLag
 from relay.telemetry.backlogs import BacklogGauges
@@ -53,7 +61,7 @@ def example(kind: type[Fact]) -> Fact:
     values: dict[Any, Any] = {
         str: "x", int: 2, float: 0.2, bool: True, UUID: uuid4(), datetime: NOW,
     }  # fmt: skip
-    event = PublishedEvent("1", "opened", "sea.event.opened.v1", NOW)
+    event = Publication("1", "opened", "sea.event.opened.v1", NOW)
     filled = {"context": "sea", "waits_for": "turn", "events": [event, event], "ids": [], "waited": 0.2}
     filled |= {"latencies": [0.1, 0.1], "waits": [0.1, 0.1]}
     hints = get_type_hints(kind)
@@ -171,7 +179,7 @@ def test_what_is_expected_later_begins_at_zero_and_keeps_what_was_counted() -> N
 def sample(**changes: Any) -> BacklogsSampled:
     parts: dict[str, Any] = {
         "outbox": OutboxBacklog(5, NOW, 3, 61.5, 2),
-        "held": Held(1_000),
+        "held": OutboxSize(1_000),
         "overdue": Overdue(13),
         "inbox": [SubscriptionBacklog(subscription="inward", count=4, oldest_age_seconds=7, failed_attempts=1)],
         "tasks": TaskBacklog(count=5, oldest_age_seconds=8, delayed=6, failed=7),

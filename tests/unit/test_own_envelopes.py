@@ -12,7 +12,7 @@ import pytest
 from relay.domain.envelopes import ENVELOPES, Envelope, decode, encode
 from relay.domain.envelopes.own import guarded
 from relay.domain.errors import ConfigurationError, InvalidEvent, MalformedMessage
-from relay.wire import reader, writer
+from relay.envelopes import reader, writer
 from tests.unit.envelope_support import EVENT, ID, SUBJECT
 from tests.unit.settings_support import BASE, SUB, Load, loader, refusal
 

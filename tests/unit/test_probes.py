@@ -17,19 +17,19 @@ from prometheus_client import CollectorRegistry
 
 from relay.domain.members import Usage
 from relay.telemetry.exposition import _paths, _serving
-from relay.telemetry.probes import Examined, Probes
-from relay.telemetry.pulse import PATIENCE_S, Pulse, stuck_in, stuck_loop
+from relay.telemetry.liveness import PATIENCE_S, Heartbeat, stuck_in, stuck_loop
+from relay.telemetry.probes import Probes, ServerAnswer
 from relay.telemetry.usage import UsageGauges
 
-WELL = Examined("nats", healthy=True, milliseconds=1.5, error=None)
-AWAY = Examined("postgresql sea", healthy=False, milliseconds=4000.0, error="DATABASE_UNREACHABLE")
+WELL = ServerAnswer("nats", healthy=True, milliseconds=1.5, error=None)
+AWAY = ServerAnswer("postgresql sea", healthy=False, milliseconds=4000.0, error="DATABASE_UNREACHABLE")
 ROOT = Path(__file__).parents[2]
 KILLED = """
 import os, sys
 from pathlib import Path
-from relay.telemetry.pulse import Pulse
+from relay.telemetry.liveness import Heartbeat
 
-pulse = Pulse(Path(sys.argv[1]))
+pulse = Heartbeat(Path(sys.argv[1]))
 os.kill(os.getpid(), 9)
 """
 
@@ -68,13 +68,13 @@ def test_a_process_that_turns_is_healthy_and_one_that_does_not_says_what() -> No
 
 
 @pytest.mark.parametrize(("found", "status"), [([WELL], "200 OK"), ([WELL, AWAY], "503 Service Unavailable")])
-def test_it_is_ready_when_every_server_answers_and_each_is_shown(found: list[Examined], status: str) -> None:
+def test_it_is_ready_when_every_server_answers_and_each_is_shown(found: list[ServerAnswer], status: str) -> None:
     shown = [it._asdict() for it in found]
     assert get("/readyz", Probes(list, lambda: found)) == (status, {"ready": found == [WELL], "servers": shown})
 
 
 def test_the_servers_do_not_decide_whether_a_process_is_healthy() -> None:
-    def examine() -> list[Examined]:
+    def examine() -> list[ServerAnswer]:
         raise AssertionError("nobody asks them")
 
     assert get("/healthz", Probes(list, examine))[0] == "200 OK"
@@ -83,7 +83,7 @@ def test_the_servers_do_not_decide_whether_a_process_is_healthy() -> None:
 def test_many_that_ask_at_once_cause_one_examination(clock: Clock) -> None:
     examined: list[int] = []
 
-    def examine() -> list[Examined]:
+    def examine() -> list[ServerAnswer]:
         examined.append(1)
         return [WELL]
 
@@ -105,7 +105,7 @@ def test_other_paths_and_methods_are_none_of_theirs() -> None:
 
 
 def test_a_process_that_beats_is_well_until_it_has_not_for_a_minute(tmp_path: Path, clock: Clock) -> None:
-    pulse = Pulse(tmp_path, clock)
+    pulse = Heartbeat(tmp_path, clock)
     assert stuck_in(tmp_path, clock) == []
     clock.now += PATIENCE_S - 1
     assert stuck_in(tmp_path, clock) == []
@@ -118,7 +118,7 @@ def test_a_process_that_beats_is_well_until_it_has_not_for_a_minute(tmp_path: Pa
 
 @pytest.mark.anyio
 async def test_the_event_loop_beats_and_a_process_that_ends_leaves_nothing(tmp_path: Path, clock: Clock) -> None:
-    pulse = Pulse(tmp_path, clock)
+    pulse = Heartbeat(tmp_path, clock)
     clock.now += 2 * PATIENCE_S
     assert stuck_in(tmp_path, clock) != []
     await pulse.start()
@@ -148,9 +148,9 @@ def test_what_the_processes_do_is_added_up_and_one_that_ended_does_nothing(
         return [registry.get_sample_value(f"jetrelay_{name}") for name in names]
 
     assert shown() == [0, 0, 0]
-    first = Pulse(tmp_path, clock)
+    first = Heartbeat(tmp_path, clock)
     monkeypatch.setattr(os, "getpid", lambda: 4711)
-    second = Pulse(tmp_path, clock)
+    second = Heartbeat(tmp_path, clock)
     first.usage = lambda: Usage(threads=8, busy=3, waiting=12_000)
     second.usage = lambda: Usage(threads=8, busy=8)
     first.beat()

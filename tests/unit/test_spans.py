@@ -26,13 +26,13 @@ from relay.domain.facts import (
     HandlerAnswered,
     MessagesReceived,
     OutboxEventsPublished,
-    PublishedEvent,
+    Publication,
     TaskAnswered,
     Traced,
 )
-from relay.domain.tracing import Trace, call_span
+from relay.domain.traceparent import Trace, call_span
 from relay.settings import Settings, TracingSettings
-from relay.telemetry.tracing.provider import Tracing, exporter
+from relay.telemetry.spans.provider import Tracing, exporter
 from relay.tracing import fleet_tracing, instrument
 from tasks.outbox import background_task
 from tests.tracing_support import Recorded, id_of, linked, parent_of, recording, trace_of
@@ -52,7 +52,7 @@ def recorded() -> Iterator[Recorded]:
 
 
 def published(*traces: str | None) -> Fact:
-    events = [PublishedEvent(str(n), "made", "shop.event.made.v1", NOW, it) for n, it in enumerate(traces)]
+    events = [Publication(str(n), "made", "shop.event.made.v1", NOW, it) for n, it in enumerate(traces)]
     return OutboxEventsPublished(
         context="shop", events=events, duplicates=0, seconds=0.25, latencies=[], begun=1_000.0
     )
@@ -207,7 +207,7 @@ def test_a_service_continues_the_span_that_is_there_already_else_that_of_its_cal
         # redis-py imports the metrics of OpenTelemetry wherever those are installed.
         (
             "relay.bootstrap, relay.cron.run, consumer.messages, consumer.pull, tasks, relay.tracing",
-            "relay.telemetry.tracing",
+            "relay.telemetry.spans",
         ),
     ],
 )
@@ -307,7 +307,7 @@ def test_an_exporter_that_is_not_there_is_named_with_those_that_are(name: str, s
 
 
 def test_without_the_extra_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("relay.telemetry.tracing")]:
+    for name in [name for name in sys.modules if name.startswith("relay.telemetry.spans")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(MissingExtraError, match=r"jetrelay\[otel\]"):

@@ -6,7 +6,7 @@ import pytest
 
 from relay.bus.context import next_span
 from relay.domain.envelopes import decode, headers_of
-from relay.domain.tracing import Trace, find, next_hop, trace_id
+from relay.domain.traceparent import Trace, find, next_hop, trace_id
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 VALID = f"00-{TRACE}-{SPAN}-01"

@@ -29,7 +29,7 @@ from relay.bus.errors import InvalidQuery
 from relay.bus.remote import Answerable
 from relay.bus.result import Maybe, Some
 from relay.concurrency import Slots
-from relay.domain import querying, tracing
+from relay.domain import querying, traceparent
 from relay.domain.actor import actor_of
 from relay.domain.disclosure import told
 from relay.domain.envelopes.event import CORRELATION
@@ -167,7 +167,7 @@ def _context(headers: Mapping[str, str]) -> RequestContext:
         correlation = read_id(unquote(headers.get(CORRELATION, "")), CORRELATION).value
     except MalformedMessage:
         correlation = uuid7()
-    trace = next_span(tracing.find(headers))
+    trace = next_span(traceparent.find(headers))
     return RequestContext(correlation_id=correlation, actor=actor_of(headers), traceparent=trace)
 
 

@@ -26,7 +26,7 @@ from relay.domain.limits import WIRE_RESERVE_BYTES, check_size, encode_payload
 from relay.domain.quoting import quoted
 from relay.domain.reading import read_json
 from relay.domain.subject import check_subject
-from relay.domain.tracing import TRACEPARENT, Trace
+from relay.domain.traceparent import TRACEPARENT, Trace
 
 Answer = TypeVar("Answer")
 

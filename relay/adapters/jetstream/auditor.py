@@ -18,7 +18,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.wire import Arrived, Place, read_headers, read_place
-from relay.commands.reconcile import Stored, StreamState
+from relay.commands.reconcile import AuditedStream, Stored
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.reading import read_subject
 from relay.ports import Delivery
@@ -46,14 +46,14 @@ class NatsStreamAuditor:
     def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
 
-    async def state(self, stream: str) -> StreamState | None:
+    async def state(self, stream: str) -> AuditedStream | None:
         """See the port."""
         async with self._connection.asking(f"cannot ask for stream {stream}") as client:
             try:
                 info = await client.jetstream().stream_info(stream)
             except nats.js.errors.NotFoundError:
                 return None
-        return StreamState(
+        return AuditedStream(
             first_seq=info.state.first_seq,
             last_seq=info.state.last_seq,
             created=info.created,

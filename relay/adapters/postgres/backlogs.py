@@ -15,9 +15,9 @@ from relay.domain.backlogs import (
     Backlogs,
     Brake,
     FullInbox,
-    Held,
     InboxBacklog,
     OutboxBacklog,
+    OutboxSize,
     Overdue,
     SubscriptionBacklog,
     TaskBacklog,
@@ -85,7 +85,7 @@ class PostgresBacklogReader:
         async with self._source() as conn:
             return Backlogs(
                 outbox=await _table(conn, "outbox", OutboxBacklog),
-                held=await _one(conn, "outbox/held", Held),
+                held=await _one(conn, "outbox/held", OutboxSize),
                 overdue=await _one(conn, "outbox/overdue", Overdue, _limit()),
                 inbox=[await _estimated(conn, it) for it in await _subscriptions(conn)],
                 tasks=await _one(conn, "tasks/backlog", TaskBacklog, _limit()),

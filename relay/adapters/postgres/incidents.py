@@ -30,7 +30,7 @@ from relay.domain.incidents import (
     unknown,
 )
 from relay.domain.operators import Operator, Outcome, judge
-from relay.domain.tracing import trace_id
+from relay.domain.traceparent import trace_id
 
 _COLUMNS: Final = (
     "message_id",

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from relay.adapters.postgres.pool import Pool, connection, query
-from relay.commands.reconcile import LedgerEntry, Losses, StreamState
+from relay.commands.reconcile import AuditedStream, LedgerEntry, Losses
 from relay.domain.identity import Identity
 
 
@@ -29,7 +29,7 @@ class PostgresLedger:
         [(seq, at)] = await self._all("outbox/ledger_highest", stream=stream)
         return seq, at
 
-    async def beyond(self, stream: str, state: StreamState, before: datetime, *, republish: bool) -> Losses:
+    async def beyond(self, stream: str, state: AuditedStream, before: datetime, *, republish: bool) -> Losses:
         [(count, ids)] = await self._all(
             "outbox/republish_beyond" if republish else "outbox/ledger_beyond",
             stream=stream,
@@ -41,7 +41,7 @@ class PostgresLedger:
         return _losses(count, ids)
 
     async def page(
-        self, stream: str, state: StreamState, first: int, last: int, before: datetime, limit: int
+        self, stream: str, state: AuditedStream, first: int, last: int, before: datetime, limit: int
     ) -> Sequence[LedgerEntry]:
         rows = await self._all(
             "outbox/ledger_page",
@@ -54,13 +54,13 @@ class PostgresLedger:
         )
         return [LedgerEntry(*row) for row in rows]
 
-    async def reused(self, stream: str, state: StreamState, limit: int) -> tuple[int, int] | None:
+    async def reused(self, stream: str, state: AuditedStream, limit: int) -> tuple[int, int] | None:
         [(first, last)] = await self._all(
             "outbox/ledger_reused", stream=stream, max_age=state.max_age, limit=limit
         )
         return None if first is None else (first, last)
 
-    async def republish(self, stream: str, state: StreamState, lost: Sequence[LedgerEntry]) -> Losses:
+    async def republish(self, stream: str, state: AuditedStream, lost: Sequence[LedgerEntry]) -> Losses:
         [(count, ids)] = await self._all(
             "outbox/republish",
             stream=stream,

@@ -11,9 +11,9 @@ from uuid import UUID
 from nats.js import JetStreamContext
 from sqlalchemy import DateTime, Engine, Executable, Integer, Uuid, column, create_engine, func, select, table
 
-from relay.access import jetstream
 from relay.cli.demo.accounts import Books
 from relay.cli.demo.scenario import Production, Vibe
+from relay.credentials import jetstream
 from relay.devstack import sample
 from relay.domain.envelopes import MSG_ID
 from relay.settings import Settings

@@ -12,10 +12,10 @@ from typing import Any, Final
 from rich.console import Console
 from sqlalchemy import Engine, Executable, Text, column, func, select, table
 
-from relay.access import jetstream
 from relay.cli.demo.evidence import INBOX_COUNTS, Counts, connect_to, outbox_events
 from relay.cli.demo.profile import Production, Profile, produce
 from relay.cli.demo.screen import balance
+from relay.credentials import jetstream
 from relay.settings import Settings, SubscriptionSettings
 
 _SHOWN: Final = 5

@@ -38,7 +38,7 @@ from relay.domain.ordering import KEY, partition_key
 from relay.domain.quoting import quoted
 from relay.domain.reading import read_object, read_time
 from relay.domain.subject import check_type, check_version
-from relay.domain.tracing import TRACEPARENT, Trace, find
+from relay.domain.traceparent import TRACEPARENT, Trace, find
 
 __all__ = [
     "DEFAULT_ENVELOPE",

@@ -20,7 +20,7 @@ from relay.domain.envelopes.event import Envelope, Outgoing, Own
 from relay.domain.errors import MalformedMessage
 from relay.domain.identity import MSG_ID
 from relay.domain.reading import read_json, read_object, read_version
-from relay.domain.tracing import find
+from relay.domain.traceparent import find
 
 _CONTENT_TYPE: Final = "Content-Type"
 _PREFIX: Final = "ce-"

@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from relay.bus.http import status_of
-from relay.commands.checkfiles import Finding
+from relay.commands.checkfiles import FileCheck
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, RowFilter
 from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, TooMany, of_context
 from relay.domain.operators import Operator
@@ -74,7 +74,7 @@ async def verify(request: Request, ops: Asked, _: Operating, context: InContext,
     try:
         asked = _files(form)
         query = VerifyArchive(context=context, **dict(asked) | {"limit": _MOST_FILES})
-        found: Sequence[Finding] = (await ops.queries.ask_async(query)).unwrap()
+        found: Sequence[FileCheck] = (await ops.queries.ask_async(query)).unwrap()
     except TooMany as error:
         command = shlex.join(["relay", "archive", "verify", "--context", context])
         raise TooMany(error.message, hint=f"verify those of a table and time, or run: {command}") from None

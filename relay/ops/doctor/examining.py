@@ -11,13 +11,13 @@ from typing import Final, TypeAlias
 
 import nats.errors
 
-from relay.access import jetstream, redis_options
 from relay.adapters import inspection as addresses
 from relay.adapters.jetstream import inspection as broker_inspection
 from relay.adapters.postgres import inspection as database_inspection
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import connected
 from relay.bootstrap import cold_store
+from relay.credentials import jetstream, redis_options
 from relay.domain.errors import RelayError
 from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, error
 from relay.ops.doctor import databases, handlers, queues, streams

@@ -23,7 +23,7 @@ from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import RelayError
 from relay.domain.identity import Identity
 from relay.domain.life import Wanted
-from relay.domain.tracing import TRACEPARENT, find
+from relay.domain.traceparent import TRACEPARENT, find
 from relay.settings import ContextSettings
 
 #: A chain is followed for at most so many links.

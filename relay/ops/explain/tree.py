@@ -10,7 +10,7 @@ from uuid import UUID
 from relay.adapters.postgres.life import Row
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID
 from relay.domain.life import Step, StepKind
-from relay.domain.tracing import trace_id
+from relay.domain.traceparent import trace_id
 from relay.ops.explain.gathering import Found
 
 #: The kind of rows that an operator's action is about, by the beginning of its name.

@@ -22,9 +22,9 @@ from relay.domain.facts import (
     TaskAnswered,
     Traced,
 )
-from relay.domain.tracing import Trace
-from relay.telemetry.tracing import names
-from relay.telemetry.tracing.spans import DONE, span_context, within
+from relay.domain.traceparent import Trace
+from relay.telemetry.spans import names
+from relay.telemetry.spans.recorder import DONE, span_context, within
 
 _SECOND: Final = 1_000_000_000
 

@@ -39,7 +39,7 @@ class Beat(NamedTuple):
         return f"{self.at:020.3f} {self.threads:06} {self.busy:06} {self.waiting:09}".encode()
 
 
-class Pulse:
+class Heartbeat:
     """The beat of a worker process, in a file of a directory. The file is locked while the process lives.
 
     ``usage``: what the process does now, if it can say.

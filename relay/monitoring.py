@@ -1,4 +1,4 @@
-"""Which process counts what, and where Prometheus reads it. All of this is off unless an address is configured.
+"""What a process tells Prometheus and the probes of Kubernetes. Nothing, unless an address is configured.
 
 The processes of one ``dramatiq`` command count in files of one directory. Dramatiq forks one more process. It adds
 up the files and answers for all workers. The counts of a worker remain after it ends, so that no sum decreases.
@@ -10,7 +10,7 @@ import asyncio
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,23 @@ from typing import TYPE_CHECKING, Final
 
 from dramatiq.middleware import Middleware
 
-from relay.domain.errors import ConfigurationError, MissingExtraError
+from relay.adapters.gate import Gates
+from relay.adapters.postgres.pool import connected
+from relay.credentials import jetstream, redis_options
+from relay.domain.errors import ConfigurationError, MissingExtraError, RelayError
 from relay.domain.facts import FactSink
-from relay.probing import examine
-from relay.settings import Settings, load_settings, share_counts
-from relay.telemetry.probes import Probes
-from relay.telemetry.pulse import Pulse, stuck_in, stuck_loop
+from relay.settings import ContextSettings, Settings, load_settings, share_counts
+from relay.telemetry.liveness import Heartbeat, stuck_in, stuck_loop
+from relay.telemetry.probes import Probes, ServerAnswer
 
 if TYPE_CHECKING:
     from relay.telemetry.metrics import Known, MetricFacts
     from relay.telemetry.scale import Ask
 
+#: How long a server may take to answer, in seconds.
+_PATIENCE_S: Final = 4.0
+#: How many servers are asked at the same time.
+_AT_ONCE: Final = 8
 #: How often to check whether the command still runs, in seconds.
 _LOOK_INTERVAL_S: Final = 1.0
 
@@ -120,13 +126,13 @@ def answer_for_workers() -> int:
     return 0
 
 
-def worker_pulse(settings: Settings) -> Pulse | None:
+def worker_heartbeat(settings: Settings) -> Heartbeat | None:
     """The beat of a worker process, for the probe; None without an address. Start and stop it with the process.
 
     Call it after `worker_metrics`, which makes the directory.
     """
     directory = _directory(settings)
-    return None if directory is None else Pulse(directory)
+    return None if directory is None else Heartbeat(directory)
 
 
 def _probes(settings: Settings) -> Probes:
@@ -158,3 +164,58 @@ def _client() -> Iterator[None]:
         raise MissingExtraError(
             "metrics are configured and prometheus-client is not installed", hint="pip install 'jetrelay[metrics]'"
         ) from None
+
+
+# --- whether the servers answer, for the probe /readyz ---
+
+
+def examine(settings: Settings) -> Sequence[ServerAnswer]:
+    """Ask NATS, Redis and the database of each context. Waits for them; call it outside of event loops."""
+    return asyncio.run(_examine(settings))
+
+
+async def _examine(settings: Settings) -> Sequence[ServerAnswer]:
+    asked: dict[str, Callable[[], Awaitable[None]]] = {
+        "nats": partial(_nats, settings),
+        "redis": partial(_redis, settings),
+        **{f"postgresql {name}": partial(_postgresql, it) for name, it in settings.contexts.items()},
+    }
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(server: str, ask: Callable[[], Awaitable[None]]) -> ServerAnswer:
+        async with slots:
+            return await _examined(server, ask)
+
+    return await asyncio.gather(*(one(server, ask) for server, ask in asked.items()))
+
+
+async def _examined(server: str, ask: Callable[[], Awaitable[None]]) -> ServerAnswer:
+    begun, error = time.perf_counter(), None
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await ask()
+    except TimeoutError:
+        error = "TIMEOUT"
+    except RelayError as failed:
+        error = failed.code
+    except Exception as failed:  # its text may hold an address or a password
+        error = type(failed).__name__
+    return ServerAnswer(server, error is None, round((time.perf_counter() - begun) * 1_000, 1), error)
+
+
+async def _nats(settings: Settings) -> None:
+    async with jetstream(settings):
+        """It answers."""
+
+
+async def _redis(settings: Settings) -> None:
+    gates = Gates(settings.redis_url.get_secret_value(), settings.redis_namespace, **redis_options(settings))
+    try:
+        await gates.client.ping()
+    finally:
+        await gates.aclose()
+
+
+async def _postgresql(context: ContextSettings) -> None:
+    async with connected(context.database, "probe"):
+        """It answers."""

@@ -20,8 +20,8 @@ from opentelemetry.trace import (
 )
 
 from relay.domain.model import Verdict
-from relay.domain.tracing import Trace
-from relay.telemetry.tracing import names
+from relay.domain.traceparent import Trace
+from relay.telemetry.spans import names
 
 __all__ = ["DONE", "OpenTelemetrySpans", "TracerProvider", "recorded_by", "span_context", "within"]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterator
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
+from relay.settings.problems import KeyPath, SettingProblem
 from relay.settings.section import Section
-from relay.settings.urls import WebhookUrl
+from relay.settings.urls import WebhookUrl, split_urls
 from relay.settings.values import AbsolutePath, only
 from relay.tls import TlsFiles
 
@@ -123,3 +126,71 @@ class HttpSettings(TlsSettings):
     signing_secret: Annotated[SecretStr, Field(min_length=1), AfterValidator(_signing_secret)] | None = None
     token: Token | None = None
     token_header: HeaderName = "authorization"  # noqa: S105 - a name
+
+
+# --- rules: one way to authenticate, and no key without effect ---
+
+Problems = Iterator[SettingProblem]
+
+_TLS_KEYS: Final = tuple(TlsSettings.model_fields)
+_WAYS: Final = ("user", "token", "credentials", "nkey")
+
+
+def check_nats(nats: NatsSettings, url: str) -> Problems:
+    """Return the problems of the table ``nats`` beside ``nats_url``."""
+    ways = [key for key in _WAYS if getattr(nats, key) is not None]
+    if len(ways) > 1:
+        yield SettingProblem(
+            ("nats", ways[1]), f"is set together with {ways[0]}", "use only one way to authenticate"
+        )
+    elif ways and any(map(_names_user, split_urls(url))):
+        yield SettingProblem(
+            ("nats", ways[0]), "is set together with a user or token in nats_url", "give one of them"
+        )
+    yield from _beside(("nats",), nats, "password", "user")
+    yield from _beside(("nats",), nats, "user", "password")
+    if url.strip().startswith("ws://"):
+        yield from _without_tls(("nats",), nats, "wss://")
+    yield from _beside(("nats",), nats, "certificate", "key")
+
+
+def check_redis(redis: RedisSettings, url: str) -> Problems:
+    """Return the problems of the table ``redis`` beside ``redis_url``."""
+    for key in ("user", "password"):
+        if getattr(redis, key) is not None and _names_user(url):
+            yield SettingProblem(
+                ("redis", key), "is set together with a user or password in redis_url", "give one of them"
+            )
+    yield from _beside(("redis",), redis, "password", "user")
+    if not url.startswith("rediss://"):
+        yield from _without_tls(("redis",), redis, "rediss://")
+    yield from _beside(("redis",), redis, "certificate", "key")
+
+
+def _names_user(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.username is not None or parts.password is not None
+
+
+def check_http(path: KeyPath, section: HttpSettings, url: str, what: str) -> Problems:
+    """Return the problems of the credentials for the service at ``url``; ``what``: the key that names it."""
+    if not url:
+        for key in sorted(section.model_fields_set & HttpSettings.model_fields.keys()):
+            yield SettingProblem((*path, key), f"has no effect: there is no {what}")
+        return
+    if not url.startswith("https://"):
+        yield from _without_tls(path, section, "https://")
+    if section.token is None and "token_header" in section.model_fields_set:
+        yield SettingProblem((*path, "token"), "is required if token_header is set")
+    yield from _beside(path, section, "certificate", "key")
+
+
+def _without_tls(path: KeyPath, section: TlsSettings, scheme: str) -> Problems:
+    for key in _TLS_KEYS:
+        if getattr(section, key) is not None:
+            yield SettingProblem((*path, key), f"is only for {scheme}")
+
+
+def _beside(path: KeyPath, section: TlsSettings, missing: str, given: str) -> Problems:
+    if getattr(section, given) is not None and getattr(section, missing) is None:
+        yield SettingProblem((*path, missing), f"is required beside {given}")

@@ -13,7 +13,7 @@ from relay.domain.envelopes import ENVELOPES, Envelope
 from relay.domain.envelopes.cloudevents import Wording, cloudevents
 from relay.domain.envelopes.own import guarded
 from relay.schemas import names, versions
-from relay.settings import KeyPath, Problem, Settings, unusable
+from relay.settings import KeyPath, SettingProblem, Settings, unusable
 
 #: The name of an application's own envelope in its module, if the setting gives no name.
 DEFAULT_NAME: Final = "ENVELOPE"
@@ -50,9 +50,9 @@ def _find(settings: Settings, name: str, path: KeyPath) -> Envelope:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        problem = Problem(path, f"there is no module {module!r}", "is it on PYTHONPATH?")
+        problem = SettingProblem(path, f"there is no module {module!r}", "is it on PYTHONPATH?")
         raise unusable(settings, problem) from None
     if not isinstance(found, Envelope):
         message = f"{module} has no Envelope that is called {attribute or DEFAULT_NAME}"
-        raise unusable(settings, Problem(path, message, "from relay.domain.envelopes import Envelope"))
+        raise unusable(settings, SettingProblem(path, message, "from relay.domain.envelopes import Envelope"))
     return guarded(found, name)

@@ -14,8 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from relay.devstack import NatsServer, ValkeyServer
 from relay.devstack.ports import free_port
 from relay.domain.errors import ConfigurationError, MissingExtraError
-from relay.metering import scheduler_metrics, tasks_metrics, worker_metrics
-from relay.probing import examine
+from relay.monitoring import examine, scheduler_metrics, tasks_metrics, worker_metrics
 from relay.settings import MetricsSettings, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +24,7 @@ import os, sys
 from pathlib import Path
 from prometheus_client import Counter
 from relay.domain.facts import AlertFailed
-from relay.metering import worker_metrics
+from relay.monitoring import worker_metrics
 from relay.settings import load_settings
 
 metrics = worker_metrics(load_settings(Path(sys.argv[1]), {}))

@@ -22,9 +22,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from relay.bus.context import record_spans
 from relay.domain.errors import ConfigurationError
 from relay.domain.facts import Fact
-from relay.telemetry.tracing import names
-from relay.telemetry.tracing.listener import GivenIds, SpanFacts
-from relay.telemetry.tracing.spans import OpenTelemetrySpans
+from relay.telemetry.spans import names
+from relay.telemetry.spans.listener import GivenIds, SpanFacts
+from relay.telemetry.spans.recorder import OpenTelemetrySpans
 
 _GROUP: Final = "opentelemetry_traces_exporter"
 _UNKNOWN: Final = "unknown_service"
