@@ -31,7 +31,6 @@ from relay.adapters.postgres.pool import Pool, create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.adapters.redis import RelayBroker, create_broker
-from relay.archive_ports import ColdStore
 from relay.commands.archive import ArchiveRows
 from relay.commands.coldrows import ColdRows, archived_subject
 from relay.commands.deadletter import RouteToDeadLetter
@@ -46,7 +45,7 @@ from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
 from relay.envelopes import writer
-from relay.ports import JetStreamConsumer
+from relay.ports import ColdStore, JetStreamConsumer
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
 
 _log = logging.getLogger("relay")

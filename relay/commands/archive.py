@@ -18,7 +18,6 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from relay.archive_ports import ArchiveTables, ColdStore, OpenBatch
 from relay.commands import batchfile
 from relay.commands.batchfile import BatchFile
 from relay.commands.checkfiles import FileCheck, read_back, verify
@@ -34,6 +33,7 @@ from relay.domain.archive import (
 )
 from relay.domain.facts import ArchiveFailed, ArchiveHeld, BatchDeleted, FactSink, RowsArchived
 from relay.domain.operators import Operator
+from relay.ports import ArchiveTables, ColdStore, OpenBatch
 
 #: How long one scheduled run lasts, in seconds. The next run continues.
 RUN_S: Final = 300.0

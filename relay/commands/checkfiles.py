@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from relay.archive_ports import ArchiveTables, ColdStore
 from relay.commands import batchfile
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest, folder
+from relay.ports import ArchiveTables, ColdStore
 
 
 @dataclass(frozen=True, slots=True)

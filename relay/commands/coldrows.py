@@ -11,12 +11,12 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from relay.archive_ports import ArchiveTables, ColdStore
 from relay.commands import batchfile
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest, RowFilter, SubjectOf
 from relay.domain.errors import InvalidSubject
 from relay.domain.operators import Operator
 from relay.domain.routing import Routing
+from relay.ports import ArchiveTables, ColdStore
 
 #: Progress: how many batches are done, and of how many.
 Progress = Callable[[int, int], None]

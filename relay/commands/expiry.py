@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from relay.archive_ports import ArchiveTables, ColdStore
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest
 from relay.domain.operators import Operator
+from relay.ports import ArchiveTables, ColdStore
 
 #: Reads the ids of a batch. Raises ArchiveDamaged.
 Read = Callable[[Manifest], Awaitable[Sequence[UUID]]]

@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.pool import Source
-from relay.archive_ports import ColdStore
 from relay.bootstrap import cold_store
 from relay.bus import Command, CommandBus, Query, QueryBus
 from relay.commands.checkfiles import FileCheck, verify
@@ -22,6 +21,7 @@ from relay.commands.coldrows import ColdRows, Progress, archived_subject
 from relay.domain.archive import ArchiveKind, ArchiveOff, Manifest, RowFilter
 from relay.domain.errors import InvalidRequest, TooMany, of_context
 from relay.domain.operators import Operator
+from relay.ports import ColdStore
 from relay.settings import ContextSettings, Settings
 from relay.settings.values import format_duration
 

@@ -8,9 +8,9 @@ from io import BytesIO
 from typing import Final, Protocol
 from uuid import UUID
 
-from relay.archive_ports import ArchiveTables, ColdStore, OpenBatch
 from relay.domain.archive import ArchiveConflict, ArchivedRow, ArchiveKind, Manifest
 from relay.domain.operators import Operator
+from relay.ports import ArchiveTables, ColdStore, OpenBatch
 
 _DAY: Final = timedelta(days=1)
 _AFTER: Final = 30 * _DAY

@@ -1,0 +1,48 @@
+"""Ports (SDS-047 §7): the interfaces that the core needs. Each docstring is the contract.
+
+The port of the stream is a seam for tests, not for another broker: the core relies on what JetStream does.
+The spec's single-row methods are batch methods here, because one statement for a batch makes the relay fast.
+The names and meanings are the spec's.
+"""
+
+from relay.ports.archive import ArchiveTables, ColdStore, OpenBatch
+from relay.ports.cron import Runs
+from relay.ports.handler import EventHandler, HandlerRequest
+from relay.ports.inbox import (
+    ClaimedMessage,
+    InboxAudit,
+    InboxReceiver,
+    InboxRepository,
+    InboxRow,
+    InboxSettlement,
+    Inserted,
+)
+from relay.ports.incidents import IncidentRecords
+from relay.ports.outbox import ClaimedBatch, OutboxRepository, OutboxRow, PublishFailure
+from relay.ports.stream import ConsumerState, Delivery, JetStreamConsumer, JetStreamPublisher, Message
+
+__all__ = [
+    "ArchiveTables",
+    "ClaimedBatch",
+    "ClaimedMessage",
+    "ColdStore",
+    "ConsumerState",
+    "Delivery",
+    "EventHandler",
+    "HandlerRequest",
+    "InboxAudit",
+    "InboxReceiver",
+    "InboxRepository",
+    "InboxRow",
+    "InboxSettlement",
+    "IncidentRecords",
+    "Inserted",
+    "JetStreamConsumer",
+    "JetStreamPublisher",
+    "Message",
+    "OpenBatch",
+    "OutboxRepository",
+    "OutboxRow",
+    "PublishFailure",
+    "Runs",
+]

@@ -1,0 +1,47 @@
+"""PORT-047-005: the handler of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import UUID
+
+from relay.domain.actor import Actor
+from relay.domain.identity import Originals
+from relay.domain.model import HandlerResult
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRequest:
+    """One call of a handler (SDS-047 §12). ``body`` is the JSON request, ready to send.
+
+    ``message_id`` is the key of the inbox; ``originals`` has the texts of ids that are no UUIDs.
+    ``idempotency_key`` is different for each message, and the same for its copies. ``token`` is the token of the
+    claim. A handler in this process may use it to settle the row itself, in the transaction of its own writes.
+    ``traceparent``: the span of this call, if the message belongs to a trace.
+    """
+
+    message_id: UUID
+    subject: str
+    event_type: str
+    event_version: int
+    correlation_id: UUID | None
+    attempt: int
+    body: bytes
+    headers: Mapping[str, str]
+    token: UUID
+    originals: Originals = field(default_factory=dict)
+    idempotency_key: str = ""
+    actor: Actor | None = None
+    traceparent: str | None = None
+
+
+class EventHandler(Protocol):
+    """PORT-047-005. It may be called again with the same message id. It must answer within its time-out."""
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        """Call the handler. Never raises because of an answer of the handler.
+
+        For a ``settled`` answer, ``processed_at`` is already committed, fenced by the request's token.
+        """
