@@ -1,0 +1,131 @@
+"""Real rows behind every route of the HTTP API, and what to ask each route so that it answers about them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from relay import jobs
+from relay.adapters.gate import Gates
+from relay.adapters.members import Members
+from relay.adapters.redis import create_broker
+from relay.settings import Settings
+from tests.integration.archiving import ANN, archived
+from tests.integration.console_rows import fill, fill_more, number
+from tests.integration.test_members import WORKER
+from tests.integration.test_ops_queues import handling, kill
+from tests.unit.ops_support import USERS
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A configuration with rows, and the names of what exists. Use `real_rows`."""
+
+    settings: Settings
+    context: str
+    jobs: list[str]
+    letters: list[int]
+
+    def names(self, path: str) -> dict[str, str]:
+        """Values for the parameters of a path: each names something that exists."""
+        ids = {
+            "events": number("first"),
+            "inbox": number("failing-message"),
+            "dead-letters": self.letters[0],
+            "tasks": number("task-failed"),
+        }
+        found = {"context": self.context, "queue": jobs.HANDLE_QUEUE, "name": "nightly_report"}
+        if path.endswith("/{id}"):
+            found["id"] = str(ids[path.split("/")[-2]])
+        return {name: value for name, value in found.items() if f"{{{name}}}" in path}
+
+    def requests(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        """For each route, as (method, path): queries of a GET, bodies of a POST, in an order that finds rows."""
+        context, some = "/api/v1/contexts/{context}", {"limit": 1}
+        dry = {"all": True, "dry_run": True}
+        return {
+            ("GET", "/api/v1/contexts"): [{}],
+            ("GET", "/api/v1/backlogs"): [{}],
+            ("GET", "/api/v1/explain"): [{"id": str(number("first"))}],
+            ("GET", "/api/v1/doctor"): [{}],
+            ("GET", "/api/v1/fleet"): [{}],
+            ("GET", "/api/v1/streams"): [{}],
+            ("GET", "/healthz"): [{}],
+            ("GET", "/readyz"): [{}],
+            ("GET", f"{context}/events"): [some, {"thorough": True}, {"event_type": "order_placed"}],
+            ("GET", f"{context}/events/{{id}}"): [{}, {"payload": True}],
+            ("POST", f"{context}/events/retry"): [dry, {"ids": [str(number(it)) for it in ("dead", "first")]}],
+            ("POST", f"{context}/events/replay"): [
+                {"filter": {"event_type": "order_placed"}, "dry_run": True},
+                {"ids": [str(number("first"))]},
+            ],
+            ("GET", f"{context}/inbox"): [some, {"thorough": True}],
+            ("GET", f"{context}/inbox/groups"): [{"status": "failing"}],
+            ("GET", f"{context}/inbox/{{id}}"): [{}, {"payload": True}],
+            ("POST", f"{context}/inbox/retry"): [dry, {"ids": [str(number("failing-message"))]}],
+            ("GET", f"{context}/dead-letters"): [some, {"thorough": True, "class": "poison"}],
+            ("GET", f"{context}/dead-letters/groups"): [{}],
+            ("GET", f"{context}/dead-letters/{{id}}"): [{}, {"payload": True}],
+            ("POST", f"{context}/dead-letters/requeue"): [dry, {"ids": [self.letters[0], 2**40]}],
+            ("POST", f"{context}/dead-letters/discard"): [{"ids": [self.letters[1]], "note": "a test"}],
+            ("POST", f"{context}/dead-letters/resolve"): [{"ids": [self.letters[2]], "note": "a test"}],
+            ("GET", f"{context}/tasks"): [some, {"thorough": True}],
+            ("GET", f"{context}/tasks/{{id}}"): [{}, {"payload": True}],
+            ("POST", f"{context}/tasks/retry"): [dry, {"ids": [str(number("task-failed"))]}],
+            ("POST", f"{context}/tasks/cancel"): [dry, {"ids": [str(number("task-0"))]}],
+            ("GET", f"{context}/parked"): [{}],
+            ("POST", f"{context}/parked/release"): [{"keys": ["order:7", "none"]}],
+            ("GET", f"{context}/schedule"): [{}],
+            ("POST", f"{context}/schedule/{{name}}/run"): [{"note": "a test"}],
+            ("POST", f"{context}/schedule/{{name}}/pause"): [{}],
+            ("POST", f"{context}/schedule/{{name}}/resume"): [{}],
+            ("GET", f"{context}/audit"): [{}, {"action": "dlq.requeue"}],
+            ("GET", f"{context}/archive"): [{}],
+            ("POST", f"{context}/archive/verify"): [{}],
+            ("POST", f"{context}/archive/restore"): [dry, {"all": True}],
+            ("POST", f"{context}/archive/replay"): [dry, {"all": True}],
+            ("GET", "/api/v1/queues"): [{}],
+            ("GET", "/api/v1/queues/{queue}/jobs"): [some, {"args": True}],
+            ("POST", "/api/v1/queues/{queue}/requeue"): [{"ids": [self.jobs[0], "none"]}],
+            ("POST", "/api/v1/queues/{queue}/delete"): [{"all": True}],
+        }
+
+
+@asynccontextmanager
+async def real_rows(database: str, nats: str, redis: str, namespace: str, folder: Path) -> AsyncIterator[Rows]:
+    """One context with rows of every kind in every state, an archive with files, and dead jobs in Redis."""
+    async with archived(database, nats, folder / "cold") as archive:
+        await archive.events(2)
+        fill(database, database)
+        fill_more(database)
+        context = archive.relay.context
+        with psycopg.connect(database) as connection:
+            connection.execute("DELETE FROM archive_batches")  # it has no file
+        await archive.command(rows=1).run(ANN)
+        with psycopg.connect(database) as connection:
+            rows = connection.execute("SELECT id FROM dead_letters ORDER BY id").fetchall()
+        broker = create_broker(redis, namespace=namespace, middleware=[])
+        dead = kill(broker, *(handling(context, "billing") for _ in range(3)))
+        gates = Gates(redis, namespace)
+        await Members(gates.client, namespace).beat(WORKER)
+        await gates.aclose()
+        billing = {"stream": archive.relay.stream, "filter_subject": ">", "handler": "http://127.0.0.1:9/handle"}
+        settings = {
+            "nats_url": nats,
+            "redis_url": redis,
+            "redis_namespace": namespace,
+            "contexts": {
+                context: {
+                    "database_url": database,
+                    "archive": {"after": "90d", "directory": str(archive.root)},
+                    "subscriptions": {"billing": billing},
+                }
+            },
+            "ops": {"users": {"all": {**USERS["operator"], "payloads": True}}},
+        }
+        yield Rows(Settings.model_validate(settings), context, dead, [id for (id,) in rows])

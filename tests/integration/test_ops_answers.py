@@ -1,0 +1,78 @@
+"""What each route of the HTTP API answers about real rows is what its document declares."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import jsonschema_rs
+import pytest
+
+from relay.devstack import NatsServer, ValkeyServer
+from tests.integration.ops_api import Api, serving
+from tests.integration.ops_rows import real_rows
+from tests.unit.ops_support import TOKENS
+
+pytestmark = pytest.mark.anyio
+
+
+async def document_of(api: Api) -> dict[str, Any]:
+    answer = await api.client.get("/api/v1/openapi.json", headers=_TOKEN)
+    document: dict[str, Any] = copy.deepcopy(answer.json())
+    for name, schema in document["components"]["schemas"].items():
+        if name.endswith("Out"):
+            schema["additionalProperties"] = False
+    return document
+
+
+def misfit(document: dict[str, Any], method: str, path: str, status: int, body: Any) -> str | None:
+    """Why a body is not what the document declares for this answer; None if it is."""
+    declared = document["paths"][path][method.lower()]["responses"].get(str(status))
+    if declared is None:
+        return f"{status} is not declared: {body}"
+    schema = declared["content"]["application/json"]["schema"]
+    try:
+        jsonschema_rs.validate({**schema, "components": document["components"]}, body)
+    except jsonschema_rs.ValidationError as error:
+        return str(error)
+    return None
+
+
+def about_nothing(body: Any) -> bool:
+    """Whether an answer is about no row."""
+    if not isinstance(body, dict):
+        return not body
+    rows = [body[it] for it in ("items", "jobs", "streams", "servers", "count", "sound") if it in body]
+    return not (rows or [body])[0]
+
+
+_TOKEN = {"Authorization": f"Bearer {TOKENS['operator']}"}
+
+
+async def test_each_answer_about_real_rows_is_what_its_route_declares(
+    database_url: str, nats_server: NatsServer, valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    namespace = f"test-{uuid4().hex}"
+    async with (
+        real_rows(database_url, nats_server.url, valkey.url, namespace, tmp_path) as rows,
+        serving(rows.settings) as api,
+    ):
+        document = await document_of(api)
+        declared = {(m.upper(), path) for path, found in document["paths"].items() for m in found}
+        requests = rows.requests()
+        assert {*requests} == declared, "each route needs a request here that finds rows"
+        wrong, empty = {}, []
+        for (method, path), asked in requests.items():
+            for it in asked:
+                how = {"params": it} if method == "GET" else {"json": it}
+                url = path.format(**rows.names(path))
+                answer = await api.client.request(method, url, headers=_TOKEN, **how)
+                body = answer.json()
+                if why := misfit(document, method, path, answer.status_code, body):
+                    wrong[method, path] = why
+                if answer.status_code >= 300 or about_nothing(body):
+                    empty.append((method, path, it, body))
+    assert wrong == {}
+    assert empty == []
