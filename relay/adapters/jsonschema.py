@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 
 from relay.domain.envelopes import Envelope, Outgoing, Own
-from relay.domain.errors import InvalidPayload, InvalidRequest, MalformedMessage
+from relay.domain.errors import InvalidPayload, MalformedMessage
 
 
 def validated(envelope: Envelope, field: str, schemas: Mapping[str, str]) -> Envelope:
@@ -40,15 +40,6 @@ def validated(envelope: Envelope, field: str, schemas: Mapping[str, str]) -> Env
         return fields
 
     return Envelope(encode, decode, envelope.parse)
-
-
-def check_schema(schema: object) -> None:
-    """Refuse a value that is not a JSON Schema. Raises InvalidRequest."""
-    try:
-        _validator(schema)
-    except (ValueError, jsonschema_rs.ReferencingError) as error:
-        # The first line says what is wrong; the others repeat the schema.
-        raise InvalidRequest(f"is not a JSON Schema: {str(error).splitlines()[0][:200]}") from None
 
 
 def _validator(schema: Any) -> jsonschema_rs.Draft202012Validator:

@@ -32,7 +32,7 @@ PLACES = {
 #: Commands that have no route, by what they are.
 ELSEWHERE = {
     "starts or makes something": {"init", "demo", "dev", "chaos", "ops"},
-    "is about this machine": {"config", "version", "schema list", "schema diff", "schema message-envelope"},
+    "is about this machine": {"config", "version", "schema list", "schema message-envelope"},
     "needs the rights of an administrator": {"db upgrade", "db grant", "streams ensure"},
     "is of a deployment": {"db status", "db sql", "streams permissions", "handler check"},
     "is what /readyz answers": {"health"},
