@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
-from consumer.handlers import IncomingEvent, Inject, MessageContext, Registry, Route
+from consumer.handlers import HandlerRegistry, HandlerRoute, IncomingEvent, Inject, MessageContext
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.envelopes import MSG_ID, read_request
@@ -45,7 +45,7 @@ class PythonEventHandler:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: HandlerRegistry,
         transactions: HandlerTransactions,
         *,
         timeout: timedelta,
@@ -149,7 +149,7 @@ class PythonEventHandler:
                 self.transactions,
             )
 
-    def _find(self, event: IncomingEvent) -> Route | None:
+    def _find(self, event: IncomingEvent) -> HandlerRoute | None:
         """Find the function of an event by its type, that of a command by its subject."""
         if self._commands and (name := command_name(event.subject)) is not None:
             return self.registry.find(name, event.event_version)
@@ -169,7 +169,7 @@ class PythonEventHandler:
                 return HandlerResult.failed(reason)
 
 
-def has_plain(registry: Registry) -> bool:
+def has_plain(registry: HandlerRegistry) -> bool:
     """Tell whether any function is a plain one, which needs a thread."""
     return not all(it.signature.is_async for it in registry.handlers.values())
 
@@ -195,7 +195,7 @@ def _read(request: HandlerRequest) -> IncomingEvent:
 # --- when a worker starts ---
 
 
-def check_commands(registry: Registry, filter_subject: str) -> None:
+def check_commands(registry: HandlerRegistry, filter_subject: str) -> None:
     """Raise InvalidHandler if a module lacks the handler of a command that a filter matches.
 
     One handler executes a command. The check knows the commands declared in this process, and the one that the
@@ -212,6 +212,6 @@ def check_commands(registry: Registry, filter_subject: str) -> None:
         raise _without_handler(registry, named)
 
 
-def _without_handler(registry: Registry, command: str) -> InvalidHandler:
+def _without_handler(registry: HandlerRegistry, command: str) -> InvalidHandler:
     message = f"the command {command} has no handler in {registry.name}, which handles {registry.known()}"
     return InvalidHandler(message, field="handler", hint="decorate a function with @handles(...)")

@@ -45,12 +45,12 @@ __all__ = [
     "AlreadyProcessed",
     "DomainError",
     "Handler",
+    "HandlerRegistry",
+    "HandlerRoute",
     "IncomingEvent",
     "Inject",
     "MessageContext",
     "Poison",
-    "Registry",
-    "Route",
     "handles",
     "load",
     "upcasts",
@@ -120,7 +120,7 @@ class Handler(Registered):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class HandlerRoute:
     """How an event reaches its handler: ``upcasters`` turn it into ``version``, which the handler takes."""
 
     handler: Handler
@@ -138,7 +138,7 @@ class Route:
 
 
 @dataclass
-class Registry:
+class HandlerRegistry:
     """The handlers and upcasters of one module, each for one version of one event type or command."""
 
     name: str = "this module"
@@ -166,23 +166,23 @@ class Registry:
 
         return register
 
-    def include(self, other: Registry) -> None:
+    def include(self, other: HandlerRegistry) -> None:
         """Add another registry's functions. Raises InvalidHandler when both have one for the same event."""
         for key, handler in other.handlers.items():
             _put(self.handlers, key, handler, "handled by")
         for key, upcaster in other.upcasters.items():
             _put(self.upcasters, key, upcaster, "upcast by")
 
-    def find(self, event_type: str, version: int) -> Route | None:
+    def find(self, event_type: str, version: int) -> HandlerRoute | None:
         """Find the handler of this version; if there is none, the newest one to which the upcasters lead."""
         if handler := self.handlers.get((event_type, version)):
-            return Route(handler, version, ())
+            return HandlerRoute(handler, version, ())
         found, passed = None, []
         while upcaster := self.upcasters.get((event_type, version)):
             passed.append(upcaster)
             version += 1
             if handler := self.handlers.get((event_type, version)):
-                found = Route(handler, version, tuple(passed))
+                found = HandlerRoute(handler, version, tuple(passed))
         return found
 
     @property
@@ -195,7 +195,7 @@ class Registry:
         return ", ".join(f"{event_type} v{version}" for event_type, version in sorted(self.handlers)) or "nothing"
 
 
-_modules: Final[dict[str, Registry]] = {}
+_modules: Final[dict[str, HandlerRegistry]] = {}
 
 
 def handles(kind: str | type, *, version: int | None = None) -> Callable[[Function], Function]:
@@ -217,7 +217,7 @@ def upcasts(event_type: str, *, from_version: int) -> Callable[[Function], Funct
     return lambda function: _of(function).upcasts(event_type, from_version=from_version)(function)
 
 
-def load(module: str) -> Registry:
+def load(module: str) -> HandlerRegistry:
     """Import a module; return what it and its imported submodules have registered.
 
     Raises InvalidHandler when the module is missing or registers nothing. An error inside the module
@@ -231,7 +231,7 @@ def load(module: str) -> Registry:
         raise InvalidHandler(
             f"there is no module {module!r}", field="handler", hint="is it on PYTHONPATH?"
         ) from None
-    merged = Registry(module)
+    merged = HandlerRegistry(module)
     for part in _parts(module):
         merged.include(part)
     if not merged.handlers:
@@ -239,15 +239,15 @@ def load(module: str) -> Registry:
     return merged
 
 
-def _parts(module: str) -> Iterator[Registry]:
+def _parts(module: str) -> Iterator[HandlerRegistry]:
     for name, registry in _modules.items():
         if f"{name}.".startswith(f"{module}."):
             yield registry
 
 
-def _of(function: Callable[..., Any]) -> Registry:
+def _of(function: Callable[..., Any]) -> HandlerRegistry:
     name = getattr(function, "__module__", None) or "__main__"
-    return _modules.setdefault(name, Registry(name))
+    return _modules.setdefault(name, HandlerRegistry(name))
 
 
 def _handled(kind: str | type, version: int | None) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from consumer.order import WatchNumbers
+from consumer.key_order import DeliveryNumbers
 from relay import jobs
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.redis import RelayBroker
@@ -69,7 +69,7 @@ class PullMessages:
         enqueue: Callable[[Sequence[UUID]], Awaitable[None]],
         facts: FactSink,
         order: OrderedInboxAdapter | None = None,
-        watch: WatchNumbers | None = None,
+        watch: DeliveryNumbers | None = None,
     ) -> None:
         self._config = config
         self._inbox = inbox

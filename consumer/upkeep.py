@@ -1,4 +1,4 @@
-"""The upkeep of a context's subscriptions, in one job: the parts of `jobs.LOOK_AFTER`."""
+"""The upkeep of a context's subscriptions, in one job: the routines of `jobs.LOOK_AFTER`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Final
 
 from consumer import wiring
-from consumer.parts import Part, Slots, Work
+from consumer.routines import Routine, RoutineSlots, RunRoutines
 from relay import jobs
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.domain.facts import MessagesReEnqueued
@@ -18,12 +18,14 @@ from relay.worker import application, broker
 
 _RECOVER: Final = timedelta(seconds=3)
 _RESCUE: Final = timedelta(seconds=10)
-#: How many parts of one context, and of all contexts, run at the same time. When a fleet starts, all are due.
-_MAX_PARTS: Final = 8
-_MAX_PARTS_OF_ALL: Final = 32
-#: The same for comparisons, which read many rows.
+#: How many routines of a context run at the same time. All are due when a fleet starts.
+_MAX_ROUTINES: Final = 8
+#: How many routines of all contexts run at the same time.
+_MAX_ALL_ROUTINES: Final = 32
+#: How many comparisons of a context run at the same time. They read many rows.
 _MAX_COMPARISONS: Final = 1
-_MAX_COMPARISONS_OF_ALL: Final = 4
+#: How many comparisons of all contexts run at the same time.
+_MAX_ALL_COMPARISONS: Final = 4
 _SWEEP_MAX_ROWS: Final = 1_000
 _PAGE_ROWS: Final = 1_000
 
@@ -35,21 +37,21 @@ def _shared(size: int) -> asyncio.Semaphore:
 
 
 @cache
-def _slots(_context: str) -> tuple[Slots, Slots]:
-    """The slots for the parts of a context, and those for its comparisons."""
+def _slots(_context: str) -> tuple[RoutineSlots, RoutineSlots]:
+    """The slots for the routines of a context, and those for its comparisons."""
     return (
-        Slots(_MAX_PARTS, _shared(_MAX_PARTS_OF_ALL)),
-        Slots(_MAX_COMPARISONS, _shared(_MAX_COMPARISONS_OF_ALL)),
+        RoutineSlots(_MAX_ROUTINES, _shared(_MAX_ALL_ROUTINES)),
+        RoutineSlots(_MAX_COMPARISONS, _shared(_MAX_ALL_COMPARISONS)),
     )
 
 
-def parts_of(context: str, unfinished: Collection[str] | None) -> Iterator[Part]:
-    """All parts of a context. Subscriptions without ``unfinished`` messages need fewer."""
+def routines_of(context: str, unfinished: Collection[str] | None) -> Iterator[Routine]:
+    """All routines of a context. Subscriptions without ``unfinished`` messages need fewer."""
     settings = application.context(context).settings
     quick, slow = _slots(context)
     swept = [name for name in settings.subscriptions if unfinished is None or name in unfinished]
-    yield Part("sweep_inbox", _RECOVER, partial(sweep_all, context, swept), quick)
-    yield Part("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
+    yield Routine("sweep_inbox", _RECOVER, partial(sweep_all, context, swept), quick)
+    yield Routine("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
     for name, subscription in settings.subscriptions.items():
         keep = keep_in_progress if name in swept else _nothing
         for what, every, run, slots in (
@@ -58,20 +60,20 @@ def parts_of(context: str, unfinished: Collection[str] | None) -> Iterator[Part]
             ("rescue_exhausted", _RESCUE, rescue_exhausted, quick),
             ("reconcile_inbox", RECONCILE_EVERY, reconcile_latest, slow),
         ):
-            yield Part(f"{what}:{name}", every, partial(run, context, name), slots)
+            yield Routine(f"{what}:{name}", every, partial(run, context, name), slots)
 
 
-async def begin(context: str, unfinished: Collection[str] | None) -> Work:
-    """Begin the parts of a context that are due. Raises QueueUnreachable."""
+async def begin(context: str, unfinished: Collection[str] | None) -> RunRoutines:
+    """Begin the routines of a context that are due. Raises QueueUnreachable."""
     duty, every = jobs.LOOK_AFTER.of(context), application.context(context).settings.look_after_every
-    work = Work(
-        duty, parts_of(context, unfinished), application.gates, application.facts, lambda: application.stopping
+    work = RunRoutines(
+        duty, routines_of(context, unfinished), application.gates, application.facts, lambda: application.stopping
     )
     await work.begin(every)
     return work
 
 
-# --- the parts. Each raises BrokerUnreachable, DatabaseUnreachable or QueueUnreachable, and may run twice ---
+# --- the routines. Each raises BrokerUnreachable, DatabaseUnreachable or QueueUnreachable, and may run twice ---
 
 
 async def sweep_all(context: str, subscriptions: Iterable[str]) -> None:
@@ -110,14 +112,14 @@ async def keep_in_progress(context: str, subscription: str) -> None:
 
 async def rescue_exhausted(context: str, subscription: str) -> None:
     """Store messages in the inbox that JetStream no longer delivers (max_deliver)."""
-    await wiring.gaps(context, subscription).rescue(wiring.advisories(context, subscription))
+    await wiring.recovery(context, subscription).rescue(wiring.advisories(context, subscription))
 
 
 async def recover_deliveries(
     context: str, subscription: str, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
     """Store messages in the inbox that were delivered to a worker which then died."""
-    await wiring.gaps(context, subscription).recover(sleep)
+    await wiring.recovery(context, subscription).recover(sleep)
 
 
 async def record_dead_letters(context: str) -> None:
@@ -130,7 +132,7 @@ async def record_dead_letters(context: str) -> None:
 async def reconcile_inbox(context: str, subscription: str, page: int | None) -> None:
     """Fetch what JetStream has finished but the inbox does not hold; ``page`` None compares everything."""
     find = application.find_missing(context, subscription)
-    await wiring.gaps(context, subscription).reconcile(find, page)
+    await wiring.recovery(context, subscription).reconcile(find, page)
 
 
 async def reconcile_latest(context: str, subscription: str) -> None:

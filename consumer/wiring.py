@@ -11,11 +11,11 @@ from uuid import UUID
 
 from consumer.deadletters import RecordDeadLetters, SendAlerts
 from consumer.functions import PythonEventHandler, check_commands, has_plain
-from consumer.gaps import Gaps
 from consumer.handlers import load
-from consumer.messages import FunctionRows, MessageConfig, MessageRows, waiting_messages
-from consumer.order import GoOn, WatchNumbers
+from consumer.key_order import DeliveryNumbers, NextOfKey
+from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, waiting_messages
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
+from consumer.recovery import Recovery
 from relay import jobs
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.auditor import StreamReader
@@ -135,16 +135,16 @@ def _rows(context: str, subscription: str) -> MessageRows:
         application.consumer(context, subscription),
         application.context(context).dead_letters,
         application.facts,
-        _go_on(context, subscription),
+        _next_of_key(context, subscription),
     )
     return rows
 
 
-def _go_on(context: str, subscription: str) -> GoOn | None:
+def _next_of_key(context: str, subscription: str) -> NextOfKey | None:
     order = application.order(context, subscription)
     if order is None:
         return None
-    return GoOn(order, application.consumer(context, subscription), enqueue(context, subscription))
+    return NextOfKey(order, application.consumer(context, subscription), enqueue(context, subscription))
 
 
 @cache
@@ -219,12 +219,12 @@ def pull(context: str, subscription: str) -> PullMessages:
 
 
 @cache
-def watch(context: str, subscription: str) -> WatchNumbers | None:
+def watch(context: str, subscription: str) -> DeliveryNumbers | None:
     """What numbers the deliveries of an ordered subscription."""
     order, settings = application.order(context, subscription), application.subscription(context, subscription)
     if order is None:
         return None
-    return WatchNumbers(subscription, settings.stream, order, application.consumer(context, subscription))
+    return DeliveryNumbers(subscription, settings.stream, order, application.consumer(context, subscription))
 
 
 def _batch_size(max_ack_pending: int) -> int:
@@ -252,10 +252,10 @@ def alerts(context: str) -> SendAlerts | None:
 
 
 @cache
-def gaps(context: str, subscription: str) -> Gaps:
+def recovery(context: str, subscription: str) -> Recovery:
     """What takes up messages that went missing on the way into the inbox."""
     spec = application.subscription(context, subscription).consumer_spec()
-    return Gaps(
+    return Recovery(
         context=context,
         subscription=subscription,
         stream=spec.stream,

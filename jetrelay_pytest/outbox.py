@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from consumer.functions import PythonEventHandler, Unknown
-from consumer.handlers import Poison, Registry, load
+from consumer.handlers import HandlerRegistry, Poison, load
 from jetrelay_pytest.calling import MAX_CALLS, Sessions, Transactions, call, call_async
 from jetrelay_pytest.expecting import check_columns, expect, holds, plain
 from relay import Event, Outbox
@@ -135,7 +135,7 @@ class OutboxInMemory:
 
     def drain(
         self,
-        handlers: str | ModuleType | Registry,
+        handlers: str | ModuleType | HandlerRegistry,
         *,
         sessions: Sessions = Session,
         async_sessions: Sessions = AsyncSession,
@@ -159,7 +159,7 @@ class OutboxInMemory:
 
     async def drain_async(
         self,
-        handlers: str | ModuleType | Registry,
+        handlers: str | ModuleType | HandlerRegistry,
         *,
         sessions: Sessions = Session,
         async_sessions: Sessions = AsyncSession,
@@ -175,7 +175,7 @@ class OutboxInMemory:
 
     def deliver(
         self,
-        handlers: str | ModuleType | Registry,
+        handlers: str | ModuleType | HandlerRegistry,
         event: Event | BaseModel,
         *,
         sessions: Sessions = Session,
@@ -189,7 +189,7 @@ class OutboxInMemory:
 
     async def deliver_async(
         self,
-        handlers: str | ModuleType | Registry,
+        handlers: str | ModuleType | HandlerRegistry,
         event: Event | BaseModel,
         *,
         sessions: Sessions = Session,
@@ -199,7 +199,7 @@ class OutboxInMemory:
         await call_async(self._delivery(handlers, event, Transactions(sessions, async_sessions)))
 
     def _delivery(
-        self, handlers: str | ModuleType | Registry, event: Event | BaseModel, transactions: Transactions
+        self, handlers: str | ModuleType | HandlerRegistry, event: Event | BaseModel, transactions: Transactions
     ) -> PreparedCall:
         row = _committed(self.context, event)
         prepared = self._prepared(_handler(handlers, transactions, "dead-letter"), row)
@@ -207,7 +207,7 @@ class OutboxInMemory:
         return prepared
 
     def _due(
-        self, handlers: str | ModuleType | Registry, transactions: Transactions, *, delayed: bool
+        self, handlers: str | ModuleType | HandlerRegistry, transactions: Transactions, *, delayed: bool
     ) -> Iterator[PreparedCall]:
         """Yield the calls of events that are due. An event is done when the next call is asked for."""
         handler = _handler(handlers, transactions, "skip")
@@ -248,9 +248,9 @@ def _named(event: str | type[BaseModel] | BaseModel) -> tuple[str, int | None, A
 
 
 def _handler(
-    handlers: str | ModuleType | Registry, transactions: Transactions, unknown: Unknown
+    handlers: str | ModuleType | HandlerRegistry, transactions: Transactions, unknown: Unknown
 ) -> PythonEventHandler:
-    if not isinstance(handlers, Registry):
+    if not isinstance(handlers, HandlerRegistry):
         handlers = load(handlers if isinstance(handlers, str) else handlers.__name__)
     lent: Any = transactions
     return PythonEventHandler(handlers, lent, timeout=_LONG, unknown=unknown)

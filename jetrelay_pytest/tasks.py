@@ -23,7 +23,7 @@ from relay.domain.traceparent import TRACEPARENT
 from relay.execution.calls import PreparedCall
 from relay.execution.signatures import Inject
 from tasks import TaskContext
-from tasks.registry import Registry, TaskHandler, registry
+from tasks.registry import TaskHandler, TaskRegistry, registry
 
 Task = str | Callable[..., Any]
 
@@ -131,7 +131,7 @@ class TasksInMemory:
         sessions: Sessions = Session,
         async_sessions: Sessions = AsyncSession,
         delayed: bool = False,
-        within: Registry = registry,
+        within: TaskRegistry = registry,
     ) -> int:
         """Run every task that is due and registered in this process, and those that they schedule in turn.
 
@@ -151,7 +151,7 @@ class TasksInMemory:
         sessions: Sessions = Session,
         async_sessions: Sessions = AsyncSession,
         delayed: bool = False,
-        within: Registry = registry,
+        within: TaskRegistry = registry,
     ) -> int:
         """Do what `drain` does, in a test that is a coroutine."""
         calls = 0
@@ -161,7 +161,7 @@ class TasksInMemory:
             calls += 1
         return calls
 
-    def _due(self, transactions: Transactions, within: Registry, *, delayed: bool) -> Iterator[PreparedCall]:
+    def _due(self, transactions: Transactions, within: TaskRegistry, *, delayed: bool) -> Iterator[PreparedCall]:
         """Yield the calls of tasks that are due. A task is done when the next call is asked for."""
         calls = 0
         for task in self.tasks:  # it grows meanwhile

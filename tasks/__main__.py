@@ -24,7 +24,7 @@ from relay.settings import ContextSettings, Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from relay.tracing import fleet_tracing
 from tasks.registry import registry
-from tasks.rows import TaskRows
+from tasks.task_rows import TaskRows
 from tasks.worker import Tasks, TaskWorker
 
 #: Connections beyond those of the handlers: for claims, renewals and the poll.

@@ -34,9 +34,9 @@ from relay.worker import (
     settings,
     try_again,
 )
-from tasks.forward import DeliverTasks
+from tasks.deliver import DeliverTasks
 from tasks.registry import registry
-from tasks.rows import TaskKey, TaskRows, in_thread
+from tasks.task_rows import TaskKey, TaskRows, in_thread
 
 #: How many seconds a delivery job runs. It ends before its gate expires.
 _SLICE_S: Final = 3.0

@@ -21,7 +21,7 @@ from relay.domain.identity import Id, identified
 from relay.domain.limits import check_schema, encode_payload
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, BackgroundTask, InvalidTask
 from relay.domain.traceparent import TRACEPARENT, trace_id
-from tasks.registry import Registry, plain, registry
+from tasks.registry import TaskRegistry, plain, registry
 
 #: The longest payload, in bytes of JSON: tasks carry ids, not documents.
 MAX_PAYLOAD_BYTES: Final = 262_144
@@ -60,7 +60,7 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
     metadata: Mapping[str, Any] | None = None,
     schema: str | None = None,
     registered: bool = True,
-    within: Registry = registry,
+    within: TaskRegistry = registry,
 ) -> BackgroundTask:
     """Check a task and fill in the defaults; correlation and trace come from the `RequestContext`.
 

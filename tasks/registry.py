@@ -114,7 +114,7 @@ def _field(value: Any, name: str) -> object:
 
 
 @dataclass
-class Registry:
+class TaskRegistry:
     """The task handlers of a process, one for each type."""
 
     handlers: dict[str, TaskHandler] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class Registry:
 
 
 #: The handlers that `task` registers.
-registry: Final = Registry()
+registry: Final = TaskRegistry()
 
 
 def task(  # noqa: PLR0913 - each option is one keyword
@@ -174,7 +174,7 @@ def task(  # noqa: PLR0913 - each option is one keyword
     rate_limit: str | None = None,
     concurrency: int | None = None,
     concurrency_key: Key | None = None,
-    into: Registry = registry,
+    into: TaskRegistry = registry,
 ) -> Callable[[Decorated], Decorated]:
     """Register a function as the handler of a type of task; it stays an ordinary function.
 

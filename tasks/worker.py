@@ -1,6 +1,6 @@
 """Strategy A: this process polls and runs tasks, for a service without Redis (building blocks §2.7).
 
-Registry, claims and limits are the same as with Dramatiq, so both may work on one table.
+TaskRegistry, claims and limits are the same as with Dramatiq, so both may work on one table.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from relay.domain.facts import FactSink, OutageSeen
 from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall
 from relay.execution.runners import RunOnLoop
-from tasks.forward import DeliverTasks
-from tasks.rows import TaskKey
+from tasks.deliver import DeliverTasks
+from tasks.task_rows import TaskKey
 
 #: How often to look for lost tasks, in seconds.
 _SWEEP_INTERVAL_S: Final = 1.0

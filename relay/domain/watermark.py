@@ -16,7 +16,7 @@ _MAX_SPANS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DeliveryRange:
     """Deliveries ``first`` to ``last``, all in the inbox. ``stream_seq`` is their highest place in the stream."""
 
     first: int
@@ -34,7 +34,7 @@ class Watermark:
 
     consumer_seq: int | None = 0
     stream_seq: int = 0
-    ahead: tuple[Span, ...] = ()
+    ahead: tuple[DeliveryRange, ...] = ()
 
     def received(self, deliveries: Iterable[tuple[int, int]]) -> Watermark:
         """The mark after these deliveries (number, place) have reached the inbox."""
@@ -63,19 +63,19 @@ class Watermark:
             return Watermark(consumer_seq, stream_seq)
         return Watermark(None, self.stream_seq)
 
-    def _absorb(self, spans: Iterable[Span]) -> Watermark:
-        known, place, ahead = self.consumer_seq, self.stream_seq, list[Span]()
+    def _absorb(self, spans: Iterable[DeliveryRange]) -> Watermark:
+        known, place, ahead = self.consumer_seq, self.stream_seq, list[DeliveryRange]()
         for span in sorted(spans, key=lambda it: it.first):
             if known is not None and span.first <= known + 1:
                 known, place = max(known, span.last), max(place, span.stream_seq)
             elif ahead and span.first <= ahead[-1].last + 1:
                 last = ahead[-1]
                 joined = max(last.last, span.last), max(last.stream_seq, span.stream_seq)
-                ahead[-1] = Span(last.first, *joined)
+                ahead[-1] = DeliveryRange(last.first, *joined)
             else:
                 ahead.append(span)
         return Watermark(known, place, tuple(ahead[-_MAX_SPANS:]))
 
 
-def _spans(deliveries: Iterable[tuple[int, int]]) -> Iterable[Span]:
-    return (Span(number, number, place) for number, place in deliveries)
+def _spans(deliveries: Iterable[tuple[int, int]]) -> Iterable[DeliveryRange]:
+    return (DeliveryRange(number, number, place) for number, place in deliveries)

@@ -30,7 +30,7 @@ Answers: TypeAlias = dict[UUID, HandlerResult]
 
 
 @dataclass(slots=True)
-class Outcome:
+class BatchOutcome:
     """The outcome of the first ``begun`` messages: ``answers``, and the messages to be handled ``alone``."""
 
     answers: Answers = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Batch:
         self._members = members
         self._token = token
         self._transactions = transactions
-        self._outcome = Outcome()
+        self._outcome = BatchOutcome()
         self._written: list[PreparedCall] = []
         self._begin = self._since = time.monotonic()
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Batch:
 
     # --- in its thread, or on the loop ---
 
-    def run(self) -> Outcome:
+    def run(self) -> BatchOutcome:
         """Call plain functions, one after the other."""
         try:
             with self._transactions.share() as shared:
@@ -72,7 +72,7 @@ class Batch:
                 self._pid = None
         return self._kept()
 
-    async def run_async(self, seconds: float) -> Outcome:
+    async def run_async(self, seconds: float) -> BatchOutcome:
         """Await coroutine functions, one after the other, each for at most ``seconds``."""
         try:
             async with self._transactions.share_async() as shared:
@@ -128,11 +128,11 @@ class Batch:
                 raise TransactionBroken("a function has outlived its time-out")
             self._committing = True
 
-    def _kept(self) -> Outcome:
+    def _kept(self) -> BatchOutcome:
         self._outcome.answers |= {member.id: SETTLED for member in self._written}
         return self._outcome
 
-    def _lost(self, error: BaseException) -> Outcome:
+    def _lost(self, error: BaseException) -> BatchOutcome:
         """The outcome if nothing was written. If no message had begun, no transaction was possible: all failed."""
         self._outcome.alone += self._written
         if not self._outcome.begun:
@@ -142,7 +142,7 @@ class Batch:
 
     # --- on the loop, while the thread runs ---
 
-    async def watched(self, calls: Calls, seconds: float) -> Outcome:
+    async def watched(self, calls: Calls, seconds: float) -> BatchOutcome:
         """Run in a thread. If a function takes longer than ``seconds``, leave its thread to itself."""
         running = asyncio.ensure_future(calls.in_thread(self.run, self._lost))
         while True:
@@ -154,7 +154,7 @@ class Batch:
                 await asyncio.to_thread(self._end)
                 return outcome
 
-    def _abandon(self, seconds: float) -> Outcome | None:
+    def _abandon(self, seconds: float) -> BatchOutcome | None:
         """Forbid the thread to commit. None if it commits already."""
         with self._lock:
             if self._committing:
@@ -164,7 +164,7 @@ class Batch:
             known = {member.id for member in (*self._written, *self._outcome.alone)} | {*self._outcome.answers}
             without = {member.id: timed_out(seconds) for member in self._members[:begun] if member.id not in known}
             alone = [*self._outcome.alone, *self._written]
-            return Outcome(self._outcome.answers | without, alone, begun)
+            return BatchOutcome(self._outcome.answers | without, alone, begun)
 
     def _end(self) -> None:
         """End the transaction that was left behind: the messages that are handled alone need its locks."""
@@ -192,7 +192,7 @@ class Together:
             members = members[outcome.begun :]
         return answers, alone
 
-    async def _run(self, batch: Batch, first: PreparedCall) -> Outcome:
+    async def _run(self, batch: Batch, first: PreparedCall) -> BatchOutcome:
         if not first.function.signature.is_async:
             return await batch.watched(self._calls, self._seconds)
         async with self._calls.slots:

@@ -89,7 +89,7 @@ async def renewing(lease: timedelta, since: float, renew: Callable[[], Awaitable
             task.cancel()
 
 
-class Overdue(Exception):
+class TimeUp(Exception):
     """The time was up before the function returned."""
 
 
@@ -127,7 +127,7 @@ class Watchdog:
     def call(self, function: Callable[[], Result], attended: Attended) -> Result:
         """Call a function in this thread. Raises what it raises.
 
-        Raises Overdue when its time was up before it returned, and LeaseOver if it must not begin.
+        Raises TimeUp when its time was up before it returned, and LeaseOver if it must not begin.
         """
         if left(attended.lease, attended.since) <= 0:
             raise LeaseOver("the claim was over before the call began")
@@ -144,7 +144,7 @@ class Watchdog:
             if attended.keeper is not None:
                 self._loop.call_soon_threadsafe(attended.keeper.cancel)
             if not ours:
-                raise Overdue
+                raise TimeUp
 
     def _withdraw(self, call: Attended) -> bool:
         """Stop attending a call. Only one caller gets it: its thread, or the loop when the time is up."""

@@ -13,7 +13,7 @@ from relay.domain.policies import DeadLetter, Disposition, Retry
 from relay.execution.calls import PreparedCall
 
 
-class Held(Protocol):
+class HeldClaim(Protocol):
     """A row held under a claim. ``since``: `time.monotonic` before the claim was asked for."""
 
     @property
@@ -22,7 +22,7 @@ class Held(Protocol):
 
 KeyT = TypeVar("KeyT")
 KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
-ClaimT = TypeVar("ClaimT", bound=Held)
+ClaimT = TypeVar("ClaimT", bound=HeldClaim)
 RequestT = TypeVar("RequestT")
 
 

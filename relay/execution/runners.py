@@ -25,7 +25,7 @@ from relay.domain.errors import Outage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
 from relay.execution.calls import PreparedCall, answer, timed_out
-from relay.execution.lease import Attended, Overdue, Watchdog, renewing
+from relay.execution.lease import Attended, TimeUp, Watchdog, renewing
 from relay.execution.prefetch import Prefetch, Waiting
 from relay.execution.rows import ClaimT, KeyT, RequestT, Rows, Terms, ThreadRows
 from relay.failpoints import reach
@@ -180,7 +180,7 @@ class RunInThread(Generic[KeyT, ClaimT, RequestT]):
             return self._loop.run_coroutine(self._one.handle(claim))
         try:
             result = call if isinstance(call, HandlerResult) else self._call(call, claim, taken, terms)
-        except Overdue:
+        except TimeUp:
             # The loop has settled the row.
             return None
         return self._conclude(claim, self._rows.decide(result, claim, time.perf_counter() - begun), taken)

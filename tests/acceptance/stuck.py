@@ -1,7 +1,7 @@
 """Duties that hang in the middle of their job, loaded by the processes of a test as a module of actors.
 
 A file of a duty's name in the directory STUCK has its next run hang; every run that begins leaves a file in
-``begun``. So it is with the parts of a duty. A process with this module does once an hour what others do often.
+``begun``. So it is with the routines of a duty. A process with this module does once an hour what others do often.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final
 from uuid import uuid4
 
 from consumer import upkeep
-from consumer.parts import Part
+from consumer.routines import Routine
 from relay.adapters.gate import Gates
 from scheduler import ticks
 
 _STUCK: Final = Path(os.environ["STUCK"])
 _SELDOM: Final = timedelta(hours=1)
 _hold = Gates.hold
-_parts = upkeep.parts_of
+_routines = upkeep.routines_of
 
 
 @asynccontextmanager
@@ -35,14 +35,14 @@ async def hold(gates: Gates, duty: str, token: str) -> AsyncIterator[bool]:
         yield ours
 
 
-def parts(context: str, unfinished: Collection[str] | None) -> Iterator[Part]:
-    for part in _parts(context, unfinished):
-        yield replace(part, every=_SELDOM, run=lambda part=part: _run(part))
+def routines(context: str, unfinished: Collection[str] | None) -> Iterator[Routine]:
+    for routine in _routines(context, unfinished):
+        yield replace(routine, every=_SELDOM, run=lambda routine=routine: _run(routine))
 
 
-async def _run(part: Part) -> None:
-    await _begin(part.name)
-    await part.run()
+async def _run(routine: Routine) -> None:
+    await _begin(routine.name)
+    await routine.run()
 
 
 async def _begin(duty: str) -> None:
@@ -55,5 +55,5 @@ async def _begin(duty: str) -> None:
 
 
 Gates.hold = hold  # type: ignore[method-assign]
-upkeep.parts_of = parts
+upkeep.routines_of = routines
 ticks.RECONCILE_EVERY = _SELDOM  # type: ignore[misc]

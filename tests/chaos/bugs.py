@@ -15,8 +15,8 @@ from typing import Any, Final, LiteralString
 from uuid import UUID
 from zlib import crc32
 
-from consumer.gaps import Gaps
 from consumer.pull import PullMessages
+from consumer.recovery import Recovery
 from relay.adapters.gate import Gates
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
@@ -47,11 +47,11 @@ def ack_before_commit() -> None:
         await self._consumer.state()  # answered after the acknowledgements are taken
         return await accept(self, deliveries)
 
-    async def look_away(self: Gaps, find: FindMissing, page: int | None = None) -> int:
+    async def look_away(self: Recovery, find: FindMissing, page: int | None = None) -> int:
         return 0
 
     _patch(PullMessages, "accept", acknowledge_first)
-    _patch(Gaps, "reconcile", look_away)
+    _patch(Recovery, "reconcile", look_away)
 
 
 def skip_mark() -> None:

@@ -18,10 +18,10 @@ from nats.js.api import ConsumerConfig, StreamConfig
 from psycopg.rows import dict_row
 
 from consumer.functions import PythonEventHandler
-from consumer.gaps import Gaps
-from consumer.messages import FunctionRows, MessageConfig, MessageRows
-from consumer.order import GoOn, WatchNumbers
+from consumer.key_order import DeliveryNumbers, NextOfKey
+from consumer.message_rows import FunctionRows, MessageConfig, MessageRows
 from consumer.pull import PullConfig, PullMessages
+from consumer.recovery import Recovery
 from relay.adapters.jetstream.auditor import StreamReader
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
@@ -134,10 +134,10 @@ class Subscription:
         self.inbox = self.order = OrderedInboxAdapter(self.pool, failed_head=failed_head)
         return self
 
-    def watch(self, **parts: Any) -> WatchNumbers | None:
+    def watch(self, **parts: Any) -> DeliveryNumbers | None:
         if self.order is None:
             return None
-        return WatchNumbers(SUBSCRIPTION, self.stream, self.order, parts.get("consumer", self.consumer))
+        return DeliveryNumbers(SUBSCRIPTION, self.stream, self.order, parts.get("consumer", self.consumer))
 
     @property
     def stream(self) -> str:
@@ -202,7 +202,7 @@ class Subscription:
             parts.get("consumer", self.consumer),
             RouteToDeadLetter(self.context, publisher, self.facts.append),
             self.facts.append,
-            self.order and GoOn(self.order, self.consumer, self.enqueue),
+            self.order and NextOfKey(self.order, self.consumer, self.enqueue),
         )
 
     def chunk(self, handler: Any, **parts: Any) -> RunChunk:
@@ -210,11 +210,11 @@ class Subscription:
         ask_all = getattr(handler, "handle_all", None) or side_by_side(handler)
         return RunChunk(self.messages(handler, **parts), claims, ask_all)
 
-    def gaps(self, filter_subject: str | None = None, **parts: Any) -> Gaps:
+    def recovery(self, filter_subject: str | None = None, **parts: Any) -> Recovery:
         reader = StreamReader(
             self.nats, stream=self.stream, durable="down", filter_subject=filter_subject or f"{self.name}.event.>"
         )
-        return Gaps(
+        return Recovery(
             context=self.context,
             subscription=SUBSCRIPTION,
             stream=self.stream,

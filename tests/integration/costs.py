@@ -29,7 +29,7 @@ from relay.domain.tasks import TaskRef
 from relay.jobs import HANDLE_QUEUE, PUBLISH_QUEUE
 from relay.ports import Delivery
 from tasks import TaskContext
-from tasks.forward import DeliverTasks
+from tasks.deliver import DeliverTasks
 from tests.integration.consuming import SUBSCRIPTION, Subscription, subscribed
 from tests.integration.http_service import answering, calling
 from tests.integration.metering import Cost, Laboratory, Meter, Scenario, laboratory, measured
@@ -59,8 +59,8 @@ def long_claims() -> Iterator[None]:
     """Let nothing hang on how long things take: that is not counted."""
     lease = timedelta(hours=1)
     with (
-        patch("consumer.messages.MessageRows.lease", lease),
-        patch("tasks.rows.TaskRows.lease", lease),
+        patch("consumer.message_rows.MessageRows.lease", lease),
+        patch("tasks.task_rows.TaskRows.lease", lease),
         patch("relay.execution.batch._MAX_TRANSACTION_S", 3600.0),
         patch("relay.execution.prefetch._HORIZON_S", 1e9),
         patch("relay.execution.prefetch._STALE_S", 3600.0),

@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from consumer.functions import PythonEventHandler, Unknown
-from consumer.handlers import MessageContext, Registry
-from consumer.messages import FunctionRows
+from consumer.handlers import HandlerRegistry, MessageContext
+from consumer.message_rows import FunctionRows
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.execution.runners import RunInThread
 from relay.ports import ClaimedMessage, HandlerRequest
@@ -170,7 +170,7 @@ class Handling:
         self, *functions: Callable[..., Any], timeout: float = 10, unknown: Unknown = "dead-letter", **routes: Any
     ) -> PythonEventHandler:
         """Serve functions as handlers of ``vibe_created`` 1, 2, …"""
-        registry = routes.get("registry") or Registry("tests")
+        registry = routes.get("registry") or HandlerRegistry("tests")
         for version, function in enumerate(functions, 1):
             registry.handles("vibe_created", version=version)(function)
         limit = timedelta(seconds=timeout)

@@ -23,9 +23,9 @@ from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall
 from relay.execution.runners import RunInThread, RunOnLoop
 from tasks import schedule, task
-from tasks.forward import DeliverTasks
-from tasks.registry import Registry
-from tasks.rows import TaskKey, TaskRows
+from tasks.deliver import DeliverTasks
+from tasks.registry import TaskRegistry
+from tasks.task_rows import TaskKey, TaskRows
 from tasks.worker import Tasks as OnLoop
 from tasks.worker import TaskWorker
 from tests.integration.python_handling import RunningLoop
@@ -43,7 +43,7 @@ class Tasks:
     """The tasks of one database. Use `tasking`."""
 
     url: str
-    registry: Registry = field(default_factory=Registry)
+    registry: TaskRegistry = field(default_factory=TaskRegistry)
     facts: list[Fact] = field(default_factory=list)
     woken: list[TaskRef] = field(default_factory=list)
     sent: list[TaskRef] = field(default_factory=list)

@@ -148,7 +148,7 @@ async def test_the_claims_of_a_chunk_are_renewed_while_one_handler_works(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = timedelta(seconds=1)
-    monkeypatch.setattr("consumer.messages.MessageRows.lease", lease)
+    monkeypatch.setattr("consumer.message_rows.MessageRows.lease", lease)
     slow, *others = ids = await received(sub, 3)
 
     async def answer(request: HandlerRequest) -> HandlerResult:

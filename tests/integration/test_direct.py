@@ -203,7 +203,7 @@ async def test_a_claim_without_a_server_says_so_and_spends_nothing(calls: Handli
 
 
 async def test_a_long_function_keeps_its_claim(calls: Handling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consumer.messages.MessageRows.lease", timedelta(seconds=2))
+    monkeypatch.setattr("consumer.message_rows.MessageRows.lease", timedelta(seconds=2))
     go_on, begun = threading.Event(), threading.Event()
 
     def wait(session: Session) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from consumer import gaps as gaps_module
+from consumer import recovery as recovery_module
 from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.pool import pooled
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def desk(database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
-    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with at_the_desk(database_url, nats_server.url) as desk:
         yield desk
 
@@ -172,7 +172,7 @@ async def test_an_acknowledgement_that_was_lost_while_parking_is_sent_again(desk
     desk.sub.consumer = real
     await desk.sub.query("UPDATE inbox_messages SET dead_lettered_at = now() - interval '1 minute' "
                          "WHERE dead_lettered_at IS NOT NULL")  # fmt: skip
-    await desk.sub.gaps().recover()
+    await desk.sub.recovery().recover()
     await unacked(desk, 0)
 
 

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 from nats.js.api import ConsumerConfig
 
-from consumer import gaps as gaps_module
 from consumer import pull as pull_module
+from consumer import recovery as recovery_module
 from relay.adapters.jetstream.topology import ensure
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.devstack import NatsServer
@@ -30,15 +30,15 @@ pytestmark = pytest.mark.anyio
 async def sub(
     database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Subscription]:
-    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
-    monkeypatch.setattr(gaps_module, "_WAIT", timedelta(milliseconds=300))
+    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(recovery_module, "_WAIT", timedelta(milliseconds=300))
     async with subscribed(database_url, nats_server.url, max_deliver=1) as subscription:
         await ensure(subscription.js, [RELAY_ADVISORIES], [about(subscription)])
         yield subscription
 
 
 async def rescue(sub: Subscription) -> int:
-    return await sub.gaps().rescue(advisories(sub))
+    return await sub.recovery().rescue(advisories(sub))
 
 
 async def handled(sub: Subscription, *message_ids: UUID, status: int = 200) -> list[UUID]:
@@ -75,7 +75,7 @@ async def test_the_floor_passes_over_a_message_that_jetstream_gave_up(sub: Subsc
     await floor_is(sub, 2)
     info = await sub.js.consumer_info(sub.stream, "down")
     assert (info.num_ack_pending, info.num_redelivered) == (0, 0)
-    assert await sub.gaps().recover() == 0
+    assert await sub.recovery().recover() == 0
     assert await rescue(sub) == 1
     assert sub.enqueued[-1] == lost
 
@@ -125,7 +125,7 @@ async def test_one_that_the_inbox_knows_is_not_handled_again(sub: Subscription) 
     """Recovery was faster."""
     lost = await sub.send()
     await given_up(sub)
-    assert await sub.gaps().insert_missed([1]) == 1
+    assert await sub.recovery().insert_missed([1]) == 1
     assert await rescue(sub) == 0
     assert sub.enqueued == [lost]
     await nothing_left(sub)
@@ -150,7 +150,7 @@ async def test_of_overlapping_filters_each_gets_its_own_back(sub: Subscription) 
     for subject in (foreign, sub.subject, foreign, sub.subject):
         await sub.send(subject=subject)
     await given_up(sub, count=2)
-    assert await sub.gaps(f"{sub.name}.>").rescue(advisories(sub, "wide")) == 0
+    assert await sub.recovery(f"{sub.name}.>").rescue(advisories(sub, "wide")) == 0
     assert await rescue(sub) == 2
     assert [row["subject"] for row in await sub.rows()] == [sub.subject] * 2
 
@@ -178,14 +178,14 @@ async def test_one_that_was_given_up_while_the_database_was_away_is_handled(
     async def tried() -> bool:
         assert await sub.fetch() == []
         try:
-            await sub.gaps().rescue(reader)
+            await sub.recovery().rescue(reader)
         except DatabaseUnreachable:
             return True
         return False
 
     await eventually("the advisory is there, and the database is away", tried)
     sub.inbox = there
-    assert await sub.gaps().rescue(reader) == 1  # at once, and not after the advisory's ack wait
+    assert await sub.recovery().rescue(reader) == 1  # at once, and not after the advisory's ack wait
     assert await handled(sub, lost) == [lost]
     await nothing_left(sub)
 
@@ -204,7 +204,7 @@ async def test_nothing_of_its_key_overtakes_one_that_the_floor_has_passed(sub: S
     if settle == "handler":
         await sub.consumer.ack([(await sub.row(second))["ack_subject"]])  # as an acknowledgement of a copy would
     await floor_is(sub, 3)
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     assert await handled(sub, second) == []
     assert await handled(sub, first, second) == [first, second]
 
@@ -219,8 +219,8 @@ async def test_an_old_message_is_not_taken_up_again_though_the_watermark_is_olde
     await floor_is(sub, 1)
     sub.keep_order()
     await sub.query("DELETE FROM inbox_messages")
-    monkeypatch.setattr(gaps_module, limit, value)
-    assert await sub.gaps().recover() == 0
+    monkeypatch.setattr(recovery_module, limit, value)
+    assert await sub.recovery().recover() == 0
     assert await sub.rows() == []
     assert sub.order is not None
     assert (await sub.order.watermark(SUBSCRIPTION, sub.stream)).consumer_seq == 1
@@ -236,7 +236,7 @@ async def test_once_it_is_in_the_inbox_nothing_is_asked_of_the_inbox_any_more(su
     sub.keep_order()
     await sub.send(Relay_Partition_Key="a")
     await given_up(sub)
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     state = await sub.consumer.state()
     assert (state.ack_floor, state.delivered) == (0, 1)
-    assert await sub.gaps(inbox=Untouched()).recover() == 0
+    assert await sub.recovery(inbox=Untouched()).recover() == 0

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from nats.js.api import StreamConfig
 
-from consumer import gaps as gaps_module
+from consumer import recovery as recovery_module
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -39,7 +39,7 @@ SHOWN = {
 
 @pytest.fixture
 async def desk(database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
-    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with at_the_desk(database_url, nats_server.url) as desk:
         yield desk
 
@@ -126,7 +126,7 @@ async def test_those_that_a_worker_took_with_it_are_recovered(desk: Desk) -> Non
     ids, messages = between(sub, list(bad.values()))
     await publish_raw(sub.nats_url, messages)
     await fetch_all(sub.consumer)  # and dies with them
-    assert await sub.gaps().recover() == len(messages)
+    assert await sub.recovery().recover() == len(messages)
     await check(desk, ids, bad)
 
 
@@ -156,7 +156,7 @@ async def test_those_that_were_delivered_too_often_are_rescued(desk: Desk) -> No
     for body in [*junk, *named]:
         await publish_raw(sub.nats_url, [Raw(subject, None, body)])
     advisories = NatsJetStreamConsumer(sub.nats, stream=stream, durable="rescue")
-    assert await sub.gaps().rescue(advisories) == len(messages)
+    assert await sub.recovery().rescue(advisories) == len(messages)
     await all_settled(sub, stream, "rescue")
     await check(desk, ids, bad)
 
@@ -178,8 +178,8 @@ async def test_those_that_the_inbox_lost_are_found_again(desk: Desk) -> None:
         auditor=NatsStreamAuditor(sub.nats),
         inbox=PostgresLedger(sub.pool),
     )
-    assert await sub.gaps().reconcile(find) == len(messages)
-    assert await sub.gaps().reconcile(find) == 0
+    assert await sub.recovery().reconcile(find) == len(messages)
+    assert await sub.recovery().reconcile(find) == 0
     await check(desk, ids, bad)
 
 

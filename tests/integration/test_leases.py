@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from chaos.proxy import Link, Proxy
-from consumer.messages import MessageRows
+from consumer.message_rows import MessageRows
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.postgres import schedule as schedule_module
 from relay.adapters.postgres.chunks import PostgresChunks

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from consumer import gaps as gaps_module
+from consumer import recovery as recovery_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
@@ -28,7 +28,7 @@ NOW = timedelta(0)
 async def sub(
     database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Subscription]:
-    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with subscribed(database_url, nats_server.url) as subscription:
         yield subscription.keep_order()
 
@@ -158,7 +158,7 @@ async def test_nothing_overtakes_a_delivery_that_went_down_with_a_worker(sub: Su
     assert sub.enqueued == []
     assert await sweep(sub) == set()
     assert await handle(sub, a2) == await handle(sub, b1) == []
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     assert (await mark(sub)) == Watermark(3, 3)
     assert await sweep(sub) == {a1, b1}
     assert [*await handle(sub, a1), *await handle(sub, a2)] == [a1, a2]
@@ -207,7 +207,7 @@ async def test_a_server_that_numbers_anew_is_noticed_before_a_number_is_believed
     await sub.lose(2)
     _, _ = await received(sub, "a", "a")
     assert (await mark(sub)).stream_seq == 3
-    assert await sub.gaps().recover() == 2
+    assert await sub.recovery().recover() == 2
     assert await mark(sub) == Watermark(7, 7)
 
 
@@ -225,7 +225,7 @@ async def test_numbers_are_not_believed_when_the_connection_was_lost_on_the_way(
     await sub.pull(consumer=cut).run(lambda: next(turns))
     assert (await mark(sub)).consumer_seq is None
     assert await handle(sub, a2) == []
-    await sub.gaps().recover()
+    await sub.recovery().recover()
     assert await sweep(sub) >= {a2}
 
 
@@ -235,7 +235,7 @@ async def test_a_consumer_that_was_in_use_before_is_compared_first(sub: Subscrip
     await sub.query("UPDATE inbox_watermarks SET consumer_seq = 0, stream_seq = 0")
     [b1] = await received(sub, "b")
     assert await handle(sub, b1) == []
-    await sub.gaps().recover()
+    await sub.recovery().recover()
     assert await mark(sub) == Watermark(2, 2)
 
 
@@ -244,7 +244,7 @@ async def test_the_watermark_follows_when_everything_is_acknowledged(sub: Subscr
     await handle(sub, a1)
     await sub.acked()
     await sub.query("UPDATE inbox_watermarks SET consumer_seq = NULL, stream_seq = 0")
-    assert await sub.gaps().recover() == 0
+    assert await sub.recovery().recover() == 0
     assert await mark(sub) == Watermark(1, 1)
 
 
@@ -252,7 +252,7 @@ async def test_a_message_that_jetstream_gave_up_does_not_hold_the_watermark_for_
     database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Delivered once too often to workers that died, it is no longer pending, and the floor stays before it."""
-    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with subscribed(database_url, nats_server.url, max_deliver=1, ack_wait=1) as sub:
         sub.keep_order()
         [a1] = await send(sub, "a")
@@ -260,7 +260,7 @@ async def test_a_message_that_jetstream_gave_up_does_not_hold_the_watermark_for_
         await asyncio.sleep(1.2)  # the ack wait: nothing tells when it is over, as nothing is delivered again
         assert await sub.fetch() == []
         await sub.acked()
-        await sub.gaps().recover()
+        await sub.recovery().recover()
         assert await sweep(sub) == {a1}
 
 
@@ -278,7 +278,7 @@ async def test_another_message_at_the_place_of_a_finished_one_is_taken_up_and_no
     await sub.query("UPDATE inbox_messages SET processed_at = now() - interval '5 seconds'")
     new = await sub.send()
     await sub.lose()
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     assert await sub.unacked() == 1
     assert sub.enqueued == [new]
 

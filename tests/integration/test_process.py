@@ -259,7 +259,7 @@ async def test_the_claim_is_renewed_while_a_slow_handler_works(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = timedelta(seconds=4)
-    monkeypatch.setattr("consumer.messages.MessageRows.lease", lease)
+    monkeypatch.setattr("consumer.message_rows.MessageRows.lease", lease)
     message_id = await sub.received()
 
     async def slow(request: HandlerRequest) -> HandlerResult:
@@ -282,7 +282,7 @@ async def test_the_claim_is_renewed_while_a_slow_handler_works(
 async def test_a_renewal_that_the_database_did_not_take_is_tried_again(
     sub: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("consumer.messages.MessageRows.lease", timedelta(milliseconds=400))
+    monkeypatch.setattr("consumer.message_rows.MessageRows.lease", timedelta(milliseconds=400))
     renewals: list[str] = []
     enough = asyncio.Event()
 

@@ -19,7 +19,15 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from consumer.handlers import AlreadyProcessed, DomainError, IncomingEvent, MessageContext, Poison, Registry, load
+from consumer.handlers import (
+    AlreadyProcessed,
+    DomainError,
+    HandlerRegistry,
+    IncomingEvent,
+    MessageContext,
+    Poison,
+    load,
+)
 from relay import Event, Outbox, RequestContext
 from relay.adapters.postgres import budget
 from relay.bus.errors import InvalidCommand
@@ -370,7 +378,7 @@ async def test_a_plain_function_that_returns_a_coroutine_is_not_taken_for_done(c
 
 
 async def test_an_upcaster_that_fails_is_tried_again_like_its_handler(calls: Handling) -> None:
-    registry = Registry("tests")
+    registry = HandlerRegistry("tests")
     registry.handles("vibe_created", version=2)(sync_session(nothing))
     registry.upcasts("vibe_created", from_version=1)(lambda payload: payload["no such key"])
     message_id = await calls.received()
@@ -379,7 +387,7 @@ async def test_an_upcaster_that_fails_is_tried_again_like_its_handler(calls: Han
 
 
 async def test_an_upcast_event_reaches_the_newest_handler(calls: Handling) -> None:
-    registry, seen = Registry("tests"), []
+    registry, seen = HandlerRegistry("tests"), []
 
     def handle(vibe: Vibe, event: IncomingEvent) -> None:
         seen.append((vibe.title, event.event_version, event.payload))

@@ -40,7 +40,7 @@ def find(sub: Subscription, **options: Any) -> FindMissing:
 
 
 async def reconcile(sub: Subscription, page: int | None = None) -> int:
-    return await sub.gaps().reconcile(find(sub), page)
+    return await sub.recovery().reconcile(find(sub), page)
 
 
 async def handled(sub: Subscription, count: int) -> list[UUID]:
@@ -152,5 +152,5 @@ async def test_a_message_that_has_left_the_stream_meanwhile_is_passed_over(sub: 
             return await super().next(seq + 1 if seq == 1 else seq)
 
     reader = Gone(sub.nats, stream=sub.stream, durable="down", filter_subject=f"{sub.name}.event.>")
-    assert await sub.gaps(reader=reader).reconcile(find(sub)) == 0
+    assert await sub.recovery(reader=reader).reconcile(find(sub)) == 0
     assert len(sub.facts) == facts  # its neighbour was not accepted in its place

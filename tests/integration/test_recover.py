@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from consumer import gaps as gaps_module
+from consumer import recovery as recovery_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.devstack import NatsServer
 from relay.domain.facts import DeliveriesRecovered
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 async def sub(
     database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Subscription]:
-    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with subscribed(database_url, nats_server.url) as subscription:
         yield subscription
 
@@ -39,7 +39,7 @@ async def a_second_later(sub: Subscription) -> None:
 async def test_messages_swallowed_by_a_dead_worker_are_recovered_and_acknowledged(sub: Subscription) -> None:
     sent = [await sub.send(Actor_Id="Grüße") for _ in range(3)]
     await sub.lose(3)
-    assert await sub.gaps().recover() == 3
+    assert await sub.recovery().recover() == 3
     assert sub.enqueued == sent
     assert sub.facts[-1] == DeliveriesRecovered(context=sub.context, subscription="from_upstream", count=3)
     row = await sub.row(sent[1])
@@ -56,14 +56,14 @@ async def test_messages_swallowed_by_a_dead_worker_are_recovered_and_acknowledge
 async def test_recovering_is_repeatable(sub: Subscription) -> None:
     await sub.send()
     await sub.lose()
-    assert [await sub.gaps().recover() for _ in range(3)] == [1, 0, 0]
+    assert [await sub.recovery().recover() for _ in range(3)] == [1, 0, 0]
     assert len(sub.enqueued) == len(await sub.rows()) == 1
 
 
 async def test_an_unreadable_message_is_recovered_like_any_other(sub: Subscription) -> None:
     await sub.send(b"not json")
     await sub.lose()
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     await sub.process(Handler()).process(sub.enqueued[0])
     assert len(await sub.dead_letters()) == 1
     await sub.acked()
@@ -72,7 +72,7 @@ async def test_an_unreadable_message_is_recovered_like_any_other(sub: Subscripti
 async def test_messages_of_other_filters_of_the_stream_are_left_alone(
     database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with subscribed(database_url, nats_server.url) as sub:
         foreign = f"{sub.name}.other.thing.v1"
         sent = []
@@ -81,7 +81,7 @@ async def test_messages_of_other_filters_of_the_stream_are_left_alone(
             sent.append(await sub.send())
             await sub.send(subject=foreign)
         await sub.lose(2)
-        assert await sub.gaps().recover() == 2
+        assert await sub.recovery().recover() == 2
         assert sub.enqueued == sent
         assert [row["subject"] for row in await sub.rows()] == [sub.subject] * 2
 
@@ -91,7 +91,7 @@ async def test_a_message_that_has_left_the_stream_meanwhile_is_passed_over(sub: 
     kept = await sub.send()
     await sub.lose(2)
     await sub.js.delete_msg(sub.stream, 1)
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     assert sub.enqueued == [kept]
 
 
@@ -102,7 +102,7 @@ async def test_a_neighbour_that_did_arrive_keeps_its_reply_subject(sub: Subscrip
     lost = await sub.send()
     await sub.lose()
     before = await sub.row(arrived)
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     assert sub.enqueued == [arrived, lost]
     assert await sub.row(arrived) == before
 
@@ -111,7 +111,7 @@ async def test_what_was_not_delivered_yet_is_left_to_the_pull_job(sub: Subscript
     lost = await sub.send()
     await sub.lose()
     await sub.send()
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     assert sub.enqueued == [lost]
 
 
@@ -130,7 +130,7 @@ async def test_a_message_on_its_way_is_given_time_to_arrive(sub: Subscription) -
             return await super().state()
 
     consumer = Looked(sub.nats, stream=sub.stream, durable="down")
-    assert await sub.gaps(consumer=consumer).recover() == 0
+    assert await sub.recovery(consumer=consumer).recover() == 0
     assert (consumer.looks, len(sub.enqueued)) == (2, 1)
     assert (await sub.rows())[0]["ack_subject"] == deliveries[0].reply  # the real one
 
@@ -150,8 +150,8 @@ async def test_a_message_delivered_between_the_two_looks_is_not_suspect(sub: Sub
             return await super().state()
 
     consumer = Looked(sub.nats, stream=sub.stream, durable="down")
-    assert await sub.gaps(consumer=consumer).recover() == 1
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery(consumer=consumer).recover() == 1
+    assert await sub.recovery().recover() == 1
 
 
 async def test_an_acknowledgement_that_was_lost_is_sent_again(sub: Subscription) -> None:
@@ -160,10 +160,10 @@ async def test_an_acknowledgement_that_was_lost_is_sent_again(sub: Subscription)
     await sub.process(Handler(), consumer=sub.lossy()).process(processed)
     await sub.process(Handler.answering(422), consumer=sub.lossy()).process(dead)
     waiting = await sub.received()
-    assert await sub.gaps().recover() == 0
+    assert await sub.recovery().recover() == 0
     assert await sub.unacked() == 3  # their acknowledgements may still be on their way
     await a_second_later(sub)
-    assert await sub.gaps().recover() == 0
+    assert await sub.recovery().recover() == 0
     await eventually("two of three are acknowledged", lambda: is_one(sub.unacked()))
     assert (await sub.row(waiting))["processed_at"] is None
 
@@ -186,7 +186,7 @@ async def test_every_copy_of_a_message_is_acknowledged_although_there_is_one_row
     await sub.process(Handler()).process(original)
     await a_second_later(sub)
     for _ in range(2):
-        await sub.gaps().recover()
+        await sub.recovery().recover()
     assert await sub.unacked() == 0
 
 
@@ -195,8 +195,8 @@ async def test_nothing_is_asked_of_the_inbox_when_nothing_is_open(sub: Subscript
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"asked for {name}")
 
-    assert await sub.gaps(inbox=Untouched()).recover() == 0  # nothing was ever sent
+    assert await sub.recovery(inbox=Untouched()).recover() == 0  # nothing was ever sent
     await sub.process(Handler()).process(await sub.received())
     await sub.acked()
     await sub.send()
-    assert await sub.gaps(inbox=Untouched()).recover() == 0  # nothing was delivered
+    assert await sub.recovery(inbox=Untouched()).recover() == 0  # nothing was delivered

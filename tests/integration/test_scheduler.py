@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import redis
 
-from consumer.gaps import PATIENCE
+from consumer.recovery import PATIENCE
 from relay.adapters import gate as gate_module
 from relay.adapters.members import this_process
 from relay.devstack import PostgresServer, ValkeyServer

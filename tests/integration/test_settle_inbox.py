@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from consumer import gaps as gaps_module
 from consumer import pull as pull_module
+from consumer import recovery as recovery_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.devstack import NatsServer
@@ -25,7 +25,7 @@ async def sub(
     database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Subscription]:
     monkeypatch.setattr(pull_module, "_WAIT", timedelta(milliseconds=300))
-    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with subscribed(database_url, nats_server.url, max_ack_pending=3) as subscription:
         subscription.settle = "inbox"
         yield subscription
@@ -109,10 +109,10 @@ async def test_a_lost_acknowledgement_is_made_good_though_the_row_still_waits(su
     sub.settle = "handler"  # which does not acknowledge now
     await sub.received()
     sub.settle = "inbox"
-    assert await sub.gaps().recover() == 0
+    assert await sub.recovery().recover() == 0
     assert await sub.unacked() == 1
     await sub.query("UPDATE inbox_messages SET received_at = received_at - interval '2 seconds'")
-    await sub.gaps().recover()
+    await sub.recovery().recover()
     await sub.acked()
 
 
@@ -120,14 +120,14 @@ async def test_with_settle_handler_a_row_that_waits_is_not_acknowledged_by_recov
     sub.settle = "handler"
     await sub.received()
     await sub.query("UPDATE inbox_messages SET received_at = received_at - interval '2 seconds'")
-    await sub.gaps().recover()
+    await sub.recovery().recover()
     assert await sub.unacked() == 1
 
 
 async def test_what_a_dead_worker_had_is_recovered_and_acknowledged_at_once(sub: Subscription) -> None:
     sent = await sub.send()
     await sub.lose()
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     assert sub.enqueued == [sent]
     await sub.acked()
 

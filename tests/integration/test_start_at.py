@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from consumer import gaps as gaps_module
+from consumer import recovery as recovery_module
 from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.topology import ensure
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -25,7 +25,7 @@ async def sub(
     request: pytest.FixtureRequest, database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Subscription]:
     """A subscription of a stream that has three messages, without its consumer."""
-    monkeypatch.setattr(gaps_module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with subscribed(database_url, nats_server.url) as subscription:
         for _ in range(3):
             await subscription.send(Relay_Partition_Key="k")
@@ -66,16 +66,16 @@ async def places(sub: Subscription) -> list[int]:
 @pytest.mark.parametrize("at", ["now", "a time"])
 async def test_what_lies_before_the_start_is_no_gap(sub: Subscription, at: Any) -> None:
     await start(sub, "now" if at == "now" else datetime.now(UTC))
-    assert await sub.gaps().recover() == 0
+    assert await sub.recovery().recover() == 0
     sent = [await sub.send(Relay_Partition_Key="k") for _ in range(2)]
     await sub.pull().accept(await sub.fetch())
-    assert await sub.gaps().recover() == 0
+    assert await sub.recovery().recover() == 0
     handler = Handler()
     for message_id in sent:
         await sub.process(handler).process(message_id)
     assert [request.message_id for request in handler.requests] == sent
     await sub.acked()
-    assert [await sub.gaps().recover(), await sub.gaps().reconcile(find(sub))] == [0, 0]
+    assert [await sub.recovery().recover(), await sub.recovery().reconcile(find(sub))] == [0, 0]
     assert (await find(sub).run()).checked == 2
     assert await places(sub) == [4, 5]
 
@@ -84,7 +84,7 @@ async def test_what_lies_behind_it_is_still_found(sub: Subscription) -> None:
     await start(sub, datetime.now(UTC))
     await sub.send(Relay_Partition_Key="k")
     await sub.lose()
-    assert await sub.gaps().recover() == 1
+    assert await sub.recovery().recover() == 1
     assert await places(sub) == [4]
     await sub.js.purge_stream(sub.stream, keep=1)
     await sub.process(Handler()).process((await sub.rows())[0]["message_id"])
@@ -96,5 +96,5 @@ async def test_what_lies_behind_it_is_still_found(sub: Subscription) -> None:
 async def test_a_subscription_of_the_beginning_takes_all(sub: Subscription) -> None:
     await start(sub, "beginning")
     await sub.lose(3)
-    assert await sub.gaps().recover() == 3
+    assert await sub.recovery().recover() == 3
     assert await places(sub) == [1, 2, 3]

@@ -16,7 +16,7 @@ from relay.domain.errors import QueueUnreachable
 from relay.domain.facts import TasksDelivered
 from relay.domain.operators import Operator
 from relay.domain.tasks import TaskRef
-from tasks.forward import DeliverTasks
+from tasks.deliver import DeliverTasks
 from tests.integration.publishing import eventually
 from tests.integration.tasking import Mail, Tasks, tasking
 

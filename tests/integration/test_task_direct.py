@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import TaskAnswered, TaskCompleted, TaskRetried
 from tasks import TaskContext
-from tasks.rows import TaskKey
+from tasks.task_rows import TaskKey
 from tests.integration.publishing import eventually
 from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
 
@@ -82,7 +82,7 @@ async def _same(found: list[tuple[object, timedelta]]) -> list[tuple[object, tim
 
 
 async def test_a_long_function_keeps_its_claim(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.rows.TaskRows.lease", timedelta(milliseconds=400))
+    monkeypatch.setattr("tasks.task_rows.TaskRows.lease", timedelta(milliseconds=400))
     gate = threading.Event()
 
     def wait(mail: Mail, session: Session) -> None:

@@ -24,7 +24,7 @@ from relay.domain.errors import AlreadyProcessed, ConnectionsBusy, DomainError
 from relay.domain.facts import TaskCompleted, TaskFailed, TaskRetried, TaskUnhandled
 from relay.domain.tasks import TaskRef
 from tasks import TaskContext
-from tasks.rows import TaskKey
+from tasks.task_rows import TaskKey
 from tests.integration.publishing import eventually
 from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
 
@@ -234,7 +234,7 @@ async def test_an_attempt_that_takes_too_long_is_over_and_cannot_commit_later(ta
 
 
 async def test_a_claim_is_renewed_while_the_handler_works(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.rows.TaskRows.lease", timedelta(milliseconds=400))
+    monkeypatch.setattr("tasks.task_rows.TaskRows.lease", timedelta(milliseconds=400))
     go = asyncio.Event()
 
     async def wait(mail: Mail) -> None:

@@ -17,7 +17,7 @@ from relay.adapters.postgres.tasks import Limits, PostgresTasks
 from relay.domain.facts import TaskCompleted
 from relay.domain.tasks import TaskRef
 from tasks import TaskContext
-from tasks.rows import TaskKey
+from tasks.task_rows import TaskKey
 from tests.integration.publishing import eventually
 from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
 

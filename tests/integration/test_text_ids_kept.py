@@ -159,7 +159,7 @@ async def test_a_lost_acknowledgement_of_a_text_is_given_again_without_handling_
         "UPDATE inbox_messages SET processed_at = processed_at - interval '2 seconds', "
         "received_at = received_at - interval '3 seconds'"
     )
-    assert await sub.gaps().recover() == 0
+    assert await sub.recovery().recover() == 0
     await sub.acked()
     assert sub.enqueued == [Identity.of("evt_1").uuid]
 

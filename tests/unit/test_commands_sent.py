@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from consumer.functions import check_commands
-from consumer.handlers import Registry
+from consumer.handlers import HandlerRegistry
 from relay import Outbox, command, event
 from relay.bus import Command
 from relay.domain.errors import InvalidEvent, InvalidHandler, InvalidKey, InvalidSubject
@@ -113,7 +113,7 @@ def test_the_name_is_read_from_the_subject() -> None:
 
 def test_a_handler_takes_a_command_by_its_class_or_its_name() -> None:
     for kind in (declared(), "iteration.start"):
-        registry = Registry()
+        registry = HandlerRegistry()
         registry.handles(kind)(handler)
         assert registry.commands
         assert registry.find("iteration.start", 1) is not None
@@ -125,7 +125,7 @@ def test_the_class_of_an_event_brings_its_type_and_version() -> None:
     class VibeCreated(BaseModel):
         id: str
 
-    registry = Registry()
+    registry = HandlerRegistry()
 
     registry.handles(VibeCreated)(handler)
     assert list(registry.handlers) == [("vibe_created", 3)]
@@ -133,7 +133,7 @@ def test_the_class_of_an_event_brings_its_type_and_version() -> None:
 
 
 def test_a_second_handler_of_a_command_is_refused() -> None:
-    registry = Registry()
+    registry = HandlerRegistry()
 
     registry.handles(declared())(handler)
     with pytest.raises(InvalidHandler, match=r"iteration\.start v1 is handled by .*handler already"):
@@ -142,16 +142,16 @@ def test_a_second_handler_of_a_command_is_refused() -> None:
 
 def test_classes_that_cannot_be_handled() -> None:
     with pytest.raises(InvalidHandler, match="is not registered"):
-        Registry().handles(BaseModel)
+        HandlerRegistry().handles(BaseModel)
     with pytest.raises(InvalidHandler, match="brings its version"):
-        Registry().handles(declared(), version=2)
+        HandlerRegistry().handles(declared(), version=2)
     with pytest.raises(InvalidHandler, match="is not tokens"):
-        Registry().handles("iteration..start")
+        HandlerRegistry().handles("iteration..start")
 
 
 @pytest.mark.parametrize("filter_subject", ["sr.commands.>", "sr.commands.iteration.*", "*.commands.>"])
 def test_a_declared_command_without_handler_is_refused(filter_subject: str) -> None:
-    registry = Registry("myapp")
+    registry = HandlerRegistry("myapp")
     registry.handles("oracle.run")(handler)
     check_commands(registry, filter_subject)
     declared(version=2)
@@ -162,7 +162,7 @@ def test_a_declared_command_without_handler_is_refused(filter_subject: str) -> N
 
 
 def test_a_filter_for_one_command_needs_its_handler() -> None:
-    registry = Registry()
+    registry = HandlerRegistry()
     registry.handles("iteration.start")(handler)
     check_commands(registry, "sr.commands.iteration.start")
     with pytest.raises(InvalidHandler, match=r"oracle\.run has no handler"):
@@ -172,7 +172,7 @@ def test_a_filter_for_one_command_needs_its_handler() -> None:
 @pytest.mark.parametrize("filter_subject", ["sr.event.>", "sr.>", ">", "sr.commands.oracle.*", "sea.commands.>"])
 def test_commands_that_do_not_come_here_need_no_handler(filter_subject: str) -> None:
     declared()
-    check_commands(Registry(), filter_subject)
+    check_commands(HandlerRegistry(), filter_subject)
 
 
 # --- one consumer (settings) ---

@@ -15,7 +15,7 @@ from sqlalchemy import StaticPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
-from consumer.handlers import AlreadyProcessed, MessageContext, Poison, Registry
+from consumer.handlers import AlreadyProcessed, HandlerRegistry, MessageContext, Poison
 from jetrelay_pytest.memory import Memory, in_memory
 from relay import Event, Outbox, command
 from relay.adapters.postgres.taking import taker
@@ -45,8 +45,8 @@ def memory() -> Iterator[Memory]:
 
 
 @pytest.fixture
-def handlers() -> Registry:
-    return Registry("these")
+def handlers() -> HandlerRegistry:
+    return HandlerRegistry("these")
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_what_must_not_be_is_told_when_it_is(memory: Memory) -> None:
 
 
 def test_a_handler_writes_with_its_transaction_and_what_it_publishes_is_handled_too(
-    memory: Memory, handlers: Registry, sessions: sessionmaker[Session]
+    memory: Memory, handlers: HandlerRegistry, sessions: sessionmaker[Session]
 ) -> None:
     @handlers.handles("vibe_created")
     def first(vibe: Vibe, session: Session) -> None:
@@ -190,7 +190,7 @@ def test_a_handler_writes_with_its_transaction_and_what_it_publishes_is_handled_
 
 
 def test_what_a_handler_raises_undoes_its_work_and_comes_through_and_the_next_drain_tries_again(
-    memory: Memory, handlers: Registry, sessions: sessionmaker[Session]
+    memory: Memory, handlers: HandlerRegistry, sessions: sessionmaker[Session]
 ) -> None:
     attempts = []
 
@@ -211,7 +211,7 @@ def test_what_a_handler_raises_undoes_its_work_and_comes_through_and_the_next_dr
     memory.outbox.assert_published(PlayVibe)
 
 
-def test_already_processed_undoes_its_work_and_is_done(memory: Memory, handlers: Registry) -> None:
+def test_already_processed_undoes_its_work_and_is_done(memory: Memory, handlers: HandlerRegistry) -> None:
     @handlers.handles("vibe_created")
     def again(vibe: Vibe, session: Session) -> None:
         OUTBOX.add(session, PlayVibe(id=vibe.id))
@@ -222,7 +222,7 @@ def test_already_processed_undoes_its_work_and_is_done(memory: Memory, handlers:
     assert len(memory.outbox.events) == 1
 
 
-def test_a_coroutine_has_an_async_session_and_a_test_may_be_one(memory: Memory, handlers: Registry) -> None:
+def test_a_coroutine_has_an_async_session_and_a_test_may_be_one(memory: Memory, handlers: HandlerRegistry) -> None:
     @handlers.handles("vibe_created")
     async def play(vibe: Vibe, session: AsyncSession) -> None:
         await OUTBOX.add(session, PlayVibe(id=vibe.id))
@@ -240,8 +240,8 @@ def test_a_coroutine_has_an_async_session_and_a_test_may_be_one(memory: Memory, 
     assert published(memory) == ["1", "1", "done", "done"]
 
 
-def test_each_module_gets_an_event_and_what_is_delayed_waits(memory: Memory, handlers: Registry) -> None:
-    other, called = Registry("others"), []
+def test_each_module_gets_an_event_and_what_is_delayed_waits(memory: Memory, handlers: HandlerRegistry) -> None:
+    other, called = HandlerRegistry("others"), []
     for registry in (handlers, other):
 
         @registry.handles("vibe_created")
@@ -255,7 +255,7 @@ def test_each_module_gets_an_event_and_what_is_delayed_waits(memory: Memory, han
 
 
 def test_events_that_cause_each_other_without_end_are_found(
-    memory: Memory, handlers: Registry, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, handlers: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jetrelay_pytest.outbox.MAX_CALLS", 20)
 
@@ -268,7 +268,9 @@ def test_events_that_cause_each_other_without_end_are_found(
         memory.outbox.drain(handlers)
 
 
-def test_upcasters_and_the_check_of_payloads_are_those_of_a_worker(memory: Memory, handlers: Registry) -> None:
+def test_upcasters_and_the_check_of_payloads_are_those_of_a_worker(
+    memory: Memory, handlers: HandlerRegistry
+) -> None:
     got = []
 
     @handlers.handles("vibe_created", version=2)
@@ -289,7 +291,7 @@ def test_upcasters_and_the_check_of_payloads_are_those_of_a_worker(memory: Memor
     memory.outbox.assert_nothing_published()
 
 
-def test_a_function_with_a_connection_is_told_what_to_do(memory: Memory, handlers: Registry) -> None:
+def test_a_function_with_a_connection_is_told_what_to_do(memory: Memory, handlers: HandlerRegistry) -> None:
     @handlers.handles("vibe_created")
     def plain(vibe: Vibe, connection: psycopg.Connection) -> None: ...
 

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from consumer import handlers
-from consumer.handlers import IncomingEvent, Inject, MessageContext, Registry, load
+from consumer.handlers import HandlerRegistry, IncomingEvent, Inject, MessageContext, load
 from relay.domain.errors import InvalidHandler, Poison
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def event(payload: Any, version: int = 1, event_type: str = "vibe_created") -> I
 
 
 def registered(function: Callable[..., Any]) -> handlers.Handler:
-    registry = Registry()
+    registry = HandlerRegistry()
     assert registry.handles("vibe_created")(function) is function
     return registry.handlers["vibe_created", 1]
 
@@ -212,7 +212,7 @@ def test_a_handler_that_could_not_be_called_is_refused_where_it_is_declared(
     function: Callable[..., Any], expected: str
 ) -> None:
     with pytest.raises(InvalidHandler) as caught:
-        Registry().handles("vibe_created")(function)
+        HandlerRegistry().handles("vibe_created")(function)
     text = str(caught.value)
     assert text.startswith("INVALID_HANDLER")
     assert expected in text
@@ -237,7 +237,7 @@ def _no_type_at_all(vibe, context: MessageContext, session: AsyncSession) -> Non
 )
 def test_a_refused_handler_is_shown_as_it_can_be_written(function: Callable[..., Any], written: str) -> None:
     with pytest.raises(InvalidHandler) as caught:
-        Registry().handles("vibe_created")(function)
+        HandlerRegistry().handles("vibe_created")(function)
     assert f"(write {written}" in str(caught.value)
 
 
@@ -246,13 +246,13 @@ def test_a_refused_handler_is_shown_as_it_can_be_written(function: Callable[...,
 )
 def test_what_no_event_can_be_called_is_refused(event_type: str, version: int) -> None:
     with pytest.raises(InvalidHandler):
-        Registry().handles(event_type, version=version)
+        HandlerRegistry().handles(event_type, version=version)
     with pytest.raises(InvalidHandler):
-        Registry().upcasts(event_type, from_version=version)
+        HandlerRegistry().upcasts(event_type, from_version=version)
 
 
 def test_two_handlers_for_one_version_are_refused_and_stacked_names_are_not() -> None:
-    registry = Registry()
+    registry = HandlerRegistry()
 
     @registry.handles("vibe_created", version=1)
     @registry.handles("vibe_created", version=2)
@@ -281,8 +281,8 @@ def to_3(payload: dict[str, Any]) -> dict[str, Any]:
 def handle_any(payload: dict[str, Any]) -> None: ...
 
 
-def versions(handled: list[int], upcast: dict[int, Any]) -> Registry:
-    registry = Registry()
+def versions(handled: list[int], upcast: dict[int, Any]) -> HandlerRegistry:
+    registry = HandlerRegistry()
     for version in handled:
         registry.handles("vibe_created", version=version)(handle_any)
     for version, function in upcast.items():
@@ -329,7 +329,7 @@ def _two_parameters(payload: Any, more: Any) -> None: ...
 @pytest.mark.parametrize("function", [_async_upcaster, _two_parameters, Vibe])
 def test_an_upcaster_that_could_not_be_called_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(InvalidHandler):
-        Registry().upcasts("vibe_created", from_version=1)(function)
+        HandlerRegistry().upcasts("vibe_created", from_version=1)(function)
 
 
 def test_two_upcasters_from_one_version_are_refused() -> None:

@@ -206,7 +206,7 @@ def test_a_service_continues_the_span_that_is_there_already_else_that_of_its_cal
         ("relay, relay.tracing", "opentelemetry"),
         # redis-py imports the metrics of OpenTelemetry wherever those are installed.
         (
-            "relay.bootstrap, relay.cron.run, consumer.messages, consumer.pull, tasks, relay.tracing",
+            "relay.bootstrap, relay.cron.run, consumer.message_rows, consumer.pull, tasks, relay.tracing",
             "relay.telemetry.spans",
         ),
     ],

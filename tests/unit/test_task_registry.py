@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from relay.domain.errors import InvalidHandler, InvalidPayload
 from relay.domain.tasks import InvalidTask, Rate, UnknownTask, slot
 from tasks import task
-from tasks.registry import Registry
+from tasks.registry import TaskRegistry
 
 ZERO = timedelta(0)
 
@@ -62,18 +62,18 @@ def bare(mail) -> None:  # type: ignore[no-untyped-def]
 )
 def test_options_that_make_no_sense_are_refused_and_named(options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidTask) as caught:
-        task(**{"type": "mail", "into": Registry(), **options})(send)
+        task(**{"type": "mail", "into": TaskRegistry(), **options})(send)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("function", [no_payload, not_injected, bare, "send", lambda *mails: None])
 def test_functions_that_cannot_be_called_are_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(InvalidHandler):
-        task("mail", into=Registry())(function)
+        task("mail", into=TaskRegistry())(function)
 
 
 def test_a_type_has_one_handler_which_stays_a_plain_function() -> None:
-    registry = Registry()
+    registry = TaskRegistry()
     assert task("mail", into=registry)(send) is send
     assert registry.named(send) is registry.named("mail")
     with pytest.raises(InvalidHandler, match="mail is handled by"):
@@ -85,7 +85,7 @@ def test_a_type_has_one_handler_which_stays_a_plain_function() -> None:
 
 
 def test_who_watches_learns_of_queues_before_and_after() -> None:
-    registry, queues = Registry(), list[str]()
+    registry, queues = TaskRegistry(), list[str]()
     task("a", queue="one", into=registry)(send)
     registry.watch(queues.append)
     task("b", queue="two", into=registry)(send_all)
@@ -94,7 +94,7 @@ def test_who_watches_learns_of_queues_before_and_after() -> None:
 
 @pytest.mark.parametrize("key", ["to", lambda mail: mail.to])
 def test_the_key_of_a_concurrency_limit_is_of_its_type(key: Any) -> None:
-    registry = Registry()
+    registry = TaskRegistry()
     task("mail", concurrency=1, concurrency_key=key, into=registry)(send)
     assert registry.named("mail").encode(Mail(to="bob")) == ('{"to": "bob"}', "mail:bob")
     task("all", concurrency=1, into=registry)(send_all)
@@ -102,7 +102,7 @@ def test_the_key_of_a_concurrency_limit_is_of_its_type(key: Any) -> None:
 
 
 def test_a_key_that_the_payload_lacks_is_named() -> None:
-    registry = Registry()
+    registry = TaskRegistry()
     task("mail", concurrency=1, concurrency_key="account", into=registry)(send)
     with pytest.raises(InvalidPayload, match=r"payload\.account"):
         registry.named("mail").encode({})

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from jetrelay_pytest.memory import Memory, in_memory
 from relay import Event, Outbox, RequestContext
 from tasks import TaskContext, schedule, task
-from tasks.registry import Registry as Tasks
+from tasks.registry import TaskRegistry as Tasks
 
 OUTBOX = Outbox("sea")
 DONE = Event(event_type="done", aggregate_type="vibe", aggregate_id="1", payload={})

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.domain.watermark import Span, Watermark
+from relay.domain.watermark import DeliveryRange, Watermark
 
 
 def test_deliveries_without_a_gap_move_it() -> None:
@@ -17,8 +17,8 @@ def test_deliveries_without_a_gap_move_it() -> None:
 
 def test_what_lies_beyond_a_gap_waits_until_the_gap_is_filled() -> None:
     behind = Watermark().received([(3, 30), (4, 40)])
-    assert behind == Watermark(0, 0, (Span(3, 4, 40),))
-    assert behind.received([(1, 10)]) == Watermark(1, 10, (Span(3, 4, 40),))
+    assert behind == Watermark(0, 0, (DeliveryRange(3, 4, 40),))
+    assert behind.received([(1, 10)]) == Watermark(1, 10, (DeliveryRange(3, 4, 40),))
     assert behind.received([(1, 10)]).received([(2, 20)]) == Watermark(4, 40)
 
 
@@ -43,7 +43,7 @@ def test_nothing_moves_it_while_the_numbers_are_not_known() -> None:
 def test_a_comparison_moves_it_over_the_gap_and_takes_what_is_beyond() -> None:
     mark = Watermark(2, 20).received([(7, 70), (8, 80)])
     assert mark.compared(6, 60) == Watermark(8, 80)
-    assert mark.compared(4, 40) == Watermark(4, 40, (Span(7, 8, 80),))
+    assert mark.compared(4, 40) == Watermark(4, 40, (DeliveryRange(7, 8, 80),))
 
 
 def test_a_comparison_that_is_late_takes_nothing_back() -> None:

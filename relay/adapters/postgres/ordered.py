@@ -17,7 +17,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter, insert
 from relay.adapters.postgres.pool import Connection, Pool, connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.ordering import FailedHead
-from relay.domain.watermark import Span, Watermark
+from relay.domain.watermark import DeliveryRange, Watermark
 from relay.ports import ClaimedMessage, InboxRow, Inserted
 
 Change = Callable[[Watermark], Watermark]
@@ -120,4 +120,4 @@ async def _locked(conn: Connection, subscription: str, stream: str) -> Watermark
 
 
 def _watermark(consumer_seq: int | None, stream_seq: int, ahead: list[dict[str, int]]) -> Watermark:
-    return Watermark(consumer_seq, stream_seq, tuple(Span(**span) for span in ahead))
+    return Watermark(consumer_seq, stream_seq, tuple(DeliveryRange(**span) for span in ahead))

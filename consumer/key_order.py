@@ -14,7 +14,7 @@ from relay.ports import ConsumerState, InboxRow, JetStreamConsumer
 Enqueue = Callable[[Sequence[UUID]], Awaitable[None]]
 
 
-class WatchNumbers:
+class DeliveryNumbers:
     """Notices when the server's delivery numbers have gone back, so that old and new ones are not confused.
 
     A killed server can restart a little behind its last state. So after a lost connection, the state of the
@@ -58,7 +58,7 @@ class WatchNumbers:
         await self._order.move(*self._names, lambda mark: mark.compared(number, upto))
 
 
-class GoOn:
+class NextOfKey:
     """Continues a key after a finished message: enqueues its next message, acknowledges what is parked."""
 
     def __init__(self, order: OrderedInboxAdapter, consumer: JetStreamConsumer, enqueue: Enqueue) -> None:

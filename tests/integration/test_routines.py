@@ -1,4 +1,4 @@
-"""The parts of a duty: each rests when it is done, and none holds up another."""
+"""The routines of a duty: each rests when it is done, and none holds up another."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from consumer import parts
-from consumer.parts import Part, Slots, Work
+from consumer import routines
+from consumer.routines import Routine, RoutineSlots, RunRoutines
 from relay.adapters import gate as gate_module
 from relay.adapters.gate import Gates
 from relay.devstack import ValkeyServer
@@ -27,7 +27,7 @@ HOUR = timedelta(hours=1)
 
 
 class Upkeep:
-    """A context with three parts, each of which may hang or fail."""
+    """A context with three routines, each of which may hang or fail."""
 
     def __init__(self, gates: Gates) -> None:
         self.gates = gates
@@ -37,20 +37,27 @@ class Upkeep:
         self.hangs: dict[str, asyncio.Event] = {}
         self.stopping = False
 
-    async def part(self, name: str) -> None:
+    async def routine(self, name: str) -> None:
         self.ran.append(name)
         if name in self.hangs:
             await self.hangs[name].wait()
         if name in self.fails:
             raise self.fails[name]
 
-    async def begun(self) -> Work:
-        slots = Slots(8, asyncio.Semaphore(8))
+    async def begun(self, patience: float = 3.0) -> RunRoutines:
+        slots = RoutineSlots(8, asyncio.Semaphore(8))
 
-        def part(name: str) -> Part:
-            return Part(name, HOUR, lambda: self.part(name), slots)
+        def routine(name: str) -> Routine:
+            return Routine(name, HOUR, lambda: self.routine(name), slots)
 
-        work = Work(DUTY, map(part, "abc"), self.gates, self.facts.append, lambda: self.stopping)
+        work = RunRoutines(
+            DUTY,
+            map(routine, "abc"),
+            self.gates,
+            self.facts.append,
+            lambda: self.stopping,
+            patience=patience,
+        )
         await work.begin(timedelta(seconds=3))
         return work
 
@@ -77,12 +84,9 @@ async def test_what_is_due_runs_and_rests_until_it_is_asked_for(upkeep: Upkeep) 
     assert await upkeep.job() == ["a", "b", "c"]
 
 
-async def test_a_part_that_hangs_holds_up_no_other_and_has_no_second_run(
-    upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "_PATIENCE_S", 0.05)
+async def test_a_routine_that_hangs_holds_up_no_other_and_has_no_second_run(upkeep: Upkeep) -> None:
     go_on = upkeep.hangs["b"] = asyncio.Event()
-    work = await upkeep.begun()
+    work = await upkeep.begun(patience=0.05)
     await work.patiently()
     await upkeep.gates.rest(DUTY.key, {"a": 0})
     assert await upkeep.job() == ["a"]
@@ -91,10 +95,10 @@ async def test_a_part_that_hangs_holds_up_no_other_and_has_no_second_run(
     assert await upkeep.job() == []
 
 
-async def test_a_part_goes_on_to_be_taken_while_it_runs_and_is_due_when_its_job_died(
+async def test_a_routine_goes_on_to_be_taken_while_it_runs_and_is_due_when_its_job_died(
     upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "TAKEN", timedelta(milliseconds=300))
+    monkeypatch.setattr(routines, "TAKEN", timedelta(milliseconds=300))
     monkeypatch.setattr(gate_module, "TAKEN", timedelta(milliseconds=300))
     upkeep.hangs["b"] = asyncio.Event()
     work = await upkeep.begun()
@@ -124,7 +128,7 @@ async def test_a_part_goes_on_to_be_taken_while_it_runs_and_is_due_when_its_job_
     await work.end()
 
 
-async def test_an_outage_ends_one_part_which_is_due_again_at_once(upkeep: Upkeep) -> None:
+async def test_an_outage_ends_one_routine_which_is_due_again_at_once(upkeep: Upkeep) -> None:
     upkeep.fails["b"] = BrokerUnreachable("gone")
     assert await upkeep.job() == ["a", "b", "c"]
     assert upkeep.facts == [OutageSeen(context="sea", server="nats", error="gone")]
@@ -146,7 +150,7 @@ async def test_another_error_is_raised_when_all_is_done_and_counts_as_a_run(upke
 
 async def test_a_context_has_its_share_of_the_slots_and_who_sleeps_has_none() -> None:
     shared = asyncio.Semaphore(3)
-    one, other = Slots(2, shared), Slots(2, shared)
+    one, other = RoutineSlots(2, shared), RoutineSlots(2, shared)
     async with one, one, other:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01), other:
@@ -168,7 +172,7 @@ async def test_what_was_not_begun_before_the_worker_stops_is_due_for_the_next(up
     assert await upkeep.job() == ["a", "b", "c"]
 
 
-async def test_a_part_never_rests_for_longer_than_it_should(upkeep: Upkeep) -> None:
+async def test_a_routine_never_rests_for_longer_than_it_should(upkeep: Upkeep) -> None:
     """The clock of Redis may have been set back, or the interval made shorter."""
     now, _ = await upkeep.gates.take(DUTY.key, {"d": HOUR})
     await upkeep.gates.rest(DUTY.key, dict.fromkeys("abc", now + 7_200_000))

@@ -37,7 +37,7 @@ from relay.execution.calls import Calls, PreparedCall, answered
 from relay.execution.rows import Terms
 from relay.execution.signatures import Inject
 from relay.failpoints import reach
-from tasks.registry import Registry, TaskContext, TaskHandler
+from tasks.registry import TaskContext, TaskHandler, TaskRegistry
 
 #: If a slot of the rate limit is free within this time, the task waits here: delays of a queue are too coarse.
 _SOON: Final = timedelta(milliseconds=500)
@@ -70,7 +70,7 @@ class TaskRows:
         self,
         context: str,
         tasks: PostgresTasks,
-        registry: Registry,
+        registry: TaskRegistry,
         transactions: HandlerTransactions,
         wake: Wake,
         facts: FactSink,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from consumer.functions import PythonEventHandler
-from consumer.order import GoOn
+from consumer.key_order import NextOfKey
 from relay import jobs
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and_tokens
 from relay.adapters.postgres.pipeline import Command
@@ -73,7 +73,7 @@ class MessageRows:
         consumer: JetStreamConsumer,
         dead_letters: RouteToDeadLetter,
         facts: FactSink,
-        go_on: GoOn | None = None,
+        go_on: NextOfKey | None = None,
     ) -> None:
         self._config = config
         self._inbox = inbox

@@ -1,13 +1,13 @@
-"""Gaps: places of a stream whose messages should be in the inbox and are not. Finds them and fills them.
+"""Finds gaps, the messages of a stream that should be in the inbox and are not, and fills them.
 
-No single source shows all of them, so three jobs look:
+No single source shows all gaps, so there are three searches:
 
-- `Gaps.recover` compares what JetStream holds open with the inbox. Within seconds it finds messages that a worker
-  had when it died (promise 8). JetStream would redeliver it after the ack wait, two minutes by the specification,
-  and with a small ``max_ack_pending`` a few such messages stall the subscription until then.
-- `Gaps.rescue` reads advisories about messages past ``max_deliver``. The server forgets these, and its
+- `Recovery.recover` compares what JetStream holds open with the inbox. Within seconds it finds the messages that a
+  worker had when it died (promise 8). JetStream would redeliver them after the ack wait, two minutes by the
+  specification. Until then, a few of them stall a subscription with a small ``max_ack_pending``.
+- `Recovery.rescue` reads advisories about messages past ``max_deliver``. The server forgets these, and its
   acknowledgement floor passes over them (docs/decisions/0015).
-- `Gaps.reconcile` compares what is acknowledged with the inbox, which may have lost rows in a failover.
+- `Recovery.reconcile` compares what is acknowledged with the inbox, which may have lost rows in a failover.
 
 Each may be repeated, and may run beside a pull job, because the inbox takes a message only once.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from consumer.order import WatchNumbers
+from consumer.key_order import DeliveryNumbers
 from consumer.pull import PullMessages
 from relay.adapters.jetstream.auditor import StreamReader
 from relay.commands.missing import HORIZON, FindMissing
@@ -45,8 +45,8 @@ _NO_LIMIT: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gaps:
-    """The gaps of one subscription. The jobs raise BrokerUnreachable and DatabaseUnreachable.
+class Recovery:
+    """Finds and fills the gaps of one subscription. Its methods raise BrokerUnreachable and DatabaseUnreachable.
 
     ``watch``: set if the subscription is ordered. ``on_receipt``: a message in the inbox is acknowledged,
     finished or not (``settle = "inbox"``).
@@ -60,7 +60,7 @@ class Gaps:
     reader: StreamReader
     pull: PullMessages
     facts: FactSink
-    watch: WatchNumbers | None = None
+    watch: DeliveryNumbers | None = None
     on_receipt: bool = False
 
     async def insert_missed(self, seqs: Sequence[int], settled: int = 0, since: datetime | None = None) -> int:
