@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 from uuid import UUID
@@ -11,7 +10,6 @@ from uuid import UUID
 from consumer import upkeep, wiring
 from relay import jobs
 from relay.domain.errors import Outage
-from relay.jobs import Kind
 from relay.worker import (
     OUTAGE_RETRIES,
     actor,
@@ -84,22 +82,3 @@ async def reconcile_inbox(context: str, subscription: str, page: int | None, tok
     async with periodic(jobs.RECONCILE_INBOX.of(context, subscription), token) as ours:
         if ours:
             await upkeep.reconcile_inbox(context, subscription, page)
-
-
-def _of_last_release(kind: Kind, run: Callable[..., Awaitable[None]]) -> None:
-    """Take jobs of the last release's scheduler, which sends a duty for each part and for each subscription."""
-
-    async def part(context: str, *about: str) -> None:
-        *names, token = about
-        async with periodic(kind.of(context, *names), token) as ours:
-            if ours:
-                await run(context, *names)
-
-    actor(kind, priority=5, max_retries=0)(part)
-
-
-_of_last_release(jobs.SWEEP_INBOX, upkeep.sweep_inbox)
-_of_last_release(jobs.KEEP_IN_PROGRESS, upkeep.keep_in_progress)
-_of_last_release(jobs.RESCUE_EXHAUSTED, upkeep.rescue_exhausted)
-_of_last_release(jobs.RECOVER_DELIVERIES, upkeep.recover_deliveries)
-_of_last_release(jobs.RECORD_DEAD_LETTERS, upkeep.record_dead_letters)

@@ -80,12 +80,6 @@ LOOK_AFTER: Final = _kind("look_after")
 RECONCILE_INBOX: Final = _kind("reconcile_inbox")
 DELIVER_TASKS: Final = _kind("deliver_tasks")
 SWEEP_TASKS: Final = _kind("sweep_tasks")
-#: What `LOOK_AFTER` replaced. Schedulers of the last release still send these.
-SWEEP_INBOX: Final = _kind("sweep_inbox")
-KEEP_IN_PROGRESS: Final = _kind("keep_in_progress")
-RESCUE_EXHAUSTED: Final = _kind("rescue_exhausted")
-RECOVER_DELIVERIES: Final = _kind("recover_deliveries")
-RECORD_DEAD_LETTERS: Final = _kind("record_dead_letters")
 
 
 # --- jobs for one or a few rows: the row says whether there is work -------------------------------

@@ -58,6 +58,17 @@ async def run():
     await application.stop()
 asyncio.run(run())
 """
+# One routine of `look_after`, for one subscription.
+ROUTINE = """
+import asyncio, sys
+from consumer import upkeep
+from relay.worker import application
+async def run():
+    await application.start()
+    await getattr(upkeep, sys.argv[1])(*sys.argv[2:])
+    await application.stop()
+asyncio.run(run())
+"""
 # Duties of an hour, by how their job ends, and for how long they then rest, in milliseconds.
 ENDINGS = """
 import asyncio, json
@@ -116,8 +127,8 @@ class Upkeep:
     def configure(self, chunk: int) -> None:
         self.config.write_text(self.template.replace("{chunk}", str(chunk)))
 
-    def run(self, actor: str, *arguments: str) -> None:
-        run_actor(self.config, "consumer.actors", actor, self.sub.context, SUBSCRIPTION, *(arguments or ["token"]))
+    def run(self, routine: str) -> None:
+        run_code(self.config, ROUTINE, routine, self.sub.context, SUBSCRIPTION)
 
     def jobs(self, queue: str = HANDLE_QUEUE) -> list[dramatiq.Message[Any]]:
         jobs: list[Any] = self.broker.client.hvals(f"{self.broker.namespace}:{queue}.msgs")
@@ -217,7 +228,8 @@ async def test_what_a_chunk_leaves_is_enqueued_alone_in_its_own_time(upkeep: Upk
     tried, new = [await upkeep.sub.received(), await upkeep.sub.received()]
     await upkeep.sub.process(Handler.answering(503)).process(tried)
     await upkeep.sub.query("UPDATE inbox_messages SET next_attempt_at = NULL")
-    upkeep.run("handle_chunk", json.dumps([str(tried), str(new)]))
+    ids = json.dumps([str(tried), str(new)])
+    run_actor(upkeep.config, "consumer.actors", "handle_chunk", upkeep.sub.context, SUBSCRIPTION, ids)
     [at_once], [later] = upkeep.jobs(), upkeep.jobs(f"{HANDLE_QUEUE}.DQ")
     assert (at_once.actor_name, at_once.args[2]) == ("handle_message", str(tried))
     assert (later.actor_name, later.args[2]) == ("handle_message", str(new))
@@ -244,7 +256,7 @@ async def test_jetstream_is_told_of_messages_in_progress(upkeep: Upkeep) -> None
 
 
 async def test_one_job_does_all_that_the_subscriptions_need(upkeep: Upkeep) -> None:
-    """Sent by the scheduler every few seconds. The other actors here are for schedulers of the last release."""
+    """Sent by the scheduler every few seconds."""
     swept = await upkeep.overdue()
     recovered = await upkeep.sub.send()
     await upkeep.sub.lose()
