@@ -83,4 +83,6 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "'$(PYTHON)' cannot create virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+# Without its requirements: it asks for an older dramatiq, and works with ours.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps dramatiq-dashboard==0.4.0
 	@touch $@

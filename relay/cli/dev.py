@@ -27,9 +27,6 @@ def dev(
     samples: Annotated[
         bool, typer.Option("--samples", help="Use sample handlers instead of those that relay.toml names.")
     ] = False,
-    dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Run dramatiq-dashboard too, in an environment of its own.")
-    ] = False,
 ) -> None:
     """Run servers, scheduler and workers until Ctrl-C, with the contexts and handlers of relay.toml.
 
@@ -51,7 +48,6 @@ def dev(
         threads=threads,
         samples="all" if samples else "unnamed",
         ops=has_ops(),
-        dashboard=dashboard,
     )
     fleet = Fleet(options, console)
     require_extra(handler=bool(fleet.sampled()))
@@ -136,8 +132,6 @@ def describe(fleet: Fleet) -> str:
     ]
     if fleet.options.ops:
         rows += [("console", fleet.ops or "")]
-    if fleet.dashboard is not None:
-        rows += [("dashboard of queues", fleet.dashboard)]
     rows += [("logs", str(fleet.stack.directory / "logs"))]
     rows += [("other shells", f". {fleet.shell_file}; relay backlog")]
     width = max(len(name) for name, _ in rows)

@@ -1,123 +1,106 @@
-"""dramatiq-dashboard beside a running system: `relay dev --dashboard`, and `python -m relay.devstack.dashboard`.
+"""``python -m relay.devstack.dashboard``: dramatiq-dashboard on the queues of the fleet.
 
-It has an environment of its own, because it asks for older releases than the fleet has. It is installed
-without its requirements. `relay.devstack.dashboard_app` runs there.
+It reads relay.toml and the environment as a worker does, so it shows the queues that a worker would serve.
+dramatiq-dashboard 0.4.0 asks for ``dramatiq<2`` and ``redis<5``, but works with the releases of the fleet. Install
+it without its requirements, in the environment of jetrelay; its templates need the extra ``ops``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
-import subprocess
+import importlib
+import re
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from pathlib import Path
-from typing import Final
+import warnings
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import dramatiq
+import redis
+from dramatiq.brokers.redis import RedisBroker
 
 from relay.credentials import redis_options
-from relay.devstack import private
-from relay.devstack.errors import DevStackError, ServerFailed
-from relay.domain.errors import RelayError
-from relay.settings import Settings, load_settings
+from relay.devstack.ports import LOOPBACK
+from relay.domain.errors import MissingExtraError, RelayError
+from relay.settings import load_settings
 
 DEFAULT_PORT: Final = 8086
-#: dramatiq and redis-py have the versions of the fleet, because the fleet writes the keys.
-PINS: Final = (
-    "dramatiq-dashboard==0.4.0",
-    f"dramatiq=={version('dramatiq')}",
-    f"redis=={version('redis')}",
-    "jinja2==3.1.6",
-    "markupsafe==3.0.4",
-    "async-timeout==5.0.1",  # redis-py imports it before Python 3.11.3
+_OURS: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+#: The page of a job. Our ids hold a slash, which its own route does not take.
+_JOB: Final = re.compile(
+    r"^/queues/(?P<name>[^/]+)/(?P<current_tab>standard|delayed|failed)/(?P<message_id>.+)$", re.DOTALL
 )
-APP: Final = Path(__file__).with_name("dashboard_app.py")
-_INSTALL_S: Final = 180
-#: Prints the queues that a worker would serve, those of the application's tasks among them.
-_DECLARED: Final = """
-import json
-import relay.actors
-from relay.worker import broker
-print(json.dumps(sorted(broker.get_declared_queues())))
-"""
+_Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
-def prepare(directory: Path) -> Path:
-    """Make the environment in a directory, unless it is there; return its Python. Raises DevStackError."""
-    python, done = directory / "bin" / "python", directory / "pins"
-    wanted = "\n".join((*PINS, sys.version))
-    if python.exists() and done.exists() and done.read_text() == wanted:
-        return python
-    shutil.rmtree(directory, ignore_errors=True)
-    private.make_directory(directory.parent)
-    _run([sys.executable, "-m", "venv", str(directory)])
-    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *PINS])
-    done.write_text(wanted)
-    return python
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
 
 
-def _run(command: Sequence[str]) -> None:
-    """Run a command that installs. Raises DevStackError with the last line it printed."""
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
+        """Say nothing of each request."""
+
+
+def application() -> _Application:
+    """Return the WSGI application. Raises MissingExtraError, and ConfigurationError as a worker does."""
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_INSTALL_S)  # noqa: S603 - our own
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired, OSError) as error:
-        output = getattr(error, "stderr", None) or str(error)
-        lines = [line for line in str(output).splitlines() if line.strip()]
-        raise DevStackError(
-            f"dramatiq-dashboard cannot be installed: {lines[-1][:300] if lines else type(error).__name__}",
-            hint="pip must reach a package index with " + ", ".join(PINS) + "; or go without --dashboard",
+        import jinja2  # noqa: F401
+        from dramatiq_dashboard import DashboardApp
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{error.name} is not installed",
+            hint="pip install 'jetrelay[ops]' && pip install --no-deps dramatiq-dashboard==0.4.0",
         ) from error
 
+    settings = load_settings()
+    importlib.import_module("relay.actors")  # as the command `dramatiq` does; it declares all queues
+    # A broker without our extensions: the user of the dashboard has no rights for them.
+    client = redis.Redis.from_url(settings.redis_url.get_secret_value(), **redis_options(settings))
+    broker = RedisBroker(client=client, namespace=settings.redis_namespace, middleware=[])
+    for queue in dramatiq.get_broker().get_declared_queues():
+        broker.declare_queue(queue)
+    dashboard = DashboardApp(broker, "")
+    dashboard._dispatch_table.insert(0, (_JOB, dashboard.job))
 
-def declared(environment: Mapping[str, str], directory: Path) -> Sequence[str]:
-    """The queues that a worker of this environment would serve, from a process that imports the same modules.
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if urlsplit(f"//{environ.get('HTTP_HOST', '')}").hostname not in _OURS:
+            # A page in a browser here could have its own name resolved to this machine.
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            return [b"ask 127.0.0.1 or localhost\n"]
 
-    Raises ServerFailed if the modules cannot be imported there.
-    """
-    found = subprocess.run(  # noqa: S603 - our own
-        [sys.executable, "-c", _DECLARED],
-        capture_output=True,
-        text=True,
-        env=dict(environment),
-        cwd=directory,
-        check=False,
-    )
-    if found.returncode:
-        raise ServerFailed(f"the queues of the workers are unknown: {found.stderr.strip()[-500:]}")
-    queues: list[str] = json.loads(found.stdout.splitlines()[-1])
-    return queues
+        def framed(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            return start_response(status, [*headers, ("X-Frame-Options", "DENY")], *more)
 
+        page: Iterable[bytes] = dashboard(environ, framed)
+        return page
 
-def environment(settings: Settings, queues: Sequence[str], port: int) -> dict[str, str]:
-    """Return the variables of the dashboard's process. They hold passwords: others can see a command line."""
-    return {
-        "PATH": os.environ.get("PATH", ""),
-        "REDIS_URL": settings.redis_url.get_secret_value(),
-        "DASHBOARD_NAMESPACE": settings.redis_namespace,
-        "DASHBOARD_QUEUES": " ".join(queues),
-        "DASHBOARD_PORT": str(port),
-        "DASHBOARD_ACCESS": json.dumps(redis_options(settings)),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": "ignore::DeprecationWarning",
-    }
+    return answer
 
 
 def main() -> None:
-    """Serve the dashboard on the system that the environment and relay.toml describe, until Ctrl-C."""
+    """Serve dramatiq-dashboard on the Redis that relay.toml and the environment name, until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m relay.devstack.dashboard", description=main.__doc__)
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="at 127.0.0.1 (%(default)s)")
-    parser.add_argument("--directory", type=Path, default=Path(".relay/dashboard"), help="the environment")
+    parser.add_argument("--host", default=LOOPBACK, help="the address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the port (default: %(default)s)")
     options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    warnings.simplefilter("ignore", DeprecationWarning)  # it uses datetime.utcfromtimestamp
     try:
-        settings = load_settings()
-        python = prepare(options.directory.absolute())
-        told = environment(settings, declared(os.environ, Path.cwd()), options.port)
+        app = application()
     except RelayError as error:
-        sys.stderr.write(f"error {error}\n")
-        sys.exit(1)
-    os.execve(python, [str(python), str(APP)], told)  # noqa: S606 - our own
+        sys.exit(f"error {error}")
+    with make_server(
+        options.host, options.port, app, server_class=_ThreadingServer, handler_class=_Silent
+    ) as server:
+        sys.stdout.write(f"dramatiq-dashboard at http://{options.host}:{options.port}\n")
+        sys.stdout.flush()
+        server.serve_forever()
 
 
 if __name__ == "__main__":

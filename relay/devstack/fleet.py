@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from relay.devstack import configuration, dashboard, monitoring, prepare, private, processes
+from relay.devstack import configuration, monitoring, prepare, private, processes
 from relay.devstack.configuration import Configuration, Subscriptions
 from relay.devstack.errors import DevStackError, ServerFailed
 from relay.devstack.logs import LogConsole, last_lines, put_aside
@@ -33,7 +33,6 @@ class FleetOptions:
     ``inherit``: whether RELAY_* variables of the shell count. ``environment`` wins over them and over the file.
     ``ops``: whether to serve the console of operators. ``fresh``: start with empty databases and streams.
     ``modules``: where workers find the modules that the configuration names; the working directory if None.
-    ``dashboard``: dramatiq-dashboard, too.
     """
 
     directory: Path
@@ -45,7 +44,6 @@ class FleetOptions:
     ops: bool = False
     fresh: bool = False
     modules: Path | None = None
-    dashboard: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,8 +67,6 @@ class Fleet:
         self.handlers: dict[str, str] = {}
         #: Where the console of operators is; None if it does not run.
         self.ops: str | None = None
-        self.dashboard: str | None = None
-        self._dashboard_python: Path | None = None
         self._console = console
         self._configuration: Configuration | None = None
         self._members: list[_Member] = []
@@ -103,9 +99,6 @@ class Fleet:
     def prepare(self) -> None:
         """Start the servers and make databases, tables and streams. Raises as `start` does."""
         sampled = self.sampled()
-        # First, because it may need the network: without one it fails at once.
-        if self.options.dashboard:
-            self._dashboard_python = dashboard.prepare(self.stack.directory / "dashboard")
         self.stack.start()
         processes.end_leftovers(self.stack.directory)
         self.handlers = {name: f"http://{LOOPBACK}:{free_port()}/handle" for name in sampled}
@@ -129,8 +122,6 @@ class Fleet:
         for name, command in self._commands().items():
             if name not in running:
                 self._start(name, command)
-        if self._dashboard_python is not None and "dashboard" not in running:
-            self._start_dashboard(self._dashboard_python)
         self._await_ready()
 
     def ended(self) -> str | None:
@@ -190,21 +181,14 @@ class Fleet:
             commands["ops"] = [sys.executable, "-c", _RELAY, "ops", "--port", str(urlsplit(self.ops).port)]
         return commands
 
-    def _start_dashboard(self, python: Path) -> None:
-        queues = dashboard.declared(self.configuration.environment, self.options.modules or Path.cwd())
-        port = free_port()
-        told = dashboard.environment(self.configuration.settings, queues, port)
-        self.dashboard = f"http://{LOOPBACK}:{port}/"
-        self._start("dashboard", [str(python), str(dashboard.APP)], told)
-
-    def _start(self, name: str, command: Sequence[str], own: Mapping[str, str] | None = None) -> None:
+    def _start(self, name: str, command: Sequence[str]) -> None:
         logs = self.stack.directory / "logs"
         private.make_directory(logs)
         log = logs / f"{name}.log"
         put_aside(log)
         self._follow(name, log)
         common = {"RELAY_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1"}
-        environment = processes.marked(own or common | {**self.configuration.environment}, self.stack.directory)
+        environment = processes.marked({**common, **self.configuration.environment}, self.stack.directory)
         home = self.options.modules or Path.cwd()
         process = processes.spawn(command, log=log, directory=home, environment=environment)
         self._members.append(_Member(name, process, log))
@@ -235,8 +219,6 @@ class Fleet:
                 yield f"the handler at {url}"
         if self.ops and monitoring.get(f"{self.ops}healthz") is None:
             yield "the console"
-        if self.dashboard is not None and monitoring.get(self.dashboard) is None:
-            yield f"the dashboard at {self.dashboard}"
         clients = monitoring.connected_clients(self.stack.nats.monitor_url)
         if clients["jetrelay-worker"] < self.options.processes:
             yield "the worker"

@@ -12,8 +12,6 @@ import httpx2
 import psycopg
 import pytest
 
-from relay.devstack import dashboard, monitoring
-from relay.devstack.errors import DevStackError
 from relay.outbox import Event, Outbox
 from tests.acceptance.started import ROOT, Started, shell_variables
 from tests.integration.devstack_support import living
@@ -46,15 +44,6 @@ def write_event(directory: Path) -> str:
         return str(Outbox("vibespro").add(connection, event))
 
 
-def can_install(directory: Path) -> bool:
-    """Install dramatiq-dashboard where `relay dev --dashboard` will; False without a package index."""
-    try:
-        dashboard.prepare(directory.absolute() / ".relay" / "dashboard")
-    except DevStackError:
-        return False
-    return True
-
-
 def effects(directory: Path, message_id: str) -> int:
     with psycopg.connect(url(directory, "sea")) as connection:
         query = "SELECT count(*) FROM sample_effects WHERE message_id = %s"
@@ -66,12 +55,8 @@ def effects(directory: Path, message_id: str) -> int:
 def test_an_event_reaches_the_sample_handler_and_a_signal_ends_everything(
     directory: Path, number: signal.Signals
 ) -> None:
-    more = ["--dashboard"] if number is signal.SIGINT and can_install(directory) else []
-    with dev(directory, *more) as started:
+    with dev(directory) as started:
         family = started.family()
-        if more:
-            [address] = re.findall(r"dashboard of queues +(\S+)", started.text)
-            assert b"relay-task-default" in (monitoring.get(address) or b"")
         assert len(family) > 6
         started.until_shown(
             "ready: contexts vibespro, sea; subscriptions sea.from_vibespro; tasks none; handlers http://"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +15,16 @@ import pytest
 from relay import jobs
 from relay.adapters.redis import RelayBroker, create_broker
 from relay.devstack import dashboard, monitoring, processes
-from relay.devstack.errors import DevStackError
 from relay.devstack.ports import free_port
-from relay.settings import Settings
+from relay.domain.errors import MissingExtraError
 from tests.integration.deployed import LockedValkey
 from tests.integration.queueing import soon
 from tests.integration.test_ops_queues import handling, kill
 from tests.integration.test_valkey_acl import refused
 
+ROOT = Path(__file__).parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
 HANDLE = jobs.HANDLE_QUEUE
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return dashboard.prepare(tmp_path_factory.mktemp("dashboard") / "environment")
-    except DevStackError as error:
-        pytest.skip(f"no package index: {error.message}")
 
 
 @dataclass
@@ -51,19 +44,17 @@ def locked(server_root: Path) -> Iterator[LockedValkey]:
 
 
 @pytest.fixture
-def served(python: Path, locked: LockedValkey, tmp_path: Path) -> Iterator[Served]:
-    settings = Settings.model_validate(
-        {
-            "redis_url": locked.url.replace("//relay:", "//dashboard:"),
-            "redis_namespace": "relay",
-            "nats_url": "nats://127.0.0.1:9",
-            "contexts": {"sea": {"database_url": "postgresql://127.0.0.1:1/sea"}},
-        }
-    )
+def served(locked: LockedValkey, tmp_path: Path) -> Iterator[Served]:
+    pytest.importorskip("dramatiq_dashboard", reason="`make setup` installs it, without its requirements")
     port = free_port()
-    told = dashboard.environment(settings, [*jobs.QUEUES, jobs.task_queue()], port)
-    command = [str(python), str(dashboard.APP)]
-    process = processes.spawn(command, log=tmp_path / "log", directory=tmp_path, environment=told)
+    environment = {
+        **os.environ,
+        "RELAY_CONFIG": str(ROOT / "deploy" / "relay.toml"),
+        "DATABASE_URL": "postgresql://127.0.0.1:1/{context}",
+        "REDIS_URL": locked.url.replace("//relay:", "//dashboard:"),
+    }
+    command = [sys.executable, "-m", "relay.devstack.dashboard", "--port", str(port)]
+    process = processes.spawn(command, log=tmp_path / "log", directory=tmp_path, environment=environment)
     url = f"http://127.0.0.1:{port}"
     try:
         soon("it answers", lambda: monitoring.get(f"{url}/") or process.poll() is not None)
@@ -127,19 +118,8 @@ def test_a_foreign_name_for_this_machine_is_refused(served: Served) -> None:
         urlopen(Request(served.url, headers={"Host": "evil.example"}), timeout=60)
 
 
-def test_without_a_package_index_it_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(command: list[str], **_: object) -> None:
-        if "pip" in command:
-            raise subprocess.CalledProcessError(1, command, stderr="ERROR: no such index\n")
-        (tmp_path / "there" / "bin").mkdir(parents=True)
-
-    monkeypatch.setattr(subprocess, "run", refused)
-    with pytest.raises(DevStackError, match="cannot be installed: ERROR: no such index") as caught:
-        dashboard.prepare(tmp_path / "there")
-    assert "dramatiq-dashboard==0.4.0" in (caught.value.hint or "")
-
-
-def test_what_is_installed_is_used_again(python: Path) -> None:
-    begun = (python.parents[1] / "pins").stat().st_mtime_ns
-    assert dashboard.prepare(python.parents[1]) == python
-    assert (python.parents[1] / "pins").stat().st_mtime_ns == begun
+def test_without_the_package_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dramatiq_dashboard", None)
+    with pytest.raises(MissingExtraError) as caught:
+        dashboard.application()
+    assert "pip install --no-deps dramatiq-dashboard" in (caught.value.hint or "")

@@ -38,7 +38,7 @@ EXTRAS = {
 }
 #: Libraries that another one cannot be without, and that one.
 PART_OF = {"pydantic-core": "pydantic", "starlette": "fastapi", "anyio": "starlette"}
-#: Imported by functions only, in an environment that jetrelay makes for it.
+#: Imported by one function only. No requirement can name it: it asks for an older dramatiq.
 ELSEWHERE = {"dramatiq_dashboard"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BROUGHT = packages_distributions()
