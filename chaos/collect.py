@@ -33,9 +33,8 @@ from chaos.history import (
     Source,
     Stored,
 )
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
-from relay.adapters.jetstream.connection import NatsConnection
-from relay.adapters.jetstream.topology import connect_once
+from relay.adapters.jetstream.connection import NatsConnection, connect_once
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.commands.reconcile import Stored as StoredMessage
 from relay.domain.errors import Outage
 

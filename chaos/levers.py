@@ -76,7 +76,7 @@ def _stall(order: Path) -> None:
         seconds = float(taken.read_text())
     except (OSError, ValueError):
         return
-    from relay.adapters.workers import event_loop  # noqa: PLC0415 - there is none before the worker has booted
+    from relay.adapters.dramatiq.runtime import event_loop  # noqa: PLC0415 - there is none before the worker has booted
 
     event_loop().loop.call_soon_threadsafe(time.sleep, seconds)
 

@@ -14,9 +14,9 @@ from uuid import UUID
 from consumer.functions import PythonEventHandler
 from consumer.key_order import NextOfKey
 from relay import jobs
+from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and_tokens
 from relay.adapters.postgres.pipeline import Command
-from relay.adapters.workers import WorkerRuntime
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain import traceparent
 from relay.domain.envelopes import Envelope, prepared_request

@@ -23,7 +23,7 @@ from typing import Final
 
 from consumer.key_order import DeliveryNumbers
 from consumer.pull import PullMessages
-from relay.adapters.jetstream.auditor import StreamReader
+from relay.adapters.jetstream.stream_reader import StreamReader
 from relay.commands.missing import HORIZON, FindMissing
 from relay.commands.reconcile import Stored
 from relay.domain.errors import Outage

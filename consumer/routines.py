@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from relay.adapters.gate import TAKEN, Gates
+from relay.adapters.dramatiq.gates import TAKEN, Gates
 from relay.concurrency import end, is_cancelled
 from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, OutageSeen

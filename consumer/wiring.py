@@ -17,13 +17,13 @@ from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, wait
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from consumer.recovery import Recovery
 from relay import jobs
+from relay.adapters.dramatiq.broker import delayed
+from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.http import HttpEventHandler
-from relay.adapters.jetstream.auditor import StreamReader
+from relay.adapters.jetstream.stream_reader import StreamReader
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.transactions import HandlerTransactions
-from relay.adapters.redis import delayed
 from relay.adapters.webhook import Webhook
-from relay.adapters.workers import event_loop
 from relay.credentials import http_access
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import ConfigurationError

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from relay.adapters.jetstream.asking import RemoteQueries
+    from relay.adapters.jetstream.query_client import RemoteQueries
     from relay.bus import RequestContext
     from relay.domain.actor import Actor
     from relay.domain.errors import InvalidEvent, Outage, RelayError
@@ -36,7 +36,7 @@ _HOMES = {
     "Outage": "relay.domain.errors",
     "Outbox": "relay.outbox",
     "RelayError": "relay.domain.errors",
-    "RemoteQueries": "relay.adapters.jetstream.asking",
+    "RemoteQueries": "relay.adapters.jetstream.query_client",
     "RequestContext": "relay.bus",
     "command": "relay.events",
     "event": "relay.events",

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from relay import jobs
-from relay.adapters.jetstream.answering import AnswerQueries
+from relay.adapters.jetstream.query_server import AnswerQueries
 from relay.bus import remote
 from relay.cron import registry
 from relay.cron.run import RunCron

@@ -10,14 +10,14 @@ from functools import partial
 from dramatiq.middleware import Middleware
 from pydantic import SecretStr
 
-from relay.adapters.bucket import BucketStore
-from relay.adapters.coldstore import FolderStore
-from relay.adapters.gate import Gates
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
+from relay.adapters.coldstore import BucketStore, FolderStore
+from relay.adapters.dramatiq.broker import RelayBroker, create_broker
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.members import Members
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
@@ -30,7 +30,6 @@ from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
-from relay.adapters.redis import RelayBroker, create_broker
 from relay.commands.archive import ArchiveRows
 from relay.commands.coldrows import ColdRows, archived_subject
 from relay.commands.deadletter import RouteToDeadLetter

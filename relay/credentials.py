@@ -11,9 +11,8 @@ from nats.js import JetStreamContext
 from pydantic import SecretStr
 
 from relay.adapters.http import HttpAccess
-from relay.adapters.jetstream.connection import servers
+from relay.adapters.jetstream.connection import connect_once, servers
 from relay.adapters.jetstream.credentials import creds_options, nkey_options
-from relay.adapters.jetstream.topology import connect_once
 from relay.domain.errors import ConfigurationError
 from relay.settings import HttpSettings, Settings
 from relay.tls import TlsFiles

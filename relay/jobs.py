@@ -13,7 +13,7 @@ from uuid import UUID
 
 from dramatiq import Message
 
-from relay.adapters.shares import SHARE
+from relay.adapters.dramatiq.shares import SHARE
 from relay.domain.schedule import WaitingRun
 from relay.domain.tasks import DEFAULT_QUEUE, TaskRef
 
@@ -28,7 +28,7 @@ QUEUES: Final = (PUBLISH_QUEUE, PULL_QUEUE, HANDLE_QUEUE, UPKEEP_QUEUE, ARCHIVE_
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DutyKind:
     """What the jobs of one actor have in common. ``name``: the name of their duties.
 
     ``waits``: its jobs wait for servers most of the time. So the event loop runs all of them, without a thread.
@@ -46,9 +46,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """Work that repeats. At most one job of a duty is outstanding (see `relay.adapters.gate`)."""
+    """Work that repeats. At most one job of a duty is outstanding (see `relay.adapters.dramatiq.gates`)."""
 
-    kind: Kind
+    kind: DutyKind
     context: str
     about: tuple[str | int, ...] = ()
 
@@ -67,8 +67,8 @@ class Duty:
         )
 
 
-def _kind(actor: str, queue: str = UPKEEP_QUEUE, name: str | None = None) -> Kind:
-    return Kind(actor, queue, name or actor, waits=queue in {PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE})
+def _kind(actor: str, queue: str = UPKEEP_QUEUE, name: str | None = None) -> DutyKind:
+    return DutyKind(actor, queue, name or actor, waits=queue in {PUBLISH_QUEUE, PULL_QUEUE, UPKEEP_QUEUE})
 
 
 PUBLISH: Final = _kind("publish_shard", PUBLISH_QUEUE, "publish")
@@ -128,7 +128,7 @@ def task_queue(queue: str = DEFAULT_QUEUE) -> str:
 
 
 def share(context: str, name: str) -> str:
-    """The share that a subscription or a cron job has of its queue (see `relay.adapters.shares`)."""
+    """The share that a subscription or a cron job has of its queue (see `relay.adapters.dramatiq.shares`)."""
     return f"{context}/{name}"
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from dramatiq.middleware import Middleware
 
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.postgres.pool import connected
 from relay.credentials import jetstream, redis_options
 from relay.domain.errors import ConfigurationError, MissingExtraError, RelayError

@@ -21,10 +21,10 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import Retries
 
 from relay import failpoints, jobs
-from relay.adapters.gate import LONGEST_BACKOFF, Hold
+from relay.adapters.dramatiq.gates import LONGEST_BACKOFF, Hold
+from relay.adapters.dramatiq.runtime import WorkerRuntime
+from relay.adapters.dramatiq.work_queue import LoopActor
 from relay.adapters.members import Heart, this_process, up_seconds
-from relay.adapters.onloop import LoopActor
-from relay.adapters.workers import WorkerRuntime
 from relay.bootstrap import Application, job_broker
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.concurrency import is_cancelled
@@ -32,7 +32,7 @@ from relay.domain.archive import ArchiveBusy
 from relay.domain.errors import Outage, QueueUnreachable, RelayError
 from relay.domain.facts import OutageSeen
 from relay.domain.members import Member, State
-from relay.jobs import Duty, Kind
+from relay.jobs import Duty, DutyKind
 from relay.monitoring import Exposition, worker_heartbeat, worker_metrics
 from relay.settings import load_settings
 from relay.telemetry.logs import LogFacts, configure
@@ -243,10 +243,10 @@ application.nats.on_up.append(_heart.tell)
 application.nats.on_up.append(_say_ready)
 
 
-def actor(kind: Kind, **options: Any) -> Callable[[Function], Any]:
+def actor(kind: DutyKind, **options: Any) -> Callable[[Function], Any]:
     """Register a coroutine as the actor for the jobs of a kind. ``options``: Dramatiq's.
 
-    The event loop runs jobs that mostly wait, without a thread (`relay.adapters.onloop`).
+    The event loop runs jobs that mostly wait, without a thread (`relay.adapters.dramatiq.work_queue`).
     """
 
     def register(function: Function) -> Any:
@@ -260,7 +260,7 @@ def actor(kind: Kind, **options: Any) -> Callable[[Function], Any]:
 def row_actor(name: str, queue: str, **options: Any) -> Callable[[Function], Any]:
     """Register a function as the actor for rows. The row decides about another attempt; Retries delays the job.
 
-    The event loop runs a coroutine itself, without a thread that waits (`relay.adapters.onloop`).
+    The event loop runs a coroutine itself, without a thread that waits (`relay.adapters.dramatiq.work_queue`).
     """
 
     def register(function: Function) -> Any:

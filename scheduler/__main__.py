@@ -17,9 +17,9 @@ from uuid import uuid4
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from relay.adapters.dramatiq.broker import RelayBroker
+from relay.adapters.dramatiq.runtime import use_uvloop
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
-from relay.adapters.redis import RelayBroker
-from relay.adapters.workers import use_uvloop
 from relay.bootstrap import Application, job_broker
 from relay.concurrency import end
 from relay.cron import Cron, load_crons
@@ -27,12 +27,12 @@ from relay.domain.errors import RelayError
 from relay.monitoring import scheduler_metrics
 from relay.settings import Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
-from scheduler.clock import Clock
 from scheduler.crons import EVERY, CronTick
 from scheduler.leader import Leader, Lease
+from scheduler.polls import Sender
 from scheduler.samples import Samples
-from scheduler.sender import Sender
 from scheduler.ticks import Tick, ticks
+from scheduler.timer import IntervalTimer
 
 _log = logging.getLogger("relay.scheduler")
 
@@ -88,7 +88,7 @@ async def run(settings: Settings, crons: dict[str, list[Cron]]) -> None:
     await application.start()
     engine = AsyncIOScheduler(timezone=UTC)
     engine.start()
-    leaders = list(_leaders(application, broker, Clock(engine), crons))
+    leaders = list(_leaders(application, broker, IntervalTimer(engine), crons))
     keepers = [asyncio.create_task(leader.run()) for leader in leaders]
     _log.info("scheduler started: %d contexts, as %s", len(leaders), _WHO)
     await stop.wait()
@@ -104,7 +104,7 @@ def _parts(settings: Settings) -> tuple[Application, RelayBroker]:
 
 
 def _leaders(
-    application: Application, broker: RelayBroker, clock: Clock, crons: dict[str, list[Cron]]
+    application: Application, broker: RelayBroker, clock: IntervalTimer, crons: dict[str, list[Cron]]
 ) -> Iterator[Leader]:
     send = Sender(application, broker)
     for name in application.settings.contexts:

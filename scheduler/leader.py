@@ -16,10 +16,10 @@ from relay.concurrency import is_cancelled
 from relay.domain.errors import DatabaseUnreachable, RelayError, SchemaMissing
 from relay.domain.facts import FactSink, LeadLost, LeadTaken
 from relay.domain.schedule import EVERY, JobRecord, Lead
-from scheduler.clock import Clock
 from scheduler.crons import CronTick
 from scheduler.polls import TICK_TIMEOUT_S, outage
 from scheduler.ticks import Tick
+from scheduler.timer import IntervalTimer
 
 #: How many renewals fit into a lease. Two attempts may fail, and the lease is still kept.
 _RENEWALS_PER_LEASE: Final = 3.4
@@ -86,7 +86,7 @@ class Leader:
         crons: CronTick,
         lease: Lease,
         table: PostgresSchedule,
-        clock: Clock,
+        clock: IntervalTimer,
         facts: FactSink,
         release: Callable[[], Awaitable[None]],
     ) -> None:

@@ -13,16 +13,15 @@ from functools import partial
 from typing import Final
 
 from relay import jobs
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.broker import RelayBroker
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.postgres.wakeup import TASKS
-from relay.adapters.redis import RelayBroker
 from relay.bootstrap import Application
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.jobs import Duty
 from scheduler import brake
-from scheduler.polls import Hints, Pace, PublishTick
+from scheduler.polls import Hints, Pace, PublishTick, Sender
 from scheduler.samples import sample_backlogs, sample_lag
-from scheduler.sender import Sender
 
 _PULL: Final = timedelta(milliseconds=500)
 _DELIVER: Final = timedelta(milliseconds=250)

@@ -13,10 +13,10 @@ from uuid import UUID
 import dramatiq
 
 from relay import jobs
+from relay.adapters.dramatiq.broker import delayed
+from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
-from relay.adapters.redis import delayed
-from relay.adapters.workers import event_loop
 from relay.domain.errors import Outage
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall

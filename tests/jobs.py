@@ -6,7 +6,7 @@ from typing import Any
 
 from dramatiq import Message
 
-from relay.adapters.shares import SHARE
+from relay.adapters.dramatiq.shares import SHARE
 
 
 def job(queue: str, actor: str, *args: str | int | list[str] | None, share: str | None = None) -> Message[Any]:

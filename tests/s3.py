@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from relay.adapters.bucket import BucketStore
+from relay.adapters.coldstore import BucketStore
 
 _numbers = itertools.count(1)
 

@@ -16,7 +16,7 @@ from chaos.deployment import CONSUMING, PRODUCING, STREAM
 from chaos.history import Lost, Stored
 from chaos.injections.operators import run
 from chaos.stage import Stage
-from relay.adapters.jetstream.topology import connect_once
+from relay.adapters.jetstream.connection import connect_once
 from relay.domain.errors import BrokerUnreachable
 
 _MOST: Final = 150

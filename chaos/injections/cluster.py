@@ -13,7 +13,7 @@ from chaos.deployment import STREAM
 from chaos.stage import Heal, Stage, lasting
 from chaos.topologies.cluster import NatsCluster, NatsNode
 from chaos.topologies.clustered import ClusteredRig
-from relay.adapters.jetstream.topology import connect_once
+from relay.adapters.jetstream.connection import connect_once
 from relay.domain.errors import BrokerUnreachable
 
 _STEP_DOWN_SECONDS = 3.0

@@ -18,8 +18,8 @@ from chaos.deployment import STREAM
 from chaos.history import Lost
 from chaos.rig import Rig
 from chaos.stage import Stage
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.commands.reconcile import Stored
 from relay.devstack.errors import DevStackError
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import redis.exceptions
 
-from relay.adapters.gate import queue_error
+from relay.adapters.redis_client import queue_error
 from relay.concurrency import end, is_cancelled
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import BEAT_INTERVAL_S, FORGOTTEN_AFTER_S, LOST_AFTER_S, Member, Seen, State, read_member

@@ -76,7 +76,7 @@ def check(
 
 
 async def _run(url: str, sample: SampleMessage, patience: timedelta, access: HttpAccess) -> Sequence[CaseResult]:
-    from relay.adapters.probe import HttpProbe
+    from relay.adapters.handler_probe import HttpProbe
 
     probe = HttpProbe(url, timeout=patience, access=access)
     try:

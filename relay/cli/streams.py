@@ -12,8 +12,7 @@ import typer
 from nats.js import JetStreamContext
 
 from relay.adapters.jetstream import topology
-from relay.adapters.jetstream.topology import Change, StreamView
-from relay.adapters.jetstream.topology_fields import Difference
+from relay.adapters.jetstream.topology import Difference, StreamView, TopologyChange
 from relay.bus import Query, QueryBus
 from relay.cli.operating import ContextOption, JsonOption, print_json
 from relay.credentials import jetstream
@@ -117,7 +116,7 @@ def _print(items: Sequence[Any], line: Callable[[Any], str], nothing: str, as_js
         print("\n".join(map(line, items)) or nothing)
 
 
-def _change_line(change: Change) -> str:
+def _change_line(change: TopologyChange) -> str:
     fields = f": {', '.join(change.fields)}" if change.fields else ""
     rest = " (to change this, delete it and make it again)" if change.action == "refused" else ""
     return f"{change.action} {change.kind} {change.name}{fields}{rest}"

@@ -7,13 +7,13 @@ from datetime import timedelta
 from typing import Final, Literal
 
 #: What happens to producers: they get a warning, wait a moment, or are refused.
-Action = Literal["warn", "delay", "refuse"]
+BrakeAction = Literal["warn", "delay", "refuse"]
 #: A brake is released below this part of its limits. Otherwise it would begin and end with every batch.
 RELEASE: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class OutboxLimits:
     """When an outbox is full, and what then happens to its producers.
 
     ``above``: how many events may wait to be published. ``age``: how long one may wait. ``delay``: how long a
@@ -22,7 +22,7 @@ class Limits:
 
     above: int | None
     age: timedelta | None
-    action: Action
+    action: BrakeAction
     delay: timedelta
 
     @property
@@ -45,7 +45,7 @@ class Pressure:
     delay: timedelta | None = None
     remaining: float = 0.0
 
-    def tells(self, limits: Limits) -> bool:
+    def tells(self, limits: OutboxLimits) -> bool:
         """Whether what happens to producers is what the limits say."""
         return (self.action, self.delay) == (limits.action, limits.delay)
 
@@ -68,7 +68,7 @@ class InboxLimit:
         return self.paused != before
 
 
-def full(context: str, limits: Limits, pressure: Pressure) -> str | None:
+def full(context: str, limits: OutboxLimits, pressure: Pressure) -> str | None:
     """Say why the outbox of a context is full; None if it is not."""
     part = 1.0 if pressure.action is None else RELEASE
     if limits.above is not None and pressure.waiting > limits.above * part:

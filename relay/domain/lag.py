@@ -14,7 +14,7 @@ from relay.domain.errors import RelayError
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueCount:
     """``count`` rows are due, at most as many as backlogs are counted; the oldest of those for ``age_seconds``.
 
     The age is by the database's clock, and 0 when nothing is due.
@@ -25,16 +25,16 @@ class Due:
 
 
 #: No row is due.
-NONE_DUE: Final = Due(0, 0.0)
+NONE_DUE: Final = DueCount(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesLag:
     """What is due in the tables of a context: events, tasks, and the messages of each subscription."""
 
-    outbox: Due
-    tasks: Due
-    inbox: Mapping[str, Due]
+    outbox: DueCount
+    tasks: DueCount
+    inbox: Mapping[str, DueCount]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class StreamLag:
 class SubscriptionLag:
     """What is due for a subscription: in the inbox, and in its stream."""
 
-    inbox: Due
+    inbox: DueCount
     stream: StreamLag
 
     @property

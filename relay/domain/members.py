@@ -42,7 +42,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class CrewReport:
     """What a supervisor does: it runs ``running`` workers and wants ``wanted``, between ``least`` and ``most``.
 
     ``why``: the reason for the last decision. ``crashes``: how many of its workers ended by themselves.
@@ -77,7 +77,7 @@ class Member:
     up_seconds: float = 0.0
     publishes: bool = False
     usage: Usage | None = None
-    crew: Crew | None = None
+    crew: CrewReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def read_member(found: Any) -> Member:
     """
     values = _known(Member, found)
     values["state"] = State(found["state"])
-    for name, kind in (("usage", Usage), ("crew", Crew)):
+    for name, kind in (("usage", Usage), ("crew", CrewReport)):
         values[name] = None if found.get(name) is None else kind(**_known(kind, found[name]))
     return Member(**values)
 

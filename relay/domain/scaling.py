@@ -71,7 +71,7 @@ class Sample:
     busy: float | None
 
 
-class Pressure(Enum):
+class LoadLevel(Enum):
     """What a load asks for."""
 
     HIGH = "high"
@@ -84,7 +84,7 @@ class Pressure(Enum):
 class History:
     """What decisions remember: since when the pressure is the same, and when the number last changed."""
 
-    pressure: Pressure = Pressure.UNKNOWN
+    pressure: LoadLevel = LoadLevel.UNKNOWN
     since: float = 0.0
     changed_at: float | None = None
 
@@ -111,25 +111,25 @@ def decide(rules: ScalingRules, size: int, sample: Sample, history: History) -> 
     return Decision(size=size, why=why, history=history)
 
 
-def _pressure(rules: ScalingRules, size: int, sample: Sample) -> tuple[Pressure, str]:
+def _pressure(rules: ScalingRules, size: int, sample: Sample) -> tuple[LoadLevel, str]:
     load, busy = sample.load, sample.busy
     if isinstance(load, RelayError):
-        return Pressure.UNKNOWN, f"the load is not known: {load.code}: {load.message}"
+        return LoadLevel.UNKNOWN, f"the load is not known: {load.code}: {load.message}"
     if busy is None:
-        return Pressure.UNKNOWN, "no worker has reported yet how busy it is"
+        return LoadLevel.UNKNOWN, "no worker has reported yet how busy it is"
     why = f"{load.rows} due, the oldest for {load.age_seconds:.0f} s, {busy:.0%} of the threads busy"
     if load.rows > rules.rows or load.age_seconds > rules.age_s or (busy >= _HIGH_BUSY and load.rows):
-        return Pressure.HIGH, why
+        return LoadLevel.HIGH, why
     fewer = busy * size / max(1, size - 1)
     low_load = load.rows <= rules.rows * _LOW_PART and load.age_seconds <= rules.age_s * _LOW_PART
-    return Pressure.LOW if low_load and fewer <= _LOW_BUSY else Pressure.MIDDLE, why
+    return LoadLevel.LOW if low_load and fewer <= _LOW_BUSY else LoadLevel.MIDDLE, why
 
 
-def _wanted(rules: ScalingRules, size: int, pressure: Pressure, lasted: float) -> int:
+def _wanted(rules: ScalingRules, size: int, pressure: LoadLevel, lasted: float) -> int:
     """Half as many more, or one fewer. So a fleet grows from two to ten in five steps, and shrinks in eight."""
     match pressure:
-        case Pressure.HIGH if lasted >= rules.grow_after_s:
+        case LoadLevel.HIGH if lasted >= rules.grow_after_s:
             return min(rules.most, size + max(1, size // 2))
-        case Pressure.LOW if lasted >= rules.shrink_after_s:
+        case LoadLevel.LOW if lasted >= rules.shrink_after_s:
             return max(rules.least, size - 1)
     return size

@@ -16,8 +16,8 @@ from typing import Final
 from uuid import uuid4
 
 from relay import children
+from relay.adapters.dramatiq.runtime import SIGTERM_DEDUP_WINDOW_S
 from relay.adapters.members import Heart, this_process, up_seconds
-from relay.adapters.workers import SIGTERM_DEDUP_WINDOW_S
 from relay.bootstrap import Application
 from relay.commands.lag import read_all
 from relay.concurrency import end
@@ -201,7 +201,7 @@ class Supervisor:
         return Sample(at=time.monotonic(), load=load, busy=busy)
 
     def _describe(self) -> Member:
-        crew = members.Crew(
+        crew = members.CrewReport(
             least=self._rules.least,
             most=self._rules.most,
             wanted=self._crew.wanted,

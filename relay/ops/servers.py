@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.jetstream import topology
-from relay.adapters.jetstream.topology import StreamView
-from relay.adapters.jetstream.topology_fields import Difference
+from relay.adapters.jetstream.topology import Difference, StreamView
 from relay.adapters.members import Members
 from relay.bus import Query, QueryBus
 from relay.credentials import jetstream, redis_options

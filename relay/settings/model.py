@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from relay.domain.backpressure import Action, Limits
+from relay.domain.backpressure import BrakeAction, OutboxLimits
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
 from relay.domain.querying import query_subjects
@@ -153,12 +153,12 @@ class BackpressureSettings(Section):
 
     above: int | None = Field(default=None, ge=1, le=10_000_000)
     age: Duration | None = None
-    action: Action = "warn"
+    action: BrakeAction = "warn"
     delay: Duration = Field(default=_seconds(0.05), le=_seconds(10))
 
-    def limits(self) -> Limits:
+    def limits(self) -> OutboxLimits:
         """Return the section as a value."""
-        return Limits(**self.model_dump())
+        return OutboxLimits(**self.model_dump())
 
 
 class AlertSettings(HttpSettings):

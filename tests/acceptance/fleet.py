@@ -17,9 +17,10 @@ import nats
 import psycopg
 import redis
 
+from relay.adapters.dramatiq.broker import create_broker
 from relay.adapters.jetstream import topology
+from relay.adapters.jetstream.connection import connect_once
 from relay.adapters.postgres.migrations import upgrade
-from relay.adapters.redis import create_broker
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer, processes
 from relay.devstack.configuration import variable
 from relay.settings import Settings, load_settings
@@ -128,7 +129,7 @@ class Fleet:
         asyncio.run(self._ensure(settings))
 
     async def _ensure(self, settings: Settings) -> None:
-        async with topology.connect_once(self.nats.url) as js:
+        async with connect_once(self.nats.url) as js:
             await topology.ensure(js, settings.streams(), settings.consumers())
 
     # --- our processes ---

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from consumer import upkeep
 from consumer.routines import Routine
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
 from scheduler import ticks
 
 _STUCK: Final = Path(os.environ["STUCK"])

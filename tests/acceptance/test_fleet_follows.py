@@ -14,9 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.members import Members
-from relay.domain.members import Crew, Seen, State
+from relay.domain.members import CrewReport, Seen, State
 from tests.acceptance.fleet import Fleet, wait_for
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import OUTBOX, Producers, vibe
@@ -47,7 +47,7 @@ class Supervised(Fleet):
     def publishing(self) -> int:
         return sum(it.member.publishes for it in self.members() if it.state is State.WORKING)
 
-    def crew(self) -> Crew:
+    def crew(self) -> CrewReport:
         [found] = [it.member.crew for it in self.members() if it.member.kind == "fleet"]
         assert found is not None
         return found

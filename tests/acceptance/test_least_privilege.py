@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from relay.adapters.jetstream import topology
+from relay.adapters.jetstream.connection import connect_once
 from relay.settings import load_settings
 from tasks import schedule
 from tests.acceptance import task_effects
@@ -52,7 +53,7 @@ class Deployed(Fleet):
 
     async def _make_streams(self) -> None:
         settings = load_settings(self.directory / "relay.toml", self.environment)
-        async with topology.connect_once(
+        async with connect_once(
             self.nats.url_of("relay_admin"), inbox_prefix=self.nats.inbox_of("relay_admin")
         ) as js:
             await topology.ensure(js, settings.streams(), settings.consumers())
@@ -175,7 +176,7 @@ def _a_loss(fleet: Deployed) -> None:
 
 
 async def _delete(url: str, stream: str, seq: int) -> None:
-    async with topology.connect_once(url) as js:
+    async with connect_once(url) as js:
         await js.delete_msg(stream, seq)
 
 

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from relay import jobs
-from relay.adapters.gate import Gates
-from relay.adapters.redis import create_broker
+from relay.adapters.dramatiq.broker import create_broker
+from relay.adapters.dramatiq.gates import Gates
 from tests.acceptance.fleet import Fleet, wait_for
 
 ARCHIVE = """

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from consumer.pull import PullMessages
 from consumer.recovery import Recovery
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres import inbox, outbox, pipeline, pool, transactions

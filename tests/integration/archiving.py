@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from relay.adapters.coldstore import FolderStore
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.pool import pooled
 from relay.commands.archive import ArchiveRows, BatchLimits, Finding

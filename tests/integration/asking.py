@@ -14,9 +14,9 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from relay.adapters.jetstream.answering import AnswerQueries
-from relay.adapters.jetstream.asking import RemoteQueries
 from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.query_client import RemoteQueries
+from relay.adapters.jetstream.query_server import AnswerQueries
 from relay.bus import Query, QueryBus, RequestContext
 from relay.bus.errors import NoResponder
 from relay.bus.remote import Answerable

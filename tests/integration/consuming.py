@@ -22,10 +22,10 @@ from consumer.key_order import DeliveryNumbers, NextOfKey
 from consumer.message_rows import FunctionRows, MessageConfig, MessageRows
 from consumer.pull import PullConfig, PullMessages
 from consumer.recovery import Recovery
-from relay.adapters.jetstream.auditor import StreamReader
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
+from relay.adapters.jetstream.stream_reader import StreamReader
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ordered import OrderedInboxAdapter

@@ -23,7 +23,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from relay import Event, Outbox, jobs
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.domain.tasks import TaskRef
 from relay.jobs import HANDLE_QUEUE, PUBLISH_QUEUE
@@ -105,7 +105,7 @@ async def publish(meter: Meter, lab: Laboratory) -> None:
             await gates.close("publish:sea:0", token)
 
         # Renewals of a gate count the seconds that the machine takes, not the work.
-        seldom = patch("relay.adapters.gate.TTL", timedelta(minutes=10))
+        seldom = patch("relay.adapters.dramatiq.gates.TTL", timedelta(minutes=10))
         with meter.counting(600), seldom, patch("relay.commands.publish._all_of", one_after_the_other):
             token = await gates.open("publish:sea:0")
             await asyncio.to_thread(meter.broker.enqueue_many, [job(PUBLISH_QUEUE, "publish_shard", str(token))])

@@ -14,8 +14,8 @@ from unittest.mock import patch
 import psycopg
 import redis
 
+from relay.adapters.dramatiq.broker import RelayBroker, create_broker
 from relay.adapters.postgres.migrations import upgrade
-from relay.adapters.redis import RelayBroker, create_broker
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from tests.integration.publishing import eventually
 from tests.integration.wire import Wire, wire
@@ -152,7 +152,7 @@ def laboratory(directory: Path) -> Iterator[Laboratory]:
         NatsServer(directory / "nats") as nats,
         ValkeyServer(directory / "valkey") as valkey,
         # How many messages are fetched at a time hangs on how quick they are.
-        patch("relay.adapters.shares.OFTEN_S", -1.0),
+        patch("relay.adapters.dramatiq.shares.OFTEN_S", -1.0),
         # On a busy machine claims may be as slow as under an old snapshot.
         patch("relay.adapters.postgres.low_water.SLOW_S", math.inf),
     ):

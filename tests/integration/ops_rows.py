@@ -11,9 +11,9 @@ from typing import Any
 import psycopg
 
 from relay import jobs
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.broker import create_broker
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.members import Members
-from relay.adapters.redis import create_broker
 from relay.settings import Settings
 from tests.integration.archiving import ANN, archived
 from tests.integration.console_rows import fill, fill_more, number

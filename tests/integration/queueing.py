@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import dramatiq
 
-from relay.adapters.redis import RelayBroker, create_broker
+from relay.adapters.dramatiq.broker import RelayBroker, create_broker
 
 
 @contextmanager

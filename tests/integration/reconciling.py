@@ -12,7 +12,7 @@ from uuid import UUID
 import nats.errors
 from nats.js.errors import NotFoundError
 
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands.reconcile import ReconcileStream, StreamReport
 from relay.devstack import NatsServer

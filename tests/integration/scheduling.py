@@ -15,8 +15,8 @@ import psycopg
 import redis
 
 from relay import Outbox
+from relay.adapters.dramatiq.broker import create_broker
 from relay.adapters.postgres.wakeup import Due
-from relay.adapters.redis import create_broker
 from relay.bootstrap import Application
 from relay.domain.facts import Fact
 from relay.settings import load_settings

@@ -19,7 +19,7 @@ from relay.adapters.postgres import enqueue, microdao, migrations
 from relay.adapters.postgres.pool import create_pool
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.wakeup import Wakeup
-from relay.domain.backpressure import Action, Limits
+from relay.domain.backpressure import BrakeAction, OutboxLimits
 from relay.domain.errors import OutboxFull
 from relay.settings.urls import with_search_path
 from tests.integration.publishing import Producer, event, eventually, outbox_rows, producing, query
@@ -49,10 +49,10 @@ async def waking(url: str) -> AsyncIterator[Wakeup]:
 
 
 async def brake(
-    url: str, action: Action, *, delay: timedelta = timedelta(milliseconds=1), hold: timedelta = MINUTE
+    url: str, action: BrakeAction, *, delay: timedelta = timedelta(milliseconds=1), hold: timedelta = MINUTE
 ) -> None:
     async with waking(url) as wakeup:
-        await wakeup.brake.set(Limits(above=1, age=None, action=action, delay=delay), REASON, hold)
+        await wakeup.brake.set(OutboxLimits(above=1, age=None, action=action, delay=delay), REASON, hold)
 
 
 async def release(url: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.adapters.bucket import BucketStore
+from relay.adapters.coldstore import BucketStore
 from relay.devstack import NatsServer
 from relay.domain.archive import ArchiveConflict, StoreUnreachable
 from relay.domain.errors import ConfigurationError

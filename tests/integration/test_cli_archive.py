@@ -238,7 +238,7 @@ def test_a_place_that_is_away_is_said_in_one_line(cli: Cli, tmp_path: Path) -> N
 
 def test_the_scheduler_sends_it_every_hour_where_it_is_on(cli: Cli, context: str, valkey: ValkeyServer) -> None:
     async def tick(application: Any) -> None:
-        from relay.adapters.redis import create_broker
+        from relay.adapters.dramatiq.broker import create_broker
 
         broker = create_broker(valkey.url, namespace=context, middleware=[])
         [job] = [job for job in ticks(application, broker, context) if job.name == f"archive:{context}"]

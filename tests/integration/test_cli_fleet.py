@@ -13,7 +13,7 @@ import pytest
 import redis
 from typer.testing import CliRunner, Result
 
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.members import Members
 from relay.cli import create_app
 from relay.devstack import ValkeyServer

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from relay import Event, Outbox
-from relay.adapters.gate import Entry
+from relay.adapters.dramatiq.gates import QueueEntry
 from relay.bootstrap import Application
 from relay.cli import main
 from relay.commands import reconcile as reconcile_module
@@ -165,9 +165,9 @@ def test_the_scheduler_audits_streams_every_half_minute(context: str) -> None:
     sent: list[tuple[Any, ...]] = []
 
     class Broker:
-        def entry(self, message: Any) -> Entry:
+        def entry(self, message: Any) -> QueueEntry:
             sent.append((message.actor_name, *message.args[:-2]))
-            return Entry(f"{context}:audits", message.message_id, message.encode())
+            return QueueEntry(f"{context}:audits", message.message_id, message.encode())
 
     async def tick(application: Application) -> None:
         table = [job for job in ticks(application, Broker(), context) if job.name.startswith("reconcile")]

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from relay import jobs
-from relay.adapters.redis import RelayBroker, create_broker
+from relay.adapters.dramatiq.broker import RelayBroker, create_broker
 from relay.devstack import dashboard, monitoring, processes
 from relay.devstack.ports import free_port
 from relay.domain.errors import MissingExtraError

@@ -15,9 +15,10 @@ from nats.js.api import StorageType
 from nats.js.errors import NotFoundError
 from typer.testing import CliRunner, Result
 
-from relay.adapters.inspection import listens
 from relay.adapters.jetstream import topology
+from relay.adapters.jetstream.connection import connect_once
 from relay.adapters.postgres.inspection import look_closely
+from relay.adapters.redis_inspection import listens
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
@@ -46,7 +47,7 @@ def settings(database_url: str, nats_server: NatsServer, valkey: ValkeyServer) -
 @pytest.fixture(autouse=True)
 def streams(settings: Settings) -> Iterator[None]:
     async def change(*, create: bool) -> None:
-        async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+        async with connect_once(settings.nats_url.get_secret_value()) as js:
             for stream in settings.streams():
                 try:
                     await js.delete_stream(stream.name)
@@ -112,7 +113,7 @@ def _drop_role(postgres: PostgresServer, database_url: str) -> None:
 
 def test_streams_and_consumers_that_are_otherwise_are_found(settings: Settings) -> None:
     async def remake() -> None:
-        async with topology.connect_once(settings.nats_url.get_secret_value()) as js:
+        async with connect_once(settings.nats_url.get_secret_value()) as js:
             await js.delete_stream("DOC_EVENTS")
             await js.delete_stream("DOC_DLQ")
             await js.add_stream(name="DOC_EVENTS", subjects=["doc.other.>"], storage=StorageType.MEMORY)

@@ -13,9 +13,9 @@ import dramatiq
 import pytest
 import redis
 
-from relay.adapters import gate as gate_module
-from relay.adapters.gate import Entry, Gates
-from relay.adapters.redis import create_broker
+from relay.adapters.dramatiq import gates as gate_module
+from relay.adapters.dramatiq.broker import create_broker
+from relay.adapters.dramatiq.gates import Gates, QueueEntry
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
 from tests.integration.publishing import eventually
@@ -160,7 +160,7 @@ async def test_a_job_is_in_its_queue_when_its_gate_is_open_and_once_only(
 ) -> None:
     broker = create_broker(valkey.url, namespace=gates._namespace, middleware=[])
 
-    def send(token: str) -> Entry:
+    def send(token: str) -> QueueEntry:
         return broker.entry(job("q", "note", token))
 
     tokens = [await gates.open("pull", send=send) for _ in range(3)]

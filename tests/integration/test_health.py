@@ -16,6 +16,7 @@ from nats.js.errors import NotFoundError
 from typer.testing import CliRunner, Result
 
 from relay.adapters.jetstream import topology
+from relay.adapters.jetstream.connection import connect_once
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
@@ -55,12 +56,12 @@ def topology_of_sea(nats_server: NatsServer) -> Iterator[None]:
 
 
 async def ensured(server: NatsServer, **options: str) -> None:
-    async with topology.connect_once(server.url, **options) as js:
+    async with connect_once(server.url, **options) as js:
         await topology.ensure(js, SEA.streams(), SEA.consumers())
 
 
 async def removed(server: NatsServer, *names: str) -> None:
-    async with topology.connect_once(server.url) as js:
+    async with connect_once(server.url) as js:
         for name in names:
             with suppress(NotFoundError):
                 await js.delete_stream(name)
@@ -240,7 +241,7 @@ def made(server: NatsServer, **options: object) -> Iterator[None]:
 
     async def make() -> None:
         await removed(server, "SEA_EVENTS")
-        async with topology.connect_once(server.url) as js:
+        async with connect_once(server.url) as js:
             await js.add_stream(name="SEA_EVENTS", subjects=["sea.event.>"], **options)
 
     asyncio.run(make())
@@ -267,7 +268,7 @@ def test_a_stream_that_may_lose_messages_is_warned_of(
 
 def test_a_stream_that_is_nearly_full_is_warned_of(health: Callable[..., Result], nats_server: NatsServer) -> None:
     async def fill(count: int) -> None:
-        async with topology.connect_once(nats_server.url) as js:
+        async with connect_once(nats_server.url) as js:
             for _ in range(count):
                 await js.publish("sea.event.a.v1")
 

@@ -12,8 +12,8 @@ import pytest
 from nats.js.api import StreamConfig
 
 from consumer import recovery as recovery_module
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands.missing import FindMissing
 from relay.devstack import NatsServer

@@ -18,10 +18,11 @@ import pytest
 import redis
 from dramatiq.middleware import Retries
 
-from relay.adapters import shares, workers
-from relay.adapters.gate import LONGEST_BACKOFF
-from relay.adapters.redis import RelayBroker, create_broker
-from relay.adapters.workers import WorkerRuntime
+from relay.adapters.dramatiq import broker as broker_module
+from relay.adapters.dramatiq import runtime as runtime_module
+from relay.adapters.dramatiq.broker import RelayBroker, create_broker
+from relay.adapters.dramatiq.gates import LONGEST_BACKOFF
+from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
 from tests.integration.queueing import calls, fresh_broker, soon, working
@@ -50,7 +51,7 @@ def test_what_a_worker_left_behind_is_taken_over_and_run(valkey: ValkeyServer) -
     broker.enqueue_many([job("q", "note", n) for n in range(3)])
     left = create_broker(valkey.url, namespace=broker.namespace, middleware=[])
     left.broker_id = "gone"
-    assert len(left.fetch("q", shares.Capacity(2, 2))[2]) == 2
+    assert len(left.fetch("q", broker_module.Capacity(2, 2))[2]) == 2
     with working(broker):
         soon("the rest has run", lambda: ran == [2])
         broker.take_over("somebody")
@@ -145,8 +146,8 @@ def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: Valke
 def test_a_consumer_of_quick_jobs_fetches_more_ahead_until_they_are_slow(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("OFTEN_S", "SELDOM_S"):
-        monkeypatch.setattr(shares, name, 3600.0)
+    for name in ("_OFTEN_S", "_SELDOM_S"):
+        monkeypatch.setattr(broker_module, name, 3600.0)
     broker = fresh_broker(valkey.url)
     dramatiq.actor(lambda: None, broker=broker, actor_name="n", queue_name="q")
     broker.enqueue_many([job("q", "n") for _ in range(600)])
@@ -219,7 +220,7 @@ def test_a_worker_outlives_a_restart_of_redis(own_valkey: ValkeyServer) -> None:
 def test_jobs_that_hang_take_no_thread_of_other_queues(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
+    monkeypatch.setattr(runtime_module, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
     release, hanging, ran = threading.Event(), [], []
     quiesced = threading.Event()
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from uuid import uuid4
 
 from relay import jobs
-from relay.adapters.shares import share_of
+from relay.adapters.dramatiq.shares import share_of
 from relay.domain.schedule import WaitingRun
 from relay.domain.tasks import TaskRef
 
 ROOT = Path(__file__).parents[2]
-KINDS = [value for value in vars(jobs).values() if isinstance(value, jobs.Kind)]
+KINDS = [value for value in vars(jobs).values() if isinstance(value, jobs.DutyKind)]
 #: The actors of a worker, and their queues.
 ACTORS = """
 import json

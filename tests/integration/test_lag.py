@@ -13,7 +13,7 @@ from relay.commands import lag as lag_module
 from relay.commands.lag import ReadLag
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable, ConsumerMissing, DatabaseUnreachable, SchemaMissing
-from relay.domain.lag import NONE_DUE, Due, StreamLag, TablesLag
+from relay.domain.lag import NONE_DUE, DueCount, StreamLag, TablesLag
 from tests.integration.consuming import SUBSCRIPTION, Subscription, inbox_row, subscribed
 from tests.integration.crowded import events, messages, tasks
 from tests.integration.publishing import eventually, open_backlog_reader
@@ -116,7 +116,7 @@ async def test_of_the_tasks_those_that_could_run_now_count(database_url: str) ->
 async def test_an_event_from_a_clock_ahead_has_no_negative_age(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as conn:
         events(conn, 1, "'key'", occurred_at="now() + interval '30 seconds'")
-    assert (await tables(database_url)).outbox == Due(1, 0.0)
+    assert (await tables(database_url)).outbox == DueCount(1, 0.0)
 
 
 # --- a context ---

@@ -13,12 +13,12 @@ from uuid import uuid4
 import pytest
 
 from relay.adapters import members as members_module
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
+from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.members import Heart, Members, this_process
-from relay.adapters.workers import WorkerRuntime
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
-from relay.domain.members import FORGOTTEN_AFTER_S, LOST_AFTER_S, Crew, Member, State, Usage, busy_part
+from relay.domain.members import FORGOTTEN_AFTER_S, LOST_AFTER_S, CrewReport, Member, State, Usage, busy_part
 from tests.integration.publishing import eventually
 from tests.integration.queueing import fresh_broker, working
 
@@ -42,7 +42,7 @@ SUPERVISOR = Member(
     host="a",
     pid=5,
     state=State.ENDING,
-    crew=Crew(least=2, most=10, wanted=3, running=2, why="little is due", crashes=1),
+    crew=CrewReport(least=2, most=10, wanted=3, running=2, why="little is due", crashes=1),
 )
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 import nkeys
 import pytest
 
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.jetstream.topology import ensure
 from relay.credentials import jetstream, nats_options
 from relay.domain.errors import BrokerRefused, BrokerUnreachable, ConfigurationError

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from relay.adapters.jetstream.client import RelayClient
-from relay.adapters.jetstream.connection import NatsConnection
-from relay.adapters.jetstream.topology import connect_once
+from relay.adapters.jetstream.connection import NatsConnection, connect_once
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable
 from tests.integration.publishing import eventually

@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.adapters.jetstream import topology
-from relay.adapters.jetstream.auditor import NatsStreamAuditor, StreamReader
-from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.connection import NatsConnection, connect_once
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, StreamReader
 from relay.cli import create_app
 from relay.domain.policies import Published
 from relay.settings import Settings, load_settings
@@ -41,9 +41,7 @@ def settings() -> Settings:
 @pytest.fixture(scope="module")
 def server(server_root: Path, settings: Settings) -> Iterator[LockedNats]:
     async def ensure() -> None:
-        async with topology.connect_once(
-            server.url_of("relay_admin"), inbox_prefix=server.inbox_of("relay_admin")
-        ) as js:
+        async with connect_once(server.url_of("relay_admin"), inbox_prefix=server.inbox_of("relay_admin")) as js:
             assert await topology.ensure(js, settings.streams(), settings.consumers())
             assert await topology.ensure(js, settings.streams(), settings.consumers()) == []
             assert await topology.diff(js, settings.streams(), settings.consumers()) == []

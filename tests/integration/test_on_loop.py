@@ -14,11 +14,11 @@ import pytest
 from dramatiq.errors import Retry
 from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage, TimeLimit
 
-from relay.adapters import workers
-from relay.adapters.onloop import LoopActor
-from relay.adapters.redis import RelayBroker
-from relay.adapters.shares import SHARE
-from relay.adapters.workers import WorkerRuntime
+from relay.adapters.dramatiq import runtime
+from relay.adapters.dramatiq.broker import RelayBroker
+from relay.adapters.dramatiq.runtime import WorkerRuntime
+from relay.adapters.dramatiq.shares import SHARE
+from relay.adapters.dramatiq.work_queue import LoopActor
 from relay.devstack import ValkeyServer
 from relay.domain.members import Usage
 from tests.integration.queueing import fresh_broker, soon
@@ -101,7 +101,7 @@ class Around(Middleware):
 
 @pytest.fixture
 def rig(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.setattr(workers, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
+    monkeypatch.setattr(runtime, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
     rig = Rig(valkey.url)
     rig.worker.start()
     yield rig

@@ -12,7 +12,7 @@ import dramatiq
 import pytest
 
 from relay import jobs
-from relay.adapters.redis import RelayBroker, create_broker
+from relay.adapters.dramatiq.broker import RelayBroker, create_broker
 from relay.bus import QueryBus
 from relay.devstack import NatsServer, ValkeyServer
 from relay.domain.tasks import TaskRef

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from relay.adapters.jetstream.asking import RemoteQueries
 from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.query_client import RemoteQueries
 from relay.bus import Nothing, RequestContext, Some, carry
 from relay.bus.errors import NoResponder, QueryTimeout
 from relay.devstack import NatsServer

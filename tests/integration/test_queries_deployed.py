@@ -16,8 +16,8 @@ from nats.js.api import DiscardPolicy
 from typer.testing import CliRunner
 
 from relay import RemoteQueries
-from relay.adapters.jetstream.connection import NatsConnection
-from relay.adapters.jetstream.topology import connect_once, diff, ensure
+from relay.adapters.jetstream.connection import NatsConnection, connect_once
+from relay.adapters.jetstream.topology import diff, ensure
 from relay.bus import Nothing, Some
 from relay.cli import create_app
 from relay.devstack import NatsServer, ValkeyServer

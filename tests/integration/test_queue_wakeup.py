@@ -9,9 +9,9 @@ import dramatiq
 import pytest
 import redis
 
-from relay.adapters import redis as redis_module
-from relay.adapters import redis_wakeup
-from relay.adapters.shares import ASIDE, SHARE
+from relay.adapters.dramatiq import broker as redis_module
+from relay.adapters.dramatiq import wakeup as redis_wakeup
+from relay.adapters.dramatiq.shares import ASIDE, SHARE
 from relay.devstack import ValkeyServer
 from tests.integration.queueing import calls, fresh_broker, soon, working
 from tests.jobs import job

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.commands import reconcile as reconcile_module
 from relay.commands.reconcile import AuditedStream
 from relay.devstack import NatsServer

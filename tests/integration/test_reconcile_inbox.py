@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from relay.adapters.jetstream.auditor import NatsStreamAuditor, StreamReader
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, StreamReader
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands import missing as missing_module
 from relay.commands.missing import FindMissing

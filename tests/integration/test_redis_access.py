@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis.exceptions
 
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
 from relay.bootstrap import job_broker
 from relay.credentials import redis_options
 from relay.domain.errors import ConfigurationError, QueueUnreachable

@@ -12,8 +12,8 @@ import pytest
 
 from consumer import routines
 from consumer.routines import Routine, RoutineSlots, RunRoutines
-from relay.adapters import gate as gate_module
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq import gates as gate_module
+from relay.adapters.dramatiq.gates import Gates
 from relay.devstack import ValkeyServer
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import Fact, OutageSeen

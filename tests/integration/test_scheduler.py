@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from consumer.recovery import PATIENCE
-from relay.adapters import gate as gate_module
+from relay.adapters.dramatiq import gates as gate_module
 from relay.adapters.members import this_process
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.errors import DatabaseUnreachable

@@ -21,11 +21,11 @@ from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import Fact, LeadLost, LeadTaken, OutageSeen
 from relay.domain.operators import Operator
 from relay.domain.schedule import WaitingRun
-from scheduler.clock import Clock
 from scheduler.crons import CronTick
 from scheduler.leader import Leader, Lease
 from scheduler.polls import Pace
 from scheduler.ticks import Tick
+from scheduler.timer import IntervalTimer
 from tests.integration.publishing import eventually, query
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +62,14 @@ class One:
             Tick("crons", OFTEN, self.crons.tick, self.crons.forget),
         ]
         self.leader = Leader(
-            "sea", jobs, self.crons, self.lease, self.schedule, Clock(self.engine), self.facts.append, self.release
+            "sea",
+            jobs,
+            self.crons,
+            self.lease,
+            self.schedule,
+            IntervalTimer(self.engine),
+            self.facts.append,
+            self.release,
         )
 
     def tick(self, name: str) -> Any:
@@ -260,7 +267,7 @@ async def test_ticks_go_on_when_the_clock_of_the_machine_is_set_back(
 
         monkeypatch.setattr("apscheduler.schedulers.base.datetime", Back)
         monkeypatch.setattr("scheduler.leader.datetime", Back)
-        monkeypatch.setattr("scheduler.clock.datetime", Back)
+        monkeypatch.setattr("scheduler.timer.datetime", Back)
         before = one.ticks["often"]
         await eventually("it ticks by the new time", lambda: one.ticks["often"] > before + 3)
 

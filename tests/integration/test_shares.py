@@ -14,10 +14,10 @@ import pytest
 from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
 from dramatiq.middleware import Retries
 
-from relay.adapters import workers
-from relay.adapters.redis import RelayBroker, delayed
-from relay.adapters.shares import SHARE, Capacity
-from relay.adapters.workers import WorkerRuntime
+from relay.adapters.dramatiq import runtime
+from relay.adapters.dramatiq.broker import RelayBroker, delayed
+from relay.adapters.dramatiq.runtime import WorkerRuntime
+from relay.adapters.dramatiq.shares import SHARE, Capacity
 from relay.devstack import ValkeyServer
 from tests.integration.queueing import fresh_broker, soon, working
 from tests.jobs import job
@@ -74,7 +74,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    monkeypatch.setattr(workers, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
+    monkeypatch.setattr(runtime, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
     return Fleet(valkey.url)
 
 

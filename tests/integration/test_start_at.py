@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from consumer import recovery as recovery_module
-from relay.adapters.jetstream.auditor import NatsStreamAuditor
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.jetstream.topology import ensure
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands.missing import FindMissing

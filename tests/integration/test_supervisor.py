@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from relay import children
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.members import Members
 from relay.devstack import ValkeyServer
 from relay.domain.members import Seen, State

@@ -15,11 +15,11 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 
+from relay.adapters.jetstream.connection import connect_once
 from relay.adapters.jetstream.topology import (
     Change,
     ConsumerView,
     Difference,
-    connect_once,
     diff,
     ensure,
     show,

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from relay.adapters.jetstream.topology import connect_once, ensure
+from relay.adapters.jetstream.connection import connect_once
+from relay.adapters.jetstream.topology import ensure
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.topology import RELAY_ADVISORIES

@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from nats.js import JetStreamContext
 
-from relay.adapters.jetstream.topology import connect_once, diff, ensure
+from relay.adapters.jetstream.connection import connect_once
+from relay.adapters.jetstream.topology import diff, ensure
 from relay.devstack import NatsServer
 from relay.domain.errors import ConfigurationError
 from relay.domain.topology import ConsumerSpec, StreamSpec

@@ -18,9 +18,9 @@ import dramatiq
 import pytest
 
 from relay import jobs
-from relay.adapters import redis_clock
+from relay.adapters.dramatiq import broker as redis_clock
+from relay.adapters.dramatiq.broker import RelayBroker, create_broker
 from relay.adapters.jetstream.topology import ensure
-from relay.adapters.redis import RelayBroker, create_broker
 from relay.devstack import NatsServer, ValkeyServer
 from relay.domain.topology import RELAY_ADVISORIES
 from relay.jobs import HANDLE_QUEUE
@@ -73,12 +73,12 @@ asyncio.run(run())
 ENDINGS = """
 import asyncio, json
 from datetime import timedelta
-from relay.jobs import Kind
+from relay.jobs import DutyKind
 from relay.worker import application, periodic
 from relay.domain.archive import ArchiveBusy
 from relay.domain.errors import DatabaseUnreachable
 async def rest(name, error=None):
-    gates, duty = application.gates, Kind(name, "q", name).of("sea")
+    gates, duty = application.gates, DutyKind(name, "q", name).of("sea")
     token = await gates.open(duty.key, interval=timedelta(hours=1))
     try:
         async with periodic(duty, token) as ours:

@@ -19,11 +19,11 @@ import redis
 import yaml
 from dramatiq.brokers.redis import MAINTENANCE_SCALE
 
-from relay.adapters.gate import Gates
+from relay.adapters.dramatiq.broker import RelayBroker, create_broker, delayed
+from relay.adapters.dramatiq.gates import Gates
+from relay.adapters.dramatiq.queues import JobQueues
+from relay.adapters.dramatiq.wakeup import Wakeups
 from relay.adapters.members import Members, this_process
-from relay.adapters.queues import JobQueues
-from relay.adapters.redis import RelayBroker, create_broker, delayed
-from relay.adapters.redis_wakeup import Wakeups
 from relay.devstack import wheels
 from relay.devstack.ports import free_port
 from relay.domain.queues import JobState

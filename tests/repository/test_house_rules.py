@@ -11,10 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("relay", "tasks", "consumer", "scheduler", "jetrelay_pytest", "chaos")
-LINES_PER_FILE = 300
-#: Catalogues hold many small things of one kind, and are looked up, not read.
-LINES_PER_CATALOGUE = 500
-CATALOGUES = {"relay/domain/errors.py", "relay/domain/facts.py", "relay/settings/model.py"}
 TELEMETRY = {"structlog", "prometheus_client", "opentelemetry"}
 SQL = re.compile(
     r"\s*(SELECT|INSERT|UPDATE|DELETE)\b|(?i:\s*(insert\s+into|update\s+\S+\s+set|delete\s+from|with\s+\w+\s+as\s*\())"
@@ -23,14 +19,6 @@ SQL = re.compile(
 WRITTEN_OUT = re.compile(r"& 63\b|\b17858829\d\d\b|generation = 0 OR|dead_letter_reason IS NULL AND attempts")
 
 Rule = Callable[[ast.Module], Iterator[str]]
-
-
-def too_long(text: str, limit: int = LINES_PER_FILE) -> bool:
-    return len(text.splitlines()) > limit
-
-
-def limit_of(path: Path) -> int:
-    return LINES_PER_CATALOGUE if path.relative_to(ROOT).as_posix() in CATALOGUES else LINES_PER_FILE
 
 
 def environment_reads(tree: ast.Module) -> Iterator[str]:
@@ -100,11 +88,6 @@ def test_the_product_is_there_to_be_checked() -> None:
     assert {path.relative_to(ROOT).parts[0] for path in product_files(".py")} == set(PACKAGES)
 
 
-def test_no_product_file_is_longer_than_300_lines_and_no_catalogue_than_500() -> None:
-    files = product_files(".py", ".sql")
-    assert [str(path) for path in files if too_long(path.read_text(), limit_of(path))] == []
-
-
 def test_the_environment_is_read_in_one_place() -> None:
     assert complaints(environment_reads, "relay/settings.py", "relay/settings/", "relay/devstack/") == []
 
@@ -171,8 +154,3 @@ def test_each_rule_sees_its_breach(rule: Rule, text: str) -> None:
 )
 def test_prose_is_no_sql(text: str) -> None:
     assert not list(sql_strings(ast.parse(text)))
-
-
-def test_a_file_of_301_lines_is_too_long() -> None:
-    assert too_long("x\n" * 301)
-    assert not too_long("x\n" * 300)

@@ -36,11 +36,11 @@ from nats.aio.transport import TcpTransport
 from nats.js.client import JetStreamContext
 from nats.protocol import parser
 
+from relay.adapters.dramatiq.broker import RelayBroker, _BlockingConsumer
+from relay.adapters.dramatiq.runtime import WorkerRuntime
+from relay.adapters.dramatiq.work_queue import OnLoop
 from relay.adapters.jetstream.client import RelayClient, _Parser
-from relay.adapters.onloop import OnLoop
 from relay.adapters.postgres.lazy import LazyAsyncConnection, LentConnection
-from relay.adapters.redis import RelayBroker, _BlockingConsumer
-from relay.adapters.workers import WorkerRuntime
 
 ROOT = Path(__file__).parents[2]
 

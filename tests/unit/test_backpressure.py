@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.domain.backlogs import FullInbox
-from relay.domain.backpressure import InboxLimit, Limits, Pressure, full
+from relay.domain.backpressure import InboxLimit, OutboxLimits, Pressure, full
 from tests.unit.settings_support import BASE, Load, loader, refusal
 
 MINUTE = timedelta(minutes=1)
@@ -21,8 +21,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     return loader(tmp_path, monkeypatch)
 
 
-def limits(above: int | None = None, age: timedelta | None = None) -> Limits:
-    return Limits(above=above, age=age, action="warn", delay=timedelta(milliseconds=50))
+def limits(above: int | None = None, age: timedelta | None = None) -> OutboxLimits:
+    return OutboxLimits(above=above, age=age, action="warn", delay=timedelta(milliseconds=50))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def limits(above: int | None = None, age: timedelta | None = None) -> Limits:
     ],
 )
 def test_it_begins_above_a_limit_and_ends_below_a_part_of_all(
-    limit: Limits, waiting: int, seconds: float, braking: bool, is_full: bool
+    limit: OutboxLimits, waiting: int, seconds: float, braking: bool, is_full: bool
 ) -> None:
     pressure = Pressure(waiting, seconds, "warn" if braking else None)
     assert (full("sea", limit, pressure) is not None) == is_full

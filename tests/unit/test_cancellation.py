@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from relay.adapters.gate import Gates, Hold
-from relay.adapters.redis_wakeup import _Line
+from relay.adapters.dramatiq.gates import Gates, Hold
+from relay.adapters.dramatiq.wakeup import _Line
 from relay.concurrency import end, is_cancelled
 from relay.execution import lease as leases
 from scheduler.leader import Leader
@@ -64,7 +64,7 @@ KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = SimpleNamespace(total_seconds=lambda: 0.0)
-    monkeypatch.setattr("relay.adapters.gate.TTL", at_once)
+    monkeypatch.setattr("relay.adapters.dramatiq.gates.TTL", at_once)
 
 
 @pytest.mark.parametrize("name", KEEPERS)

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from scheduler.clock import Clock
+from scheduler.timer import IntervalTimer
 
 pytestmark = pytest.mark.anyio
 
@@ -28,12 +28,12 @@ class Trace(list[object]):
 @pytest.fixture
 def trace(monkeypatch: pytest.MonkeyPatch) -> Trace:
     trace = Trace()
-    monkeypatch.setattr("scheduler.clock.asyncio.sleep", trace.pause)
+    monkeypatch.setattr("scheduler.timer.asyncio.sleep", trace.pause)
     return trace
 
 
-def ticking(trace: Trace, every: timedelta, contexts: int) -> Clock:
-    clock = Clock(AsyncIOScheduler())
+def ticking(trace: Trace, every: timedelta, contexts: int) -> IntervalTimer:
+    clock = IntervalTimer(AsyncIOScheduler())
     for number in range(contexts):
         clock.add(every, lambda name=f"context {number}": trace.tick(name))
     return clock
@@ -68,7 +68,7 @@ def due(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Callable[[], None]
         time = staticmethod(lambda: 0.0)
 
     Loop.call_at = staticmethod(call_at)  # type: ignore[attr-defined]
-    monkeypatch.setattr("scheduler.clock.asyncio.get_running_loop", Loop)
+    monkeypatch.setattr("scheduler.timer.asyncio.get_running_loop", Loop)
     return told
 
 
@@ -76,7 +76,7 @@ async def test_first_ticks_come_at_once_but_rare_ones_of_many_contexts_one_after
     trace: Trace, due: list[tuple[float, Callable[[], None]]]
 ) -> None:
     """A fleet of fifty contexts that starts has more urgent work than fifty audits, each on its connection."""
-    often, clock = timedelta(seconds=1), Clock(AsyncIOScheduler())
+    often, clock = timedelta(seconds=1), IntervalTimer(AsyncIOScheduler())
     fires = [lambda name=f"context {number}": trace.tick(name) for number in range(3)]
     for fire in fires:
         for every in (often, RARE):
@@ -91,7 +91,7 @@ async def test_first_ticks_come_at_once_but_rare_ones_of_many_contexts_one_after
 
 
 async def test_a_tick_that_ends_while_others_have_their_turn_is_called_no_more(trace: Trace) -> None:
-    clock = Clock(AsyncIOScheduler())
+    clock = IntervalTimer(AsyncIOScheduler())
 
     def gone() -> None:
         trace.tick("gone")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from relay.adapters.inspection import QueueState
-from relay.adapters.jetstream.inspection import BrokerState, ConsumerState, StreamState
-from relay.adapters.jetstream.topology_fields import Difference
+from relay.adapters.jetstream.inspection import BrokerState, DurableState, StreamState
+from relay.adapters.jetstream.topology import Difference
+from relay.adapters.redis_inspection import QueueState
 from relay.domain.findings import Finding, Severity
 from relay.ops.doctor import handlers, queues, streams
 from relay.ops.doctor.streams import Broker
@@ -38,7 +38,7 @@ WELL = BrokerState(
     count=2,
     sync_interval=0.0,
     streams={"SEA_EVENTS": OWN, "UP_EVENTS": UP},
-    consumers={"UP_EVENTS/sea__up": ConsumerState(name="UP_EVENTS/sea__up", ack_wait=120.0)},
+    consumers={"UP_EVENTS/sea__up": DurableState(name="UP_EVENTS/sea__up", ack_wait=120.0)},
 )
 
 

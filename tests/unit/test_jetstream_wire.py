@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
+from relay.adapters.jetstream.client import Arrived, read_delivery, read_headers
 from relay.domain.reading import read_subject
 from relay.ports import Delivery
 

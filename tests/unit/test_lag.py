@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from relay.domain.errors import BrokerUnreachable, ConsumerMissing, DatabaseUnreachable, RelayError
-from relay.domain.lag import NONE_DUE, ContextLag, Due, Load, StreamLag, TablesLag, total
+from relay.domain.lag import NONE_DUE, ContextLag, DueCount, Load, StreamLag, TablesLag, total
 
 AWAY, MISSING = DatabaseUnreachable("away"), ConsumerMissing("no such consumer")
 
 
-def tables(outbox: Due = NONE_DUE, tasks: Due = NONE_DUE, **inbox: Due) -> TablesLag:
+def tables(outbox: DueCount = NONE_DUE, tasks: DueCount = NONE_DUE, **inbox: DueCount) -> TablesLag:
     return TablesLag(outbox=outbox, tasks=tasks, inbox=inbox)
 
 
@@ -32,7 +32,7 @@ def stream(pending: int = 0, unacknowledged: int = 0) -> StreamLag:
 def test_a_message_in_the_inbox_and_not_acknowledged_counts_once(
     inbox: int, unacknowledged: int, count: int
 ) -> None:
-    found = lag(tables(up=Due(inbox, 1.0)), up=stream(3, unacknowledged)).of("up")
+    found = lag(tables(up=DueCount(inbox, 1.0)), up=stream(3, unacknowledged)).of("up")
     assert not isinstance(found, RelayError)
     assert found.count == count
 
@@ -44,8 +44,8 @@ def test_a_subscription_without_rows_has_none_due() -> None:
 
 
 def test_the_load_adds_up_what_is_due_and_has_the_greatest_age() -> None:
-    one = lag(tables(Due(1, 5.0), Due(10, 7.0), up=Due(100, 3.0)), up=stream(1_000))
-    two = lag(tables(Due(10_000, 6.0)))
+    one = lag(tables(DueCount(1, 5.0), DueCount(10, 7.0), up=DueCount(100, 3.0)), up=stream(1_000))
+    two = lag(tables(DueCount(10_000, 6.0)))
     assert total([one, two]) == Load(rows=11_111, age_seconds=7.0)
     assert total([]) == Load(rows=0, age_seconds=0.0)
 
@@ -56,7 +56,7 @@ def test_the_load_adds_up_what_is_due_and_has_the_greatest_age() -> None:
     ids=["database", "consumer", "both"],
 )
 def test_what_is_not_known_is_an_error_and_never_a_number(part: ContextLag, error: RelayError) -> None:
-    known = lag(tables(Due(20_000, 600.0)))
+    known = lag(tables(DueCount(20_000, 600.0)))
     assert part.of("up") is error
     assert total([known, part]) is error
     assert total([part, known]) is error

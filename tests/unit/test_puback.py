@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from relay.adapters.jetstream.wire import _FULL, publish_command, read_puback
+from relay.adapters.jetstream.publisher import _FULL, publish_command, read_puback
 from relay.domain.policies import NoStream, OutcomeUnknown, Published, PublishOutcome, RowRejected
 
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from relay.domain.errors import ConsumerMissing, DatabaseUnreachable
 from relay.domain.facts import LagSampled, LeadLost, LeadTaken
-from relay.domain.lag import ContextLag, Due, StreamLag, TablesLag
+from relay.domain.lag import ContextLag, DueCount, StreamLag, TablesLag
 from relay.telemetry import scale as scale_module
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.scale import Scale
@@ -23,7 +23,7 @@ AWAY = DatabaseUnreachable("no answer")
 
 def lag(context: str = "sea", **changes: Any) -> LagSampled:
     parts: dict[str, Any] = {
-        "tables": TablesLag(outbox=Due(5, 61.5), tasks=Due(2, 3.0), inbox={"in": Due(7, 90.25)}),
+        "tables": TablesLag(outbox=DueCount(5, 61.5), tasks=DueCount(2, 3.0), inbox={"in": DueCount(7, 90.25)}),
         "streams": {"in": StreamLag(pending=20, unacknowledged=4), "idle": StreamLag(pending=0, unacknowledged=0)},
     }
     return LagSampled(context=context, lag=ContextLag(context=context, **{**parts, **changes}))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relay.domain.errors import DatabaseUnreachable, InvalidRequest, RelayError
 from relay.domain.lag import Load
-from relay.domain.scaling import Decision, History, Pressure, Sample, ScalingRules, decide
+from relay.domain.scaling import Decision, History, LoadLevel, Sample, ScalingRules, decide
 
 RULES = ScalingRules(least=2, most=10, rows=10_000, age_s=40, grow_after_s=10, shrink_after_s=60, pause_s=15)
 AWAY = DatabaseUnreachable("context sea: the connection was refused")
@@ -36,7 +36,7 @@ def sizes(
     return found
 
 
-def first(load: Load | RelayError, size: int = 4, busy: float | None = 0.5) -> Pressure:
+def first(load: Load | RelayError, size: int = 4, busy: float | None = 0.5) -> LoadLevel:
     return decide(RULES, size, Sample(at=0, load=load, busy=busy), History()).history.pressure
 
 
@@ -46,29 +46,29 @@ def first(load: Load | RelayError, size: int = 4, busy: float | None = 0.5) -> P
 @pytest.mark.parametrize(
     ("rows", "age", "busy", "pressure"),
     [
-        (10_001, 0, 0.0, Pressure.HIGH),
-        (10_000, 0, 0.5, Pressure.MIDDLE),
-        (2_501, 0, 0.5, Pressure.MIDDLE),
-        (2_500, 0, 0.5, Pressure.LOW),
-        (1, 40.1, 0.0, Pressure.HIGH),
-        (1, 10.1, 0.0, Pressure.MIDDLE),
-        (1, 10.0, 0.0, Pressure.LOW),
-        (1, 0, 0.9, Pressure.HIGH),
-        (0, 0, 0.9, Pressure.MIDDLE),
-        (1, 0, 0.6, Pressure.MIDDLE),  # three of four would be busy to 0.8
-        (1, 0, 0.5, Pressure.LOW),
+        (10_001, 0, 0.0, LoadLevel.HIGH),
+        (10_000, 0, 0.5, LoadLevel.MIDDLE),
+        (2_501, 0, 0.5, LoadLevel.MIDDLE),
+        (2_500, 0, 0.5, LoadLevel.LOW),
+        (1, 40.1, 0.0, LoadLevel.HIGH),
+        (1, 10.1, 0.0, LoadLevel.MIDDLE),
+        (1, 10.0, 0.0, LoadLevel.LOW),
+        (1, 0, 0.9, LoadLevel.HIGH),
+        (0, 0, 0.9, LoadLevel.MIDDLE),
+        (1, 0, 0.6, LoadLevel.MIDDLE),  # three of four would be busy to 0.8
+        (1, 0, 0.5, LoadLevel.LOW),
     ],
 )
 def test_rows_age_and_busy_threads_make_a_load_high_or_low(
-    rows: int, age: float, busy: float, pressure: Pressure
+    rows: int, age: float, busy: float, pressure: LoadLevel
 ) -> None:
     assert first(Load(rows=rows, age_seconds=age), busy=busy) is pressure
 
 
 def test_what_is_not_known_is_neither_high_nor_low() -> None:
-    assert first(AWAY) is Pressure.UNKNOWN
-    assert first(HIGH, busy=None) is Pressure.UNKNOWN
-    assert first(LOW, busy=None) is Pressure.UNKNOWN
+    assert first(AWAY) is LoadLevel.UNKNOWN
+    assert first(HIGH, busy=None) is LoadLevel.UNKNOWN
+    assert first(LOW, busy=None) is LoadLevel.UNKNOWN
 
 
 # --- growing ---

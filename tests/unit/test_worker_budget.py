@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from relay.adapters.budgets import DEFAULT, MAX_HANGING_CALLS, BudgetedQueue
-from relay.adapters.workers import WorkerRuntime
+from relay.adapters.dramatiq.runtime import WorkerRuntime
+from relay.adapters.dramatiq.work_queue import DEFAULT, MAX_HANGING_CALLS, BudgetedQueue
 
 
 @dataclass(order=True)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 import nats.errors
+from nats.js import JetStreamContext
 
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.refusals import Refusal, telling, unreachable
@@ -27,6 +28,13 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 #: A connection without permission to receive answers is closed after this time, in seconds.
 _DEAF_TIMEOUT_S: Final = 5.0
 _NEXT_SERVER: Final = re.compile(r",(?=\s*(?:nats|tls|wss?)://)", re.IGNORECASE)
+
+#: For the connection of one command.
+_CONNECT_TIMEOUT_S: Final = 2
+#: Including the first attempt. The refusal of credentials does not always arrive at the first attempt: see
+#: `telling`.
+_MAX_ATTEMPTS: Final = 4
+_ANSWER_TIMEOUT_S: Final = 3
 
 
 def servers(url: str) -> list[str]:
@@ -186,3 +194,41 @@ class NatsConnection:
             self._up.clear()
             for listener in self.on_down:
                 listener()
+
+
+@asynccontextmanager
+async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamContext]:
+    """Connect for one command. ``options`` go to ``nats.connect``.
+
+    Raises BrokerUnreachable after a few seconds instead of trying without end, BrokerRefused when a permission is
+    missing.
+    """
+    causes: list[Exception] = []
+    addresses = servers(url)
+    client = RelayClient(tls=insists(addresses))
+
+    async def note(error: Exception) -> None:
+        causes.append(telling(causes[-1], error) if causes else error)
+
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S * 2):
+            await client.connect(
+                servers=addresses,
+                name="relay-cli",
+                allow_reconnect=False,
+                max_reconnect_attempts=_MAX_ATTEMPTS,
+                reconnect_time_wait=0.1,
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                error_cb=note,
+                **options,
+            )
+    except (OSError, nats.errors.Error, TimeoutError) as error:
+        raise unreachable(causes[-1] if causes else error) from error
+    try:
+        yield client.jetstream(timeout=_ANSWER_TIMEOUT_S)
+    except (BrokerUnreachable, nats.errors.Error, TimeoutError) as error:
+        if (refusal := client.refusals.latest()) is not None:
+            raise BrokerRefused(str(refusal)) from error
+        raise
+    finally:
+        await client.close()

@@ -17,11 +17,10 @@ from typing import Final
 import nats.errors
 from nats.js.errors import NotFoundError
 
-from relay.adapters.jetstream.client import RelayClient
+from relay.adapters.jetstream.client import Arrived, RelayClient, read_delivery, read_headers
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
-from relay.adapters.jetstream.topology_fields import starts_at
-from relay.adapters.jetstream.wire import Arrived, read_delivery, read_headers
+from relay.adapters.jetstream.topology import starts_at
 from relay.domain.errors import BrokerRefused, BrokerUnreachable, ConsumerMissing
 from relay.ports import ConsumerState, Delivery
 

@@ -13,7 +13,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerInfo, DiscardPolicy, PersistMode, StorageType, StreamInfo
 from nats.js.errors import NotFoundError
 
-from relay.adapters.jetstream.topology_fields import (
+from relay.adapters.jetstream.topology import (
     Difference,
     compare_consumer,
     compare_stream,
@@ -48,7 +48,7 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerState:
+class DurableState:
     """A durable consumer as it is. ``ack_wait`` in seconds."""
 
     name: str
@@ -71,7 +71,7 @@ class BrokerState:
     sync_interval: float | None = None
     unseen: str = ""
     streams: Mapping[str, StreamState | None] = field(default_factory=dict)
-    consumers: Mapping[str, ConsumerState | None] = field(default_factory=dict)
+    consumers: Mapping[str, DurableState | None] = field(default_factory=dict)
     answering: Sequence[tuple[str, str]] = ()
 
 
@@ -142,12 +142,12 @@ def _filled(info: StreamInfo) -> float:
     return max((used / most for used, most in limits if most is not None and most > 0), default=0.0)
 
 
-async def _consumer(js: JetStreamContext, spec: ConsumerSpec) -> ConsumerState | None:
+async def _consumer(js: JetStreamContext, spec: ConsumerSpec) -> DurableState | None:
     try:
         info: ConsumerInfo = await js.consumer_info(spec.stream, spec.durable)
     except NotFoundError:
         return None
-    return ConsumerState(
+    return DurableState(
         name=full_name(spec),
         ack_wait=info.config.ack_wait or 30.0,
         paused=bool(info.paused),

@@ -9,22 +9,25 @@ carry in time, answers would come after the time of the claim, and pings of the 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import nats.errors
 
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
-from relay.adapters.jetstream.wire import publish_command, read_puback
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from relay.domain.ordering import chains
 from relay.domain.policies import NoStream, NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
+from relay.domain.routing import EXPECTED_STREAM
 from relay.ports import Message
 
 #: The limit of bytes under way: at first, its minimum and its maximum. A single message may be larger.
@@ -35,6 +38,21 @@ _MAX_WINDOW_BYTES: Final = 4_000_000
 _OVERHEAD_BYTES: Final = 500
 #: Bytes per second of the slowest link that must still carry messages of a megabyte.
 _SLOWEST_BYTES_PER_S: Final = 250_000
+#: Server errors that are due to the message itself (nats-server error codes), and whether they are final.
+#: 10054: the message is too large for its stream, whose limit can be changed. 10097: its headers are too large for
+#: any stream.
+_ROW_ERRORS: Final = {10054: False, 10097: True}
+#: Transient errors: the stream is full, or the server has no room or no leader now.
+_PASSING_ERRORS: Final = {10077, 10122, 10023, 10008, 10009, 10039, 10074, 10203}
+_OTHER_STREAM: Final = 10060
+#: A message cannot be stored. If the text says so, a limit of the stream is reached (discard new).
+_NOT_STORED: Final = 10077
+_LIMIT_REACHED: Final = "maximum "
+_FULL: Final = "the stream is full, and events wait: raise its limits or shorten its max_age"
+#: The form of nearly every answer. All others are parsed as JSON.
+_ACK: Final = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)","seq":([0-9]+)\}')
+_NO_RESPONDERS: Final = b"NATS/1.0 503"
+_ANY_SPACE: Final = re.compile(r"\s")
 
 
 class _Sent(NamedTuple):
@@ -45,7 +63,7 @@ class _Sent(NamedTuple):
     at: float
 
 
-class _Batch:
+class _PublishBatch:
     """One pipelined batch: messages that may leave next, messages under way by token, and the outcome of each.
 
     ``begun``: when the time of the claim began. Nothing is sent in its last quarter, which is for the answers.
@@ -124,7 +142,7 @@ class NatsJetStreamPublisher:
         self._client: RelayClient | None = None
         self._inbox = ""
         self._tokens = 0
-        self._waiting: dict[bytes, _Batch] = {}
+        self._waiting: dict[bytes, _PublishBatch] = {}
         self._subscribing = asyncio.Lock()
         self._window = _FIRST_WINDOW_BYTES
         self.max_payload = DEFAULT_MAX_PAYLOAD_BYTES
@@ -141,7 +159,7 @@ class NatsJetStreamPublisher:
     ) -> Mapping[str, PublishOutcome]:
         """Publish a batch; see the port."""
         # Time counts from the claim: making the messages and waiting for the connection use it up, too.
-        batch = _Batch(messages, time.monotonic() if begun is None else begun, 2 * self._ack_timeout)
+        batch = _PublishBatch(messages, time.monotonic() if begun is None else begun, 2 * self._ack_timeout)
         client = await self._ready()
         if batch.expired:
             raise BrokerUnreachable("the time of the claim was up before NATS was reached")
@@ -169,7 +187,7 @@ class NatsJetStreamPublisher:
         self.max_payload = client.max_payload
         return client
 
-    def _fill(self, client: RelayClient, batch: _Batch) -> None:
+    def _fill(self, client: RelayClient, batch: _PublishBatch) -> None:
         """Send ready messages while there is time and the limit of bytes under way allows it."""
         while batch.ready:
             size = len(batch.ready[0][0].body) + _OVERHEAD_BYTES
@@ -177,7 +195,7 @@ class NatsJetStreamPublisher:
                 return
             self._send(client, batch, *batch.ready.popleft())
 
-    def _send(self, client: RelayClient, batch: _Batch, message: Message, chain: Iterator[Message]) -> None:
+    def _send(self, client: RelayClient, batch: _PublishBatch, message: Message, chain: Iterator[Message]) -> None:
         self._tokens += 1
         token, reply = b"%d" % self._tokens, f"{self._inbox}.{self._tokens}"
         try:
@@ -215,7 +233,7 @@ class NatsJetStreamPublisher:
         if not batch.in_flight:
             batch.done.set()
 
-    def _adapt(self, batch: _Batch, size: int, seconds: float) -> None:
+    def _adapt(self, batch: _PublishBatch, size: int, seconds: float) -> None:
         """Adapt the limit of bytes under way to the link: halve it when answers are slow, else raise it."""
         batch.bytes -= size
         if seconds > self._ack_timeout / 4:
@@ -236,7 +254,7 @@ class NatsJetStreamPublisher:
             elif refusal.verb == "publish":
                 batch.refuse(refusal.subject, NoStream(str(refusal)))
 
-    def _forget(self, batch: _Batch) -> None:
+    def _forget(self, batch: _PublishBatch) -> None:
         batch.stopped = True
         for token in [token for token, owner in self._waiting.items() if owner is batch]:
             del self._waiting[token]
@@ -245,3 +263,53 @@ class NatsJetStreamPublisher:
 def _size(message: Message) -> int:
     """Bytes of headers and body on the wire, which the server limits."""
     return len(message.body) + sum(len(name) + len(value) + 4 for name, value in message.headers.items()) + 12
+
+
+# --- on the wire ---
+
+
+def publish_command(subject: str, reply: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """The HPUB command of a message. Raises ValueError for a header or subject that would break its line."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+        raise ValueError("a header contains a line break")
+    head = f"NATS/1.0\r\n{lines}\r\n".encode()
+    line = f"HPUB {_checked(subject)} {reply} {len(head)} {len(head) + len(body)}\r\n"
+    return b"".join((line.encode(), head, body, b"\r\n"))
+
+
+@lru_cache(maxsize=4_096)
+def _checked(subject: str) -> str:
+    if not subject or _ANY_SPACE.search(subject):
+        raise ValueError("a subject is empty or contains white space")
+    return subject
+
+
+def read_puback(
+    data: bytes, headers: bytes | None, subject: str, sent: Mapping[str, str], seconds: float = 0.0
+) -> PublishOutcome:
+    """Turn the answer to a publish into an outcome. ``sent``: the headers. ``seconds``: how long it took."""
+    if plain := _ACK.fullmatch(data):
+        return Published(plain[1].decode(), int(plain[2]), duplicate=False, seconds=seconds)
+    if not data and headers and headers.startswith(_NO_RESPONDERS):
+        return NoStream.missing(subject)
+    try:
+        answer: dict[str, Any] = json.loads(data)
+    except ValueError:
+        return OutcomeUnknown("the answer is not a PubAck")
+    if "error" in answer:
+        if answer["error"].get("err_code") == _OTHER_STREAM:
+            return NoStream.mismatch(subject, sent.get(EXPECTED_STREAM, "?"))
+        return _refused(answer["error"])
+    return Published(answer["stream"], answer["seq"], answer.get("duplicate", False), seconds)
+
+
+def _refused(error: Mapping[str, Any]) -> PublishOutcome:
+    code, text = error.get("err_code"), f"{error.get('description')} ({error.get('err_code')})"
+    if code in _ROW_ERRORS:
+        return RowRejected(text, final=_ROW_ERRORS[code])
+    if code == _NOT_STORED and str(error.get("description")).startswith(_LIMIT_REACHED):
+        return OutcomeUnknown(f"{text}: {_FULL}")
+    if code in _PASSING_ERRORS or error.get("code") == 503:
+        return OutcomeUnknown(text)
+    return NoStream(text)

@@ -24,7 +24,7 @@ from relay.domain.backlogs import (
     Waiting,
 )
 from relay.domain.identity import Identity
-from relay.domain.lag import Due, TablesLag
+from relay.domain.lag import DueCount, TablesLag
 
 Row = TypeVar("Row")
 Table = TypeVar("Table", OutboxBacklog, InboxBacklog)
@@ -75,9 +75,11 @@ class PostgresBacklogReader:
         async with self._source() as conn:
             inbox = await query(conn, "inbox/lag", subscriptions=list(subscriptions), **_limit())
             return TablesLag(
-                outbox=Due(*(await query(conn, "outbox/lag", dead_head_blocks=dead_head_blocks, **_limit()))[0]),
-                tasks=Due(*(await query(conn, "tasks/lag", **_limit()))[0]),
-                inbox={name: Due(count, age) for name, count, age in inbox},
+                outbox=DueCount(
+                    *(await query(conn, "outbox/lag", dead_head_blocks=dead_head_blocks, **_limit()))[0]
+                ),
+                tasks=DueCount(*(await query(conn, "tasks/lag", **_limit()))[0]),
+                inbox={name: DueCount(count, age) for name, count, age in inbox},
             )
 
     async def backlogs(self) -> Backlogs:

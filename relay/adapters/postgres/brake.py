@@ -10,7 +10,7 @@ from psycopg.errors import QueryCanceled
 
 from relay.adapters.postgres.pool import Pool, connection
 from relay.adapters.postgres.sql import statement
-from relay.domain.backpressure import Limits, Pressure
+from relay.domain.backpressure import OutboxLimits, Pressure
 from relay.domain.errors import DatabaseUnreachable
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[Sequence[Mapping[str, Any]]]]
@@ -22,7 +22,7 @@ class ProducerBrake:
     def __init__(self, pool: Pool, ask: Ask) -> None:
         self._pool, self._ask = pool, ask
 
-    async def pressure(self, limits: Limits, soon: timedelta, *, dead_head_blocks: bool) -> Pressure | None:
+    async def pressure(self, limits: OutboxLimits, soon: timedelta, *, dead_head_blocks: bool) -> Pressure | None:
         """Return what waits, counted until it is over the limit; None if that takes too long.
 
         ``soon``: for how long a failed event waits at most. Raises DatabaseUnreachable and SchemaMissing.
@@ -37,7 +37,7 @@ class ProducerBrake:
             return None
         return Pressure(**row)
 
-    async def set(self, limits: Limits, reason: str, hold: timedelta) -> None:
+    async def set(self, limits: OutboxLimits, reason: str, hold: timedelta) -> None:
         """Begin to brake producers. The brake ends by itself after ``hold``, unless this is called again."""
         told = {"action": limits.action, "delay": limits.delay, "reason": reason, "hold": hold}
         await tell(self._pool, "schedule/set_brake", **told)

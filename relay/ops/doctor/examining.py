@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import nats.errors
 
-from relay.adapters import inspection as addresses
+from relay.adapters import redis_inspection as addresses
 from relay.adapters.jetstream import inspection as broker_inspection
 from relay.adapters.postgres import inspection as database_inspection
 from relay.adapters.postgres.backlogs import PostgresBacklogReader

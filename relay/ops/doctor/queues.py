@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from relay.adapters.inspection import QueueState
+from relay.adapters.redis_inspection import QueueState
 from relay.domain.findings import Finding, error, unknown, warning
 from relay.ops.doctor.databases import skewed
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from relay.adapters.jetstream.inspection import BrokerState, StreamState
-from relay.adapters.jetstream.topology_fields import Difference
+from relay.adapters.jetstream.topology import Difference
 from relay.domain.findings import Finding, error, unknown, warning
 from relay.domain.topology import covers, subjects_overlap
 from relay.settings import ContextSettings, Settings, SubscriptionSettings

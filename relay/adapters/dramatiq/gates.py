@@ -27,9 +27,8 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from relay.adapters.gate_scripts import SCRIPTS
+from relay.adapters.redis_client import CONNECTION_WAIT_S, queue_error
 from relay.concurrency import Batcher, end, is_cancelled
-from relay.domain.errors import QueueUnreachable
 
 #: How long a gate lives. A running job renews it in time; the gate of a dead job expires.
 TTL: Final = timedelta(seconds=6)
@@ -38,33 +37,79 @@ TTL: Final = timedelta(seconds=6)
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
 #: How many connections. All steps of gates share one; the others are for heartbeats and the like.
 _MAX_CONNECTIONS: Final = 4
-#: How long a step may wait for a connection, in seconds. It takes so long only in an outage.
-CONNECTION_WAIT_S: Final = 5.0
 #: The suffix of the token of a job in back-off.
 _WAITS: Final = ":waits"
 #: For how long a part is taken; its job renews this while it works. Shorter than `TTL`, so that the parts of a
 #: dead job are free when the next job comes.
 TAKEN: Final = timedelta(seconds=5)
 
+# --- the scripts. Each is atomic and takes one round trip: an idle fleet does little else. ---
 
-class Entry(NamedTuple):
+_OPEN: Final = """
+local holder, queue = redis.call("get", KEYS[1]), KEYS[2]
+if ARGV[3] ~= "force" then
+    if holder and holder ~= "done" then return 0 end
+    local sent = queue and not holder and redis.call("hget", KEYS[3], ARGV[6])
+    local head = sent and redis.call("lindex", queue, 0)
+    local found = head and redis.call("hget", queue .. ".msgs", head)
+    local since = found and string.match(found, '"relay_enqueued":(%d+)')
+    if since and since ~= "0" and tonumber(since) <= tonumber(sent) then return 0 end
+end
+redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
+if queue then
+    local clock = redis.call("time")
+    local now = string.format("%d", clock[1] * 1000 + math.floor(clock[2] / 1000))
+    redis.call("hset", KEYS[3], ARGV[6], now)
+    local data = string.gsub(ARGV[5], '"relay_enqueued":0', '"relay_enqueued":' .. now, 1)
+    redis.call("hset", queue .. ".msgs", ARGV[4], data)
+    redis.call("rpush", queue, ARGV[4])
+end
+return 1
+"""
+_RENEW: Final = """
+local holder = redis.call("get", KEYS[1])
+if holder and holder ~= ARGV[1] and holder ~= ARGV[1] .. ARGV[3] then return 0 end
+redis.call("set", KEYS[1], ARGV[4], "PX", ARGV[2])
+return 1
+"""
+_CLOSE: Final = """
+if redis.call("get", KEYS[1]) ~= ARGV[1] then return end
+redis.call("hdel", KEYS[2], ARGV[3])
+if ARGV[2] == "0" then redis.call("del", KEYS[1])
+else redis.call("set", KEYS[1], "done", "PX", ARGV[2]) end
+"""
+_WAKE: Final = """
+for _, key in ipairs(KEYS) do
+    local holder = redis.call("get", key)
+    if holder and string.sub(holder, -#ARGV[1]) == ARGV[1] then redis.call("del", key) end
+end
+"""
+#: Takes the parts that are due. A part that rests for longer than allowed was marked before the clock went back.
+#: ARGV: how long a part is taken for; then each part and the longest time it may rest, in milliseconds.
+_TAKE: Final = """
+local clock, names, taken, marks = redis.call("time"), {}, {}, {}
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+for i = 2, #ARGV, 2 do table.insert(names, ARGV[i]) end
+for i, mark in ipairs(redis.call("hmget", KEYS[1], unpack(names))) do
+    local rest = (tonumber(mark or 0) or 0) - now
+    if rest <= 0 or rest > tonumber(ARGV[2 * i + 1]) then
+        table.insert(taken, names[i])
+        table.insert(marks, names[i])
+        table.insert(marks, string.format("%d", now + ARGV[1]))
+    end
+end
+if #marks > 0 then redis.call("hset", KEYS[1], unpack(marks)) end
+return {now, taken}
+"""
+_SCRIPTS: Final = (_OPEN, _RENEW, _CLOSE, _WAKE, _TAKE)
+
+
+class QueueEntry(NamedTuple):
     """A message as it is in its queue: the key of the queue, the id, and the encoded message."""
 
     queue: str
     id: str
     data: bytes
-
-
-def queue_error(error: redis.exceptions.RedisError) -> QueueUnreachable:
-    """Say whether Redis is away, or answers and refuses. The text of its error holds no secret."""
-    match error:
-        case redis.exceptions.NoPermissionError():
-            return QueueUnreachable(f"Redis refuses this user: {error}", hint="grant it: see ACL LOG")
-        case redis.exceptions.AuthenticationError() | redis.exceptions.AuthorizationError():
-            return QueueUnreachable(f"Redis refuses the credentials: {error}", hint="see [redis] and redis_url")
-        case _ if "SSL" in str(error) or "certificate" in str(error):
-            return QueueUnreachable(f"Redis: no TLS connection: {error}", hint="see [redis]")
-    return QueueUnreachable(f"Redis is not reachable: {error}")
 
 
 class Hold:
@@ -101,7 +146,7 @@ class Gates:
             retry=Retry(NoBackoff(), 1),
         )
         self._client: Any = redis.asyncio.Redis.from_pool(pool)
-        scripts = (self._client.register_script(it).sha for it in SCRIPTS)
+        scripts = (self._client.register_script(it).sha for it in _SCRIPTS)
         self._open, self._extend, self._close, self._wake, self._take = scripts
         self._held: dict[Hold, tuple[str, str]] = {}
         self._keeper: asyncio.Task[None] | None = None
@@ -114,7 +159,7 @@ class Gates:
         *,
         force: bool = False,
         interval: timedelta = timedelta(),
-        send: Callable[[str], Entry] | None = None,
+        send: Callable[[str], QueueEntry] | None = None,
     ) -> str | None:
         """Open the gate for a new job; returns its token, or None when a job is outstanding.
 
@@ -261,7 +306,7 @@ class Gates:
         answers = await self._piped(steps)
         if any(isinstance(it, redis.exceptions.NoScriptError) for it in answers):
             # Redis has restarted.
-            for script in SCRIPTS:
+            for script in _SCRIPTS:
                 await self._client.script_load(script)
             unknown = [at for at, it in enumerate(answers) if isinstance(it, redis.exceptions.NoScriptError)]
             for at, answer in zip(unknown, await self._piped([steps[at] for at in unknown]), strict=True):

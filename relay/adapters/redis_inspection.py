@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 import redis.exceptions
 
-from relay.adapters.gate import queue_error
+from relay.adapters.redis_client import queue_error
 
 _TIMEOUT_S: Final = 3.0
 #: Dramatiq counts a worker without a heartbeat for this time as dead, in milliseconds.

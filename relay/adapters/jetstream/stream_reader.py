@@ -15,9 +15,8 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from relay.adapters.jetstream.client import RelayClient
+from relay.adapters.jetstream.client import Arrived, Place, RelayClient, read_headers, read_place
 from relay.adapters.jetstream.connection import NatsConnection
-from relay.adapters.jetstream.wire import Arrived, Place, read_headers, read_place
 from relay.commands.reconcile import AuditedStream, Stored
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.reading import read_subject

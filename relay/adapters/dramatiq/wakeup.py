@@ -3,7 +3,7 @@
 A wait on a queue's list would need a connection for each queue and each delay queue. With client tracking, Redis
 notes which keys the connection has asked for, and says once when one of them changes. So an idle process asks
 nothing, and hears of a job within milliseconds. The same is true for messages that other workers put aside
-(`relay.adapters.shares`).
+(`relay.adapters.dramatiq.shares`).
 
 If such a signal is lost, only time is lost: a consumer looks at its queue every 10 s in any case.
 """
@@ -19,15 +19,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import redis
 import redis.asyncio
 import redis.exceptions
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.retry import Retry
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
-from relay.adapters.gate import CONNECTION_WAIT_S
-from relay.adapters.shares import ASIDE
+from relay.adapters.dramatiq.shares import ASIDE
+from relay.adapters.redis_client import bounded_client
 from relay.concurrency import is_cancelled
 
 #: How often the connection is tried while nothing happens, and how long its server may be silent, in seconds.
@@ -44,21 +42,6 @@ _MAX_WAITING_CONNECTIONS: Final = 64
 _log = logging.getLogger("relay.redis")
 
 
-def bounded_client(url: str, most: int, **access: Any) -> redis.Redis:
-    """A client with at most so many connections; threads wait for a free one. ``access`` goes to the client."""
-    pool = redis.BlockingConnectionPool.from_url(
-        url,
-        **access,
-        max_connections=most,
-        timeout=CONNECTION_WAIT_S,
-        socket_timeout=5,
-        socket_connect_timeout=2,
-        socket_keepalive=True,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
-    )
-    return redis.Redis.from_pool(pool)
-
-
 class Wakeups:
     """Waits for queues on a connection that begins with the first wait. ``access`` goes to the client of Redis.
 
@@ -72,7 +55,7 @@ class Wakeups:
             socket_timeout=_SILENCE_S,
             socket_connect_timeout=2,
             socket_keepalive=True,
-            retry=AsyncRetry(NoBackoff(), 0),
+            retry=Retry(NoBackoff(), 0),
         )
         # Whatever the URL says: with the older protocol Redis would not say what has changed.
         self._pool.connection_kwargs["protocol"] = 3

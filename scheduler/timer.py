@@ -30,7 +30,7 @@ class _Interval:
     next_first: float = 0.0
 
 
-class Clock:
+class IntervalTimer:
     """Calls functions at fixed intervals, on the event loop. All intervals begin at a full second.
 
     So the ticks of all contexts share APScheduler's wake-ups and bookkeeping, which cost most. Rare ticks spread

@@ -3,8 +3,8 @@
 Actors are coroutines on the process's event loop. The worker thread that took a message only waits for its
 coroutine. Without further rules, long-polling jobs and slow handlers would use up the threads, and a handler
 service that hangs would stop publishing. So the threads of ``--threads`` are for handlers, and every long duty has
-threads of its own. Messages that are many, or may hang, run on the loop without a thread: see
-`relay.adapters.onloop`. Functions that need a thread share the threads: see `relay.adapters.budgets`.
+threads of its own. Messages that are many, or may hang, run on the loop without a thread. Functions that need a
+thread divide the threads among them (`relay.adapters.dramatiq.work_queue`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from dramatiq.message import Message
 from dramatiq.middleware import AsyncIO
 from dramatiq.worker import Worker, WorkerThread
 
-from relay.adapters.budgets import DEFAULT, BudgetedQueue
-from relay.adapters.onloop import LoopActor, OnLoop
-from relay.adapters.redis import RelayBroker
+from relay.adapters.dramatiq.broker import RelayBroker
+from relay.adapters.dramatiq.work_queue import DEFAULT, BudgetedQueue, LoopActor, OnLoop
 from relay.domain.members import Usage
 
 #: A second SIGTERM within this time, in seconds, counts as the same one.

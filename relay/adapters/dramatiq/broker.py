@@ -2,15 +2,16 @@
 
 Redis holds ids and may lose all of them at any moment; the tables are the truth. Unlike the stock broker,
 this one blocks instead of polling, enqueues a batch in one round trip, and divides a queue fairly among its shares
-(`relay.adapters.shares`).
+(`relay.adapters.dramatiq.shares`).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -23,10 +24,10 @@ from dramatiq.common import current_millis, dq_name
 from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
 
-from relay.adapters.gate import Entry, queue_error
-from relay.adapters.redis_clock import RedisClock
-from relay.adapters.redis_wakeup import Wakeups, bounded_client
-from relay.adapters.shares import ACK, FETCH, GIVE_BACK, MARK, MAX_FETCH_MESSAGES, Capacity, arguments, share_of
+from relay.adapters.dramatiq.gates import QueueEntry
+from relay.adapters.dramatiq.shares import MARK, share_of
+from relay.adapters.dramatiq.wakeup import Wakeups
+from relay.adapters.redis_client import bounded_client, queue_error
 
 #: A command takes well under a millisecond, so all threads of a process share a few connections.
 _MAX_CONNECTIONS: Final = 4
@@ -46,6 +47,81 @@ _CAPACITY_WAIT_S: Final = 0.005
 _UPKEEP_WAITS: Final = 5
 #: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
 _ENQUEUED: Final = "relay_enqueued"
+#: How often Redis' clock is asked, in seconds. In between, this process's clock counts on.
+_ASK_INTERVAL_S: Final = 60.0
+#: The most messages of a share in one fetch. Lua limits the number of arguments of a call.
+_MAX_FETCH_MESSAGES: Final = 1_000
+#: When a share is fetched again within this time, in seconds, its prefetch doubles.
+_OFTEN_S: Final = 0.04
+#: When a share is not fetched for longer than this, in seconds, its prefetch is dramatiq's own again.
+_SELDOM_S: Final = 0.2
+#: Fetches messages: first those put aside, as far as their shares have capacity, then a limited number from the
+#: queue. A message from the queue whose share has no capacity goes aside. Returns three values: whether the queue
+#: may have more, whether anything is aside, and the messages. KEYS: the queue, the worker's unacknowledged
+#: messages, the heartbeats of workers. ARGV: the time, the worker's id, the limit, the capacity of a share that is
+#: not named; then each share and its capacity.
+_FETCH: Final = """
+redis.call("zadd", KEYS[3], ARGV[1], ARGV[2])
+local queue, most, default, capacity, aside = KEYS[1], tonumber(ARGV[3]), tonumber(ARGV[4]), {}, {}
+for i = 5, #ARGV, 2 do capacity[ARGV[i]] = tonumber(ARGV[i + 1]) end
+local found = {}
+local function take(ids)
+    redis.call("sadd", KEYS[2], unpack(ids))
+    for _, data in ipairs(redis.call("hmget", queue .. ".msgs", unpack(ids))) do
+        if data then table.insert(found, data) end
+    end
+end
+for _, share in ipairs(redis.call("smembers", queue .. ".aside")) do
+    local list, free = queue .. ".aside:" .. share, capacity[share] or default
+    local ids = free > 0 and redis.call("lpop", list, free) or {}
+    if ids and #ids > 0 then take(ids) end
+    capacity[share] = free - (ids and #ids or 0)
+    aside[share] = redis.call("exists", list) == 1 or nil
+    if not aside[share] then redis.call("srem", queue .. ".aside", share) end
+end
+local taken, seen, more = 0, 0, 1
+while more == 1 and taken < most and seen < 1000 do
+    local asked, ours, others = most - taken, {}, {}
+    local ids = redis.call("lpop", queue, asked) or {}
+    if #ids < asked then more = 0 end
+    seen = seen + #ids
+    for _, id in ipairs(ids) do
+        local share = string.match(id, "^([^|]*)|") or ""
+        local free = capacity[share] or default
+        if share ~= "" and (aside[share] or free <= 0) then
+            others[share] = others[share] or {}
+            table.insert(others[share], id)
+            aside[share] = true
+        else
+            capacity[share] = free - 1
+            table.insert(ours, id)
+        end
+    end
+    for share, ids in pairs(others) do
+        redis.call("sadd", queue .. ".aside", share)
+        redis.call("rpush", queue .. ".aside:" .. share, unpack(ids))
+    end
+    if #ours > 0 then take(ours) end
+    taken = taken + #ours
+end
+return {more, next(aside) and 1 or 0, found}
+"""
+#: As the broker's own script: a message that was given back to the queue meanwhile keeps its content.
+_ACK: Final = """
+for _, id in ipairs(ARGV) do
+    if redis.call("srem", KEYS[1], id) > 0 then redis.call("hdel", KEYS[2], id) end
+end
+"""
+#: Puts what a worker has fetched and not finished back into its queues. KEYS: in turn its unacknowledged messages
+#: of a queue, and the queue.
+_GIVE_BACK: Final = """
+for i = 1, #KEYS, 2 do
+    for _, id in ipairs(redis.call("smembers", KEYS[i])) do
+        if redis.call("hexists", KEYS[i + 1] .. ".msgs", id) == 1 then redis.call("rpush", KEYS[i + 1], id) end
+    end
+    redis.call("del", KEYS[i])
+end
+"""
 
 
 def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware], **access: Any) -> RelayBroker:
@@ -61,9 +137,9 @@ class RelayBroker(RedisBroker):
         super().__init__(**options)
         self.wakeups = wakeups
         self.unacknowledged: dict[str, list[str]] = {}
-        self._ack_script = self.client.register_script(ACK)
-        self._fetch_script = self.client.register_script(FETCH)
-        self._give_back = self.client.register_script(GIVE_BACK)
+        self._ack_script = self.client.register_script(_ACK)
+        self._fetch_script = self.client.register_script(_FETCH)
+        self._give_back = self.client.register_script(_GIVE_BACK)
         self._clock = RedisClock(self.client)
         #: Set when this process is about to end: a job fetched now would wait for that.
         self.ending = threading.Event()
@@ -86,16 +162,16 @@ class RelayBroker(RedisBroker):
         except redis.exceptions.RedisError as error:
             raise queue_error(error) from error
 
-    def entry(self, message: dramatiq.Message[Any], **options: Any) -> Entry:
+    def entry(self, message: dramatiq.Message[Any], **options: Any) -> QueueEntry:
         """A message for its queue, under a new id that begins with its share. A gate stamps it with the time."""
         identity = f"{share_of(message)}{MARK}{uuid4()}"
         copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: 0, **options})
-        return Entry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
+        return QueueEntry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
     def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool, list[bytes]]:
         """Fetch up to the capacity. Returns whether more may be there, whether any is aside, and the messages."""
         free = capacity.free()
-        most = max(free.values(), default=0) or min(capacity.least, MAX_FETCH_MESSAGES)
+        most = max(free.values(), default=0) or min(capacity.least, _MAX_FETCH_MESSAGES)
         if self._should_do_maintenance("fetch"):
             # The broker's own fetch maintains its keys. It sees nothing of what is put aside.
             found = self.do_fetch(queue_name, most)
@@ -103,7 +179,7 @@ class RelayBroker(RedisBroker):
         space = self.namespace
         acks = f"{space}:__acks__.{self.broker_id}.{queue_name}"
         keys = [f"{space}:{queue_name}", acks, f"{space}:__heartbeats__"]
-        start: list[str | int] = [current_millis(), self.broker_id, most, min(capacity.least, MAX_FETCH_MESSAGES)]
+        start: list[str | int] = [current_millis(), self.broker_id, most, min(capacity.least, _MAX_FETCH_MESSAGES)]
         more, aside, found = self._fetch_script(keys=keys, args=[*start, *arguments(free)])
         return bool(more), bool(aside), found
 
@@ -162,11 +238,114 @@ def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Messag
     return message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
 
 
+class RedisClock:
+    """Redis' clock. An age is a difference of this one clock, so the clocks of hosts need not agree."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._ahead = 0.0
+        self._asked = -_ASK_INTERVAL_S
+
+    def now(self) -> int:
+        """The time in milliseconds, exact to a round trip. Raises RedisError if Redis does not answer."""
+        if time.monotonic() - self._asked >= _ASK_INTERVAL_S:
+            seconds, micros = self._client.time()
+            self._asked = time.monotonic()
+            self._ahead = seconds + micros / 1e6 - self._asked
+        return int((time.monotonic() + self._ahead) * 1000)
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How many messages of a share a worker holds, and how many it may hold: more where messages are quick."""
+
+    prefetch: int
+    held: int = 0
+    fetched_at: float = 0.0
+
+    @property
+    def free(self) -> int:
+        return self.prefetch - self.held
+
+    @property
+    def part(self) -> int:
+        """How many messages are fetched at once under full load."""
+        return max(1, self.prefetch // 4)
+
+    @property
+    def full(self) -> bool:
+        return self.free < self.part
+
+
+class Capacity:
+    """How many more messages of each share a worker has capacity for. Safe in any thread.
+
+    A worker holds at most ``least`` messages of a share where messages are slow, ``most`` where they are quick.
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least, self._most = least, most
+        self._paces: dict[str, _Pace] = {}
+        self._held: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def pace(self, share: str) -> _Pace:
+        """The pace of a share: what is held of it, and its prefetch."""
+        return self._paces.setdefault(share, _Pace(self.least))
+
+    def take(self, id: str, share: str, now: float) -> None:
+        """Note a message that was fetched at ``now``. A share that is fetched often gets a larger prefetch."""
+        with self._lock:
+            pace = self.pace(share)
+            if now > pace.fetched_at:
+                since, pace.fetched_at = now - pace.fetched_at, now
+                if since < _OFTEN_S:
+                    pace.prefetch = min(self._most, 2 * pace.prefetch)
+                elif since > _SELDOM_S:
+                    pace.prefetch = self.least
+            pace.held += 1
+            self._held[id] = share
+
+    def release(self, id: str) -> bool:
+        """Note that a message is finished. True when that frees capacity for others of its share."""
+        with self._lock:
+            share = self._held.pop(id, None)
+            if share is None:
+                return False
+            pace = self._paces[share]
+            before, pace.held = pace.full, pace.held - 1
+            return before and not pace.full
+
+    def full(self) -> set[str]:
+        """The shares that have no capacity."""
+        with self._lock:
+            return {share for share, pace in self._paces.items() if pace.full}
+
+    def free(self) -> dict[str, int]:
+        """The capacity of each share that holds messages or has a prefetch of its own."""
+        with self._lock:
+            return {
+                share: 0 if pace.full else min(pace.free, _MAX_FETCH_MESSAGES)
+                for share, pace in self._paces.items()
+                if pace.held or pace.prefetch != self.least
+            }
+
+
+def arguments(free: dict[str, int]) -> Iterable[str | int]:
+    """The last arguments of `FETCH`."""
+    for share, capacity in free.items():
+        yield share
+        yield capacity
+
+
 class _BlockingConsumer(_RedisConsumer):
     """Waits for the queue's list instead of sleeping: an idle worker starts a job within milliseconds.
 
-    `relay.adapters.redis_wakeup` says when there may be something to fetch. A busy worker fetches when a part of
-    its prefetch is free, not for each message, and acknowledges several at once. A message that a crash leaves
+    `relay.adapters.dramatiq.wakeup` says when there may be something to fetch. A busy worker fetches when a part
+    of its prefetch is free, not for each message, and acknowledges several at once. A message that a crash leaves
     unacknowledged is redelivered, and finds its row finished.
     """
 

@@ -1,8 +1,9 @@
 """Looks into the queues in Redis, and moves dead jobs. It uses the names of keys, and never searches for keys.
 
-The layout is Dramatiq's (dispatch.lua of version 2.2) and that of `relay.adapters.shares`. The list of a queue and
-those aside hold the ids of what waits. ``.msgs`` holds messages, also those in the hands of workers; ``.DQ.msgs``
-holds what is delayed. ``.XQ`` has the dead jobs, by the time when they died, with their messages in ``.XQ.msgs``.
+The layout is Dramatiq's (dispatch.lua of version 2.2) and that of `relay.adapters.dramatiq.shares`. The list of a
+queue and those aside hold the ids of what waits. ``.msgs`` holds messages, also those in the hands of workers;
+``.DQ.msgs`` holds what is delayed. ``.XQ`` has the dead jobs, by the time when they died, with their messages in
+``.XQ.msgs``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from uuid import uuid4
 import redis.exceptions
 from dramatiq import Message
 
-from relay.adapters.gate import queue_error
-from relay.adapters.shares import ASIDE, MARK, share_of
+from relay.adapters.dramatiq.shares import ASIDE, MARK, share_of
+from relay.adapters.redis_client import queue_error
 from relay.domain.queues import Job, JobPage, JobState, QueueView
 
 Answer = TypeVar("Answer")
