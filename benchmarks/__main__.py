@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, plot, table
+from benchmarks import machine, table
 from benchmarks.figures import Findings
 from benchmarks.measures import MEASURES
 from benchmarks.sizes import DEFAULT, FULL, QUICK, Sizes
@@ -64,7 +64,6 @@ def _parser() -> argparse.ArgumentParser:
         help="nats-server's sync_interval: its default of 2m, or always",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write each curve as an SVG")
     parser.add_argument(
         "--markdown", action="store_true", help="print the table for docs/explanation/performance.md"
     )
@@ -90,10 +89,6 @@ def _write(arguments: argparse.Namespace, findings: Findings, conditions: dict[s
     sys.stdout.write(text + "\n")
     if arguments.json:
         arguments.json.write_text(json.dumps(findings.as_json(conditions), indent=2) + "\n")
-    if arguments.plots:
-        arguments.plots.mkdir(parents=True, exist_ok=True)
-        for curve in findings.curves:
-            (arguments.plots / f"{curve.slug}.svg").write_text(plot.svg(curve))
 
 
 if __name__ == "__main__":

@@ -70,17 +70,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """How a figure changes with something else: one line for each name. ``slug`` names the file of the plot.
+    """How a figure changes with something else: the points of one line for each name. Only in the JSON file."""
 
-    ``logarithmic``: whether the horizontal axis counts in powers of ten.
-    """
-
-    slug: str
     title: str
     x: str
     y: str
     lines: dict[str, list[tuple[float, float]]]
-    logarithmic: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

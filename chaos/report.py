@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Final
 
-from chaos.chart import clock, timeline
 from chaos.evidence import Evidence
+from chaos.history import Sample
 from chaos.judgement import Figure, Judgement
 from chaos.recovery import percentile, recoveries
 
 _STYLE: Final = Path(__file__).with_suffix(".css")
 _TIMELINE_NOTE: Final = (
-    "A bar is one fault: point at it for its target and length. A gap in a line is a time"
-    " in which the database did not answer."
+    "Events per second, and the most events that waited, in each part of the run."
+    " A dash: the database did not answer."
 )
+#: Rows of the timeline at most.
+_INTERVALS: Final = 60
 _RECOVERY_NOTE: Final = (
     "Seconds from the end of a fault until events were published, fetched and handled again. If others came in"
     " between, the longest time without any of them."
@@ -56,7 +59,7 @@ def render(evidence: Evidence, judgements: Sequence[Judgement], meta: Meta) -> s
         f"<h1>{escape(title)}</h1>",
         _verdict(evidence, judgements),
         _section("Promises", _promises(judgements)),
-        _section("Timeline", _figure(evidence)),
+        _section("Timeline", _timeline(evidence)),
         _section("Faults and recovery", _faults(evidence)),
         _section("Workload", _workload(evidence)),
         _section("Repeat it", _repeat(meta)),
@@ -137,12 +140,53 @@ def _promise(judgement: Judgement) -> str:
     )
 
 
-def _figure(evidence: Evidence) -> str:
-    drawing = timeline(evidence)
-    if not drawing:
+def _timeline(evidence: Evidence) -> str:
+    samples = sorted(evidence.samples, key=lambda sample: sample.at)
+    if len(samples) < 2:
         return '<p class="note">Nothing was sampled.</p>'
-    scroll = f'<div class="wide" tabindex="0" role="group" aria-label="Timeline, scrolls sideways">{drawing}</div>'
-    return f"<figure>{scroll}<figcaption>{_TIMELINE_NOTE}</figcaption></figure>"
+    heads = ("Since", "Published", "Handled", "Outbox", "Inbox", "Faults that began")
+    return f'<p class="note">{escape(_TIMELINE_NOTE)}</p>' + _table("", heads, _intervals(evidence, samples))
+
+
+def _intervals(evidence: Evidence, samples: Sequence[Sample]) -> list[Sequence[Figure]]:
+    size = math.ceil((len(samples) - 1) / _INTERVALS)
+    rows: list[Sequence[Figure]] = []
+    for first in range(0, len(samples) - 1, size):
+        part = samples[first : first + size + 1]
+        last = first + size >= len(samples) - 1
+        begin, end = part[0].at if rows else 0.0, math.inf if last else part[-1].at
+        faults = [f"{fault.kind} {fault.target}" for fault in evidence.faults if begin <= fault.began < end]
+        rows.append(
+            (
+                clock(part[0].at - samples[0].at),
+                _rate(part, lambda sample: sample.published),
+                _rate(part, lambda sample: sample.handled),
+                _most(sample.outbox for sample in part),
+                _most(sample.inbox for sample in part),
+                ", ".join(faults),
+            )
+        )
+    return rows
+
+
+def _rate(samples: Sequence[Sample], count: Callable[[Sample], int | None]) -> str:
+    """Growth per second between the first and the last known count. A falling count gives 0."""
+    known = [(sample.at, value) for sample in samples if (value := count(sample)) is not None]
+    if len(known) < 2:
+        return "-"
+    (begin, before), (end, now) = known[0], known[-1]
+    return f"{max(0, now - before) / (end - begin):,.0f}"
+
+
+def _most(counts: Iterable[int | None]) -> Figure:
+    return max((count for count in counts if count is not None), default="-")
+
+
+def clock(seconds: float) -> str:
+    """Format a length of time as minutes and seconds, with hours if there are any."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _faults(evidence: Evidence) -> str:

@@ -51,12 +51,10 @@ def run(stage: Stage) -> Iterator[Row | Curve]:
     yield Row(measure=measure, unit="ms", runs=found[largest], reference=reference, at_most=1.3)
     line = [(float(size), statistics.median(runs)) for size, runs in found.items()]
     yield Curve(
-        slug="claim",
         title=f"Claim of {_BATCH} events as the backlog grows",
         x="events waiting",
         y="milliseconds",
         lines={"claim": line},
-        logarithmic=True,
     )
 
 

@@ -68,12 +68,10 @@ def run(stage: Stage) -> Iterator[Row | Curve]:
     yield from _rows("commit → stream, idle, without the hint", rounds["stream, poll"], polled, polled)
     yield from _rows("commit → handler called, idle", rounds["handler, hint"], 30, 90)
     yield Curve(
-        slug="latency",
         title="Latency of a lone event on an idle fleet",
         x="milliseconds",
         y="% of the events that took no longer",
         lines={name: _distribution(found) for name, found in rounds.items()},
-        logarithmic=True,
     )
 
 

@@ -32,9 +32,7 @@ def run(stage: Stage) -> Iterator[Row | Curve]:
     reference = Reference(f"after {warm[0]:,.0f} events", [warm[1]])
     measure = f"the same after {points[-1][0]:,.0f} events"
     yield row(measure=measure, runs=[points[-1][1]], reference=reference, at_most=1.1)
-    yield Curve(
-        slug="memory", title="Memory of a worker process", x="events published", y="MB", lines={"resident": points}
-    )
+    yield Curve(title="Memory of a worker process", x="events published", y="MB", lines={"resident": points})
 
 
 def _megabytes(fleet: Fleet) -> float:

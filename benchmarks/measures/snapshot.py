@@ -39,7 +39,6 @@ def run(stage: Stage) -> Iterator[Row | Curve]:
     reference = Reference(f"the first {_ENDS} drains", first)
     yield Row(measure=measure, unit="events/s", runs=last, reference=reference, at_least=0.8)
     yield Curve(
-        slug="snapshot",
         title="Throughput while a snapshot is held open",
         x="minutes",
         y="events per second",

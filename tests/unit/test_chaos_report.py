@@ -6,14 +6,11 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import pytest
-
-from chaos.chart import POINTS, clock, steps, timeline
 from chaos.checker import judge
 from chaos.evidence import Evidence
 from chaos.history import Fault, Sample
 from chaos.judgement import NAMED
-from chaos.report import Meta, render, summary
+from chaos.report import Meta, clock, render, summary
 from tests.unit.chaos_support import BEGIN, busy, good_run
 
 META = Meta(42, "relay chaos run --seed 42", {"workers": "2"})
@@ -158,38 +155,31 @@ def test_the_workload_is_counted() -> None:
 # --- the timeline -------------------------------------------------------------------------------
 
 
-def test_every_fault_is_a_bar_with_a_title_and_a_band_over_each_panel() -> None:
-    page = Page(timeline(good_run()))
-    assert len(page.every("rect", "bar")) == 5
-    assert len(page.every("rect", "band")) == 10
-    assert "3. kill worker, worker-1, at 1:10 for 3.0 s" in page.text
+def rows_of(evidence: Evidence) -> list[str]:
+    """The rows of the timeline, as text."""
+    text = re.sub(r"\s+", " ", page_of(evidence).text)
+    table = text.partition("Faults that began")[2].partition("Faults and recovery")[0]
+    return [row.strip() for row in re.split(r" (?=\d+:[\d:]+ )", table)]
 
 
-def test_an_outage_of_the_database_is_a_gap_in_the_lines() -> None:
-    whole, torn = Evidence(samples=busy(BEGIN, 60)), Evidence(samples=busy(BEGIN, 60))
-    torn.samples[20:30] = [Sample(BEGIN + at, 0, None, None, None, None) for at in range(20, 30)]
-    assert len(Page(timeline(torn)).every("polyline")) == len(Page(timeline(whole)).every("polyline")) + 4
+def test_every_fault_is_in_the_row_of_its_time() -> None:
+    evidence = good_run()
+    evidence.samples = busy(BEGIN, 60)
+    evidence.faults = [Fault(1, "worker-kill", "worker-1", BEGIN + 30, BEGIN + 31)]
+    rows = [row for row in rows_of(evidence) if "worker-kill worker-1" in row]
+    assert [row.split()[0] for row in rows] == ["0:30"]
 
 
-def test_a_line_of_a_long_run_has_as_many_points_as_the_figure_shows() -> None:
-    lines = Page(timeline(Evidence(samples=busy(BEGIN, 90_000)))).every("polyline")
-    assert max(len((line["points"] or "").split()) for line in lines) <= POINTS
+def test_an_outage_of_the_database_has_no_figures() -> None:
+    evidence = Evidence(samples=busy(BEGIN, 60))
+    evidence.samples[20:30] = [Sample(BEGIN + at, 0, None, None, None, None) for at in range(20, 30)]
+    assert "0:25 - - - -" in rows_of(evidence)
 
 
-def test_steady_work_is_drawn_at_its_rate() -> None:
-    page = Page(timeline(Evidence(samples=busy(BEGIN, 90_000))))
-    line = next(line for line in page.every("polyline", "one") if len((line["points"] or "").split()) > 2)
-    heights = {point.split(",")[1] for point in (line["points"] or "").split()}
-    # Ten events a second throughout, and ten is the highest step of the axis.
-    assert heights == {"66.0"}
-
-
-@pytest.mark.parametrize("most", [0, 0.3, 1, 7, 10, 99, 1001, 123_456])
-def test_steps_are_round_few_and_cover_the_highest_value(most: float) -> None:
-    found = steps(most, 4)
-    assert found[0] == 0
-    assert found[-1] >= most
-    assert 2 <= len(found) <= 6
+def test_a_long_run_has_few_rows_and_steady_work_is_shown_at_its_rate() -> None:
+    rows = rows_of(Evidence(samples=busy(BEGIN, 90_000)))
+    assert 50 <= len(rows) <= 62
+    assert {row.split()[1] for row in rows if row} == {"10"}
 
 
 def test_a_time_is_shown_as_a_clock() -> None:
