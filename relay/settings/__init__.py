@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from pydantic import SecretStr, ValidationError
 from relay.domain.errors import ConfigurationError
 from relay.settings.archive import ArchiveSettings
 from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings
-from relay.settings.declared import declared_contexts
 from relay.settings.model import (
     AlertSettings,
     ContextSettings,
@@ -32,7 +31,14 @@ from relay.settings.ops import OpsSettings, OpsUser
 from relay.settings.problems import KeyPath, SettingProblem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.section import Section
-from relay.settings.sources import CONFIG_VARIABLE, OWN_SERVERS, find_file, names_server, read_layers
+from relay.settings.sources import (
+    CONFIG_VARIABLE,
+    OWN_SERVERS,
+    declared_contexts,
+    find_file,
+    names_server,
+    read_sources,
+)
 from relay.settings.telemetry import MetricsSettings, TracingSettings
 from relay.settings.urls import hide_url
 from relay.settings.values import CONTEXT_NAME, format_duration, format_size
@@ -78,24 +84,24 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
     ``environ`` defaults to the environment of the process. Raises ConfigurationError, which names every problem
     with its key and the line or variable to correct.
     """
-    layers = read_layers(Settings, path, os.environ if environ is None else environ)
-    if first := [*layers.unread, *_bad_names(layers.data)]:
-        raise refuse([*layers.problems, *first], layers.origins)  # further problems would only follow from these
-    settings, problems = _build(layers.data)
-    problems = [*layers.problems, *problems, *_written_names(layers.data)]
+    read = read_sources(Settings, path, os.environ if environ is None else environ)
+    if first := [*read.unread, *_bad_names(read.data)]:
+        raise refuse([*read.problems, *first], read.origins)  # further problems would only follow from these
+    settings, problems = _build(read.data)
+    problems = [*read.problems, *problems, *_written_names(read.data)]
     if settings is not None:
         problems += check(settings)
         if not settings.contexts and not problems:
             problems.append(SettingProblem(("contexts",), "no context is declared", _HINT))
     if problems or settings is None:
-        raise refuse(problems, layers.origins)
-    settings._origins.update(layers.origins)  # noqa: SLF001 - ours: pydantic has no other place for it
+        raise refuse(problems, read.origins)
+    settings._origins.update(read.origins)  # noqa: SLF001 - ours: pydantic has no other place for it
     return settings
 
 
 def without_handler(path: Path | None, environ: Mapping[str, str]) -> dict[str, list[str]]:
     """List the subscriptions that name no handler, by context. Raises ConfigurationError."""
-    contexts = tables(read_layers(Settings, path, environ).data.get("contexts"))
+    contexts = tables(read_sources(Settings, path, environ).data.get("contexts"))
     found = {
         name: [sub for sub, it in tables(table.get("subscriptions")) if not it.get("handler")]
         for name, table in contexts
@@ -124,16 +130,9 @@ def _build(data: dict[str, Any]) -> tuple[Settings | None, list[SettingProblem]]
         return Settings.model_validate(data), []
     except ValidationError as error:
         problems = list(from_pydantic(error, Settings))
-        found = error.errors(include_url=False, include_input=False)
-    if any(item["type"] != "extra_forbidden" for item in found):
-        return None, problems
-    known = deepcopy(data)
-    for item in found:
-        table: Any = known
-        for key in item["loc"][:-1]:
-            table = table[key]
-        del table[item["loc"][-1]]
-    return Settings.model_validate(known), problems
+    with suppress(ValidationError):
+        return Settings.model_validate(data, extra="ignore"), problems
+    return None, problems
 
 
 def _bad_names(data: dict[str, Any]) -> Iterator[SettingProblem]:

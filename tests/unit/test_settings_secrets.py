@@ -9,8 +9,8 @@ import pytest
 
 from relay.domain.errors import ConfigurationError
 from relay.settings import OWN_SERVERS, Settings, effective, names_server
-from relay.settings.secrets import secret_of
 from relay.settings.section import Section
+from relay.settings.sources import secret_of
 from relay.settings.urls import hide_url
 from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, refusal, source
 
@@ -150,7 +150,7 @@ def test_a_bad_secret_is_told_by_its_file_and_never_shown(load: Load, secret: st
 @pytest.mark.parametrize("variable", ["NATS_TOKEN", "REDIS_URL", "DATABASE_URL", f"{SUB_ENV}__TOKEN"])
 def test_a_secret_and_a_file_with_it_contradict_each_other(load: Load, secret: str, variable: str) -> None:
     told = refusal(load, **{variable: "redis://x/y", f"{variable}_FILE": secret})
-    assert f"{variable}_FILE: is set beside {variable}" in told
+    assert re.search(rf"env {variable}_FILE: \S+_file: is set together with \w+", told)
 
 
 def test_so_they_do_in_the_file(load: Load, secret: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.settings import MetricsSettings
-from relay.settings.lines import key_lines
+from relay.settings.sources import key_lines
 from relay.settings.values import format_duration, format_size, parse_duration, parse_size, parse_start
 
 ROOT = Path(__file__).parents[2]
