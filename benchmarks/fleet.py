@@ -14,9 +14,9 @@ from typing import Final
 
 import psutil
 
-from relay.devstack import DevStack, ServerFailed, configuration, prepare, processes, spawn
+from relay.devstack import DevStack, ServerFailed, configuration, processes, provision, spawn
+from relay.devstack.http_checks import connected_clients, pulled_consumers
 from relay.devstack.logs import last_lines
-from relay.devstack.monitoring import connected_clients, pulled_consumers
 from relay.settings import Settings
 
 ROOT: Final = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ class Fleet:
         file.write_text(layout.config)
         base = {**configuration.base_environment(inherit=False), **layout.variables, "PYTHONPATH": str(ROOT)}
         self._configuration = configuration.configure(stack, file, base, {})
-        prepare.prepare(stack, self.settings)
+        provision.prepare(stack, self.settings)
 
     @property
     def settings(self) -> Settings:

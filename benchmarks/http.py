@@ -13,7 +13,7 @@ from benchmarks.fleet import ROOT
 from benchmarks.turns import wait_until
 from benchmarks.workload import wire_messages
 from relay.devstack import configuration, processes, spawn
-from relay.devstack.monitoring import get
+from relay.devstack.http_checks import get
 from relay.devstack.ports import LOOPBACK, free_port
 
 #: As many as two workers with eight threads each have.

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.fleet import Fleet
 from benchmarks.turns import wait_until
-from relay.devstack.monitoring import get
+from relay.devstack.http_checks import get
 from relay.devstack.ports import LOOPBACK, free_port
 
 #: Lists of all rows, of some states, and by a field without an index; as pages of the console and of the API.

@@ -32,10 +32,10 @@ from relay.devstack import (
     ServerFailed,
     ValkeyServer,
     configuration,
-    prepare,
+    provision,
 )
+from relay.devstack.http_checks import connected_clients, get, pulled_consumers
 from relay.devstack.logs import last_lines
-from relay.devstack.monitoring import connected_clients, get, pulled_consumers
 from relay.devstack.ports import free_port
 from relay.devstack.processes import end_leftovers, marked
 from relay.settings import Settings, load_settings
@@ -260,7 +260,7 @@ class Rig:
             self.links[name] = self.open_link(name, name.partition("-")[2])
         service = deployment.service_url(self.links["worker-service"].port)
         deployment.write_config(self._config, service, self._max_attempts, self.replicas)
-        prepare.prepare(self.stack, self.settings, self.revision)
+        provision.prepare(self.stack, self.settings, self.revision)
         with contextlib.suppress(psycopg.errors.DuplicateDatabase):
             self.postgres.create_database(deployment.CASES)
         self._write_shell()

@@ -13,7 +13,7 @@ import psycopg
 
 from chaos.deployment import STREAM
 from chaos.history import History, Sample, now
-from relay.devstack.monitoring import get
+from relay.devstack.http_checks import get
 
 #: Each committed event is counted in its key's row, in the same transaction: cheaper than to count the events.
 _OUTBOX: Final = """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from relay import failpoints
-from relay.devstack.fleet import Fleet, FleetOptions
+from relay.devstack.fleet import DevFleetOptions, Fleet
 from relay.failpoints import FailpointAction
 from relay.settings import Settings
 
@@ -120,7 +120,7 @@ def running(config: Path, modules: Path) -> Iterator[Stack]:
     points = directory / "failpoints"
     points.mkdir()
     environment = {"RELAY_FAILPOINTS": str(points)}
-    options = FleetOptions(
+    options = DevFleetOptions(
         directory=directory / "stack", config=config, inherit=False, modules=modules, environment=environment
     )
     fleet = Fleet(options)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from relay.devstack import processes
-from relay.devstack.account import server_account
+from relay.devstack.as_root import server_account
 from relay.devstack.ports import LOOPBACK, free_port
 from tests.acceptance.fleet import wait_for
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from relay.devstack.monitoring import get
+from relay.devstack.http_checks import get
 from relay.devstack.nats import NatsServer
 from relay.devstack.ports import LOOPBACK, free_port
 

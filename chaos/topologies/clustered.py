@@ -12,7 +12,7 @@ from chaos.rig import Rig
 from chaos.sampler import Fetched, fetched
 from chaos.topologies.cluster import NODES, NatsCluster
 from relay.devstack import DevStack, Server
-from relay.devstack.monitoring import connected_clients, pulled_consumers
+from relay.devstack.http_checks import connected_clients, pulled_consumers
 
 _NATS: Final = NatsCluster.name
 

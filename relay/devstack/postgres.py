@@ -14,8 +14,8 @@ from typing import ClassVar, Final, Literal
 import psycopg
 from psycopg import sql
 
-from relay.devstack import private, processes, wheels
-from relay.devstack.account import home_for, readable_package, server_account
+from relay.devstack import private_files, processes, wheels
+from relay.devstack.as_root import home_for, readable_package, server_account
 from relay.devstack.ports import LOOPBACK
 from relay.devstack.server import Server
 
@@ -143,7 +143,7 @@ class PostgresServer(Server):
         single.communicate(statement.encode(), _SECONDS_FOR_A_PASSWORD)
         if single.returncode != 0:
             raise self._failure("took no password")
-        private.write(self._finished, done)
+        private_files.write(self._finished, done)
 
     def _program(self, name: str) -> Path:
         installed = wheels.program(_WHEEL, name)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relay import children
-from relay.devstack import private
-from relay.devstack.account import Account
+from relay.devstack import private_files
+from relay.devstack.as_root import Account
 from relay.devstack.errors import DevStackError, missing
 
 try:
@@ -38,7 +38,7 @@ def spawn(
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` as `relay.children.start` does. Its output is appended to ``log``."""
-    with open(log, "ab", opener=private.opener) as output:
+    with open(log, "ab", opener=private_files.opener) as output:
         return children.start(
             command,
             environment=environment,
@@ -51,7 +51,7 @@ def spawn(
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
     """A process, known by pid and start time: the system may give the pid to another process later."""
 
     pid: int
@@ -59,7 +59,7 @@ class Identity:
     """Start of the process, seconds since the epoch."""
 
     @classmethod
-    def of(cls, pid: int) -> Identity:
+    def of(cls, pid: int) -> ProcessIdentity:
         """Describe a process that we have not yet waited for. Raises DevStackError if there is none."""
         try:
             return cls(pid, psutil.Process(pid).create_time())

@@ -71,7 +71,7 @@ _HANG_SECONDS: Final = 300.0
 Id = Annotated[str, Field(min_length=1, max_length=MAX_KEY_BYTES)]
 
 
-class Message(BaseModel):
+class HandleRequest(BaseModel):
     """The request of SDS-047 §12."""
 
     message_id: Id
@@ -114,7 +114,7 @@ def create_app(database_url: str) -> FastAPI:
     app = FastAPI(title="jetrelay sample handler", lifespan=lifespan)
 
     @app.post("/handle")
-    async def handle(message: Message, request: Request) -> Response:
+    async def handle(message: HandleRequest, request: Request) -> Response:
         key = key_of(request.headers.get(IDEMPOTENCY_KEY), message.message_id)
         status = await _process(engine, message, identity.Identity.of(key).uuid)
         _log.info("%s %s: %s", message.event_type, message.message_id, status)
@@ -131,7 +131,7 @@ def create_app(database_url: str) -> FastAPI:
     return app
 
 
-async def _process(engine: AsyncEngine, message: Message, key: UUID) -> int:
+async def _process(engine: AsyncEngine, message: HandleRequest, key: UUID) -> int:
     async with engine.begin() as connection:
         seen = select(func.count()).select_from(calls).where(calls.c.message_id == key)
         status = decide(message.payload, (await connection.execute(seen)).scalar_one() + 1)
@@ -141,7 +141,7 @@ async def _process(engine: AsyncEngine, message: Message, key: UUID) -> int:
     return status
 
 
-async def _take_effect(connection: AsyncConnection, message: Message, key: UUID) -> bool:
+async def _take_effect(connection: AsyncConnection, message: HandleRequest, key: UUID) -> bool:
     """Write the effect; False when it is there already."""
     row = insert(effects).values(message_id=key, event_type=message.event_type)
     done = await connection.execute(row.on_conflict_do_nothing().returning(effects.c.message_id))

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
-from relay.devstack import private, processes
-from relay.devstack.account import Account
+from relay.devstack import private_files, processes
+from relay.devstack.as_root import Account
 from relay.devstack.errors import DevStackError, ServerFailed, ServerNotUp
 from relay.devstack.logs import put_aside
 from relay.devstack.ports import free_port, is_free
@@ -190,7 +190,7 @@ class Server(ABC):
         """
         try:
             state = json.loads(self._state_path.read_text())
-            identity = processes.Identity(pid=int(state["pid"]), created=float(state["created"]))
+            identity = processes.ProcessIdentity(pid=int(state["pid"]), created=float(state["created"]))
             port = int(state["port"])
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return  # none yet, or half-written
@@ -200,8 +200,8 @@ class Server(ABC):
             self._port = port
 
     def _make_directory(self) -> None:
-        private.make_directory(self.directory)
-        self._password = private.password(self.directory / "password")
+        private_files.make_directory(self.directory)
+        self._password = private_files.password(self.directory / "password")
         put_aside(self.log_path)
 
     def _run(self) -> None:
@@ -210,9 +210,9 @@ class Server(ABC):
         command = self.prepare()
         self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         self._process = self._spawn(command)
-        created = processes.Identity.of(self._process.pid).created
+        created = processes.ProcessIdentity.of(self._process.pid).created
         state = {"pid": self._process.pid, "created": created, "port": self._port}
-        private.write(self._state_path, json.dumps(state))
+        private_files.write(self._state_path, json.dumps(state))
 
     def _spawn(self, command: Sequence[str | Path], *, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         # Settings of the user's shell (PGOPTIONS, a locale that is not installed, …) must not reach a server.

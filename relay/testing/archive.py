@@ -51,7 +51,7 @@ class MemoryColdStore:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _MemoryBatch:
     number: int
     found: Sequence[ArchivedRow]
     removed: Sequence[UUID] = ()
@@ -101,14 +101,14 @@ class MemoryArchive:
     @asynccontextmanager
     async def open(
         self, kind: ArchiveKind, streams: Sequence[str], after: timedelta, limit: int
-    ) -> AsyncIterator[_Batch | None]:
+    ) -> AsyncIterator[_MemoryBatch | None]:
         found = self._old(kind, streams, after)[:limit]
         if self._is_open:
             yield None
             return
         self._is_open = True
         try:
-            batch = _Batch(self._numbers[kind] + 1, found)
+            batch = _MemoryBatch(self._numbers[kind] + 1, found)
             yield batch
             if batch.manifest is not None:
                 self._tables[kind] = [it for it in self._tables[kind] if it[1].id not in batch.removed]

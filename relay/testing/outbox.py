@@ -55,7 +55,7 @@ class StoredEvent(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Claim:
+class _MemoryClaim:
     """Holds lanes, and rows of no lane, until it ends. ``changed``: what the end commits."""
 
     clock: Clock
@@ -95,7 +95,7 @@ class MemoryOutbox:
         self.events: dict[str, StoredEvent] = {}
         self.down = False
         self._dead_head_blocks = dead_head_blocks
-        self._claims: list[_Claim] = []
+        self._claims: list[_MemoryClaim] = []
 
     def add(self, event: OutboxEvent) -> None:
         """Commit an event, as a transaction of the application does."""
@@ -120,7 +120,9 @@ class MemoryOutbox:
         self.events[row.id] = StoredEvent(row, len(self.events) + 1, event.available_at)
 
     @asynccontextmanager
-    async def find_unpublished(self, lanes: Sequence[int], limit: int, max_bytes: int) -> AsyncIterator[_Claim]:
+    async def find_unpublished(
+        self, lanes: Sequence[int], limit: int, max_bytes: int
+    ) -> AsyncIterator[_MemoryClaim]:
         async with self._claim() as claim:
             claim.lanes = [lane for lane in lanes if not self._is_locked(lane)]
             due = [it for it in self._due() if it.lane in claim.lanes or it.lane == _NO_LANE]
@@ -133,7 +135,7 @@ class MemoryOutbox:
             yield claim
 
     @asynccontextmanager
-    async def find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
+    async def find_one(self, event_id: UUID) -> AsyncIterator[_MemoryClaim]:
         async with self._claim() as claim:
             if found := self._rows.get(str(event_id)):
                 while self._is_locked(found.lane) or self._is_held(found):  # noqa: ASYNC110  (a moved clock frees, too)
@@ -153,9 +155,9 @@ class MemoryOutbox:
         return self.events
 
     @asynccontextmanager
-    async def _claim(self) -> AsyncIterator[_Claim]:
+    async def _claim(self) -> AsyncIterator[_MemoryClaim]:
         """Open a claim, commit it on the way out; an exception rolls it back."""
-        claim = _Claim(self.clock)
+        claim = _MemoryClaim(self.clock)
         self._claims.append(claim)
         try:
             yield claim
@@ -165,10 +167,10 @@ class MemoryOutbox:
         finally:
             self._claims.remove(claim)
 
-    def _open(self) -> list[_Claim]:
+    def _open(self) -> list[_MemoryClaim]:
         return [it for it in self._claims if self.clock.now - it.since <= _LEASE]
 
-    def _hold(self, claim: _Claim, taken: Sequence[StoredEvent]) -> None:
+    def _hold(self, claim: _MemoryClaim, taken: Sequence[StoredEvent]) -> None:
         claim.held = {it.row.id: it for it in taken}
         claim.rows = [it.row for it in taken]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.demo.profile import Production, produce
+from relay.cli.demo.profiles import Production, produce
 from tests.acceptance.fleet import wait_for
 from tests.acceptance.profiles import ALL, DEFAULT, NAMES, ProfileFleet
 from tests.acceptance.started import Started

@@ -38,7 +38,7 @@ from chaos.windows import Windows
 from chaos.workload import Workload
 from relay.adapters.postgres.revisions import newest
 from relay.commands.reconcile import Stored
-from relay.devstack.monitoring import connected_clients
+from relay.devstack.http_checks import connected_clients
 from relay.devstack.ports import LOOPBACK
 from relay.domain.identity import MSG_ID
 from relay.domain.schedule import CLAIM

@@ -28,11 +28,11 @@ from relay.testing.contracts import (
     ArchiveContract,
     ColdStoreContract,
     ConsumerContract,
-    EventState,
     InboxContract,
     IncidentsContract,
     OutboxContract,
     PublisherContract,
+    PublishState,
     RunsContract,
 )
 
@@ -78,10 +78,10 @@ class Bench:
     async def lose_claims(self) -> None:
         self.clock.move(timedelta(seconds=6))
 
-    async def state(self, id: UUID) -> EventState:
+    async def state(self, id: UUID) -> PublishState:
         found = self.outbox.events[str(id)]
         attempts = found.row.publish_attempts
-        return EventState(attempts, found.publish_error, found.dead_at is not None, found.ack)
+        return PublishState(attempts, found.publish_error, found.dead_at is not None, found.ack)
 
     # --- stream ---
 

@@ -37,11 +37,11 @@ from relay.testing.contracts import (
     ArchiveContract,
     ColdStoreContract,
     ConsumerContract,
-    EventState,
     InboxContract,
     IncidentsContract,
     OutboxContract,
     PublisherContract,
+    PublishState,
     RunsContract,
 )
 from tests.s3 import Buckets
@@ -126,13 +126,13 @@ class Database:
             "WHERE state = 'idle in transaction' AND datname = current_database()"
         )
 
-    async def state(self, id: UUID) -> EventState:
+    async def state(self, id: UUID) -> PublishState:
         columns = "publish_attempts, publish_error, dead_at IS NOT NULL"
         ack = "published_stream, published_seq, published_duplicate, published_at IS NOT NULL"
         [(*row, stream, seq, duplicate, published)] = await self.do(
             f"SELECT {columns}, {ack} FROM outbox_events WHERE id = %s", id
         )
-        return EventState(*row, Published(stream, seq, duplicate) if published else None)
+        return PublishState(*row, Published(stream, seq, duplicate) if published else None)
 
     # --- records ---
 

@@ -14,7 +14,7 @@ import pytest
 
 from relay import jobs
 from relay.adapters.dramatiq.broker import RelayBroker, create_broker
-from relay.devstack import dashboard, monitoring, processes
+from relay.devstack import dashboard, http_checks, processes
 from relay.devstack.ports import free_port
 from relay.domain.errors import MissingExtraError
 from tests.integration.deployed import LockedValkey
@@ -57,7 +57,7 @@ def served(locked: LockedValkey, tmp_path: Path) -> Iterator[Served]:
     process = processes.spawn(command, log=tmp_path / "log", directory=tmp_path, environment=environment)
     url = f"http://127.0.0.1:{port}"
     try:
-        soon("it answers", lambda: monitoring.get(f"{url}/") or process.poll() is not None)
+        soon("it answers", lambda: http_checks.get(f"{url}/") or process.poll() is not None)
         assert process.poll() is None, (tmp_path / "log").read_text()
         yield Served(url, create_broker(locked.url, namespace="relay", middleware=[]))
         assert refused(locked) == []

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 import redis
 
-from relay.devstack import NatsServer, PostgresServer, Server, ServerFailed, ServerNotUp, ValkeyServer, monitoring
+from relay.devstack import NatsServer, PostgresServer, Server, ServerFailed, ServerNotUp, ValkeyServer, http_checks
 from relay.devstack import server as server_module
 from relay.devstack.ports import free_port
 from tests.integration.devstack_support import KINDS, eventually, living, works
@@ -251,7 +251,7 @@ def test_nothing_is_acknowledged_before_it_is_on_disk(own_postgres: PostgresServ
         assert connection.execute(
             "SELECT current_setting('fsync'), current_setting('synchronous_commit')"
         ).fetchone() == ("on", "on")
-    config = json.loads(monitoring.get(f"{own_nats.monitor_url}/jsz"))["config"]
+    config = json.loads(http_checks.get(f"{own_nats.monitor_url}/jsz"))["config"]
     assert config["sync_always"] is True
     assert config["store_dir"].startswith(str(own_nats.directory))
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from relay.devstack import DevStack, PostgresServer, Server, ServerFailed, StackBusy, ValkeyServer
-from relay.devstack.account import server_account
+from relay.devstack.as_root import server_account
 from tests.integration.devstack_support import eventually, living, works
 
 

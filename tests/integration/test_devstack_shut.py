@@ -18,7 +18,7 @@ import psycopg
 import pytest
 import redis
 
-from relay.devstack import DevStack, NatsServer, PostgresServer, Server, ValkeyServer, monitoring, wheels
+from relay.devstack import DevStack, NatsServer, PostgresServer, Server, ValkeyServer, http_checks, wheels
 from relay.devstack.configuration import Configuration
 from relay.settings import Settings
 from tests.integration.devstack_support import KINDS, works
@@ -77,8 +77,8 @@ def test_nats_asks_for_the_password(nats_server: NatsServer, credentials: str) -
 @pytest.mark.parametrize("path", ["varz", "connz", "jsz?streams=true", "debug/vars"])
 def test_the_monitoring_of_nats_answers_below_the_password_only(nats_server: NatsServer, path: str) -> None:
     parts = urlsplit(nats_server.monitor_url)
-    assert monitoring.get(f"{nats_server.monitor_url}/{path}") is not None
-    assert monitoring.get(f"http://{parts.netloc}/{path}") is None
+    assert http_checks.get(f"{nats_server.monitor_url}/{path}") is not None
+    assert http_checks.get(f"http://{parts.netloc}/{path}") is None
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])

@@ -13,7 +13,7 @@ import pytest
 from relay.adapters.postgres.migrations import status
 from relay.adapters.postgres.revisions import newest
 from relay.devstack import NatsServer, PostgresServer
-from relay.devstack.prepare import prepare, wipe
+from relay.devstack.provision import prepare, wipe
 from relay.settings import Settings, load_settings
 
 

@@ -22,7 +22,7 @@ EXTRAS = {
     "jetrelay_pytest.stack": "embedded",
     "relay.cli.demo.evidence": "demo",
     "relay.cli.demo.play": "demo",
-    "relay.cli.demo.profile_play": "demo",
+    "relay.cli.demo.profiles": "demo",
     "relay.cli.demo.screen": "demo",
     "relay.devstack": "embedded",
     "relay.devstack.sample": "demo",

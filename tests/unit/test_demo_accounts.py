@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from relay.cli.demo import accounts, command, scenario
-from relay.cli.demo.accounts import Books, Fault, Verdict, audit
+from relay.cli.demo.accounts import Books, Fault, SampleVerdict, audit
 from relay.cli.demo.screen import percentile
 
 ROOT = Path(__file__).parents[2]
@@ -19,11 +19,11 @@ ROOT = Path(__file__).parents[2]
 SOUND = [uuid4() for _ in range(4)]
 FLAKY, SLOW, ALREADY, POISON, ROLLED_BACK, STRANGER = (uuid4() for _ in range(6))
 COMMITTED = {
-    **dict.fromkeys(SOUND, Verdict.OK),
-    FLAKY: Verdict.FLAKY,
-    SLOW: Verdict.SLOW,
-    ALREADY: Verdict.ALREADY,
-    POISON: Verdict.POISON,
+    **dict.fromkeys(SOUND, SampleVerdict.OK),
+    FLAKY: SampleVerdict.FLAKY,
+    SLOW: SampleVerdict.SLOW,
+    ALREADY: SampleVerdict.ALREADY,
+    POISON: SampleVerdict.POISON,
 }
 EFFECTS = [*SOUND, FLAKY, SLOW]
 TRUTH = Books(
@@ -128,12 +128,12 @@ def test_the_plan_commits_so_many_events_and_has_every_verdict_and_rollbacks(eve
     transactions = scenario.plan(events)
     committed = Counter(verdict for found in transactions if not found.roll_back for verdict in found.verdicts)
     assert committed.total() == events
-    assert set(committed) == set(Verdict)
+    assert set(committed) == set(SampleVerdict)
     assert any(found.roll_back for found in transactions)
 
 
 def test_only_what_takes_effect_is_expected_to() -> None:
-    assert {verdict for verdict in accounts.Verdict if verdict.has_effect} == {"ok", "flaky", "slow"}
+    assert {verdict for verdict in accounts.SampleVerdict if verdict.has_effect} == {"ok", "flaky", "slow"}
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.95, 4), (1.0, 4)])

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from relay.cli import init
-from relay.cli.demo import profile
+from relay.cli.demo import profiles
 from relay.cli.demo.evidence import Counts
-from relay.cli.demo.profile import Production, find
-from relay.cli.demo.profile_play import Books, audit
+from relay.cli.demo.profiles import Production, ProfileBooks, audit, find
 from relay.domain.errors import ConfigurationError
 
 COUNTS = Counts(committed=2, published=2, received=2, handled=2, retried=0, dead_lettered=0)
-BOOKS = Books(
+BOOKS = ProfileBooks(
     production=Production(["evt_1", "evt_2"], ["evt_3"]),
     counts=COUNTS,
     stored=2,
@@ -52,7 +51,7 @@ def test_a_wheel_has_the_profiles_and_the_project_where_they_are_looked_for() ->
     root = Path(__file__).parents[2]
     wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     places = {root / target: root / source for source, target in wheel["force-include"].items()}
-    assert places == {profile._PLACES[0]: profile._PLACES[1], init._PLACES[0]: init._PLACES[1]}
+    assert places == {profiles._PLACES[0]: profiles._PLACES[1], init._PLACES[0]: init._PLACES[1]}
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "..", "cloudevents/..", "/"])

@@ -12,7 +12,7 @@ from uuid import UUID
 _SHOWN: Final = 5
 
 
-class Verdict(StrEnum):
+class SampleVerdict(StrEnum):
     """What the handler is asked to do with an event, see `relay.devstack.sample`."""
 
     OK = "ok"
@@ -24,7 +24,7 @@ class Verdict(StrEnum):
     @property
     def has_effect(self) -> bool:
         """Whether the handler's effect must exist in the end."""
-        return self in (Verdict.OK, Verdict.FLAKY, Verdict.SLOW)
+        return self in (SampleVerdict.OK, SampleVerdict.FLAKY, SampleVerdict.SLOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Books:
     often as the place holds it.
     """
 
-    committed: Mapping[UUID, Verdict]
+    committed: Mapping[UUID, SampleVerdict]
     rolled_back: Set[UUID]
     business: Sequence[UUID]
     outbox: Set[UUID]
@@ -88,7 +88,7 @@ def _checks(books: Books) -> Iterator[tuple[str, Set[UUID]]]:
     yield "received, but never committed", books.received - committed
     yield from _rolled_back(books)
     wanted = {id for id, verdict in books.committed.items() if verdict.has_effect}
-    poison = {id for id, verdict in books.committed.items() if verdict is Verdict.POISON}
+    poison = {id for id, verdict in books.committed.items() if verdict is SampleVerdict.POISON}
     effects, letters = set(books.effects), set(books.dlq)
     yield "with a second effect", _repeated(books.done) | _repeated(books.effects)
     yield "answered 200, but without the effect", set(books.done) - effects

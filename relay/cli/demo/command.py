@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from relay.cli.demo.evidence import Counts
-    from relay.cli.demo.profile import Profile
-    from relay.devstack.fleet import Fleet, FleetOptions
+    from relay.cli.demo.profiles import Profile
+    from relay.devstack.fleet import DevFleetOptions, Fleet
 
 _INTERRUPTED: Final = 130
 #: A short time, so that a call without an answer is soon repeated.
@@ -47,7 +47,7 @@ def demo(
     from relay.cli.operating import print_json
 
     require_extra()
-    from relay.cli.demo.profile import find
+    from relay.cli.demo.profiles import find
     from relay.devstack.fleet import Fleet
     from relay.devstack.interrupts import interruptible
 
@@ -71,13 +71,13 @@ def demo(
     raise typer.Exit(status)
 
 
-def _options(directory: Path) -> FleetOptions:
+def _options(directory: Path) -> DevFleetOptions:
     """Use only the demo's own configuration, in any directory. Settings of the shell are for other systems."""
     from relay.devstack.configuration import variable
-    from relay.devstack.fleet import FleetOptions
+    from relay.devstack.fleet import DevFleetOptions
 
     timeout = variable("sea", "SUBSCRIPTIONS", "from_vibespro", "HANDLER_TIMEOUT")
-    return FleetOptions(
+    return DevFleetOptions(
         directory=directory,
         config=Path(__file__).with_name("relay.toml"),
         samples="all",
@@ -87,11 +87,11 @@ def _options(directory: Path) -> FleetOptions:
     )
 
 
-def _options_of(profile: Profile, directory: Path) -> FleetOptions:
+def _options_of(profile: Profile, directory: Path) -> DevFleetOptions:
     """Use only the profile's configuration. Workers find its handler in its directory."""
-    from relay.devstack.fleet import FleetOptions
+    from relay.devstack.fleet import DevFleetOptions
 
-    return FleetOptions(
+    return DevFleetOptions(
         directory=directory,
         config=profile.config,
         inherit=False,
@@ -103,14 +103,14 @@ def _options_of(profile: Profile, directory: Path) -> FleetOptions:
 def _run(
     fleet: Fleet, console: Console, profile: Profile | None, events: int, seconds: float
 ) -> tuple[bool, Counts | None]:
-    from relay.cli.demo import play, profile_play
+    from relay.cli.demo import play, profiles
 
     begin = time.monotonic()
     console.print("Starting PostgreSQL, NATS, Valkey, scheduler, worker and handler …")
     fleet.start()
     console.print(f"Ready after {time.monotonic() - begin:.1f} s; logs are in {fleet.stack.directory / 'logs'}\n")
     settings = fleet.configuration.settings
-    played = play.Vibes(settings) if profile is None else profile_play.ProfileEvents(settings, profile)
+    played = play.Vibes(settings) if profile is None else profiles.ProfileEvents(settings, profile)
     return play.play(fleet, played, console, events, seconds)
 
 

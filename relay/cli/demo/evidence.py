@@ -12,7 +12,7 @@ from nats.js import JetStreamContext
 from sqlalchemy import DateTime, Engine, Executable, Integer, Uuid, column, create_engine, func, select, table
 
 from relay.cli.demo.accounts import Books
-from relay.cli.demo.scenario import Production, Vibe
+from relay.cli.demo.scenario import ProducerRecord, Vibe
 from relay.credentials import jetstream
 from relay.devstack import sample
 from relay.domain.envelopes import MSG_ID
@@ -88,7 +88,7 @@ class Evidence:
             info = await js.consumer_info(subscription.stream, subscription.durable)
         return (info.num_ack_pending or 0) + (info.num_pending or 0)
 
-    async def books(self, production: Production) -> Books:
+    async def books(self, production: ProducerRecord) -> Books:
         """Read everything, id by id."""
         outbox = self._rows(self.producer, select(outbox_events.c.id, outbox_events.c.published_at))
         inbox = self._rows(self._consumer, select(inbox_messages))

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from relay.cli.demo.accounts import audit
 from relay.cli.demo.evidence import Counts, Evidence
-from relay.cli.demo.scenario import Base, Production, plan, produce
+from relay.cli.demo.scenario import Base, ProducerRecord, plan, produce
 from relay.cli.demo.screen import Screen, summarise, verdict
 from relay.devstack.fleet import Fleet
 from relay.domain.errors import RelayError
@@ -51,7 +51,7 @@ class Vibes(Evidence):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._production = Production()
+        self._production = ProducerRecord()
 
     def begin(self) -> None:
         """See Played."""

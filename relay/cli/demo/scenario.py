@@ -15,11 +15,11 @@ from sqlalchemy import DateTime, Engine, Text, func
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from relay import Outbox, event
-from relay.cli.demo.accounts import Verdict
+from relay.cli.demo.accounts import SampleVerdict
 
 CONTEXT: Final = "vibespro"
 #: One event in this many gets the verdict. `plan` makes sure that each verdict occurs at least once.
-_ONE_IN: Final = {Verdict.ALREADY: 50, Verdict.POISON: 50, Verdict.FLAKY: 40}
+_ONE_IN: Final = {SampleVerdict.ALREADY: 50, SampleVerdict.POISON: 50, SampleVerdict.FLAKY: 40}
 _MOST_IN_A_TRANSACTION: Final = 4
 _ROLLED_BACK_SHARE: Final = 0.12
 #: How long production takes, so that there is something to watch.
@@ -49,22 +49,22 @@ class VibeCreated(BaseModel):
 
     vibe_id: UUID
     title: str
-    verdict: Verdict
+    verdict: SampleVerdict
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class PlannedTransaction:
     """One transaction to run: the verdicts of its events, and whether it ends in a rollback."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[SampleVerdict, ...]
     roll_back: bool = False
 
 
 @dataclass(slots=True)
-class Production:
+class ProducerRecord:
     """The producer's own record, filled while it works."""
 
-    committed: dict[UUID, Verdict] = field(default_factory=dict)
+    committed: dict[UUID, SampleVerdict] = field(default_factory=dict)
     rolled_back: set[UUID] = field(default_factory=set)
 
 
@@ -72,26 +72,28 @@ class ChangedMind(Exception):
     """Raised to roll back, after everything was written."""
 
 
-def plan(events: int, seed: int = 47) -> list[Transaction]:
+def plan(events: int, seed: int = 47) -> list[PlannedTransaction]:
     """Spread ``events`` over transactions, with every verdict. Other transactions between them roll back."""
     chance = random.Random(seed)  # noqa: S311
-    verdicts = [Verdict.SLOW] + [verdict for verdict, n in _ONE_IN.items() for _ in range(max(1, events // n))]
-    verdicts += [Verdict.OK] * (events - len(verdicts))
+    verdicts = [SampleVerdict.SLOW] + [
+        verdict for verdict, n in _ONE_IN.items() for _ in range(max(1, events // n))
+    ]
+    verdicts += [SampleVerdict.OK] * (events - len(verdicts))
     chance.shuffle(verdicts)
     transactions = []
     while verdicts:
         size = chance.randint(1, _MOST_IN_A_TRANSACTION)
-        transactions.append(Transaction(tuple(verdicts[:size])))
+        transactions.append(PlannedTransaction(tuple(verdicts[:size])))
         del verdicts[:size]
         if not verdicts or chance.random() < _ROLLED_BACK_SHARE:
             transactions.append(
-                Transaction((Verdict.OK,) * chance.randint(1, _MOST_IN_A_TRANSACTION), roll_back=True)
+                PlannedTransaction((SampleVerdict.OK,) * chance.randint(1, _MOST_IN_A_TRANSACTION), roll_back=True)
             )
     return transactions
 
 
 def produce(
-    engine: Engine, transactions: Sequence[Transaction], production: Production, stop: threading.Event
+    engine: Engine, transactions: Sequence[PlannedTransaction], production: ProducerRecord, stop: threading.Event
 ) -> None:
     """Run the transactions at an even pace."""
     for transaction in transactions:
@@ -100,8 +102,8 @@ def produce(
         _run(engine, transaction, production)
 
 
-def _run(engine: Engine, transaction: Transaction, production: Production) -> None:
-    written: dict[UUID, Verdict] = {}
+def _run(engine: Engine, transaction: PlannedTransaction, production: ProducerRecord) -> None:
+    written: dict[UUID, SampleVerdict] = {}
     try:
         with Session(engine) as session, session.begin():
             for verdict in transaction.verdicts:
@@ -114,7 +116,7 @@ def _run(engine: Engine, transaction: Transaction, production: Production) -> No
         production.committed |= written
 
 
-def _create_vibe(session: Session, verdict: Verdict, *, at_once: bool) -> UUID:
+def _create_vibe(session: Session, verdict: SampleVerdict, *, at_once: bool) -> UUID:
     """Write a vibe and its event. ``at_once``: before the commit, so that a rollback has something to undo."""
     vibe_id = uuid4()
     title = f"a vibe to be answered {verdict}"

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from relay.cli.demo.accounts import Books, Fault, Verdict
+from relay.cli.demo.accounts import Books, Fault, SampleVerdict
 from relay.cli.demo.evidence import Counts, Latencies
 
 _PLAIN_EVERY: Final = 1.0
@@ -30,11 +30,11 @@ _MEANING: Final = {
     "dead_lettered": "answered 422, now in the dead-letter stream",
 }
 _ANSWERS: Final = {
-    Verdict.OK: "200",
-    Verdict.ALREADY: "409",
-    Verdict.POISON: "422",
-    Verdict.FLAKY: "503, 503, 200",
-    Verdict.SLOW: "no answer in time, then 200",
+    SampleVerdict.OK: "200",
+    SampleVerdict.ALREADY: "409",
+    SampleVerdict.POISON: "422",
+    SampleVerdict.FLAKY: "503, 503, 200",
+    SampleVerdict.SLOW: "no answer in time, then 200",
 }
 _STATUS: Final = {504: "no answer"}
 
@@ -125,7 +125,7 @@ def _outcomes(books: Books, answers: Mapping[UUID, Sequence[int]]) -> Table:
     for heading in ("events", "handled", "dead", "effects"):
         table.add_column(heading, justify="right")
     effects = Counter(books.effects)
-    for kind in Verdict:
+    for kind in SampleVerdict:
         ids = {id for id, asked in books.committed.items() if asked is kind}
         given = Counter(
             ", ".join(_STATUS.get(status, str(status)) for status in answers.get(id, ())) for id in ids

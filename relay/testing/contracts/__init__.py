@@ -7,7 +7,7 @@ coroutines, so mark the class for your plugin, for example with ``pytest.mark.an
 from relay.testing.contracts.archive import ArchiveBench, ArchiveContract, ColdStoreBench, ColdStoreContract
 from relay.testing.contracts.envelope import EnvelopeBench, EnvelopeContract
 from relay.testing.contracts.inbox import InboxBench, InboxContract
-from relay.testing.contracts.outbox import EventState, OutboxBench, OutboxContract
+from relay.testing.contracts.outbox import OutboxBench, OutboxContract, PublishState
 from relay.testing.contracts.records import IncidentsBench, IncidentsContract, RunsBench, RunsContract
 from relay.testing.contracts.stream import (
     ConsumerBench,
@@ -25,13 +25,13 @@ __all__ = [
     "ConsumerContract",
     "EnvelopeBench",
     "EnvelopeContract",
-    "EventState",
     "InboxBench",
     "InboxContract",
     "IncidentsBench",
     "IncidentsContract",
     "OutboxBench",
     "OutboxContract",
+    "PublishState",
     "PublisherBench",
     "PublisherContract",
     "RunsBench",

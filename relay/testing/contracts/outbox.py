@@ -21,7 +21,7 @@ _DELAY: Final = timedelta(hours=1)
 _LITTLE: Final = timedelta(minutes=10)
 
 
-class EventState(NamedTuple):
+class PublishState(NamedTuple):
     """What the outbox has recorded about an event. ``ack``: its PubAck, if it is published."""
 
     attempts: int
@@ -46,7 +46,7 @@ class OutboxBench(Protocol):
     async def lose_claims(self) -> None:
         """Make all open claims lose their rows, like the claims of a process that paused for too long."""
 
-    async def state(self, id: UUID) -> EventState:
+    async def state(self, id: UUID) -> PublishState:
         """Return what is committed about an event."""
 
 
@@ -90,7 +90,7 @@ class OutboxContract:
         async with _claim(bench) as claim:
             marked = await claim.mark_published({str(event.id): acked})
             assert list(marked) == [str(event.id)]
-        assert await bench.state(event.id) == EventState(1, None, dead=False, ack=acked)
+        assert await bench.state(event.id) == PublishState(1, None, dead=False, ack=acked)
         assert await _ids(bench) == []
 
     async def test_an_exception_rolls_a_claim_back(self, bench: OutboxBench) -> None:
@@ -102,7 +102,7 @@ class OutboxContract:
                 await claim.increment_attempts([PublishFailure(str(other.id), "boom", _DELAY)])
                 _ = 1 / 0
         for it in (event, other):
-            assert await bench.state(it.id) == EventState(0, None, dead=False, ack=None)
+            assert await bench.state(it.id) == PublishState(0, None, dead=False, ack=None)
         assert sorted(await _ids(bench)) == sorted(str(it.id) for it in (event, other))
 
     async def test_a_lost_claim_cannot_commit_and_its_events_are_free(self, bench: OutboxBench) -> None:
@@ -122,7 +122,7 @@ class OutboxContract:
         failed, behind, other = _event("a"), _event("a"), _event("b")
         await bench.add(failed, behind, other)
         await _fail(bench, failed, _DELAY)
-        assert await bench.state(failed.id) == EventState(1, "boom", dead=False, ack=None)
+        assert await bench.state(failed.id) == PublishState(1, "boom", dead=False, ack=None)
         assert await _ids(bench) == [str(other.id)]
         await bench.elapse(_DELAY - _LITTLE)
         assert await _ids(bench) == [str(other.id)]
@@ -135,7 +135,7 @@ class OutboxContract:
         dead, behind = _event("a"), _event("a")
         await bench.add(dead, behind)
         await _fail(bench, dead, None)
-        assert await bench.state(dead.id) == EventState(1, "boom", dead=True, ack=None)
+        assert await bench.state(dead.id) == PublishState(1, "boom", dead=True, ack=None)
         await bench.elapse(_DELAY)
         assert await _ids(bench) == [str(behind.id)]
 

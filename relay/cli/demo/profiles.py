@@ -1,30 +1,113 @@
-"""A profile as `relay.cli.demo.play` plays it: its producer and handlers, and the accounts."""
+"""Wire profiles: how `relay.cli.demo.play` plays one, and the accounts of it.
+
+A profile is a directory with relay.toml, producer.py and handler.py. ``producer.py`` has ``CONTEXT``, ``TABLES``
+(what its database needs beside our tables) and ``record(connection, n)``, which writes a business row and its
+message and returns the message's id. ``handler.py`` has ``TABLES`` with the table ``effects``, and functions that
+write the id of each message there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
+import psycopg
 from rich.console import Console
 from sqlalchemy import Engine, Executable, Text, column, func, select, table
 
 from relay.cli.demo.evidence import INBOX_COUNTS, Counts, connect_to, outbox_events
-from relay.cli.demo.profile import Production, Profile, produce
 from relay.cli.demo.screen import balance
 from relay.credentials import jetstream
+from relay.domain.errors import ConfigurationError
 from relay.settings import Settings, SubscriptionSettings
 
 _SHOWN: Final = 5
 
 _effects = table("effects", column("id", Text))
+#: In the wheel the profiles are beside this file; in a checkout they are examples.
+_PLACES: Final = (Path(__file__).with_name("profiles"), Path(__file__).parents[3] / "examples" / "profiles")
+_ROLLED_BACK_EVERY: Final = 7
+#: How long production takes, so that there is something to watch.
+_SECONDS: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile's directory. Its modules are imported when they are needed."""
+
+    name: str
+    directory: Path
+
+    @property
+    def config(self) -> Path:
+        """Its relay.toml."""
+        return self.directory / "relay.toml"
+
+    @property
+    def producer(self) -> ModuleType:
+        """The module that writes messages."""
+        return self._module("producer")
+
+    @property
+    def handler(self) -> ModuleType:
+        """The module that handles them."""
+        return self._module("handler")
+
+    def _module(self, name: str) -> ModuleType:
+        """Import as the workers do: by its plain name, from the profile's directory. One profile in a process."""
+        if str(self.directory) not in sys.path:
+            sys.path.insert(0, str(self.directory))
+        return importlib.import_module(name)
+
+
+@dataclass(slots=True)
+class Production:
+    """The ids that the producer committed and rolled back, in order. Filled while it works."""
+
+    committed: list[str] = field(default_factory=list)
+    rolled_back: list[str] = field(default_factory=list)
+
+
+def find(name: str) -> Profile:
+    """Return a profile by its name. Raises ConfigurationError, which lists the profiles."""
+    found = {path.parent.name: path.parent for place in _PLACES for path in place.glob("*/relay.toml")}
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise ConfigurationError(
+            f"no profile is called {name[:80]!r}", field="--profile", hint=f"there are: {known}"
+        )
+    return Profile(name, found[name])
+
+
+def produce(profile: Profile, url: str, count: int, production: Production, stop: threading.Event) -> None:
+    """Commit ``count`` messages at an even pace, each in its transaction. Other transactions roll back."""
+    with psycopg.connect(url) as connection:
+        for number in range(1, count + 1):
+            if stop.wait(_SECONDS / count):
+                return
+            production.committed.append(_record(profile, connection, number))
+            if number % _ROLLED_BACK_EVERY == 0:
+                production.rolled_back.append(_record(profile, connection, count + number, roll_back=True))
+
+
+def _record(profile: Profile, connection: psycopg.Connection, number: int, *, roll_back: bool = False) -> str:
+    with connection.transaction():
+        written = str(profile.producer.record(connection, number))
+        if roll_back:
+            raise psycopg.Rollback  # leaves the block, and nothing else
+    return written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class ProfileBooks:
     """What each place holds. ``effects`` repeats an id as often as its effect is there."""
 
     production: Production
@@ -34,7 +117,7 @@ class Books:
     unacknowledged: int
 
 
-def audit(books: Books) -> Iterator[str]:
+def audit(books: ProfileBooks) -> Iterator[str]:
     """Return all faults."""
     committed, rolled_back = set(books.production.committed), set(books.production.rolled_back)
     effects = Counter(books.effects)
@@ -123,10 +206,10 @@ class ProfileEvents:
                 waiting += (info.num_ack_pending or 0) + (info.num_pending or 0)
         return waiting
 
-    def books(self) -> Books:
+    def books(self) -> ProfileBooks:
         """Read everything."""
         effects = [id for engine in self._consumers for (id,) in _rows(engine, select(_effects.c.id))]
-        return Books(
+        return ProfileBooks(
             production=self.production,
             counts=self.counts(),
             stored=asyncio.run(self._stored()),
@@ -146,7 +229,7 @@ class ProfileEvents:
         return [subscription for context in contexts for subscription in context.subscriptions.values()]
 
 
-def _sums(books: Books) -> list[str]:
+def _sums(books: ProfileBooks) -> list[str]:
     production = books.production
     return [
         f"{len(production.committed)} committed, {books.counts.handled} handled",

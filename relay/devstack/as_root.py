@@ -14,10 +14,12 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from relay.devstack.errors import DevStackError
 
-_SHELTER = Path("/var/lib/jetrelay")
+#: Where files go that the other account could not reach.
+SHELTER: Final = Path("/var/lib/jetrelay")
 _ENTER = 0o001
 _READ = 0o004
 _READ_AND_ENTER = _READ | _ENTER
@@ -46,7 +48,7 @@ def server_account() -> Account | None:
     return Account(entry.pw_uid, entry.pw_gid)
 
 
-def home_for(directory: Path, account: Account | None) -> Path:
+def home_for(directory: Path, account: Account | None, shelter: Path = SHELTER) -> Path:
     """Return a directory for the data of a server started in ``directory``: that one, or one in the shelter.
 
     A link ``elsewhere`` in ``directory`` remembers the choice; shelters whose link is gone are removed.
@@ -56,8 +58,8 @@ def home_for(directory: Path, account: Account | None) -> Path:
     link = directory / "elsewhere"
     if link.is_dir():
         return link.resolve()
-    _remove_abandoned()
-    home = Path(tempfile.mkdtemp(prefix="data-", dir=_open_shelter()))
+    _remove_abandoned(shelter)
+    home = Path(tempfile.mkdtemp(prefix="data-", dir=_opened(shelter)))
     home.chmod(0o711)
     link.unlink(missing_ok=True)
     link.symlink_to(home)  # before "origin", so that no process takes the home for abandoned
@@ -65,13 +67,13 @@ def home_for(directory: Path, account: Account | None) -> Path:
     return home
 
 
-def readable_package(package: Path, version: str, account: Account | None) -> Path:
+def readable_package(package: Path, version: str, account: Account | None, shelter: Path = SHELTER) -> Path:
     """Return ``package`` (an installed wheel's folder), or a copy of it that ``account`` can read and execute."""
     if account is None or _allows(package, _READ_AND_ENTER):
         return package
-    copy = _open_shelter() / f"{package.name}-{version}"
+    copy = _opened(shelter) / f"{package.name}-{version}"
     if not copy.exists():
-        draft = Path(tempfile.mkdtemp(prefix="copy-", dir=_SHELTER))
+        draft = Path(tempfile.mkdtemp(prefix="copy-", dir=shelter))
         for folder in (package, package.with_name(f"{package.name}.libs")):
             if folder.exists():
                 shutil.copytree(folder, draft / folder.name, ignore=shutil.ignore_patterns("include"))
@@ -98,13 +100,13 @@ def _allows(path: Path, bits: int) -> bool:
     return above and path.stat().st_mode & bits == bits
 
 
-def _open_shelter() -> Path:
-    _SHELTER.mkdir(parents=True, exist_ok=True)
-    _SHELTER.chmod(0o711)
-    return _SHELTER
+def _opened(shelter: Path) -> Path:
+    shelter.mkdir(parents=True, exist_ok=True)
+    shelter.chmod(0o711)
+    return shelter
 
 
-def _remove_abandoned() -> None:
-    for origin in _SHELTER.glob("data-*/origin"):
+def _remove_abandoned(shelter: Path) -> None:
+    for origin in shelter.glob("data-*/origin"):
         if Path(origin.read_text()).resolve() != origin.parent.resolve():
             shutil.rmtree(origin.parent, ignore_errors=True)
