@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import relay
+
+ROOT = Path(__file__).parents[2]
 
 
 def loaded(statement: str) -> set[str]:
@@ -64,3 +67,26 @@ def test_who_only_asks_which_revision_a_database_has_does_without_alembic(module
     there = loaded(f"import {module}")
     assert module in there
     assert not there & {"sqlalchemy", "alembic"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("relay, relay.tracing", "opentelemetry"),
+        # redis-py imports the metrics of OpenTelemetry wherever those are installed.
+        (
+            "relay.bootstrap, relay.cron.run, consumer.message_rows, consumer.pull, tasks, relay.tracing",
+            "relay.telemetry.spans",
+        ),
+    ],
+)
+def test_who_records_nothing_imports_nothing_of_opentelemetry(modules: str, absent: str) -> None:
+    code = f"import sys, {modules}; sys.exit(any(name.startswith('{absent}') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_without_psutil_the_import_says_what_to_install() -> None:
+    program = "import sys; sys.modules['psutil'] = None; import relay.devstack"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "MISSING_EXTRA: the package psutil is not installed (pip install 'jetrelay[embedded]')" in result.stderr

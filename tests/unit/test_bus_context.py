@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -210,30 +207,3 @@ def test_a_trace_survives_where_a_command_begins_the_chain() -> None:
 
 
 # --- log lines ---
-
-LINES = """
-import logging, structlog
-from uuid import UUID
-from relay.bus import RequestContext
-from relay.telemetry import logs
-
-logs.configure("INFO", "json")
-trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-with RequestContext(correlation_id=UUID(int=1), causation_id=UUID(int=2), traceparent=trace).use():
-    logging.getLogger("myapp").info("one")
-    structlog.stdlib.get_logger("myapp").info("two")
-    structlog.stdlib.get_logger("myapp").info("three", correlation_id="its own")
-logging.getLogger("myapp").info("four")
-"""
-
-
-def test_every_log_line_carries_the_context() -> None:
-    # A process of its own: logging is set up once in each.
-    done = subprocess.run([sys.executable, "-c", LINES], capture_output=True, text=True, check=True, timeout=60)
-    one, two, three, four = map(json.loads, done.stderr.splitlines())
-    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    ids = {"correlation_id": str(UUID(int=1)), "causation_id": str(UUID(int=2)), "trace_id": trace}
-    assert ids.items() <= one.items()
-    assert ids.items() <= two.items()
-    assert three["correlation_id"] == "its own"
-    assert not ids.keys() & four.keys()

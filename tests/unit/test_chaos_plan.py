@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections import Counter
 from uuid import UUID
 
@@ -51,16 +49,6 @@ def test_text_and_uuid_are_the_same_id() -> None:
     for id in ids(100):
         assert plan_of(str(id).upper(), SEED) is plan_of(id, SEED)
         assert failures_of(str(id), SEED) == failures_of(id, SEED)
-
-
-def test_another_process_finds_the_same_plans() -> None:
-    program = (
-        "import sys; from chaos.plan import plan_of, failures_of\n"
-        f"for id in sys.argv[1:]: print(plan_of(id, {SEED}), failures_of(id, {SEED}))"
-    )
-    names = [str(id) for id in ids(300)]
-    printed = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=True)
-    assert printed.stdout.split("\n")[:-1] == [f"{plan_of(id, SEED)} {failures_of(id, SEED)}" for id in names]
 
 
 def test_a_flaky_event_fails_one_to_three_times_and_then_never_again() -> None:

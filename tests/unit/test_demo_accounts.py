@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from relay.cli.demo import accounts, command, scenario
+from relay.cli.demo import accounts, scenario
 from relay.cli.demo.accounts import Books, Fault, SampleVerdict, audit
 from relay.cli.demo.screen import percentile
-
-ROOT = Path(__file__).parents[2]
 
 SOUND = [uuid4() for _ in range(4)]
 FLAKY, SLOW, ALREADY, POISON, ROLLED_BACK, STRANGER = (uuid4() for _ in range(6))
@@ -143,8 +140,3 @@ def test_percentiles_are_values_that_occurred(share: float, value: float) -> Non
 
 def test_there_is_no_percentile_of_nothing() -> None:
     assert percentile([], 0.5) is None
-
-
-def test_the_demo_runs_on_the_configuration_of_the_repository() -> None:
-    packaged = Path(command.__file__).with_name("relay.toml")
-    assert packaged.read_text() == (ROOT / "relay.toml").read_text()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +14,25 @@ from relay.devstack import configuration
 from relay.domain.errors import ConfigurationError, MissingExtraError
 from relay.settings import load_settings
 
-ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "relay.toml"
 HANDLER = "http://127.0.0.1:5/handle"
+
+
+CONFIG = """\
+nats_url = "nats://file.example"
+[contexts.vibespro]
+database_url = "postgresql://file.example/vibespro"
+[contexts.sea.subscriptions.from_vibespro]
+stream = "VIBESPRO_EVENTS"
+filter_subject = "vibespro.event.>"
+handler = "http://127.0.0.1:8000/handle"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "relay.toml"
+    path.write_text(CONFIG)
+    return path
 
 
 @pytest.fixture
@@ -30,11 +44,13 @@ def stack() -> Any:
     )
 
 
-def test_no_server_of_the_file_or_the_shell_is_used(stack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_of_the_file_or_the_shell_is_used(
+    stack: Any, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("DATABASE_URL", "NATS_URL", "REDIS_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL"):
         monkeypatch.setenv(name, "nats://production.example")
     monkeypatch.setenv("RELAY_CONTEXTS__SEA__DATABASE_URL", "postgresql://production.example/sea")
-    found = configuration.configure(stack, CONFIG, configuration.base_environment(), {})
+    found = configuration.configure(stack, config, configuration.base_environment(), {})
     assert found.settings.nats_url.get_secret_value() == "nats://127.0.0.1:2"
     assert found.settings.redis_url.get_secret_value() == "redis://127.0.0.1:3/0"
     urls = {name: context.database_url.get_secret_value() for name, context in found.settings.contexts.items()}
@@ -53,9 +69,9 @@ def test_other_settings_of_the_shell_hold_unless_they_must_not(monkeypatch: pyte
 
 
 def test_the_samples_of_an_earlier_fleet_do_not_count_in_a_shell_that_knows_them(
-    stack: Any, monkeypatch: pytest.MonkeyPatch
+    stack: Any, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    earlier = configuration.configure(stack, CONFIG, {}, {("sea", "from_vibespro"): HANDLER}).variables
+    earlier = configuration.configure(stack, config, {}, {("sea", "from_vibespro"): HANDLER}).variables
     [sample] = (name for name, value in earlier.items() if value == HANDLER)
     for name, value in earlier.items():
         monkeypatch.setenv(name, value)
@@ -64,10 +80,10 @@ def test_the_samples_of_an_earlier_fleet_do_not_count_in_a_shell_that_knows_them
     assert sample in configuration.base_environment()
 
 
-def test_a_sample_handler_stands_in_where_there_is_one(stack: Any) -> None:
-    with_sample = configuration.configure(stack, CONFIG, {}, {("sea", "from_vibespro"): HANDLER}).settings
+def test_a_sample_handler_stands_in_where_there_is_one(stack: Any, config: Path) -> None:
+    with_sample = configuration.configure(stack, config, {}, {("sea", "from_vibespro"): HANDLER}).settings
     assert with_sample.contexts["sea"].subscriptions["from_vibespro"].handler == HANDLER
-    without = configuration.configure(stack, CONFIG, {}, {}).settings
+    without = configuration.configure(stack, config, {}, {}).settings
     assert without.contexts["sea"].subscriptions["from_vibespro"].handler == "http://127.0.0.1:8000/handle"
 
 
@@ -137,9 +153,3 @@ def test_without_the_sample_handler_its_packages_are_not_needed(monkeypatch: pyt
     extra.require_extra(handler=False)
     with pytest.raises(MissingExtraError):
         extra.require_extra()
-
-
-def test_the_extra_brings_what_is_required() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    brought = {re.split(r"[>=\[]", line)[0] for line in (*extras["demo"], *extras["embedded"])}
-    assert {*extra._SERVERS, *extra._HANDLER} <= brought

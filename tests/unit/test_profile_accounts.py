@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.cli import init
-from relay.cli.demo import profiles
 from relay.cli.demo.evidence import Counts
 from relay.cli.demo.profiles import Production, ProfileBooks, audit, find
 from relay.domain.errors import ConfigurationError
@@ -45,13 +41,6 @@ def test_accounts_that_balance_have_no_faults() -> None:
 )
 def test_each_fault_is_named(changed: dict[str, Any], said: str) -> None:
     assert list(audit(replace(BOOKS, **changed))) == [said]
-
-
-def test_a_wheel_has_the_profiles_and_the_project_where_they_are_looked_for() -> None:
-    root = Path(__file__).parents[2]
-    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    places = {root / target: root / source for source, target in wheel["force-include"].items()}
-    assert places == {profiles._PLACES[0]: profiles._PLACES[1], init._PLACES[0]: init._PLACES[1]}
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "..", "cloudevents/..", "/"])

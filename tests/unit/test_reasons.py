@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import typer
@@ -14,7 +13,6 @@ from relay.domain.policies import NoStream, unanswered
 from relay.domain.reasons import CODES, FAMILIES, OTHER, code_of, frequent, wanted_of
 from relay.execution.calls import answer, timed_out
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/dead-letters.md"
 _HOST = "Cannot connect to host sr:80 ssl:default"
 
 
@@ -92,12 +90,6 @@ def test_an_operator_may_write_a_code_as_words_or_a_part_of_the_text(asked: str,
 def test_no_reason_has_no_code() -> None:
     assert (code_of(None), code_of(""), wanted_of(None).pattern) == ("", "", None)
     assert frequent(["HTTP 503", None, "HTTP 503: x", "HTTP 500"]) == [("status_503", 2), ("status_500", 1)]
-
-
-def test_the_page_has_every_code() -> None:
-    table = PAGE.read_text().partition("| Code | It means |\n|---|---|\n")[2].partition("\n\n")[0]
-    meanings = {**{code.name: code.meaning for code in CODES}, **FAMILIES}
-    assert table.splitlines() == [f"| `{name}` | {meaning} |" for name, meaning in meanings.items()]
 
 
 @pytest.mark.parametrize(("command", "name"), [("dlq", "reason"), ("outbox", "error"), ("tasks", "error")])

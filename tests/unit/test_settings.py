@@ -9,12 +9,11 @@ import pytest
 from pydantic import SecretStr
 
 from relay.domain.errors import UnknownContext
-from relay.domain.topology import RELAY_ADVISORIES, ConsumerSpec, StreamSpec
+from relay.domain.topology import RELAY_ADVISORIES
 from relay.settings import Settings, effective, load_settings
 from relay.settings.urls import hide_url
 from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, source
 
-ROOT = Path(__file__).parents[2]
 SECOND = timedelta(seconds=1)
 
 
@@ -24,27 +23,6 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
 
 # --- defaults ---
-
-
-def test_the_demo_is_exactly_the_specification() -> None:
-    settings = load_settings(ROOT / "relay.toml", {})
-    week, ten_gb = timedelta(days=7), 10 * 1024**3
-    for name in ("vibespro", "sea"):
-        assert settings.contexts[name].stream.spec() == StreamSpec(
-            name=f"{name.upper()}_EVENTS",
-            subjects=(f"{name}.event.>",),
-            max_age=week,
-            max_bytes=ten_gb,
-            replicas=1,
-        )
-    assert settings.contexts["sea"].subscriptions["from_vibespro"].consumer_spec() == ConsumerSpec(
-        stream="VIBESPRO_EVENTS",
-        durable="sea__from_vibespro",
-        filter_subject="vibespro.event.>",
-        ack_wait=timedelta(seconds=120),
-        max_deliver=20,
-        max_ack_pending=50,
-    )
 
 
 def test_defaults(load: Load) -> None:

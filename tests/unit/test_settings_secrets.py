@@ -259,16 +259,3 @@ password_file = "/nowhere/password"
     assert names_server("NATS_CREDS")
     assert names_server("RELAY_REDIS__PASSWORD_FILE")
     assert not names_server("RELAY_LOG_LEVEL")
-
-
-def test_what_the_page_says_is_a_configuration(load: Load, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/how-to/connections.md").read_text()
-    blocks = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    parts = [re.split(r"^(?=\[)", block, maxsplit=1, flags=re.MULTILINE) for block in blocks]
-    text = "\n".join([*(keys for keys, _ in parts), *(tables for _, tables in parts)])
-    text = text.replace("/run/secrets", str(tmp_path))
-    for name in re.findall(rf"{tmp_path}/(\w+)", text):
-        (tmp_path / name).write_text("https://hooks.example/x\n")
-    settings = load(text)
-    assert settings.nats.inbox_prefix == "_INBOX_relay"
-    assert settings.contexts["sea"].alerts.signing_secret is not None

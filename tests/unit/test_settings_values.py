@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from relay.settings import MetricsSettings
 from relay.settings.sources import key_lines
 from relay.settings.values import format_duration, format_size, parse_duration, parse_size, parse_start
 
-ROOT = Path(__file__).parents[2]
 SECOND = timedelta(seconds=1)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -58,13 +56,6 @@ def test_a_stack_without_its_wheels_gives_the_directory_free(
     for _ in range(2):
         with pytest.raises(MissingExtraError):
             DevStack(tmp_path).start()
-
-
-def test_without_psutil_the_import_says_what_to_install() -> None:
-    program = "import sys; sys.modules['psutil'] = None; import relay.devstack"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert "MISSING_EXTRA: the package psutil is not installed (pip install 'jetrelay[embedded]')" in result.stderr
 
 
 def _not_installed(name: str) -> None:
