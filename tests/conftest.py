@@ -20,7 +20,7 @@ import relay.outbox
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from tests import oldest
 from tests.s3 import Buckets, serving
-from tests.servers import initialised, memory
+from tests.servers import TEMPLATE, copy_template, initialised, memory, share
 
 # The product's settings come from the tests, never from the shell that runs them. At import, so that no module
 # under test can have read them before.
@@ -36,7 +36,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 relay.outbox.declared_contexts = lambda: None
 
 _TIERS = {"unit", "repository", "contract", "integration", "acceptance", "chaos", "migration"}
-_TEMPLATE = "relay_template"
 #: What takes long begins early. Next to the first, which loads a machine most, come some that wait for little else
 #: than answers, and no two of the others that load it much follow each other.
 _FIRST = (
@@ -53,6 +52,11 @@ _FIRST = (
 #: So many lines of each log are shown when a test fails.
 _LAST_LINES = 30
 _numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (directory := share()) is not None:
+        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -110,15 +114,8 @@ def server_directory(server_root: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def cluster(server_root: Path) -> Path:
-    """The directory of a PostgreSQL server that was initialised and has ended: to copy, as initdb takes long."""
-    with oldest.Postgres(server_root / "cluster") as server:
-        return server.directory
-
-
-@pytest.fixture(scope="session")
-def postgres(server_root: Path, cluster: Path) -> Iterator[PostgresServer]:
-    with initialised(oldest.Postgres(server_root / "postgres"), cluster) as server:
+def postgres(server_root: Path) -> Iterator[PostgresServer]:
+    with initialised(oldest.Postgres(server_root / "postgres")) as server:
         yield server
 
 
@@ -149,23 +146,15 @@ def administrator(postgres: PostgresServer) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture(scope="session")
 def database_template(postgres: PostgresServer) -> str:
-    """The name of a migrated database to copy. Nobody may be connected to it while a copy is made."""
-    from relay.adapters.postgres.migrations import upgrade
-
-    url = postgres.create_database(_TEMPLATE)
-    upgrade(url)
-    # Who connects first after a change of tables leaves a file from which the next ones learn of the catalogue.
-    psycopg.connect(url).close()
-    return _TEMPLATE
+    """The name of a migrated database of that server, to copy. Nobody may be connected to it meanwhile."""
+    return TEMPLATE
 
 
 @pytest.fixture
-def database_url(
-    postgres: PostgresServer, administrator: psycopg.Connection, database_template: str
-) -> Iterator[str]:
+def database_url(postgres: PostgresServer, administrator: psycopg.Connection) -> Iterator[str]:
     """A migrated, empty database for this test alone."""
     name = f"test_{next(_numbers)}"
-    administrator.execute(f"CREATE DATABASE {name} TEMPLATE {database_template} STRATEGY FILE_COPY".encode())
+    copy_template(administrator, name)
     yield postgres.url_of(name)
     administrator.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
 
@@ -174,8 +163,8 @@ def database_url(
 
 
 @pytest.fixture
-def own_postgres(server_directory: Path, cluster: Path) -> Iterator[PostgresServer]:
-    with initialised(oldest.Postgres(server_directory / "postgres"), cluster) as server:
+def own_postgres(server_directory: Path) -> Iterator[PostgresServer]:
+    with initialised(oldest.Postgres(server_directory / "postgres")) as server:
         yield server
 
 

@@ -20,11 +20,11 @@ import redis
 from relay.adapters.dramatiq.broker import create_broker
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.connection import connect_once
-from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer, processes
 from relay.devstack.configuration import variable
 from relay.settings import Settings, load_settings
 from tests.jobs import job
+from tests.servers import initialised, migrated
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 90.0
@@ -87,11 +87,12 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         try:
+            self.initialise()
             for server in (self.postgres, self.nats, self.valkey):
                 server.launch()
             for server in (self.postgres, self.nats, self.valkey):
                 server.wait()
-            self.urls = {name: self.postgres.create_database(name) for name in self.contexts}
+            self.urls = {name: self.create_database(name) for name in self.contexts}
             (self.directory / "relay.toml").write_text(self.configuration())
             self.migrate()
             self.ensure()
@@ -119,9 +120,16 @@ class Fleet:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "directory"}
         return CONFIG.format(**fields)
 
+    def initialise(self) -> None:
+        """Prepare what the servers begin with."""
+        initialised(self.postgres)
+
+    def create_database(self, name: str) -> str:
+        """Create the database of a context, with its tables unless `migrate` makes them; returns its address."""
+        return migrated(self.postgres, name)
+
     def migrate(self) -> None:
-        for url in self.urls.values():
-            upgrade(url)
+        """Do what the databases need before processes start."""
 
     def ensure(self) -> None:
         """Do as ``relay streams ensure`` does, without another process."""

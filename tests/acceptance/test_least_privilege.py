@@ -36,6 +36,7 @@ class Deployed(Fleet):
 
     def __enter__(self) -> Deployed:
         try:
+            self.initialise()
             for server in (self.postgres, self.nats, self.valkey):
                 server.launch()
             for server in (self.postgres, self.nats, self.valkey):

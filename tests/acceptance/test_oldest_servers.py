@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.adapters.postgres.migrations import upgrade
 from tests import oldest
 from tests.acceptance.fleet import Fleet, wait_for
 from tests.acceptance.handler import HandlerService
@@ -24,6 +25,13 @@ class OldestFleet(Fleet):
         super().__post_init__()
         self.postgres = oldest.OldestPostgres(self.directory / "postgres")
         self.valkey = oldest.OldestRedis(self.directory / "valkey")
+
+    def initialise(self) -> None:
+        """The cluster that others copy is of another version."""
+
+    def create_database(self, name: str) -> str:
+        upgrade(url := self.postgres.create_database(name))
+        return url
 
 
 @pytest.fixture

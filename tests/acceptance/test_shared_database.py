@@ -25,6 +25,9 @@ class SharedFleet(Fleet):
 
     shared = ""
 
+    def create_database(self, name: str) -> str:
+        return self.postgres.create_database(name)
+
     def migrate(self) -> None:
         self.shared = self.urls["sea"]
         self.urls = {name: with_search_path(self.shared, name) for name in self.contexts}

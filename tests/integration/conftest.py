@@ -34,10 +34,10 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=devstack_support.KINDS, ids=lambda kind: kind.name)
-def server(request: pytest.FixtureRequest, server_directory: Path, cluster: Path) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, server_directory: Path) -> Iterator[Server]:
     """A server of each kind in turn, for this test alone."""
     server = request.param(server_directory)
-    with initialised(server, cluster) if isinstance(server, PostgresServer) else server:
+    with initialised(server) if isinstance(server, PostgresServer) else server:
         yield server
 
 
