@@ -76,3 +76,19 @@ def test_no_page_and_no_example_names_a_paragraph() -> None:
 @pytest.mark.parametrize("text", ["after the answer (POL-047-007)", "as in SDS-047 §10", "itself (DESIGN §7)"])
 def test_a_reference_is_seen(text: str) -> None:
     assert REFERENCE.search(text)
+
+
+def test_no_template_marks_text_as_safe_or_has_scripts_or_styles_of_its_own() -> None:
+    for file in (ROOT / "relay/ops/console/templates").iterdir():
+        text = file.read_text("utf-8")
+        for forbidden in (
+            "| safe",
+            "|safe",
+            "autoescape false",
+            " style=",
+            " onclick",
+            "<style",
+            "javascript:",
+            "//",
+        ):
+            assert forbidden not in text.replace("https://", ""), (file.name, forbidden)

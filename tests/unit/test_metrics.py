@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, get_type_hints
 from uuid import UUID, uuid4
 
@@ -35,12 +33,9 @@ from relay.domain.facts import (
     OutboxEventsPublished,
     Publication,
 )
-from relay.domain.lag import NONE_DUE, ContextLag, StreamLag, TablesLag
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.metrics import COUNTS, OTHER, TIMINGS, MetricFacts
-from relay.telemetry.usage import UsageGauges
 
-ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KNOWN = {"sea": {"subscription": ["inward"], "stream": ["SEA_EVENTS"], "job": ["nightly"], "type": ["mail"]}}
 SUB = {"context": "sea", "subscription": "inward"}
@@ -277,38 +272,3 @@ def test_subscriptions_that_are_not_configured_are_one_together(gauges: Gauges) 
     at = {"context": "sea", "subscription": OTHER}
     assert registry.get_sample_value("jetrelay_inbox_waiting", at) == 6
     assert registry.get_sample_value("jetrelay_inbox_oldest_age_seconds", at) == 9
-
-
-# --- what is written about them ---
-
-
-@pytest.fixture
-def shown(gauges: Gauges, tmp_path: Path) -> dict[str, set[str]]:
-    """The labels of everything that can be read, by name."""
-    listener, registry = gauges
-    registry.register(counters()[1])  # type: ignore[arg-type]
-    registry.register(UsageGauges(tmp_path))
-    tables = TablesLag(outbox=NONE_DUE, tasks=NONE_DUE, inbox={})
-    lag = ContextLag(context="sea", tables=tables, streams={"inward": StreamLag(pending=0, unacknowledged=0)})
-    for fact in (TAKEN, sample(), LagSampled(context="sea", lag=lag)):
-        listener(fact)
-    found: dict[str, set[str]] = {}
-    for name, every in samples(registry).items():
-        if not name.endswith("_created"):
-            found[name] = {label for it in every for label in it.labels}
-    return found
-
-
-def test_the_documentation_lists_every_metric_and_no_other(shown: dict[str, set[str]]) -> None:
-    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    listed = set(re.findall(r"^\| `(jetrelay_\w+)", page, re.MULTILINE))
-    parts = ("_bucket", "_sum", "_count")
-    histograms = {f"jetrelay_{timing.name}" for timings in TIMINGS.values() for timing in timings}
-    assert listed == {name for name in shown if not name.endswith(parts)} | histograms
-
-
-def test_the_documentation_tells_the_labels_of_each(shown: dict[str, set[str]]) -> None:
-    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    for name, labels in re.findall(r"^\| `(jetrelay_\w+)` \|([^|]*)\|", page, re.MULTILINE):
-        found = shown[name] if name in shown else shown[f"{name}_sum"]
-        assert set(re.findall(r"`(\w+)`", labels)) == found - {"context"}, name
