@@ -25,10 +25,8 @@ CONSUMING: Final = "sea"
 CASES: Final = "cases"
 DATABASES: Final = (PRODUCING, CONSUMING, CASES)
 STREAM: Final = "SHOP_EVENTS"
-#: The oldest database revision that the workers of this release support, once it has the functions and columns
-#: that `tables.prepare` adds: a run may begin there. Then its producers write in raw SQL until the upgrade,
-#: because `Outbox.add` needs the newest revision.
-OLDER: Final = "0013_reopened"
+#: The revisions of a made-up next release. The databases are upgraded to them during a run.
+NEXT_RELEASE: Final = Path(__file__).with_name("next_release")
 #: The archive of both, beside the configuration.
 COLD: Final = "cold"
 #: With the back-off below these attempts last more than a minute; every fault is healed within that time.

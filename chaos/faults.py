@@ -26,7 +26,7 @@ from chaos.stage import Injection, Stage
 
 #: While a kind that touches this lasts, no other fault may be active.
 ALONE: Final = "everything"
-#: The kind that upgrades an older schema.
+#: The kind that upgrades the schema to a made-up next release.
 UPGRADE: Final = "postgres-upkeep"
 #: These come early, one after the other: some code waits for the newest schema, and a hang takes 20 s of a run
 #: that may be short.

@@ -22,7 +22,6 @@ from sqlalchemy.orm import Session
 from chaos import badrows, rawrows
 from chaos.history import Outcome, Produced
 from relay import Event, Outbox
-from relay.adapters.postgres.revisions import newest
 from relay.domain.errors import WriteConflict
 
 Connection = psycopg.Connection[Any]
@@ -44,7 +43,6 @@ INSERT INTO chaos_keys (key, n) SELECT * FROM unnest(%s::text[], %s::bigint[])
 ON CONFLICT (key) DO UPDATE SET n = chaos_keys.n + excluded.n
 RETURNING key, n
 """
-_REVISION: Final = "SELECT version_num FROM relay_alembic_version"
 _BOOK: Final = """
 INSERT INTO chaos_business (event_id, key, place, op)
 SELECT *, %s FROM unnest(%s::uuid[], %s::text[], %s::bigint[])
@@ -61,7 +59,6 @@ class Producer:
         self._engine: Engine | None = None
         self._lock = threading.Lock()
         self._began: float | None = None
-        self._up_to_date = False
 
     def close(self) -> None:
         """Close the connection; the next transaction opens another."""
@@ -91,20 +88,12 @@ class Producer:
         return self._run(lambda connection: self._add(connection, number, events, together), roll_back=roll_back)
 
     def _add(self, connection: Connection, number: int, events: Sequence[Produced], together: bool) -> None:
-        if not self._current(connection):
-            rawrows.insert_many(connection, events)
-        elif together:
+        if together:
             self._outbox.add_many(connection, map(_event, events))
         else:
             for event in events:
                 self._outbox.add(connection, _event(event))
         _book(connection, number, events)
-
-    def _current(self, connection: Connection) -> bool:
-        """Tell whether the schema is new enough for `Outbox.add`: it is upgraded before the application."""
-        if not self._up_to_date:
-            self._up_to_date = connection.execute(_REVISION.encode()).fetchone() == (newest(),)
-        return self._up_to_date
 
     def bad(self, number: int, events: Sequence[Produced], kind: int) -> Outcome:
         """Insert rows that can never be published, each of the next kind."""
@@ -127,11 +116,9 @@ class Producer:
         return self._run(work)
 
     def future(self, number: int, events: Sequence[Produced]) -> Outcome:
-        """Insert events that are minutes ahead of the database's clock, once the schema can update such rows."""
+        """Insert events that are minutes ahead of the database's clock."""
 
         def work(connection: Connection) -> None:
-            if not self._current(connection):
-                raise psycopg.errors.CheckViolation("the rule binds updates as well in an older database")
             rawrows.insert_ahead(connection, events)
             _book(connection, number, events)
 
@@ -143,13 +130,6 @@ class Producer:
 
     def _commit_session(self, connection: Connection, number: int, events: Sequence[Produced]) -> Outcome:
         booked = False
-        try:
-            current = self._current(connection)
-        except psycopg.Error:
-            self.close()
-            return Outcome.FAILED
-        if not current:
-            return self._commit(connection, lambda it: self._add(it, number, events, together=True), False)
 
         def book(_: Session) -> None:
             nonlocal booked

@@ -19,13 +19,6 @@ _INSERT: Final = """
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
 VALUES (%s, 'case', %s, %s, %s::jsonb)
 """
-#: In the order in which `Outbox.add` locks keys, so that no two of these wait for each other.
-_INSERT_MANY: Final = """
-INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
-SELECT id, 'case', key, type, jsonb_build_object('key', key)
-FROM unnest(%s::uuid[], %s::text[], %s::text[]) WITH ORDINALITY AS event (id, key, type, place)
-ORDER BY hashtext('case:' || key) & 63, hashtext('case:' || key), place
-"""
 _INSERT_AHEAD: Final = """
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, partition_key, occurred_at)
 VALUES (%s, 'case', %s, %s, %s::jsonb, '', now() + interval '5 minutes')
@@ -41,12 +34,6 @@ def large(key: str, chance: Random) -> str:
 def insert(connection: psycopg.Connection[Any], event: Produced, payload: str) -> None:
     """Insert a good event as any program may."""
     connection.execute(_INSERT, [event.id, event.key, event.source.value, payload])
-
-
-def insert_many(connection: psycopg.Connection[Any], events: Sequence[Produced]) -> None:
-    """Insert good events in one statement."""
-    columns = zip(*((event.id, event.key, event.source.value) for event in events), strict=True)
-    connection.execute(_INSERT_MANY, [list(column) for column in columns])
 
 
 def insert_ahead(connection: psycopg.Connection[Any], events: Sequence[Produced]) -> None:

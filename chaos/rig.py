@@ -200,8 +200,6 @@ class Rig:
 
     # --- what other topologies override: see `topologies` ---
 
-    #: Of the databases, if they are made.
-    revision = "head"
     #: Makes the servers in a directory.
     make_servers: ClassVar[type[DevStack]] = DevStack
     #: How the servers are arranged: some kinds of faults are for some arrangements.
@@ -260,7 +258,7 @@ class Rig:
             self.links[name] = self.open_link(name, name.partition("-")[2])
         service = deployment.service_url(self.links["worker-service"].port)
         deployment.write_config(self._config, service, self._max_attempts, self.replicas)
-        provision.prepare(self.stack, self.settings, self.revision)
+        provision.prepare(self.stack, self.settings)
         with contextlib.suppress(psycopg.errors.DuplicateDatabase):
             self.postgres.create_database(deployment.CASES)
         self._write_shell()

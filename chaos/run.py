@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from chaos import deployment, tables
+from chaos import tables
 from chaos.checker import judge
 from chaos.collect import collect, left, settle
 from chaos.evidence import read
-from chaos.faults import FAULTS, UPGRADE
+from chaos.faults import FAULTS
 from chaos.history import Fault, History, Record, Sample
 from chaos.judgement import Judgement
 from chaos.nemesis import Nemesis
@@ -82,8 +82,6 @@ def run(options: RunOptions, command: str, say: Callable[[str], object] = print)
         environment=options.environment,
         small_disks=_strikes(options, _NEED_DISKS),
     )
-    if _strikes(options, {UPGRADE}):
-        rig.revision = deployment.OLDER
     with rig:
         tables.prepare(rig.urls, options.seed, rig.history)
         rig.launch()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,9 +44,6 @@ ON CONFLICT (id) DO UPDATE SET seed = excluded.seed, hang = excluded.hang, histo
 INSERT_EFFECT: Final = """
 INSERT INTO chaos_effects (message_id, source, key) VALUES (%(message_id)s, %(source)s, %(key)s)
 """
-#: Say which functions the statements of this release call, and which columns they read.
-_NEEDED: Final = ("0015_rules", "0016_originals", "0017_streams", "0019_archived_ids")
-_VERSIONS: Final = "relay.adapters.postgres.migrations.versions"
 READ_SETTINGS: Final = "SELECT seed, hang, history FROM chaos_settings"
 
 
@@ -73,16 +69,9 @@ def prepare(
 ) -> None:
     """Create the run's tables in the databases ``shop``, ``sea`` and ``cases``. May be called again.
 
-    Also creates the functions and columns that workers of this release need, as an upgrade does beforehand: the
-    databases may be at an older revision.
-
     ``history``: where Python handlers record their calls, nowhere if None. ``hang`` must be longer than the
     handlers' time-out, or nothing would hang. Raises psycopg.Error.
     """
-    for revision in _NEEDED:
-        for statement in import_module(f"{_VERSIONS}.{revision}").BEFOREHAND:
-            _execute(urls["shop"], statement)
-            _execute(urls["sea"], statement)
     _execute(urls["shop"], _SHOP)
     _execute(urls["sea"], _EFFECTS)
     _execute(urls["sea"], _SETTINGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 from collections import deque
 from collections.abc import Iterator
@@ -31,9 +30,18 @@ DO $$ BEGIN
   END LOOP;
 END $$
 """
-_MIGRATION: Final = importlib.import_module("relay.adapters.postgres.migrations.versions.0020_brake")
-_WITH: Final = (_MIGRATION.PIN_SCHEMA, _MIGRATION.WAKE, _MIGRATION.TRIGGER)
-_WITHOUT: Final = (_MIGRATION.PIN_SCHEMA, _MIGRATION.WAKE_BEFORE, _MIGRATION.TRIGGER_BEFORE)
+_FUNCTION: Final = "SELECT pg_get_functiondef('relay_wake_publisher'::regproc)"
+#: The same function without the brake.
+_WITHOUT: Final = """
+CREATE OR REPLACE FUNCTION relay_wake_publisher() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path TO public, pg_temp AS $$
+BEGIN
+  IF (SELECT sleeping FROM relay_wakeup) THEN
+    PERFORM pg_notify('relay_outbox', '');
+  END IF;
+  RETURN NULL;
+END $$
+"""
 _TOLD: Final = {"action": "warn", "delay": "0 s", "reason": "the outbox is full", "hold": "1 h"}
 
 
@@ -50,10 +58,12 @@ def run(stage: Stage) -> Iterator[Row]:
         psycopg.connect(url, autocommit=True, options="-c synchronous_commit=off") as conn,
     ):
         admin.execute("ALTER TABLE outbox_events SET (autovacuum_enabled = off)")
+        [[function]] = admin.execute(_FUNCTION).fetchall()
         names = deque(runs)
         for _ in range(_PAIRS * stage.rounds):
             names.rotate()  # none is always the first
             for name in names:
+                admin.execute((_WITHOUT if name == "without" else function).encode())
                 runs[name].append(_transaction(stage, admin, conn, name))
     stage.say("brake: " + ", ".join(f"{name}: {statistics.median(it):.2f} µs" for name, it in runs.items()))
     row = partial(Row, unit="µs", reference=Reference("without the brake", runs["without"]))
@@ -63,9 +73,6 @@ def run(stage: Stage) -> Iterator[Row]:
 
 def _transaction(stage: Stage, admin: Connection, conn: Connection, name: str) -> float:
     """Microseconds of a processor for a transaction of one event."""
-    with admin.transaction():
-        for step in _WITHOUT if name == "without" else _WITH:
-            admin.execute(step)
     admin.execute(statement("schedule/set_brake" if name == "on" else "schedule/release_brake"), _TOLD)
     admin.execute("TRUNCATE outbox_events")
     conn.execute((_LOOP % 20).encode())  # the plans

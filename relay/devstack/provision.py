@@ -17,25 +17,25 @@ from relay.domain.errors import ConfigurationError
 from relay.settings import Settings
 
 
-def prepare(stack: DevStack, settings: Settings, revision: str = "head") -> None:
-    """Create what is missing. Safe to repeat. Tables are upgraded to ``revision``, unless they are newer.
+def prepare(stack: DevStack, settings: Settings) -> None:
+    """Create what is missing. Safe to repeat. Tables are upgraded, unless they are newer.
 
     Raises ConfigurationError when a stream on the server differs in a way that cannot be mended.
     """
     for name, context in settings.contexts.items():
-        if not _is_at(context.database, newest() if revision == "head" else revision):
+        if not _is_at(context.database, newest()):
             with contextlib.suppress(psycopg.errors.DuplicateDatabase):
                 stack.postgres.create_database(name)
-            _upgrade(context.database, revision)
+            _upgrade(context.database)
         if context.microdao_schema is not None:
             _lay_microdao(context.database, context.microdao_schema)
     asyncio.run(_ensure_streams(settings))
 
 
-def _upgrade(url: str, revision: str) -> None:
+def _upgrade(url: str) -> None:
     from relay.adapters.postgres.migrations import upgrade  # noqa: PLC0415 - alembic: a third of a second
 
-    upgrade(url, revision)
+    upgrade(url)
 
 
 def _lay_microdao(url: str, schema: str) -> None:

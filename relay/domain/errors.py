@@ -55,6 +55,7 @@
     ├── ClaimLost               CLAIM_LOST
     ├── TransactionBroken       TRANSACTION_BROKEN
     ├── SchemaMissing           SCHEMA_MISSING
+    ├── SchemaUnsupported       SCHEMA_UNSUPPORTED
     ├── DevStackError           DEVSTACK             (relay.devstack, with SERVER_FAILED,
     │                                                 SERVER_NOT_UP, STACK_BUSY below it)
     └── Outage
@@ -370,6 +371,12 @@ class SchemaMissing(RelayError):
     """The database lacks some or all of our tables: it has not been migrated."""
 
     code = "SCHEMA_MISSING"
+
+
+class SchemaUnsupported(RelayError):
+    """The tables were made before the first release, and no upgrade leads from there."""
+
+    code = "SCHEMA_UNSUPPORTED"
 
 
 class Outage(RelayError):

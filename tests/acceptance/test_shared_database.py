@@ -31,7 +31,7 @@ class SharedFleet(Fleet):
     def migrate(self) -> None:
         self.shared = self.urls["sea"]
         self.urls = {name: with_search_path(self.shared, name) for name in self.contexts}
-        assert self.relay("db", "upgrade").count("0019_archived_ids") == 2
+        assert self.relay("db", "upgrade").count("0100_baseline") == 2
 
     @property
     def environment(self) -> dict[str, str]:

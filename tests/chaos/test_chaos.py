@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaos.deployment import OLDER
+from chaos.deployment import NEXT_RELEASE
 from chaos.evidence import read
 from chaos.faults import UPGRADE
 from chaos.run import RunOptions, run
 from chaos.windows import Windows
-from relay.adapters.postgres.revisions import newest
+from relay.adapters.postgres.revisions import in_order, newest
 from tests.acceptance.fleet import ROOT
 from tests.chaos.bugs import VARIABLE
 
@@ -35,7 +35,7 @@ def test_a_run_under_faults_keeps_every_promise(server_root: Path) -> None:
     assert len(evidence.faults) >= 30
     assert len({fault.kind for fault in evidence.faults}) >= 20
     [upgrade, *_] = [fault for fault in evidence.faults if fault.kind == UPGRADE]
-    assert upgrade.note.count(f"upgrade: {OLDER} to {newest()}") == 2
+    assert upgrade.note.count(f"upgrade: {newest()} to {in_order(NEXT_RELEASE)[-1]}") == 2
     assert any(run.done for run in evidence.ran)
     windows = Windows(evidence.faults)
     assert max(windows.active(fault.began) for fault in evidence.faults) >= 2  # one began while another lasted

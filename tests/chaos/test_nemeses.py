@@ -24,6 +24,7 @@ import redis
 from nats.js.api import StreamConfig
 
 from chaos import collect, deployment, evidence, jobs, tables
+from chaos.deployment import NEXT_RELEASE
 from chaos.disk import SPARE, SmallDisks
 from chaos.faults import FAULTS, UPGRADE
 from chaos.history import History, Ran
@@ -36,7 +37,7 @@ from chaos.service import HANGING
 from chaos.stage import Stage
 from chaos.windows import Windows
 from chaos.workload import Workload
-from relay.adapters.postgres.revisions import newest
+from relay.adapters.postgres.revisions import in_order, newest
 from relay.commands.reconcile import Stored
 from relay.devstack.http_checks import connected_clients
 from relay.devstack.ports import LOOPBACK
@@ -667,7 +668,9 @@ def test_upkeep_beside_a_reader_leaves_everything_as_it_was(rig: Rig, inject: An
     before = published(rig)
     wait_for("the fleet publishes beside the reader", lambda: published(rig) > before + 20)
     heal()
-    assert [note.partition(", ")[0] for note in notes] == [f"upgrade: {newest()}"] * 2
+    assert [note.partition(", ")[0] for note in notes] == [
+        f"upgrade: {newest()} to {in_order(NEXT_RELEASE)[-1]}"
+    ] * 2
 
 
 def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:

@@ -1,4 +1,4 @@
-"""Databases of an older revision are brought up to date while a fleet works on them and producers write."""
+"""Databases are upgraded to a made-up next release while a fleet works on them and producers write."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from chaos.rig import Rig
 from chaos.stage import Stage
 from chaos.workload import Workload
 from relay.adapters.postgres.migrations import status, upgrade
-from relay.adapters.postgres.revisions import newest
+from relay.adapters.postgres.revisions import in_order, newest
 from relay.devstack import PostgresServer
 from tests.acceptance.fleet import wait_for
 
 SEED = 5
+NEXT = in_order(deployment.NEXT_RELEASE)[-1]
 CONTEXTS = (deployment.PRODUCING, deployment.CONSUMING)
 
 
 @pytest.fixture
 def rig(server_root: Path) -> Iterator[Rig]:
-    rig = Rig(server_root / "older", workers=1, schedulers=1, seed=SEED, max_attempts=8)
-    rig.revision = deployment.OLDER
+    rig = Rig(server_root / "upgraded", workers=1, schedulers=1, seed=SEED, max_attempts=8)
     with rig:
         tables.prepare(rig.urls, SEED, rig.history)
         rig.launch()
@@ -53,19 +53,19 @@ def goes_on(rig: Rig) -> None:
     wait_for("the fleet handles", lambda: handled(rig) > before + 50)
 
 
-def test_a_fleet_works_on_the_older_schema_through_the_upgrade_and_on_the_new_one(rig: Rig) -> None:
+def test_a_fleet_works_through_the_upgrade_and_on_the_schema_of_the_next_release(rig: Rig) -> None:
     history, notes = History(rig.history / "run.jsonl"), list[str]()
     workload = Workload(rig.producer_url, history, SEED, rate=60, batch=20)
     with workload:
         goes_on(rig)
-        assert revisions(rig) == {deployment.OLDER}
+        assert revisions(rig) == {newest()}
         with FAULTS[UPGRADE].inject(Stage(rig, Random(1), history, 1, notes=notes), "postgres"):
             goes_on(rig)
             # Readers hold on to the tables.
-            assert revisions(rig) == {deployment.OLDER}
-        assert revisions(rig) == {newest()}
+            assert revisions(rig) == {newest()}
+        assert revisions(rig) == {NEXT}
         goes_on(rig)
-    assert [note.partition(",")[0] for note in notes] == [f"upgrade: {deployment.OLDER} to {newest()}"] * 2
+    assert [note.partition(",")[0] for note in notes] == [f"upgrade: {newest()} to {NEXT}"] * 2
     assert collect.settle(rig.urls, rig.nats.url, 90), collect.left(rig.urls, rig.nats.url)
     operations = read(rig.history).operations
     refused = [it for it in operations if it.kind in {"one", "batch"} and it.outcome is not Outcome.OK]
@@ -94,42 +94,3 @@ def test_a_producer_whose_key_another_holds_for_too_long_goes_on_with_the_next(
     finally:
         writer.close()
         postgres.drop_database("shop_in_conflict")
-
-
-def test_producers_write_in_raw_sql_until_the_schema_is_up_to_date(postgres: PostgresServer) -> None:
-    url = postgres.create_database("shop_of_old")
-    upgrade(url, deployment.OLDER)
-    tables._execute(url, tables._SHOP)
-    writer = Producer(url)
-
-    def write(number: int) -> list[Outcome]:
-        events = [
-            [Produced(str(uuid4()), Source.HTTP, f"k{n}", Plan.ACCEPT) for n in (3, 1, 2, 1)] for _ in range(4)
-        ]
-        return [
-            writer.plain(number, events[0], together=True),
-            writer.plain(number + 1, events[1], together=False),
-            writer.session(number + 2, events[2]),
-            writer.future(number + 3, events[3]),
-        ]
-
-    def places() -> list[tuple[str, bool]]:
-        query = """
-        SELECT key, place = row_number() OVER (PARTITION BY key ORDER BY seq), partition_key
-        FROM outbox_events JOIN chaos_business ON event_id = id WHERE partition_key <> ''
-        """
-        with psycopg.connect(url) as connection:
-            rows = connection.execute(query).fetchall()
-        assert all(partition_key == f"case:{key}" for key, _, partition_key in rows)
-        return [(key, in_place) for key, in_place, _ in rows]
-
-    try:
-        assert write(1) == [Outcome.OK, Outcome.OK, Outcome.OK, Outcome.FAILED]
-        assert len(places()) == 12
-        upgrade(url)
-        assert write(5) == [Outcome.OK] * 4
-        assert len(places()) == 24
-        assert all(in_place for _, in_place in places())
-    finally:
-        writer.close()
-        postgres.drop_database("shop_of_old")

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from relay import Event, Outbox
 from relay.adapters.postgres import grants, microdao
-from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.processed import Claim, claim, processed_events_table
 from relay.adapters.postgres.sql import statement
 from relay.cli import create_app
@@ -164,26 +163,6 @@ def test_an_application_records_events_and_tasks(
         "partition_key": "case:1"
     }
     assert relay.execute("SELECT priority FROM task_outbox WHERE id = %s", [task_id]).fetchone() == {"priority": 7}
-
-
-def test_an_application_records_events_between_the_upgrade_and_the_grant(server: PostgresServer) -> None:
-    """What it has a right to call calls new functions, and roles.sql takes those from everybody."""
-    name = "between"
-    server.create_database(name)
-    with psycopg.connect(server.url_of(name), autocommit=True) as root:
-        root.execute(f"ALTER DATABASE {name} OWNER TO relay_owner; ALTER SCHEMA public OWNER TO relay_owner")
-        root.execute("ALTER DEFAULT PRIVILEGES FOR ROLE relay_owner REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
-    url = deployed.url_of(server, "relay_owner", name)
-    upgrade(url, "0014_outbox_locks")
-    with psycopg.connect(url, autocommit=True) as owner:
-        owner.execute("GRANT INSERT ON outbox_events TO application")
-        for function in ("relay_lock_outbox", "relay_take_outbox_locks", "relay_limit_wait"):
-            owner.execute(f"GRANT EXECUTE ON FUNCTION {function} TO application".encode())
-    upgrade(url)
-    with psycopg.connect(deployed.url_of(server, "application", name)) as application:
-        Outbox("sea").add_many(application, [event(aggregate_id=str(n)) for n in range(3)])
-        Outbox("sea").add_many(application, [event(aggregate_id=str(n)) for n in range(100)])
-        application.execute(f"{RAW} (%s, 'case', '1', 'opened', '{{}}')", [uuid4()])
 
 
 def test_a_producer_may_name_all_columns_of_the_specification(application: Connection) -> None:

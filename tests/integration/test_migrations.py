@@ -5,51 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import alembic.command
 import psycopg
 import pytest
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
 
+from chaos.deployment import NEXT_RELEASE
 from relay.adapters.postgres import migrations, revisions
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.revisions import MigrationStatus
 from relay.devstack import PostgresServer
-from relay.domain.errors import ConfigurationError, DatabaseUnreachable
+from relay.domain.errors import ConfigurationError, DatabaseUnreachable, SchemaUnsupported
 from tests.integration import catalogue
 from tests.integration.catalogue import Connection
 from tests.integration.devstack_support import eventually
 
-ALL = (
-    "0001_messaging",
-    "0002_dead_letters",
-    "0003_processed_events",
-    "0004_ordered_subscriptions",
-    "0005_tasks",
-    "0006_scheduler",
-    "0007_inbox_sweep",
-    "0008_archive",
-    "0009_lanes",
-    "0010_task_hints",
-    "0011_inbox_room",
-    "0012_failed_heads",
-    "0013_reopened",
-    "0014_outbox_locks",
-    "0015_rules",
-    "0016_originals",
-    "0017_streams",
-    "0018_schemas",
-    "0019_archived_ids",
-    "0020_brake",
-    "0021_pauses",
-    "0022_event_id",
-    "0023_failing_inbox",
-    "0024_causes",
-)
-HEAD = ALL[-1]
+HEAD = "0100_baseline"
+ALL = (HEAD,)
+NEXT = ("0101_made_up", "0102_made_up_too")
 DEADLINE = 20.0
 UPGRADE = "import sys; from relay.adapters.postgres.migrations import upgrade; upgrade(sys.argv[1])"
 UPGRADING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'jetrelay-migrations'"
@@ -62,7 +37,8 @@ EVENT = (
 def test_each_file_has_the_name_of_its_revision() -> None:
     """Which revisions there are is read from the names of the files, and applied by what is in them."""
     directory = ScriptDirectory.from_config(migrations._config())
-    assert tuple(it.revision for it in directory.walk_revisions())[::-1] == revisions._known() == ALL
+    assert tuple(it.revision for it in directory.walk_revisions())[::-1] == revisions.in_order() == ALL
+    assert revisions.in_order(NEXT_RELEASE) == (*ALL, *NEXT)
 
 
 @pytest.fixture
@@ -137,26 +113,40 @@ def test_the_printed_sql_makes_the_same_database(conn: Connection, empty_databas
     assert migrations.status(empty_database).pending == ()
 
 
-def test_the_brake_can_be_taken_back_and_made_again(conn: Connection, empty_database: str) -> None:
-    upgrade(empty_database, "0020_brake")
-    engine = create_engine(empty_database.replace("postgresql://", "postgresql+psycopg://"))
-    with engine.begin() as connection:
-        config = migrations._config()
-        config.attributes["connection"] = connection
-        alembic.command.downgrade(config, "0019_archived_ids")
-    engine.dispose()
-    with psycopg.connect(empty_database, autocommit=True) as other:
-        assert "brake" not in str(catalogue.everything(other))
-        other.execute(EVENT)
-        upgrade(empty_database)
-        assert catalogue.everything(other) == catalogue.everything(conn)
-
-
 def test_a_database_of_a_newer_release_is_left_as_it_is(conn: Connection, database_url: str) -> None:
     conn.execute("UPDATE relay_alembic_version SET version_num = '9999_from_the_future'")
     assert migrations.status(database_url) == MigrationStatus("9999_from_the_future", HEAD, ())
     upgrade(database_url)
     assert migrations.status(database_url).current == "9999_from_the_future"
+
+
+def test_a_database_of_a_next_release_is_upgraded_in_steps_and_left_as_it_is(empty_database: str) -> None:
+    upgrade(empty_database)
+    steps: list[tuple[int, int]] = []
+    upgrade(empty_database, further=NEXT_RELEASE, progress=lambda done, of: steps.append((done, of)))
+    assert steps == [(0, 2), (1, 2), (2, 2)]
+    with psycopg.connect(empty_database) as conn:
+        before = catalogue.everything(conn)
+    upgrade(empty_database)
+    with psycopg.connect(empty_database) as conn:
+        assert catalogue.everything(conn) == before
+    assert migrations.status(empty_database) == MigrationStatus(NEXT[-1], HEAD, ())
+
+
+@pytest.mark.parametrize("look", [upgrade, migrations.status])
+@pytest.mark.parametrize("revision", ["0001_messaging", "0024_causes"])
+def test_a_database_from_before_the_first_release_is_refused_in_one_line(
+    look: Callable[[str], object], revision: str, conn: Connection, database_url: str
+) -> None:
+    conn.execute("UPDATE relay_alembic_version SET version_num = %s", [revision])
+    before = catalogue.everything(conn)
+    with pytest.raises(SchemaUnsupported) as caught:
+        look(database_url)
+    assert caught.value.code == "SCHEMA_UNSUPPORTED"
+    assert revision in str(caught.value)
+    assert "relay db upgrade" in str(caught.value.hint)
+    assert "\n" not in f"{caught.value} {caught.value.hint}"
+    assert catalogue.everything(conn) == before
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,24 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 
+from chaos.deployment import NEXT_RELEASE
 from relay.adapters.postgres import migrations
-from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import PostgresServer
 from relay.domain.errors import UpgradeBlocked
 from tests.integration import catalogue
 from tests.integration.devstack_support import eventually
-from tests.integration.test_migrations import ALL
+from tests.integration.test_migrations import HEAD, NEXT
 
-FIRST = ALL[0]
 #: The next revision needs a table to itself for a moment, so it waits for readers.
-BEFORE_A_LOCK = "0013_reopened"
+BEFORE_A_LOCK = NEXT[0]
+#: To a made-up release after this one.
+upgrade = partial(migrations.upgrade, further=NEXT_RELEASE)
 DEADLINE = 120.0
 EVENT = (
     "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
@@ -103,14 +105,24 @@ def traffic(url: str, pool: ThreadPoolExecutor) -> Iterator[Traffic]:
             task.result(DEADLINE)
 
 
+@pytest.fixture
+def fresh(postgres: PostgresServer) -> Iterator[str]:
+    """An empty database to which the next release was installed at once."""
+    name = f"fresh_{uuid.uuid4().hex}"
+    url = postgres.create_database(name)
+    upgrade(url)
+    yield url
+    postgres.drop_database(name)
+
+
 def same_as_new(url: str, fresh: str) -> bool:
     with psycopg.connect(url) as one, psycopg.connect(fresh) as other:
         return catalogue.everything(one) == catalogue.everything(other)
 
 
-@pytest.mark.parametrize("revision", [FIRST, BEFORE_A_LOCK])
+@pytest.mark.parametrize("revision", [HEAD, BEFORE_A_LOCK])
 def test_writers_and_workers_go_on_though_the_upgrade_waits_for_an_idle_reader(
-    revision: str, used_database: str, database_url: str, pool: ThreadPoolExecutor
+    revision: str, used_database: str, fresh: str, pool: ThreadPoolExecutor
 ) -> None:
     fill(used_database, revision)
     lines: list[str] = []
@@ -129,13 +141,13 @@ def test_writers_and_workers_go_on_though_the_upgrade_waits_for_an_idle_reader(
         writers.goes_on()
     assert writers.errors == []
     assert any(named in line for line in lines)
-    assert same_as_new(used_database, database_url)
+    assert same_as_new(used_database, fresh)
 
 
 def test_an_index_is_built_beside_writers_while_an_old_snapshot_is_open(
-    used_database: str, database_url: str, pool: ThreadPoolExecutor
+    used_database: str, fresh: str, pool: ThreadPoolExecutor
 ) -> None:
-    fill(used_database, FIRST)
+    fill(used_database, HEAD)
     with traffic(used_database, pool) as writers, psycopg.connect(used_database, autocommit=True) as conn:
         with psycopg.connect(used_database) as reader:
             reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -146,7 +158,7 @@ def test_an_index_is_built_beside_writers_while_an_old_snapshot_is_open(
             assert not upgrading.done()
         upgrading.result(DEADLINE)
     assert writers.errors == []
-    assert same_as_new(used_database, database_url)
+    assert same_as_new(used_database, fresh)
 
 
 def test_patience_that_ends_is_an_error_that_names_who_is_in_the_way_and_harms_nothing(used_database: str) -> None:
@@ -158,30 +170,29 @@ def test_patience_that_ends_is_an_error_that_names_who_is_in_the_way_and_harms_n
     assert "hunter2" not in str(caught.value)
     assert migrations.status(used_database).current == BEFORE_A_LOCK
     upgrade(used_database)
-    assert migrations.status(used_database).pending == ()
+    assert migrations.status(used_database).current == NEXT[-1]
 
 
 def broken_off(conn: psycopg.Connection[Any]) -> None:
-    conn.execute("CREATE INDEX idx_outbox_ready_0012 ON outbox_events (occurred_at)")
-    conn.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idx_outbox_ready_0012'::regclass")
-
-
-def half_done(conn: psycopg.Connection[Any]) -> None:
-    conn.execute("ALTER TABLE inbox_messages ADD COLUMN order_key TEXT")
+    conn.execute("CREATE INDEX idx_outbox_unpublished_0101 ON outbox_events (seq)")
     conn.execute(
-        "CREATE INDEX idx_outbox_ledger ON outbox_events (published_stream, published_seq)"
-        " WHERE published_seq IS NOT NULL"
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idx_outbox_unpublished_0101'::regclass"
     )
 
 
-@pytest.mark.parametrize(
-    ("revision", "leave"), [("0011_inbox_room", broken_off), ("0002_dead_letters", half_done)]
-)
+def half_done(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("ALTER TABLE inbox_messages ADD COLUMN made_up TEXT")
+    conn.execute(
+        "CREATE INDEX idx_outbox_unpublished_0101 ON outbox_events (occurred_at, seq) WHERE published_at IS NULL"
+    )
+
+
+@pytest.mark.parametrize("leave", [broken_off, half_done])
 def test_an_upgrade_that_was_killed_in_the_middle_is_taken_up(
-    revision: str, leave: Callable[[psycopg.Connection[Any]], None], used_database: str, database_url: str
+    leave: Callable[[psycopg.Connection[Any]], None], used_database: str, fresh: str
 ) -> None:
-    fill(used_database, revision)
+    fill(used_database, HEAD)
     with psycopg.connect(used_database, autocommit=True) as conn:
         leave(conn)
     upgrade(used_database)
-    assert same_as_new(used_database, database_url)
+    assert same_as_new(used_database, fresh)

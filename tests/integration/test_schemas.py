@@ -110,7 +110,7 @@ def test_printed_sql_makes_the_same(shared: str) -> None:
 def test_nothing_in_a_schema_names_what_belongs_to_the_whole_database(
     database_url: str, urls: dict[str, str], name: str
 ) -> None:
-    """A later revision that replaces a function must keep it apart: see 0018."""
+    """A later revision that replaces a function must keep it apart: see schema/shared_database.sql."""
     bodies = """
         SELECT pg_get_functiondef(oid) AS text FROM pg_proc
         WHERE pronamespace = current_schema()::regnamespace
@@ -122,17 +122,6 @@ def test_nothing_in_a_schema_names_what_belongs_to_the_whole_database(
     all_of = [value for url in (database_url, *urls.values()) for value in query(url, classes)[0].values()]
     assert len(set(all_of)) == len(all_of)
     assert query(database_url, classes)[0]["publisher"] == 1785882987
-
-
-def test_a_schema_in_use_keeps_its_locks(shared: str) -> None:
-    """Workers of the release before hold the numbers of 0015 while it is upgraded."""
-    url = with_search_path(shared, "city")
-    migrations.upgrade(url, "0017_streams")
-    record(url, event(), schema=None)
-    migrations.upgrade(url)
-    assert query(url, "SELECT relay_key_locks() AS keys")[0]["keys"] == 1785882988
-    record(shared, event(), schema="city")  # and is found without a search_path all the same
-    assert len(query(url, "SELECT id FROM outbox_events")) == 2
 
 
 # --- publishing ---

@@ -115,7 +115,9 @@ async def test_a_schema_that_is_older_than_the_process_is_told(postgres: Postgre
     async with create_pool(url, max_size=1, application_name="newer") as pool:
         with pytest.raises(SchemaMissing, match="relay db upgrade"):
             await PostgresInboxAdapter(pool).due("any", 1)
-        upgrade(url, "0014_outbox_locks")
+        upgrade(url)
+        with psycopg.connect(url) as conn:
+            conn.execute("DROP FUNCTION relay_lane, relay_holds_back")
         waker, outbox = Wakeup(pool, url), PostgresOutboxAdapter(pool)
         with pytest.raises(SchemaMissing, match="relay db upgrade"):
             await waker.due(1)

@@ -15,7 +15,7 @@ TELEMETRY = {"structlog", "prometheus_client", "opentelemetry"}
 SQL = re.compile(
     r"\s*(SELECT|INSERT|UPDATE|DELETE)\b|(?i:\s*(insert\s+into|update\s+\S+\s+set|delete\s+from|with\s+\w+\s+as\s*\())"
 )
-#: What functions of migration 0015 say: the lane of a key, the class of a lock, what holds back, what is spent.
+#: What functions of schema/rules.sql say: the lane of a key, the class of a lock, what holds back, what is spent.
 WRITTEN_OUT = re.compile(r"& 63\b|\b17858829\d\d\b|generation = 0 OR|dead_letter_reason IS NULL AND attempts")
 
 Rule = Callable[[ast.Module], Iterator[str]]
@@ -102,7 +102,8 @@ def test_sql_statements_stay_in_the_postgres_adapter() -> None:
 
 
 def test_statements_call_the_rules_that_they_share() -> None:
-    statements = [path for path in product_files(".sql") if WRITTEN_OUT.search(path.read_text())]
+    files = [path for path in product_files(".sql") if path.parent.name != "schema"]
+    statements = [path for path in files if WRITTEN_OUT.search(path.read_text())]
     assert [path.name for path in statements] == []
 
 

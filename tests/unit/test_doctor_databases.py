@@ -50,11 +50,11 @@ def test_a_database_that_is_well_has_no_finding() -> None:
 
 
 def test_tables_of_an_older_release_are_an_error_and_those_of_a_newer_one_none() -> None:
-    older = MigrationStatus("0018_schemas", "0020_brake", ("0019_archived_ids", "0020_brake"))
+    older = MigrationStatus("0100_baseline", "0102_b", ("0101_a", "0102_b"))
     [finding] = found(replace(WELL, tables=older))
     assert (finding.code, finding.severity) == ("TABLES_OLD", Severity.ERROR)
     assert (finding.text, finding.remedy) == (
-        "its tables lack 0019_archived_ids, 0020_brake",
+        "its tables lack 0101_a, 0102_b",
         "run: relay db upgrade",
     )
     assert found(replace(WELL, tables=compared("9999_of_the_future"))) == []

@@ -169,7 +169,7 @@ def sqlstate(error: BaseException) -> str | None:
 
 
 _log: Final = logging.getLogger("relay.outbox")
-#: The brake of migration 0020 gives its errors and warnings this name.
+#: The brake (``schema/wakeup.sql``) gives its errors and warnings this name.
 _BRAKE: Final = "relay_brake"
 #: How often a process logs that an outbox brakes, in seconds.
 _LOG_INTERVAL_S: Final = 10.0

@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-_FILES: Final = Path(__file__).parent / "migrations" / "versions"
+from relay.domain.errors import SchemaUnsupported
+
+FILES: Final = Path(__file__).parent / "migrations" / "versions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,32 @@ class MigrationStatus:
 
 def newest() -> str:
     """Return the newest revision that this release knows."""
-    return _known()[-1]
+    return in_order()[-1]
 
 
-def compared(current: str | None) -> MigrationStatus:
-    """Compare a revision, or an empty database (None), with the migrations of this release."""
-    known = _known()
-    done = 0 if current is None else known.index(current) + 1 if current in known else len(known)
-    return MigrationStatus(current, known[-1], known[done:])
+def compared(current: str | None, further: Path | None = None) -> MigrationStatus:
+    """Compare a revision, or an empty database (None), with the migrations of this release.
+
+    ``further``: a folder of revisions that follow ours. Raises SchemaUnsupported if the revision is older than the
+    first release.
+    """
+    order = in_order(further)
+    if current is None:
+        done = 0
+    elif current in order:
+        done = order.index(current) + 1
+    elif current < order[0]:
+        raise SchemaUnsupported(
+            f"its tables are at revision {current}, older than the first release",
+            hint="no upgrade leads from there: empty the database (or the schema), and run: relay db upgrade",
+        )
+    else:
+        done = len(order)
+    return MigrationStatus(current, order[-1], order[done:])
 
 
 @cache
-def _known() -> tuple[str, ...]:
+def in_order(further: Path | None = None) -> tuple[str, ...]:
     """All revisions, oldest first: the names of their files."""
-    return tuple(sorted(file.stem for file in _FILES.glob("[0-9]*.py")))
+    folders = (FILES,) if further is None else (FILES, further)
+    return tuple(sorted(file.stem for folder in folders for file in folder.glob("[0-9]*.py")))

@@ -7,8 +7,10 @@ take the address that psycopg takes (``postgresql://…``) and block.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -21,7 +23,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 
 from relay.adapters.postgres.failures import reaching, reason
 from relay.adapters.postgres.migrations.running import ALEMBIC, STEP_TIMEOUT_S, Runner, beforehand
-from relay.adapters.postgres.revisions import MigrationStatus, compared
+from relay.adapters.postgres.revisions import FILES, MigrationStatus, compared
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
 
@@ -36,6 +38,7 @@ def upgrade(
     waiting: Callable[[str], None] = lambda _: None,
     patience: float = STEP_TIMEOUT_S,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
+    further: Path | None = None,
 ) -> None:
     """Apply the missing revisions up to ``revision``, each in a transaction of its own.
 
@@ -43,24 +46,26 @@ def upgrade(
     the middle. Many processes may start it at once: one works, the others wait and find it done. A database of a
     newer release does not change. An empty database gets everything or nothing. While the upgrade waits for
     others, it calls ``waiting`` with a line of text. It waits up to ``patience`` seconds for each step.
-    ``progress`` is called with how many revisions are applied, and of how many.
-    Raises DatabaseUnreachable, UpgradeBlocked when patience ends, and ConfigurationError when the role may not.
+    ``progress`` is called with how many revisions are applied, and of how many. ``further``: a folder of revisions
+    that follow ours, for tests of an upgrade to a next release.
+    Raises DatabaseUnreachable, UpgradeBlocked when patience ends, ConfigurationError when the role may not, and
+    SchemaUnsupported if the database is older than the first release.
     """
     with _connect(url) as engine:
         runner = Runner(engine, waiting, patience)
         runner.lock()
         runner.make_schema()
         with engine.begin() as connection:
-            found = _status(connection)
-        pending = found.pending if revision == "head" else found.pending[: _place(found.pending, revision)]
+            before = _status(connection, further)
+        pending = before.pending if revision == "head" else before.pending[: _place(before.pending, revision)]
         progress(0, len(pending))
-        if found.current is None:
-            runner.apply(_config(), revision)
+        if before.current is None:
+            runner.apply(_config(further=further), revision)
             return
-        directory = ScriptDirectory.from_config(_config())
+        directory = ScriptDirectory.from_config(_config(further=further))
         for number, step in enumerate(pending, start=1):
             runner.prepare(beforehand(directory, step))
-            runner.apply(_config(prepared=True), step)
+            runner.apply(_config(prepared=True, further=further), step)
             progress(number, len(pending))
 
 
@@ -86,7 +91,10 @@ def _place(pending: tuple[str, ...], revision: str) -> int:
 
 
 def status(url: str) -> MigrationStatus:
-    """Compare a database with the migrations of this release; changes nothing. Raises DatabaseUnreachable."""
+    """Compare a database with the migrations of this release; changes nothing.
+
+    Raises DatabaseUnreachable, and SchemaUnsupported if the database is older than the first release.
+    """
     with _connect(url) as engine, engine.begin() as connection:
         return _status(connection)
 
@@ -104,9 +112,9 @@ def sql(schema: str | None = None) -> str:
     return output.getvalue()
 
 
-def _status(connection: Connection) -> MigrationStatus:
+def _status(connection: Connection, further: Path | None = None) -> MigrationStatus:
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    return compared(context.get_current_revision())
+    return compared(context.get_current_revision(), further)
 
 
 @contextmanager
@@ -128,8 +136,10 @@ def _connect(url: str) -> Iterator[Engine]:
         engine.dispose()
 
 
-def _config(output: io.StringIO | None = None, *, prepared: bool = False) -> Config:
+def _config(output: io.StringIO | None = None, *, prepared: bool = False, further: Path | None = None) -> Config:
     config = Config(output_buffer=output, attributes={"prepared": prepared})
     config.set_main_option("script_location", "relay.adapters.postgres:migrations")
     config.set_main_option("path_separator", "os")
+    if further is not None:
+        config.set_main_option("version_locations", os.pathsep.join([str(FILES), str(further)]))
     return config

@@ -33,7 +33,7 @@ _POLL_INTERVAL_S: Final = 0.1
 #: Alembic keeps the running migration in module globals, so only one thread at a time may run it.
 ALEMBIC: Final = threading.Lock()
 _INDEX: Final = re.compile(r"\s*CREATE(?: UNIQUE)? INDEX IF NOT EXISTS (\w+)")
-#: One upgrade of a database at a time. The numbers next to this one are the classes of migration 0015.
+#: One upgrade of a database at a time. The numbers next to this one are the classes in ``schema/rules.sql``.
 _TRY_LOCK: Final = text("SELECT pg_try_advisory_lock(1785882986, 0)")
 #: Only if it is missing: to create a schema needs a right that the owner of the tables may not have.
 _MAKE_SCHEMA: Final = """
