@@ -17,7 +17,7 @@ from relay.adapters.coldstore import FolderStore
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.pool import pooled
-from relay.commands.archive import ArchiveRows, BatchLimits, Finding
+from relay.commands.archive import ArchiveRows, BatchLimits, FileCheck
 from relay.domain.facts import Fact
 from relay.domain.operators import Operator
 from tests.integration.publishing import Relay, event, query
@@ -118,7 +118,7 @@ class Archive:
     def in_archive(self, kind: str = "outbox") -> list[UUID]:
         return [UUID(json.loads(line)[TABLES[kind][1]]) for line in self.lines(kind)]
 
-    async def verified(self) -> Sequence[Finding]:
+    async def verified(self) -> Sequence[FileCheck]:
         return [found async for found in self.command().verify()]
 
     def audit(self) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nats.js.api import StreamConfig
 
-from relay.adapters.jetstream import auditor as auditor_module
+from relay.adapters.jetstream import stream_reader as auditor_module
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands.reconcile import PAGE_SEQS, LedgerEntry, Stored, windows

@@ -15,9 +15,9 @@ from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
 from dramatiq.middleware import Retries
 
 from relay.adapters.dramatiq import runtime
-from relay.adapters.dramatiq.broker import RelayBroker, delayed
+from relay.adapters.dramatiq.broker import Capacity, RelayBroker, delayed
 from relay.adapters.dramatiq.runtime import WorkerRuntime
-from relay.adapters.dramatiq.shares import SHARE, Capacity
+from relay.adapters.dramatiq.shares import SHARE
 from relay.devstack import ValkeyServer
 from tests.integration.queueing import fresh_broker, soon, working
 from tests.jobs import job

@@ -17,9 +17,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 
 from relay.adapters.jetstream.connection import connect_once
 from relay.adapters.jetstream.topology import (
-    Change,
     ConsumerView,
     Difference,
+    TopologyChange,
     diff,
     ensure,
     show,
@@ -67,8 +67,8 @@ async def test_what_is_made_is_what_the_spec_says(
     js: JetStreamContext, spec: StreamSpec, consumer: ConsumerSpec
 ) -> None:
     assert await ensure(js, [spec], [consumer]) == [
-        Change(kind="stream", name=spec.name, action="created"),
-        Change(kind="consumer", name=f"{spec.name}/sea__from_it", action="created"),
+        TopologyChange(kind="stream", name=spec.name, action="created"),
+        TopologyChange(kind="consumer", name=f"{spec.name}/sea__from_it", action="created"),
     ]
     stream = (await js.stream_info(spec.name)).config
     assert (stream.storage, stream.retention, stream.discard) == ("file", "limits", "new")
@@ -132,7 +132,7 @@ class Overtaken:
 async def test_a_process_that_is_overtaken_updates_instead(js: JetStreamContext, spec: StreamSpec) -> None:
     await ensure(js, [replace(spec, max_age=timedelta(days=1))], [])
     changes = await ensure(Overtaken(js), [spec], [])  # type: ignore[arg-type]
-    assert changes == [Change(kind="stream", name=spec.name, action="updated", fields=("max_age",))]
+    assert changes == [TopologyChange(kind="stream", name=spec.name, action="updated", fields=("max_age",))]
 
 
 async def test_missing_ones_are_shown_and_nothing_is_made(
