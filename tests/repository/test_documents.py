@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 #: Not of the site, and read by themselves.
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "AGENTS.md", "llms.txt")
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "SPECIFICATION.md", "AGENTS.md", "llms.txt")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 

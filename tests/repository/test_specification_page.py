@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "reference" / "specification.md").read_text()
+TEXT = (ROOT / "SPECIFICATION.md").read_text()
 TIERS = "(?:unit|repository|contract|integration|acceptance|chaos)"
 #: A test file, and the names of tests that follow it up to the next file.
 FILE = re.compile(rf"`({TIERS}/test_\w+\.py)`([^|\n]*?)(?=`{TIERS}/|\||$)", re.MULTILINE)

@@ -27,7 +27,7 @@ PUBLIC = (
     *("tasks/outbox.py", "consumer/handlers.py"),
 )
 #: The page that says where each paragraph is implemented, the records of decisions, and what is history.
-ABOUT = ("docs/reference/specification.md", "docs/decisions/", "CHANGELOG.md")
+ABOUT = ("SPECIFICATION.md", "docs/decisions/", "CHANGELOG.md")
 
 
 def texts(tree: ast.Module) -> list[str]:
