@@ -18,9 +18,8 @@ from uuid import UUID, uuid4
 from relay.domain.disclosure import clean
 from relay.domain.model import DONE
 
-#: How often an abandoned call is repeated before it counts as failed, and the pause between in seconds.
-_MAX_REPEATS: Final = 20
-_PAUSE_S: Final = 0.25
+#: The pauses between the repeats of an abandoned call, in seconds. After the last repeat it counts as failed.
+_PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, *[0.4] * 12)
 
 
 class SignatureKind(Enum):
@@ -196,15 +195,13 @@ async def _given_up(probe: HandlerProbe, sample: SampleMessage) -> tuple[bool, s
     message_id = uuid4()
     body = sample.body(message_id)
     await probe.give_up(message_id, body)
-    answers: list[Answer] = []
-    for _ in range(_MAX_REPEATS):
-        answers.append(await probe.send(message_id, body))
-        status = answers[-1].status
-        if status is None or status < 500:
+    answers = [await probe.send(message_id, body)]
+    for pause in _PAUSES_S:
+        if (answers[-1].status or 0) < 500:
             break
-        await asyncio.sleep(_PAUSE_S)
-    told = ", ".join(map(str, answers[-3:]))
-    return answers[-1].done or answers[-1].status == 409, told
+        await asyncio.sleep(pause)
+        answers.append(await probe.send(message_id, body))
+    return _done_once(answers[-1]), ", ".join(map(str, answers[-3:]))
 
 
 async def _malformed(probe: HandlerProbe, sample: SampleMessage) -> tuple[bool, str]:

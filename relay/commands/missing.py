@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 from uuid import UUID
 
-from relay.commands.reconcile import PAGE_SEQS, Progress, Stored, StreamAuditor, nobody, windows
+from relay.commands.reconcile import AuditLimits, Progress, Stored, StreamAuditor, nobody, pages, windows
 from relay.domain.identity import stand_in_id
 from relay.ports import JetStreamConsumer
 
 #: Older messages are not checked: the inbox need not keep its rows for longer.
 HORIZON: Final = timedelta(hours=24)
+
+_LIMITS: Final = AuditLimits()
 
 
 class ReceivedMessages(Protocol):
@@ -54,6 +56,7 @@ class FindMissing:
     auditor: StreamAuditor
     inbox: ReceivedMessages
     horizon: timedelta = HORIZON
+    limits: AuditLimits = _LIMITS
 
     async def run(self, page: int | None = None, progress: Progress = nobody) -> InboxReport:
         """Compare the page of this number and the latest one, or everything if ``page`` is None.
@@ -64,7 +67,9 @@ class FindMissing:
         state, ack_floor = await self.auditor.state(self.stream), ours.ack_floor
         checked, missing = 0, set[int]()
         first = max(state.first_seq if state else 1, ours.first)
-        for begin, end in _pages(first, ack_floor) if page is None else windows(first, ack_floor, page):
+        size = self.limits.page
+        ranges = pages(first, ack_floor, size) if page is None else windows(first, ack_floor, page, size)
+        for begin, end in ranges:
             stored = await self._recent(begin, end, ours.since)
             checked += len(stored)
             missing |= await self._absent(stored)
@@ -93,9 +98,3 @@ class FindMissing:
         absent = {it.seq: it.msg_id for it in stored if known.isdisjoint(ids[it.seq])}
         held = await self.inbox.held(self.subscription, self.stream, absent.keys()) if absent else {}
         return {seq for seq, msg_id in absent.items() if seq not in held or held[seq] != msg_id}
-
-
-def _pages(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The range in pages, both ends included."""
-    for begin in range(first, last + 1, PAGE_SEQS):
-        yield begin, min(begin + PAGE_SEQS - 1, last)

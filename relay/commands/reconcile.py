@@ -8,7 +8,7 @@ sequences to other events. So an event is recognised by the id at its place, nev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, Protocol
@@ -20,12 +20,21 @@ from relay.domain.identity import MSG_ID, Id, NatsMsgId
 
 #: How often a page of each stream is compared, with the ledger and with the inbox.
 EVERY: Final = timedelta(seconds=30)
-PAGE_SEQS: Final = 1_000
-#: How many of the latest ledger entries are searched for sequences that were assigned twice.
-RECENT_ENTRIES: Final = 100_000
-#: A leader of a cluster that is behind may answer. So a loss is checked again after this time.
-CONFIRM: Final = timedelta(seconds=1)
 _MAX_IDS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditLimits:
+    """How much is compared at a time, and with how much patience.
+
+    ``page``: how many sequences. ``recent``: how many of the latest ledger entries are searched for sequences that
+    were assigned twice. ``confirm``: after so long a loss is checked again, because a leader of a cluster that is
+    behind may have answered.
+    """
+
+    page: int = 1_000
+    recent: int = 100_000
+    confirm: timedelta = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +169,19 @@ class StreamReport:
 class ReconcileStream:
     """The publisher's side: compares the ledger with the streams. It may be repeated and run in parallel."""
 
-    def __init__(self, context: str, ledger: PublishLedger, auditor: StreamAuditor, facts: FactSink) -> None:
+    def __init__(
+        self,
+        context: str,
+        ledger: PublishLedger,
+        auditor: StreamAuditor,
+        facts: FactSink,
+        limits: AuditLimits = AuditLimits(),
+    ) -> None:
         self._context = context
         self._ledger = ledger
         self._auditor = auditor
         self._facts = facts
+        self._limits = limits
         self._created: dict[str, datetime | None] = {}
 
     async def tick(self, page: int) -> Sequence[StreamReport]:
@@ -196,7 +213,7 @@ class ReconcileStream:
         return report
 
     async def _confirmed(self, stream: str, state: AuditedStream) -> AuditedStream:
-        await asyncio.sleep(CONFIRM.total_seconds())
+        await asyncio.sleep(self._limits.confirm.total_seconds())
         again = await self._auditor.state(stream)
         return state if again is None else replace(again, last_seq=max(again.last_seq, state.last_seq))
 
@@ -207,8 +224,8 @@ class ReconcileStream:
         self._created[stream] = state.created
         if page is None or known != state.created:
             return [(first, last)]
-        ranges = windows(first, last, page)
-        reused = await self._ledger.reused(stream, state, RECENT_ENTRIES)
+        ranges = windows(first, last, page, self._limits.page)
+        reused = await self._ledger.reused(stream, state, self._limits.recent)
         return ranges if reused is None else [(max(reused[0], first), min(reused[1], last)), *ranges]
 
     async def _audit(
@@ -222,8 +239,8 @@ class ReconcileStream:
         repair: bool,
         progress: Progress,
     ) -> tuple[int, Losses]:
-        checked, lost, pause, begin = 0, Losses(), CONFIRM, first
-        while entries := _whole(await self._ledger.page(stream, state, first, last, before, PAGE_SEQS)):
+        checked, lost, pause, begin, page = 0, Losses(), self._limits.confirm, first, self._limits.page
+        while entries := _whole(await self._ledger.page(stream, state, first, last, before, page), page):
             missing = await self._missing(stream, entries)
             if missing:
                 # Pause only once. A second for each page would be too slow for a stream that has lost much.
@@ -262,20 +279,26 @@ class ReconcileStream:
             )
 
 
-def _whole(page: Sequence[LedgerEntry]) -> Sequence[LedgerEntry]:
-    """The page. A full page loses its last sequence, because the next page may have another event with it."""
-    if len(page) < PAGE_SEQS:
-        return page
-    return [entry for entry in page if entry.seq < page[-1].seq] or page
+def _whole(entries: Sequence[LedgerEntry], page: int) -> Sequence[LedgerEntry]:
+    """A full page without its last sequence, because the next page may have another event with it."""
+    if len(entries) < page:
+        return entries
+    return [entry for entry in entries if entry.seq < entries[-1].seq] or entries
 
 
-def windows(first: int, last: int, page: int) -> Sequence[tuple[int, int]]:
-    """The latest page and one other. Its number is ``page`` modulo the count of pages, so each has its turn."""
+def windows(first: int, last: int, number: int, page: int) -> Sequence[tuple[int, int]]:
+    """The latest page and one other: ``number`` modulo the count of pages, so that each has its turn."""
     if last < first:
         return []
-    latest = max(first, last - PAGE_SEQS + 1)
-    count = -(-(latest - first) // PAGE_SEQS)
+    latest = max(first, last - page + 1)
+    count = -(-(latest - first) // page)
     if not count:
         return [(latest, last)]
-    begin = first + page % count * PAGE_SEQS
-    return [(begin, min(begin + PAGE_SEQS, latest) - 1), (latest, last)]
+    begin = first + number % count * page
+    return [(begin, min(begin + page, latest) - 1), (latest, last)]
+
+
+def pages(first: int, last: int, page: int) -> Iterator[tuple[int, int]]:
+    """The range in pages, both ends included."""
+    for begin in range(first, last + 1, page):
+        yield begin, min(begin + page - 1, last)

@@ -41,6 +41,7 @@ class Scale:
 
     Every scheduler can answer. One that leads has read the lag a moment ago. Another reads it when it is
     asked, but once in an ``interval`` of seconds, however many ask. ``subscriptions``: those of each context.
+    ``patience``: how long an answer waits for a reading, in seconds.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class Scale:
         interval: float,
         ask: Ask,
         clock: Callable[[], float] = time.monotonic,
+        patience: float = _PATIENCE_S,
     ) -> None:
         self._subscriptions = subscriptions
         self._interval = interval
         self._ask = ask
         self._clock = clock
+        self._patience = patience
         self._lock = Lock()
         self._readings: dict[str, _Reading] = {}
         self._asked: dict[str, Future[None]] = {}
@@ -64,7 +67,7 @@ class Scale:
             self._readings[fact.context] = _Reading(fact.lag, self._clock())
 
     def answer(self, query: str) -> tuple[HTTPStatus, Json]:
-        """Return the status and the body for a query string. Waits up to `_PATIENCE_S`. Runs in any thread."""
+        """Return the status and the body for a query string. Waits up to ``patience``. Runs in any thread."""
         try:
             context, subscription = self._asked_for(query)
             readings = self._current(list(self._subscriptions) if context is None else [context])
@@ -104,10 +107,10 @@ class Scale:
     def _current(self, contexts: Iterable[str]) -> dict[str, _Reading]:
         """The lag of contexts, none older than `_USABLE_INTERVALS`. Raises LagUnknown."""
         wanted = {name: self._begin(name) for name in contexts}
-        wait([it for name, it in wanted.items() if it is not None and not self._usable(name)], _PATIENCE_S)
+        wait([it for name, it in wanted.items() if it is not None and not self._usable(name)], self._patience)
         if late := [name for name in wanted if not self._usable(name)]:
             raise LagUnknown(
-                f"the lag of context {late[0]} was not read within {_PATIENCE_S:g} s", hint="ask again"
+                f"the lag of context {late[0]} was not read within {self._patience:g} s", hint="ask again"
             )
         return {name: self._readings[name] for name in wanted}
 

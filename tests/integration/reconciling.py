@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,16 +15,17 @@ from nats.js.errors import NotFoundError
 
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
-from relay.commands.reconcile import ReconcileStream, StreamReport
+from relay.commands.reconcile import AuditLimits, ReconcileStream, StreamReport
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.identity import NatsMsgId
 from tests.integration.publishing import Relay, event, eventually
 
 
-def command(relay: Relay, auditor: Any = None) -> ReconcileStream:
+def command(relay: Relay, auditor: Any = None, page: int = 1_000) -> ReconcileStream:
     auditor = auditor or NatsStreamAuditor(relay.nats)
-    return ReconcileStream(relay.context, PostgresLedger(relay.pool), auditor, relay.facts.append)
+    limits = AuditLimits(page=page, confirm=timedelta())
+    return ReconcileStream(relay.context, PostgresLedger(relay.pool), auditor, relay.facts.append, limits)
 
 
 async def publish(relay: Relay, count: int, key: str = "v1") -> list[UUID]:

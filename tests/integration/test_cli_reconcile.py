@@ -18,7 +18,6 @@ from relay import Event, Outbox
 from relay.adapters.dramatiq.gates import QueueEntry
 from relay.bootstrap import Application
 from relay.cli import main
-from relay.commands import reconcile as reconcile_module
 from relay.devstack import NatsServer, ValkeyServer
 from relay.domain.ordering import Shard
 from relay.settings import load_settings
@@ -44,7 +43,6 @@ def context(
     monkeypatch.setenv("NATS_URL", nats_server.url)
     monkeypatch.setenv("REDIS_URL", valkey.url)
     monkeypatch.setenv("RELAY_REDIS_NAMESPACE", name)
-    monkeypatch.setattr(reconcile_module, "CONFIRM", timedelta())
     (tmp_path / "relay.toml").write_text(
         f"""\
 [contexts.{name}]

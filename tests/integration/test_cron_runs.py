@@ -252,13 +252,12 @@ async def test_what_is_old_is_forgotten_but_for_the_last_run_of_a_job(bench: Ben
     assert query(bench.url, "SELECT name FROM scheduled_jobs") == [{"name": "just gone"}]
 
 
-async def test_pruning_takes_bites_until_all_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_module, "_PRUNE_ROWS", 2)
+async def test_pruning_takes_bites_until_all_is_gone(bench: Bench) -> None:
     for _ in range(5):
         query(
             bench.url,
             "INSERT INTO processed_events VALUES ('h', %s, now() - interval '31 days')",
             UUID(int=uuid4().int),
         )
-    await bench.schedule.prune()
+    await bench.schedule.prune(rows=2)
     assert query(bench.url, "SELECT 1 FROM processed_events") == []

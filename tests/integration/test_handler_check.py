@@ -22,7 +22,6 @@ from starlette.routing import Route
 
 from relay.adapters.http import sign
 from relay.cli import main
-from relay.commands import check_handler
 from relay.commands.check_handler import CASES
 from relay.devstack import sample
 from relay.devstack.ports import free_port
@@ -137,8 +136,6 @@ def serving(app: Any) -> Iterator[str]:
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
-    monkeypatch.setattr(check_handler, "_PAUSE_S", 0.01)
-
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["relay", "handler", "check", *arguments])
         with pytest.raises(SystemExit) as caught:

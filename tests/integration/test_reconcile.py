@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
-from relay.commands import reconcile as reconcile_module
 from relay.commands.reconcile import AuditedStream
 from relay.devstack import NatsServer
 from relay.domain.facts import StreamLossFound
@@ -31,11 +29,6 @@ from tests.integration.reconciling import (
 )
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile_module, "CONFIRM", timedelta())
 
 
 # --- real loss ---
@@ -81,10 +74,9 @@ async def test_a_lost_tail_is_published_again_in_order_each_event_once_and_reach
 
 
 async def test_a_loss_that_new_events_have_covered_up_is_found_by_the_tick(
-    database_url: str, own_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database_url: str, own_nats: NatsServer, tmp_path: Path
 ) -> None:
     """The sequences were given out again, so last_seq looks well, and it is not the turn of their page."""
-    monkeypatch.setattr(reconcile_module, "PAGE_SEQS", 2)
     async with losing(database_url, own_nats, tmp_path) as (relay, store):
         kept = await publish(relay, 2)
         store.keep()
@@ -93,7 +85,7 @@ async def test_a_loss_that_new_events_have_covered_up_is_found_by_the_tick(
         store.restore()
         await connected(relay)
         new = await publish(relay, 5)
-        report = only(await command(relay).tick(page=0))
+        report = only(await command(relay, page=2).tick(page=0))
         assert (report.tail.count, report.middle.count, list(report.middle.ids)) == (0, 3, lost)
         await relay.drained()
         assert await held(relay) == [*kept, *new, *lost]
@@ -161,13 +153,12 @@ async def test_a_stream_that_was_made_anew_gets_its_events_back(relay: Relay, ou
 
 
 async def test_a_stream_made_anew_and_filled_by_others_is_read_in_full(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
+    relay: Relay,
 ) -> None:
     """Nothing in the ledger looks wrong, and no check would come to it for long."""
-    monkeypatch.setattr(reconcile_module, "PAGE_SEQS", 2)
     await relay.create_stream()
     lost = await publish(relay, 4)
-    audit = command(relay)
+    audit = command(relay, page=2)
     await audit.tick(page=0)
     await recreate(relay)
     await foreign(relay, 20)
@@ -217,15 +208,12 @@ async def test_after_the_window_the_event_keeps_its_generation(relay: Relay) -> 
 
 
 @pytest.mark.parametrize("page", [2, 3, 4, 1000])
-async def test_every_page_is_read_whatever_claims_a_sequence_twice(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch, page: int
-) -> None:
-    monkeypatch.setattr(reconcile_module, "PAGE_SEQS", page)
+async def test_every_page_is_read_whatever_claims_a_sequence_twice(relay: Relay, page: int) -> None:
     await relay.create_stream()
     ids = await publish(relay, 9)
     query(relay.url, "UPDATE outbox_events SET published_seq = published_seq - 1 WHERE published_seq IN (3, 6)")
     await delete(relay, 9)
-    report = only(await command(relay).everything(repair=False))
+    report = only(await command(relay, page=page).everything(repair=False))
     assert set(report.middle.ids) == {ids[2], ids[5], ids[8]}
     assert (report.lost, report.checked) == (3, 9)
 

@@ -11,8 +11,8 @@ import pytest
 
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, StreamReader
 from relay.adapters.postgres.ledger import PostgresLedger
-from relay.commands import missing as missing_module
-from relay.commands.missing import FindMissing
+from relay.commands.missing import HORIZON, FindMissing
+from relay.commands.reconcile import AuditLimits
 from relay.devstack import NatsServer
 from relay.domain.facts import InboxGapFilled
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription, subscribed
@@ -131,14 +131,13 @@ async def test_what_the_inbox_may_have_forgotten_is_not_asked_after(sub: Subscri
     ids = await handled(sub, 2)
     await lose_rows(sub, *ids)
     assert list((await find(sub, horizon=timedelta()).run()).missing) == []
-    assert timedelta(hours=24) == missing_module.HORIZON
+    assert timedelta(hours=24) == HORIZON
 
 
-async def test_every_page_is_compared(sub: Subscription, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing_module, "PAGE_SEQS", 2)
+async def test_every_page_is_compared(sub: Subscription) -> None:
     ids = await handled(sub, 7)
     await lose_rows(sub, *ids)
-    report = await find(sub).run()
+    report = await find(sub, limits=AuditLimits(page=2)).run()
     assert (report.checked, list(report.missing)) == (7, [1, 2, 3, 4, 5, 6, 7])
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from nats.js.api import StreamConfig
 
-from relay.adapters.jetstream import stream_reader as auditor_module
+from relay.adapters.jetstream import stream_reader
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
-from relay.commands.reconcile import PAGE_SEQS, LedgerEntry, Stored, windows
+from relay.commands.reconcile import LedgerEntry, Stored, windows
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import StreamLossFound
 from tests.integration.publishing import Relay, event, outbox_rows, query
@@ -73,7 +73,7 @@ async def test_a_reading_that_is_cut_short_is_an_outage_and_no_loss(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that restarts forgets who is reading, and a stream that it loads is not found for a moment."""
-    monkeypatch.setattr(auditor_module, "_BATCH_MESSAGES", 2)
+    monkeypatch.setattr(stream_reader, "_BATCH_MESSAGES", 2)
     await relay.create_stream()
     await publish(relay, 5)
     client = await relay.nats.client()
@@ -167,7 +167,7 @@ async def test_no_consumer_is_left_behind(relay: Relay) -> None:
 async def test_more_messages_than_one_request_brings_are_read(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditor_module, "_BATCH_MESSAGES", 3)
+    monkeypatch.setattr(stream_reader, "_BATCH_MESSAGES", 3)
     await relay.create_stream()
     await foreign(relay, 10)
     await delete(relay, 5)
@@ -176,17 +176,17 @@ async def test_more_messages_than_one_request_brings_are_read(
     assert await NatsStreamAuditor(relay.nats).stored(relay.stream, 11, 20) == []
 
 
-@pytest.mark.parametrize("span", [1, PAGE_SEQS, PAGE_SEQS + 1, 2 * PAGE_SEQS, 5 * PAGE_SEQS + 7])
+@pytest.mark.parametrize("span", [1, 10, 11, 20, 57])
 def test_turns_cover_everything_and_each_has_the_latest_page(span: int) -> None:
     first, last = 11, 10 + span
     seen: set[int] = set()
     for turn in range(1_000, 1_006):
-        ranges = windows(first, last, turn)
+        ranges = windows(first, last, turn, 10)
         assert ranges[-1][1] == last
-        assert all(end - begin < PAGE_SEQS for begin, end in ranges)
+        assert all(end - begin < 10 for begin, end in ranges)
         seen.update(seq for begin, end in ranges for seq in range(begin, end + 1))
     assert seen == set(range(first, last + 1))
 
 
 def test_an_empty_stream_has_no_windows() -> None:
-    assert windows(1, 0, 3) == windows(8, 7, 0) == []
+    assert windows(1, 0, 3, 10) == windows(8, 7, 0, 10) == []

@@ -19,7 +19,6 @@ from relay.adapters.postgres.operating import (
     TaskFilter,
 )
 from relay.adapters.postgres.pool import connected, pooled
-from relay.commands import reconcile as reconcile_module
 from relay.devstack import NatsServer
 from relay.domain.facts import IncidentRecorded, StreamLossFound
 from relay.domain.identity import Identity
@@ -38,11 +37,6 @@ pytestmark = pytest.mark.anyio
 
 ENVELOPES = ["handler", "message-envelope", "cloudevents", "raw"]
 EVT, REQ = "evt_01HQGX8K9JNPQR5MWTVYZ3F4BC", "req_01HQGX8K9JNPQR5MWTVYZ3F4AB"
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile_module, "CONFIRM", timedelta())
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from relay.domain.errors import ConsumerMissing, DatabaseUnreachable
 from relay.domain.facts import LagSampled, LeadLost, LeadTaken
 from relay.domain.lag import ContextLag, DueCount, StreamLag, TablesLag
-from relay.telemetry import scale as scale_module
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.scale import Scale
 
@@ -36,7 +35,7 @@ class Asked:
         self.now = 100.0
         self.contexts: list[str] = []
         self.futures: list[Future[None]] = []
-        self.scale = Scale({"sea": ["in", "idle"], "up": []}, INTERVAL, self.ask, lambda: self.now)
+        self.scale = Scale({"sea": ["in", "idle"], "up": []}, INTERVAL, self.ask, lambda: self.now, patience=0.01)
         self.answers: dict[str, LagSampled] = {}
 
     def ask(self, context: str) -> Future[None]:
@@ -56,8 +55,7 @@ class Asked:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    monkeypatch.setattr(scale_module, "_PATIENCE_S", 0.01)
+def asked() -> Asked:
     return Asked()
 
 

@@ -31,7 +31,6 @@ from relay.domain.schedule import (
 
 #: A run that nobody has claimed for this long is enqueued again: the queue may have lost it.
 _PATIENCE: Final = timedelta(seconds=10)
-_PRUNE_ROWS: Final = 5_000
 
 
 class PostgresLease:
@@ -135,10 +134,10 @@ class PostgresSchedule:
             "schedule/settle_run", **_key(run), token=run.token, state=state.value, error=error, delay=delay
         )
 
-    async def prune(self) -> None:
-        """Delete what is older than 30 days: processed events, runs, removed jobs."""
+    async def prune(self, rows: int = 5_000) -> None:
+        """Delete what is older than 30 days: processed events, runs, removed jobs. ``rows``: so many at a time."""
         for name in ("inbox/prune_processed", "schedule/prune_runs"):
-            while await self._do(name, keep=KEEP, limit=_PRUNE_ROWS) == _PRUNE_ROWS:
+            while await self._do(name, keep=KEEP, limit=rows) == rows:
                 pass
         await self._do("schedule/prune_jobs", keep=KEEP)
 
