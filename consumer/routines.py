@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from relay.adapters.dramatiq.gates import TAKEN, Gates
+from relay.adapters.dramatiq.gates import Gates
 from relay.concurrency import end, is_cancelled
 from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, OutageSeen
@@ -99,7 +99,7 @@ class RunRoutines:
         early = every / 2
         longest = {name: routine.every for name, routine in self._routines.items()}
         self._began = time.monotonic()
-        self._claimed_at, due = await self._gates.take(self._duty.key, longest)
+        self._claimed_at, due = await self._gates.claim(self._duty.key, longest)
         for name in due:
             routine = self._routines[name]
             rests_until = self._claimed_at + _ms(routine.every - early)
@@ -147,11 +147,12 @@ class RunRoutines:
     async def _keep(self) -> None:
         """Note in Redis that running routines go on, and that ended ones rest."""
         while not is_cancelled():
-            await asyncio.sleep(TAKEN.total_seconds() / 3)
+            await asyncio.sleep(self._gates.times.claim.total_seconds() / 3)
             await self._note()
 
     async def _note(self) -> None:
-        goes_on = self._claimed_at + _ms(timedelta(seconds=time.monotonic() - self._began) + TAKEN)
+        passed = timedelta(seconds=time.monotonic() - self._began)
+        goes_on = self._claimed_at + _ms(passed + self._gates.times.claim)
         running = {name: goes_on for name, task in self._running.items() if not task.done()}
         ended, self._rests_until = self._rests_until, {}
         for name in ended:

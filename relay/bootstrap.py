@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from relay.adapters.coldstore import BucketStore, FolderStore
 from relay.adapters.dramatiq.broker import RelayBroker, create_broker
-from relay.adapters.dramatiq.gates import Gates
+from relay.adapters.dramatiq.gates import GATE_TIMES, Gates, GateTimes
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
@@ -93,7 +93,7 @@ class Application:
     any thread, before the process stops. Actor modules add their own functions.
     """
 
-    def __init__(self, settings: Settings, *, role: str = "relay") -> None:
+    def __init__(self, settings: Settings, *, role: str = "relay", gate_times: GateTimes = GATE_TIMES) -> None:
         self.settings = settings
         self.facts = Facts()
         self.stopping = False
@@ -101,7 +101,7 @@ class Application:
         self.nats = NatsConnection(nats_url, name=f"jetrelay-{role}", **nats_options(settings))
         self.nats.on_refused.append(_log_refusal)
         redis_url, access = settings.redis_url.get_secret_value(), redis_options(settings)
-        self.gates = Gates(redis_url, settings.redis_namespace, **access)
+        self.gates = Gates(redis_url, settings.redis_namespace, times=gate_times, **access)
         #: The heartbeats share the connections of the gates.
         self.members = Members(self.gates.client, settings.redis_namespace)
         self._role = role

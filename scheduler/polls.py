@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -21,19 +22,31 @@ from relay.jobs import Duty
 
 #: The time limit of a tick, in seconds.
 TICK_TIMEOUT_S: Final = 5.0
-#: How many times to look again while a job is outstanding, and the seconds in between.
-_MAX_LOOKS: Final = 10
-_LOOK_INTERVAL_S: Final = 0.01
-#: From so many waiting events, or hints between two ticks, the outbox is under load and hints do not help.
-_LOAD_EVENTS: Final = 100
-_LOAD_HINTS: Final = 20
-#: How long the outbox then stays awake, in seconds.
-_POLLING_S: Final = 1.0
-#: How long nothing must have been due, in seconds, before polls become seldom, and how seldom they are.
-_QUIET_AFTER_S: Final = 5.0
-_QUIET: Final = timedelta(seconds=2)
 #: How late a tick may be before its duty counts as lost.
 _LATE: Final = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollLimits:
+    """When polls are repeated, when hints are switched off, and when polls become seldom. Times in seconds.
+
+    ``timeout``: of a poll after a hint. ``looks``, ``look_every``: how often that poll is repeated while a job is
+    outstanding. ``load_events``, ``load_hints``: so many waiting events, or hints between two ticks, are a load.
+    ``awake_for``: how long no hints are sent after a load. ``quiet_after``: without work for so long, polls become
+    seldom. ``quiet_every``: their interval then.
+    """
+
+    timeout: float = TICK_TIMEOUT_S
+    looks: int = 10
+    look_every: float = 0.01
+    load_events: int = 100
+    load_hints: int = 20
+    awake_for: float = 1.0
+    quiet_after: float = 5.0
+    quiet_every: timedelta = timedelta(seconds=2)
+
+
+POLL_LIMITS: Final = PollLimits()
 
 
 class Sender:
@@ -92,8 +105,8 @@ class Sender:
         except Outage as error:
             self._application.facts(OutageSeen(context=context, server="redis", error=error.told))
 
-    async def all_parts(self, duty: Duty) -> None:
-        """Make all parts of a duty due for its next job, also those that were done lately."""
+    async def all_routines(self, duty: Duty) -> None:
+        """Make all routines of a duty due for its next job, also those that were done lately."""
         try:
             await self._application.gates.forget_rest(duty.key)
         except Outage as error:
@@ -108,7 +121,7 @@ class Sender:
 class Pace:
     """The interval of a tick: as configured, or longer while all is quiet."""
 
-    def __init__(self, often: timedelta, quiet: timedelta = _QUIET) -> None:
+    def __init__(self, often: timedelta, quiet: timedelta = POLL_LIMITS.quiet_every) -> None:
         self._often, self.quiet = often, max(often, quiet)
         self.every = often
         #: Called when that changes.
@@ -128,8 +141,8 @@ class Hints:
 
     Polls at each tick, and at once after each hint. Hints that arrive during a poll share the next poll.
 
-    ``poll`` returns whether something is due and left to an outstanding job. That job may be about to end and may
-    have looked before the new rows came. So after a hint the poll is repeated, until about the next tick.
+    ``poll`` returns True if a job that already runs should do the work, None if nothing is due. That job may have
+    looked before the row came, and may be about to end. So after a hint the poll is repeated for a moment.
 
     When nothing has been due for some seconds and hints are sent, the ticks become seldom (``pace``). What comes
     without a hint then waits a little longer: a retry that is due, a row whose transaction began long ago.
@@ -143,9 +156,10 @@ class Hints:
         poll: Callable[[], Awaitable[bool | None]],
         facts: FactSink,
         pace: Pace,
+        limits: PollLimits,
     ) -> None:
         self._context, self._wakeup, self._kind, self._poll, self._facts = context, wakeup, kind, poll, facts
-        self.pace = pace
+        self.pace, self._limits = pace, limits
         self._quiet_from = 0.0
         #: How many hints came since the last tick.
         self.count = 0
@@ -168,7 +182,7 @@ class Hints:
         finally:
             now = asyncio.get_running_loop().time()
             if left is not None:
-                self._quiet_from = now + _QUIET_AFTER_S
+                self._quiet_from = now + self._limits.quiet_after
             self.pace.set(quiet=hinted and now >= self._quiet_from)
         return bool(left)
 
@@ -181,15 +195,15 @@ class Hints:
     async def _answer(self) -> None:
         while self._hinted:
             self._hinted = False
-            for _ in range(_MAX_LOOKS):
+            for _ in range(self._limits.looks):
                 if not await self._poll_in_time():
                     break
-                await asyncio.sleep(_LOOK_INTERVAL_S)
+                await asyncio.sleep(self._limits.look_every)
 
     async def _poll_in_time(self) -> bool:
         """Poll within the time limit of a tick. Otherwise a poll that hangs would block the polls of ticks."""
         try:
-            async with asyncio.timeout(TICK_TIMEOUT_S):
+            async with asyncio.timeout(self._limits.timeout):
                 return await self._look()
         except (DatabaseUnreachable, TimeoutError) as error:
             self._facts(outage(self._context, error))
@@ -203,11 +217,12 @@ class PublishTick:
     Under load the outbox is awake: polling is enough, and no transaction pays for a hint.
     """
 
-    def __init__(self, application: Application, context: str, send: Sender) -> None:
-        self._parts = application.context(context)
-        self._send, self._members = send, application.members
-        self.pace = Pace(self._parts.settings.publish.poll_interval)
-        self._hints = Hints(context, self._parts.wakeup, EVENTS, self._poll, application.facts, self.pace)
+    def __init__(self, application: Application, context: str, send: Sender, limits: PollLimits) -> None:
+        self._context = application.context(context)
+        self._send, self._members, self._limits = send, application.members, limits
+        self.pace = Pace(self._context.settings.publish.poll_interval, limits.quiet_every)
+        wakeup, facts = self._context.wakeup, application.facts
+        self._hints = Hints(context, wakeup, EVENTS, self._poll, facts, self.pace, limits)
         self._awake_until = 0.0
         self._lost = False
         self._running = asyncio.Lock()
@@ -224,8 +239,8 @@ class PublishTick:
         """Send jobs if anything is due; returns whether outstanding jobs will do it, None if nothing is due."""
         async with self._running:
             try:
-                due = await self._parts.wakeup.due(_LOAD_EVENTS)
-                await self._parts.wakeup.set_sleeping(self._may_sleep(due))
+                due = await self._context.wakeup.due(self._limits.load_events)
+                await self._context.wakeup.set_sleeping(self._may_sleep(due))
             except (DatabaseUnreachable, asyncio.CancelledError):
                 # When the tick times out, it is cancelled: a silent database counts as an outage too.
                 self._lost = True
@@ -235,19 +250,20 @@ class PublishTick:
     def _may_sleep(self, due: Due) -> bool:
         """Return whether the outbox may sleep. Many events or hints at once keep it awake for a second."""
         now = asyncio.get_running_loop().time()
-        if due.count >= _LOAD_EVENTS or self._hints.count > _LOAD_HINTS:
-            self._awake_until = now + _POLLING_S
+        if due.count >= self._limits.load_events or self._hints.count > self._limits.load_hints:
+            self._awake_until = now + self._limits.awake_for
         return now >= self._awake_until
 
     async def _publish(self, due: Due) -> bool:
         # After an outage of the database the outstanding job may be in a back-off.
         force, self._lost = self._lost, False
-        name, count = self._parts.name, self._parts.settings.publish.shards
-        if due.count >= _LOAD_EVENTS and (many := shards_of(count, await self._members.publishing())) != count:
+        name, count = self._context.name, self._context.settings.publish.shards
+        loaded = due.count >= self._limits.load_events
+        many = shards_of(count, await self._members.publishing()) if loaded else count
+        if many != count:
             return await self._send.some([jobs.PUBLISH.of(name, n) for n in range(many)], many, force=force)
         # Not all of many events were counted. A forced job must cover everything that the lost job had.
-        everywhere = force or due.count >= _LOAD_EVENTS
-        shards = [n for n in range(count) if everywhere or due.concerns(Shard(n, count))]
+        shards = [n for n in range(count) if force or loaded or due.concerns(Shard(n, count))]
         sent = await asyncio.gather(
             *(self._send.job(jobs.PUBLISH.of(name, shard), force=force) for shard in shards)
         )

@@ -20,7 +20,7 @@ from relay.bootstrap import Application
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.jobs import Duty
 from scheduler import brake
-from scheduler.polls import Hints, Pace, PublishTick, Sender
+from scheduler.polls import POLL_LIMITS, Hints, Pace, PollLimits, PublishTick, Sender
 from scheduler.samples import sample_backlogs, sample_lag
 
 _PULL: Final = timedelta(milliseconds=500)
@@ -48,26 +48,28 @@ class Tick:
     pace: Pace | None = None
 
 
-def ticks(application: Application, broker: RelayBroker, context: str) -> Iterator[Tick]:
+def ticks(
+    application: Application, broker: RelayBroker, context: str, limits: PollLimits = POLL_LIMITS
+) -> Iterator[Tick]:
     """Yield all built-in jobs of a context."""
     send = Sender(application, broker)
-    yield from _frequent(application, send, context)
-    again = Resend(application.gates)
+    yield from _frequent(application, send, context, limits)
+    resend = Resend(application.gates)
     for tick in _seldom(application, send, context):
-        yield replace(tick, tick=again.noting(tick.name, tick.tick))
-    yield Tick(f"resend:{context}", _LOOK, again.tick, on_lead=again.sent.clear)
+        yield replace(tick, tick=resend.noting(tick.name, tick.tick))
+    yield Tick(f"resend:{context}", _LOOK, resend.tick, on_lead=resend.sent.clear)
 
 
-def _frequent(application: Application, send: Sender, context: str) -> Iterator[Tick]:
+def _frequent(application: Application, send: Sender, context: str, limits: PollLimits) -> Iterator[Tick]:
     """Yield the frequent ticks: if a job is lost, the next one follows soon."""
     settings = application.context(context).settings
-    publish = PublishTick(application, context, send)
+    publish = PublishTick(application, context, send, limits)
     interval = settings.publish.poll_interval
     yield Tick(f"publish:{context}", interval, publish.tick, publish.take_over, pace=publish.pace)
     if settings.backpressure.limits().any:
         look = brake.BrakeTick(settings, application.context(context).wakeup.brake, application.facts)
         yield Tick(f"brake:{context}", brake.EVERY, look.tick, look.take_over)
-    yield from _tasks(application, send, context)
+    yield from _tasks(application, send, context, limits)
     if application.settings.metrics.scheduler is not None:
         interval = application.settings.metrics.interval
         yield Tick(f"metrics:{context}", interval, partial(sample_backlogs, application, context))
@@ -77,13 +79,14 @@ def _frequent(application: Application, send: Sender, context: str) -> Iterator[
         yield Tick(f"pull:{context}", _PULL, partial(send.absent, {pull.key: pull for pull in pulls}))
 
 
-def _tasks(application: Application, send: Sender, context: str) -> Iterator[Tick]:
+def _tasks(application: Application, send: Sender, context: str, limits: PollLimits) -> Iterator[Tick]:
     """Yield the ticks of background tasks: deliver due ones to Redis, and again those that Redis lost."""
     wakeup = application.context(context).wakeup
     deliver, sweep = jobs.DELIVER_TASKS.of(context), jobs.SWEEP_TASKS.of(context)
     poll = partial(send.job_if, wakeup.tasks_due, deliver)
-    hints = Hints(context, wakeup, TASKS, poll, application.facts, Pace(_DELIVER))
-    yield Tick(deliver.key, _DELIVER, hints.tick, pace=hints.pace)
+    pace = Pace(_DELIVER, limits.quiet_every)
+    hints = Hints(context, wakeup, TASKS, poll, application.facts, pace, limits)
+    yield Tick(deliver.key, _DELIVER, hints.tick, pace=pace)
     yield Tick(sweep.key, _SWEEP, partial(send.job_if, wakeup.tasks_overdue, sweep))
 
 
@@ -117,14 +120,13 @@ def _look_after(application: Application, send: Sender, context: str) -> Tick:
         pace.set(quiet=not unfinished)
         await send.job(duty, every=pace.quiet, unfinished=list(unfinished))
 
-    return Tick(duty.key, settings.look_after_every, tick, on_request=partial(send.all_parts, duty), pace=pace)
+    return Tick(duty.key, settings.look_after_every, tick, on_request=partial(send.all_routines, duty), pace=pace)
 
 
 class Resend:
     """Sends jobs again that were lost because a worker died or Redis lost its data.
 
-    Only those that this process has ``sent`` since it leads. The first ones come a little after the lead, and
-    those of many contexts one after the other.
+    It knows only what this process has ``sent`` since it leads. So after a new lead nothing is sent twice at once.
     """
 
     def __init__(self, gates: Gates) -> None:

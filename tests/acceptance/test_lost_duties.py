@@ -134,5 +134,5 @@ def rests(fleet: Fleet) -> list[float]:
         keys = [f"relay:gate:{duty}" for duty in DUTIES]
         lives = [client.pttl(key) / 1000 if client.get(key) == b"done" else 0.0 for key in keys]  # type: ignore[operator]
         now = client.time()[0]  # type: ignore[index]
-        until = client.hmget("relay:parts:look_after:sea", PARTS)
+        until = client.hmget("relay:routines:look_after:sea", PARTS)
         return lives + [int(mark or 0) / 1000 - now for mark in until]  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from relay import Event, Outbox, jobs
-from relay.adapters.dramatiq.gates import Gates
+from relay.adapters.dramatiq.gates import Gates, GateTimes
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.domain.tasks import TaskRef
 from relay.jobs import HANDLE_QUEUE, PUBLISH_QUEUE
@@ -93,7 +93,8 @@ async def publish(meter: Meter, lab: Laboratory) -> None:
     """600 events in two batches and a look that finds no more: one job, from the tick to its end."""
     with psycopg.connect(meter.uncounted) as connection:
         Outbox("sea").add_many(connection, events(600))
-    gates = Gates(lab.valkey.url, "costs")
+    # Renewals of a gate count the seconds that the machine takes, not the work.
+    gates = Gates(lab.valkey.url, "costs", times=GateTimes(gate=timedelta(minutes=10)))
     async with Relay(meter.url, lab.nats.url, context="publishcost") as relay:
         await relay.create_stream()
         relay.publisher = NatsJetStreamPublisher(relay.nats, ack_timeout=timedelta(seconds=30))
@@ -104,9 +105,7 @@ async def publish(meter: Meter, lab: Laboratory) -> None:
                 await command.drain(ALL)
             await gates.close("publish:sea:0", token)
 
-        # Renewals of a gate count the seconds that the machine takes, not the work.
-        seldom = patch("relay.adapters.dramatiq.gates.TTL", timedelta(minutes=10))
-        with meter.counting(600), seldom, patch("relay.commands.publish._all_of", one_after_the_other):
+        with meter.counting(600), patch("relay.commands.publish._all_of", one_after_the_other):
             token = await gates.open("publish:sea:0")
             await asyncio.to_thread(meter.broker.enqueue_many, [job(PUBLISH_QUEUE, "publish_shard", str(token))])
             await work_off(meter, PUBLISH_QUEUE, 1, drain)

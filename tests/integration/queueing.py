@@ -23,8 +23,8 @@ def working(broker: RelayBroker, threads: int = 2, queues: set[str] | None = Non
         worker.stop(timeout=20_000)
 
 
-def fresh_broker(url: str, middleware: Sequence[Any] = ()) -> RelayBroker:
-    return create_broker(url, namespace=f"test-{uuid4().hex}", middleware=list(middleware))
+def fresh_broker(url: str, middleware: Sequence[Any] = (), **times: Any) -> RelayBroker:
+    return create_broker(url, namespace=f"test-{uuid4().hex}", middleware=list(middleware), **times)
 
 
 def soon(what: str, condition: Callable[[], Any], seconds: float = 20) -> Any:

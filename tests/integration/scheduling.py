@@ -16,10 +16,12 @@ import redis
 
 from relay import Outbox
 from relay.adapters.dramatiq.broker import create_broker
+from relay.adapters.dramatiq.gates import GATE_TIMES, GateTimes
 from relay.adapters.postgres.wakeup import Due
 from relay.bootstrap import Application
 from relay.domain.facts import Fact
 from relay.settings import load_settings
+from scheduler.polls import POLL_LIMITS, PollLimits
 from scheduler.ticks import Tick, ticks
 from tests.integration.publishing import event, query
 
@@ -56,6 +58,7 @@ class Scheduler:
     facts: list[Fact]
     database_url: str
     polls: int = 0
+    task_polls: int = 0
 
     async def tick(self, name: str = "publish:sea") -> None:
         await asyncio.wait_for(self.table[name].tick(), 20)
@@ -107,26 +110,38 @@ class Scheduler:
 
 @asynccontextmanager
 async def scheduling(
-    directory: Path, database_url: str, redis_url: str, **environ: str
+    directory: Path,
+    database_url: str,
+    redis_url: str,
+    *,
+    limits: PollLimits = POLL_LIMITS,
+    gate_times: GateTimes = GATE_TIMES,
+    **environ: str,
 ) -> AsyncIterator[Scheduler]:
     path = configuration(directory, database_url=database_url, redis_url=redis_url, namespace=f"t{uuid4().hex}")
-    application = Application(load_settings(path, environ), role="scheduler")
+    application = Application(load_settings(path, environ), role="scheduler", gate_times=gate_times)
     facts: list[Fact] = []
     application.facts.listen(facts.append)
     parts = application.context("sea")
     parts.pool.timeout = 0.5
     await parts.pool.open()
     broker = create_broker(redis_url, namespace=application.settings.redis_namespace, middleware=[])
-    table = {job.name: job for job in ticks(application, broker, "sea")}
-    scheduler = Scheduler(application, table, facts, database_url)
-    due = parts.wakeup.due
+    due, tasks_due = parts.wakeup.due, parts.wakeup.tasks_due
 
     async def counted(limit: int) -> Due:
         found = await due(limit)
         scheduler.polls += 1
         return found
 
+    async def tasks_counted() -> bool:
+        found = await tasks_due()
+        scheduler.task_polls += 1
+        return found
+
     parts.wakeup.due = counted  # type: ignore[method-assign]
+    parts.wakeup.tasks_due = tasks_counted  # type: ignore[method-assign]
+    table = {job.name: job for job in ticks(application, broker, "sea", limits)}
+    scheduler = Scheduler(application, table, facts, database_url)
     try:
         yield scheduler
     finally:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import dramatiq
 import pytest
 import redis
 
-from relay.adapters.dramatiq import gates as gate_module
 from relay.adapters.dramatiq.broker import create_broker
-from relay.adapters.dramatiq.gates import Gates, QueueEntry
+from relay.adapters.dramatiq.gates import GATE_TIMES, LONGEST_BACKOFF, Gates, GateTimes, QueueEntry
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
 from tests.integration.publishing import eventually
@@ -27,11 +26,49 @@ pytestmark = pytest.mark.anyio
 NOWHERE = "redis://127.0.0.1:9/0"
 
 
+class FollowedGates(Gates):
+    """Gates whose steps a test follows: what it does before each of them, and what it counts."""
+
+    before_trip: Callable[[Sequence[Any]], Awaitable[None]] | None = None
+    before_renewal: Callable[[str], Awaitable[None]] | None = None
+    questions = 0
+
+    async def _piped(self, steps: Sequence[Sequence[Any]]) -> list[Any]:
+        if self.before_trip is not None:
+            await self.before_trip(steps)
+        return await super()._piped(steps)
+
+    async def _renew(self, duty: str, token: str, state: str = "") -> bool:
+        if self.before_renewal is not None:
+            await self.before_renewal(duty)
+        return await super()._renew(duty, token, state)
+
+    async def _lost(self, questions: Sequence[Sequence[str]]) -> list[list[str]]:
+        self.questions += 1
+        return await super()._lost(questions)
+
+
+class Making(Protocol):
+    def __call__(self, **times: timedelta) -> FollowedGates: ...
+
+
 @pytest.fixture
-async def gates(valkey: ValkeyServer) -> AsyncIterator[Gates]:
-    gates = Gates(valkey.url, f"test-{uuid4().hex}")
-    yield gates
-    await gates.aclose()
+async def making(valkey: ValkeyServer) -> AsyncIterator[Making]:
+    """Makes gates of one namespace. Arguments: `GateTimes`."""
+    async with AsyncExitStack() as made:
+        namespace = f"test-{uuid4().hex}"
+
+        def make(**times: timedelta) -> FollowedGates:
+            gates = FollowedGates(valkey.url, namespace, times=GateTimes(**times))
+            made.push_async_callback(gates.aclose)
+            return gates
+
+        yield make
+
+
+@pytest.fixture
+def gates(making: Making) -> FollowedGates:
+    return making()
 
 
 def life(valkey: ValkeyServer, gates: Gates, duty: str = "pull") -> int:
@@ -46,19 +83,18 @@ async def opened(gates: Gates, duty: str = "pull", *, force: bool = False) -> st
 
 
 async def test_a_renewal_that_is_under_way_does_not_shut_the_gate_again(
-    gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+    making: Making, valkey: ValkeyServer
 ) -> None:
-    monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=0.03))
-    token, piped, before = await opened(gates), gates._piped, asyncio.all_tasks()
+    gates = making(gate=timedelta(seconds=0.03))
+    token, before = await opened(gates), asyncio.all_tasks()
     under_way, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(steps: Any) -> list[Any]:
+    async def slow(_steps: Sequence[Any]) -> None:
         under_way.set()
         await go_on.wait()
-        return await piped(steps)
 
     async with gates.hold("pull", token):
-        monkeypatch.setattr(gates, "_piped", slow)
+        gates.before_trip = slow
         await under_way.wait()
     closed = asyncio.create_task(gates.close("pull", token))
     await asyncio.sleep(0)  # it waits for the renewal
@@ -68,58 +104,50 @@ async def test_a_renewal_that_is_under_way_does_not_shut_the_gate_again(
     assert asyncio.all_tasks() == before
 
 
-async def test_a_job_that_ends_as_a_renewal_begins_is_not_renewed(
-    gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_ends_as_a_renewal_begins_is_not_renewed(making: Making, valkey: ValkeyServer) -> None:
     """One round renews all gates of a process. A job may end after the round has begun, before its own renewal."""
-    monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=3))
-    renew, done = gates._renew, asyncio.Event()
+    gates, done = making(gate=timedelta(seconds=3)), asyncio.Event()
     first, second = gates.hold("first", await opened(gates, "first")), await opened(gates, "second")
 
-    async def noted(duty: str, token: str, state: str = "") -> bool:
+    async def end_second(duty: str) -> None:
         if duty == "first" and not done.is_set():
             await ending.__aexit__(None, None, None)
             await gates.close("second", second)
             done.set()
-        return await renew(duty, token, state)
 
     async with first:
         ending = gates.hold("second", second)
         await ending.__aenter__()
-        monkeypatch.setattr(gates, "_renew", noted)
+        gates.before_renewal = end_second
         await done.wait()
         await eventually("the round is over", lambda: life(valkey, gates, "first") > 2_500)
         assert life(valkey, gates, "second") < 0
 
 
-async def test_one_round_trip_renews_all_gates_of_a_process(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=0.3))
-    piped, trips = gates._piped, []
+async def test_one_round_trip_renews_all_gates_of_a_process(making: Making) -> None:
+    gates, trips = making(gate=timedelta(seconds=0.3)), list[int]()
 
-    async def noted(steps: Any) -> list[Any]:
+    async def noted(steps: Sequence[Any]) -> None:
         trips.append(len(steps))
-        return await piped(steps)
 
     async with AsyncExitStack() as jobs:
         for number in range(20):
             duty = f"pull:{number}"
             await jobs.enter_async_context(gates.hold(duty, await opened(gates, duty)))
-        monkeypatch.setattr(gates, "_piped", noted)
+        gates.before_trip = noted
         await eventually("two rounds", lambda: len(trips) > 1)
         assert set(trips) == {20}
 
 
 async def test_the_steps_of_a_thousand_duties_at_once_share_a_connection_and_wait_for_none(
-    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+    making: Making, valkey: ValkeyServer
 ) -> None:
     """redis-py's pool raises "No connection available" after a while, which looks like an outage."""
-    monkeypatch.setattr(gate_module, "CONNECTION_WAIT_S", 0.001)
-    gates, server = Gates(valkey.url, f"test-{uuid4().hex}"), redis.Redis.from_url(valkey.url)
+    gates, server = making(connection_wait=timedelta(milliseconds=1)), redis.Redis.from_url(valkey.url)
     before = server.info("clients")["connected_clients"]
     tokens = await asyncio.gather(*(gates.open(f"publish:{number}") for number in range(1_000)))
     assert None not in tokens
     assert server.info("clients")["connected_clients"] - before == 1
-    await gates.aclose()
 
 
 async def test_a_server_that_begins_anew_learns_the_steps_again(gates: Gates, valkey: ValkeyServer) -> None:
@@ -130,18 +158,17 @@ async def test_a_server_that_begins_anew_learns_the_steps_again(gates: Gates, va
 
 
 async def test_a_step_that_redis_refuses_fails_no_other(gates: Gates, valkey: ValkeyServer) -> None:
-    redis.Redis.from_url(valkey.url).set(gates._parts("wrong"), "no hash")
+    redis.Redis.from_url(valkey.url).set(gates._routines("wrong"), "no hash")
     took, token = await asyncio.gather(
-        gates.take("wrong", {"part": timedelta(seconds=1)}), gates.open("pull"), return_exceptions=True
+        gates.claim("wrong", {"routine": timedelta(seconds=1)}), gates.open("pull"), return_exceptions=True
     )
     assert isinstance(took, QueueUnreachable)
     assert isinstance(token, str)
 
 
-async def test_no_renewal_outlives_its_job(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_renewal_outlives_its_job(making: Making) -> None:
     """However they meet: the client loses a cancellation that comes just as its command is sent."""
-    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=1))
-    before = asyncio.all_tasks()
+    gates, before = making(gate=timedelta(milliseconds=1)), asyncio.all_tasks()
     for number in range(100):
         async with gates.hold("pull", f"token{number}"):
             await asyncio.sleep(number % 7 * 0.0005)
@@ -198,21 +225,11 @@ async def test_a_job_that_waits_for_longer_than_its_gate_lives_is_not_sent_again
     assert await send("second")
 
 
-async def test_those_who_ask_at_the_same_time_which_gates_are_open_share_a_question(
-    gates: Gates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, ...]] = []
-    exists = gates._client.exists
-
-    async def noted(*keys: str) -> int:
-        asked.append(keys)
-        return int(await exists(*keys))
-
-    monkeypatch.setattr(gates._client, "exists", noted)
+async def test_those_who_ask_at_the_same_time_which_gates_are_open_share_a_question(gates: FollowedGates) -> None:
     await opened(gates, "pull:a")
     await opened(gates, "pull:b")
     assert await asyncio.gather(gates.lost(["pull:a"]), gates.lost(["pull:b"]), gates.lost([])) == [[], [], []]
-    assert len(asked) == 1
+    assert gates.questions == 1
     found = await asyncio.gather(gates.lost(["pull:a", "pull:c"]), gates.lost(["pull:d", "pull:b"]))
     assert found == [["pull:c"], ["pull:d"]]
 
@@ -226,11 +243,9 @@ async def test_force_takes_a_gate_over_and_the_former_job_finds_out(gates: Gates
         assert ours
 
 
-async def test_a_job_that_runs_finds_out_that_another_has_taken_over(
-    gates: Gates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_runs_finds_out_that_another_has_taken_over(making: Making) -> None:
     """The other one may wait for its thread."""
-    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=300))
+    gates = making(gate=timedelta(milliseconds=300))
     former = await opened(gates)
     async with gates.hold("pull", former) as ours:
         assert ours
@@ -238,8 +253,8 @@ async def test_a_job_that_runs_finds_out_that_another_has_taken_over(
         await eventually("it knows", lambda: not ours)
 
 
-async def test_a_gate_whose_job_died_opens_by_itself(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=100))
+async def test_a_gate_whose_job_died_opens_by_itself(making: Making) -> None:
+    gates = making(gate=timedelta(milliseconds=100))
     await opened(gates)
     await eventually("it is open", lambda: gates.open("pull"), 10)
 
@@ -253,19 +268,15 @@ async def test_a_job_closes_its_own_gate_only(gates: Gates, valkey: ValkeyServer
     assert await gates.open("pull") is not None
 
 
-async def test_a_gate_stays_shut_as_long_as_its_job_runs(
-    gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gate_module, "TTL", timedelta(seconds=3))
+async def test_a_gate_stays_shut_as_long_as_its_job_runs(making: Making, valkey: ValkeyServer) -> None:
+    gates = making(gate=timedelta(seconds=3))
     token = await opened(gates)
     shut: list[bool] = []
-    renew = gates._renew
 
-    async def noted(duty: str, token: str) -> bool:
+    async def noted(_duty: str) -> None:
         shut.append(life(valkey, gates) > 0)
-        return await renew(duty, token)
 
-    monkeypatch.setattr(gates, "_renew", noted)
+    gates.before_renewal = noted
     async with gates.hold("pull", token) as ours:
         assert ours
         await eventually("it was renewed for longer than it lasts", lambda: len(shut) > 4)
@@ -300,7 +311,7 @@ async def test_whatever_its_job_is_at_a_gate_opens_within_seconds_of_its_death(
     gates: Gates, valkey: ValkeyServer
 ) -> None:
     """Queued, running or in back-off: who holds the job may be killed, and Redis may lose it."""
-    most = gate_module.TTL.total_seconds() * 1000
+    most = GATE_TIMES.gate.total_seconds() * 1000
     assert most <= 6_000
     token = await opened(gates)
     assert 0 < life(valkey, gates) <= most
@@ -309,11 +320,11 @@ async def test_whatever_its_job_is_at_a_gate_opens_within_seconds_of_its_death(
     await gates.back_off("pull", token)
     assert 0 < life(valkey, gates) <= most
     # And in time for its job, which is delayed and then waits for a thread.
-    assert timedelta(seconds=1.5) < gate_module.TTL - gate_module.LONGEST_BACKOFF
+    assert timedelta(seconds=1.5) < GATE_TIMES.gate - LONGEST_BACKOFF
 
 
 async def test_a_duty_that_is_done_rests_and_one_whose_job_died_is_lost(
-    gates: Gates, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+    gates: Gates, making: Making, valkey: ValkeyServer
 ) -> None:
     hour = timedelta(hours=1)
     assert await gates.lost([]) == []
@@ -328,13 +339,13 @@ async def test_a_duty_that_is_done_rests_and_one_whose_job_died_is_lost(
     assert life(valkey, gates, "prune") > 3_500_000
     async with gates.hold("prune", token) as ours:
         assert not ours  # a copy that comes late
-    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=100))
-    assert await gates.open("prune", interval=hour) is not None  # its next turn
+    short = making(gate=timedelta(milliseconds=100))
+    assert await short.open("prune", interval=hour) is not None  # its next turn
     await eventually("the job that died is found out", lambda: gates.lost(["prune"]), 10)
 
 
 async def test_a_duty_that_did_not_end_well_is_done_again_soon(gates: Gates, valkey: ValkeyServer) -> None:
-    most = gate_module.LONGEST_BACKOFF.total_seconds() * 1000
+    most = LONGEST_BACKOFF.total_seconds() * 1000
     token = await gates.open("prune", interval=timedelta(hours=1))
     await gates.close("prune", str(token), well=False)
     assert 0 < life(valkey, gates, "prune") <= most
@@ -383,11 +394,8 @@ async def test_without_redis_jobs_run_and_none_can_be_sent() -> None:
     await gates.aclose()
 
 
-async def test_redis_lost_while_a_job_runs_does_not_end_the_job(
-    own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=90))
-    gates = Gates(own_valkey.url, "test")
+async def test_redis_lost_while_a_job_runs_does_not_end_the_job(own_valkey: ValkeyServer) -> None:
+    gates = Gates(own_valkey.url, "test", times=GateTimes(gate=timedelta(milliseconds=90)))
     token = await opened(gates)
     async with gates.hold("pull", token) as ours:
         await asyncio.to_thread(own_valkey.kill)

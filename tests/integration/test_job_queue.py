@@ -18,9 +18,8 @@ import pytest
 import redis
 from dramatiq.middleware import Retries
 
-from relay.adapters.dramatiq import broker as broker_module
 from relay.adapters.dramatiq import runtime as runtime_module
-from relay.adapters.dramatiq.broker import RelayBroker, create_broker
+from relay.adapters.dramatiq.broker import Capacity, FetchTimes, RelayBroker, create_broker
 from relay.adapters.dramatiq.gates import LONGEST_BACKOFF
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.devstack import ValkeyServer
@@ -51,7 +50,7 @@ def test_what_a_worker_left_behind_is_taken_over_and_run(valkey: ValkeyServer) -
     broker.enqueue_many([job("q", "note", n) for n in range(3)])
     left = create_broker(valkey.url, namespace=broker.namespace, middleware=[])
     left.broker_id = "gone"
-    assert len(left.fetch("q", broker_module.Capacity(2, 2))[2]) == 2
+    assert len(left.fetch("q", Capacity(2, 2))[2]) == 2
     with working(broker):
         soon("the rest has run", lambda: ran == [2])
         broker.take_over("somebody")
@@ -143,12 +142,8 @@ def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: Valke
     assert scripts < 400, "a script to fetch and one to acknowledge for each job would be 800"
 
 
-def test_a_consumer_of_quick_jobs_fetches_more_ahead_until_they_are_slow(
-    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_OFTEN_S", "_SELDOM_S"):
-        monkeypatch.setattr(broker_module, name, 3600.0)
-    broker = fresh_broker(valkey.url)
+def test_a_consumer_of_quick_jobs_fetches_more_ahead_until_they_are_slow(valkey: ValkeyServer) -> None:
+    broker = fresh_broker(valkey.url, times=FetchTimes(often=3600.0, seldom=3600.0))
     dramatiq.actor(lambda: None, broker=broker, actor_name="n", queue_name="q")
     broker.enqueue_many([job("q", "n") for _ in range(600)])
     consumer = broker.consume("q", prefetch=4)

@@ -9,19 +9,17 @@ import dramatiq
 import pytest
 import redis
 
-from relay.adapters.dramatiq import broker as redis_module
-from relay.adapters.dramatiq import wakeup as redis_wakeup
+from relay.adapters.dramatiq.broker import FetchTimes
 from relay.adapters.dramatiq.shares import ASIDE, SHARE
+from relay.adapters.dramatiq.wakeup import Wakeups, WakeupTimes
 from relay.devstack import ValkeyServer
 from tests.integration.queueing import calls, fresh_broker, soon, working
 from tests.jobs import job
 
 
-def test_an_idle_worker_asks_nothing(own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_module, "_WAIT_S", 0.02)
-    monkeypatch.setattr(redis_module, "_UPKEEP_WAITS", 1_000_000)
-    monkeypatch.setattr(redis_wakeup, "_PING_INTERVAL_S", 0.3)
-    broker, ran = fresh_broker(own_valkey.url), []
+def test_an_idle_worker_asks_nothing(own_valkey: ValkeyServer) -> None:
+    times = FetchTimes(idle=0.02, upkeep_waits=1_000_000)
+    broker, ran = fresh_broker(own_valkey.url, times=times, wakeup_times=WakeupTimes(ping_every=0.3)), []
     actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
 
     def rests() -> bool:
@@ -35,9 +33,8 @@ def test_an_idle_worker_asks_nothing(own_valkey: ValkeyServer, monkeypatch: pyte
         soon("its waits begin and end, and it asks nothing", rests)
 
 
-def test_an_idle_worker_starts_a_job_at_once(own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_module, "_WAIT_S", 4.0)
-    broker, ran = fresh_broker(own_valkey.url), []
+def test_an_idle_worker_starts_a_job_at_once(own_valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(own_valkey.url, times=FetchTimes(idle=4.0)), []
     actor = dramatiq.actor(lambda: ran.append(time.monotonic()), broker=broker, actor_name="n", queue_name="q")
     with working(broker):
         for count in (1, 2):
@@ -62,11 +59,8 @@ def test_all_queues_of_a_process_wait_on_one_connection(own_valkey: ValkeyServer
             assert len(client.client_list()) - 1 <= 5, "four for commands, one that waits"
 
 
-def test_a_worker_starts_what_others_have_put_aside_though_the_queue_is_empty(
-    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_module, "_UPKEEP_WAITS", 1_000_000)
-    broker, ran = fresh_broker(valkey.url), []
+def test_a_worker_starts_what_others_have_put_aside_though_the_queue_is_empty(valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(valkey.url, times=FetchTimes(upkeep_waits=1_000_000)), []
     dramatiq.actor(ran.append, broker=broker, actor_name="n", queue_name="q")
 
     def put_aside(number: int) -> None:
@@ -102,19 +96,22 @@ def test_a_user_without_client_tracking_waits_on_more_connections(own_valkey: Va
         soon("it has run", lambda: ran)
 
 
-def test_a_delay_queue_is_looked_at_often_only_while_something_is_delayed(
-    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker, ran, waits = fresh_broker(valkey.url), [], []
-    wait = broker.wakeups.wait
+class NotedWakeups(Wakeups):
+    """Notes each wait: the queue, and its limit in seconds."""
 
-    def noted(key: str, woken: threading.Event, seconds: float) -> bool:
-        waits.append((key.rpartition(":")[2], seconds))
-        return wait(key, woken, seconds)
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.waits: list[tuple[str, float]] = []
 
-    monkeypatch.setattr(broker.wakeups, "wait", noted)
-    monkeypatch.setattr(redis_module, "_WAIT_S", 0.3)
-    monkeypatch.setattr(redis_module, "_DELAY_WAIT_S", 0.02)
+    def wait(self, key: str, woken: threading.Event, seconds: float) -> bool:
+        self.waits.append((key.rpartition(":")[2], seconds))
+        return super().wait(key, woken, seconds)
+
+
+def test_a_delay_queue_is_looked_at_often_only_while_something_is_delayed(valkey: ValkeyServer) -> None:
+    broker, ran = fresh_broker(valkey.url, times=FetchTimes(idle=0.3, busy=0.02)), []
+    broker.wakeups = noted = NotedWakeups(valkey.url)
+    waits = noted.waits
     actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
     with working(broker):
         soon("it waits", lambda: waits.count(("q.DQ", 0.3)) > 2)
@@ -131,17 +128,14 @@ def test_a_redis_that_falls_silent_is_noticed_and_jobs_run_when_it_answers(
     own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
-    # Whoever asks at that moment notices it too, but says so in other words.
-    monkeypatch.setattr(redis_module, "_WAIT_S", 60.0)
-    monkeypatch.setattr(redis_wakeup, "_PING_INTERVAL_S", 0.1)
-    monkeypatch.setattr(redis_wakeup, "_SILENCE_S", 0.5)
-    broker, ran = fresh_broker(own_valkey.url), []
+    # Whoever asks at that moment notices it too, but says so in other words: nobody asks in the next seconds.
+    quick = WakeupTimes(ping_every=0.1, silence=0.5)
+    broker, ran = fresh_broker(own_valkey.url, times=FetchTimes(idle=5.0), wakeup_times=quick), []
     actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
     with working(broker):
         soon("it waits", lambda: calls(broker.client).get("exists", 0) >= 2)
         own_valkey.pause()
         soon("the silence is noticed", lambda: "no answer within" in caplog.text)
-        monkeypatch.setattr(redis_module, "_WAIT_S", 0.1)
         own_valkey.resume()
         actor.send()
         soon("it has run", lambda: ran)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from consumer import routines
 from consumer.routines import Routine, RoutineSlots, RunRoutines
-from relay.adapters.dramatiq import gates as gate_module
-from relay.adapters.dramatiq.gates import Gates
+from relay.adapters.dramatiq.gates import Gates, GateTimes
 from relay.devstack import ValkeyServer
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import Fact, OutageSeen
@@ -95,37 +93,35 @@ async def test_a_routine_that_hangs_holds_up_no_other_and_has_no_second_run(upke
     assert await upkeep.job() == []
 
 
-async def test_a_routine_goes_on_to_be_taken_while_it_runs_and_is_due_when_its_job_died(
-    upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routines, "TAKEN", timedelta(milliseconds=300))
-    monkeypatch.setattr(gate_module, "TAKEN", timedelta(milliseconds=300))
+class NotedGates(Gates):
+    """Gates that ask, after each note that a routine goes on, whether another job could claim it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.due_after_a_note: list[list[str]] = []
+
+    async def rest(self, duty: str, until: Mapping[str, int]) -> None:
+        await super().rest(duty, until)
+        self.due_after_a_note.append((await self.claim(duty, {"b": HOUR}))[1])
+
+
+async def test_a_routine_stays_claimed_while_it_runs_and_is_due_when_its_job_died(valkey: ValkeyServer) -> None:
+    gates = NotedGates(valkey.url, f"test-{uuid4().hex}", times=GateTimes(claim=timedelta(milliseconds=300)))
+    upkeep = Upkeep(gates)
     upkeep.hangs["b"] = asyncio.Event()
     work = await upkeep.begun()
-    notes: list[Any] = []
-    note = work._note
-
-    async def noted() -> None:
-        await note()
-        notes.append(await upkeep.gates.take(DUTY.key, {"b": HOUR}))
-
-    monkeypatch.setattr(work, "_note", noted)
-    await eventually("it has been said to go on", lambda: len(notes) > 4)
-    assert [taken for _, taken in notes] == [[]] * len(notes)
+    await eventually("it has been said to go on", lambda: len(gates.due_after_a_note) > 4)
+    assert gates.due_after_a_note == [[]] * len(gates.due_after_a_note)
     assert work._keeper is not None
     work._keeper.cancel()
 
-    async def taken() -> list[str]:
-        return (await upkeep.gates.take(DUTY.key, {"b": HOUR}))[1]
+    async def due() -> bool:
+        return (await gates.claim(DUTY.key, {"b": HOUR}))[1] == ["b"]
 
-    for _ in range(1_000):
-        if await taken() == ["b"]:
-            break
-        await asyncio.sleep(0.02)
-    else:
-        pytest.fail("it is not due")
+    await eventually("it is due", due, 20)
     upkeep.hangs["b"].set()
     await work.end()
+    await gates.aclose()
 
 
 async def test_an_outage_ends_one_routine_which_is_due_again_at_once(upkeep: Upkeep) -> None:
@@ -174,6 +170,6 @@ async def test_what_was_not_begun_before_the_worker_stops_is_due_for_the_next(up
 
 async def test_a_routine_never_rests_for_longer_than_it_should(upkeep: Upkeep) -> None:
     """The clock of Redis may have been set back, or the interval made shorter."""
-    now, _ = await upkeep.gates.take(DUTY.key, {"d": HOUR})
+    now, _ = await upkeep.gates.claim(DUTY.key, {"d": HOUR})
     await upkeep.gates.rest(DUTY.key, dict.fromkeys("abc", now + 7_200_000))
     assert await upkeep.job() == ["a", "b", "c"]

@@ -15,12 +15,12 @@ import pytest
 import redis
 
 from consumer.recovery import PATIENCE
-from relay.adapters.dramatiq import gates as gate_module
+from relay.adapters.dramatiq.gates import GateTimes
 from relay.adapters.members import this_process
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import OutageSeen
-from scheduler import polls as polls_module
+from scheduler.polls import PollLimits
 from tests.integration.publishing import eventually, query
 from tests.integration.scheduling import Scheduler, scheduling
 
@@ -28,9 +28,16 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def scheduler(tmp_path: Path, database_url: str, valkey: ValkeyServer) -> AsyncIterator[Scheduler]:
-    async with scheduling(tmp_path, database_url, valkey.url) as scheduler:
+async def scheduler(
+    request: pytest.FixtureRequest, tmp_path: Path, database_url: str, valkey: ValkeyServer
+) -> AsyncIterator[Scheduler]:
+    async with scheduling(tmp_path, database_url, valkey.url, **getattr(request, "param", {})) as scheduler:
         yield scheduler
+
+
+def given(**options: Any) -> pytest.MarkDecorator:
+    """The limits of polls, or the times of gates, of the scheduler of a test."""
+    return pytest.mark.parametrize("scheduler", [options], indirect=True, ids=["given"])
 
 
 # --- publishing ---
@@ -95,11 +102,9 @@ async def test_an_event_brings_a_job_for_the_shard_of_its_key_and_no_other(sched
     assert len(set(expected)) == 2
 
 
-async def test_when_there_are_many_events_every_shard_has_a_job(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@given(limits=PollLimits(load_events=3))
+async def test_when_there_are_many_events_every_shard_has_a_job(scheduler: Scheduler) -> None:
     """Not all of them were looked at."""
-    monkeypatch.setattr(polls_module, "_LOAD_EVENTS", 3)
     for _ in range(3):
         scheduler.add("v1")
     await scheduler.tick()
@@ -127,11 +132,8 @@ async def test_a_hint_runs_the_tick_at_once(scheduler: Scheduler) -> None:
     await eventually("the jobs are sent", lambda: len(scheduler.sent()) == 2, seconds=20)
 
 
-async def test_under_load_no_transaction_pays_for_a_hint(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(polls_module, "_LOAD_EVENTS", 10)
-    monkeypatch.setattr(polls_module, "_POLLING_S", 0.1)
+@given(limits=PollLimits(load_events=10, awake_for=0.1))
+async def test_under_load_no_transaction_pays_for_a_hint(scheduler: Scheduler) -> None:
     await scheduler.tick()
     assert scheduler.sleeping()
     scheduler.produce(10)
@@ -155,13 +157,11 @@ async def test_under_load_no_transaction_pays_for_a_hint(
 # --- outages ---
 
 
-async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@given(limits=PollLimits(timeout=0.3))
+async def test_a_hint_whose_poll_hangs_does_not_keep_the_ticks_from_polling(scheduler: Scheduler) -> None:
     """The next hint would come in an hour, and the tick waits for the poll that is under way."""
     await scheduler.tick()
     await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
-    monkeypatch.setattr(polls_module, "TICK_TIMEOUT_S", 0.3)
     with psycopg.connect(scheduler.database_url) as blocking:
         blocking.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
         query(scheduler.database_url, "NOTIFY relay_outbox")
@@ -236,45 +236,46 @@ async def test_what_a_leader_has_not_sent_yet_is_not_lost(scheduler: Scheduler) 
     assert set(tokens(scheduler)) == {"prune"}
 
 
-async def test_whatever_ticks_seldom_is_sent_again_when_its_job_was_lost(
-    scheduler: Scheduler, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lost is a job that has left its queue and whose gate is gone, and with it the word that the duty is done."""
-    monkeypatch.setattr(gate_module, "TTL", timedelta(milliseconds=300))
+def seldom_ticks(scheduler: Scheduler) -> set[str]:
     seldom = {name for name, row in scheduler.table.items() if row.every >= timedelta(seconds=3)} - {"publish:sea"}
     assert {name.partition(":")[0] for name in seldom} == {"reconcile_stream", "prune", "look_after"}
+    return seldom
+
+
+@given(gate_times=GateTimes(gate=timedelta(milliseconds=300)))
+async def test_whatever_ticks_seldom_is_sent_again_when_its_job_was_lost(
+    scheduler: Scheduler, valkey: ValkeyServer
+) -> None:
+    """Lost is a job that has left its queue and whose gate is gone, and with it the word that the duty is done."""
+    seldom = seldom_ticks(scheduler)
     for name in seldom:
         await scheduler.tick(name)
     first = tokens(scheduler)
     assert set(first) == {name.partition(":")[0] for name in seldom}
-    gates, client = scheduler.application.gates, redis.Redis.from_url(valkey.url)
-    queue = f"{gates._namespace}:relay-upkeep"
+    client = redis.Redis.from_url(valkey.url)
 
     async def sent_again() -> bool:
         await scheduler.tick("resend:sea")
         now = tokens(scheduler)
         return all(actor in now and now[actor] != sent for actor, sent in first.items())
 
-    client.delete(queue)  # a worker took them and died
+    client.delete(f"{scheduler.application.settings.redis_namespace}:relay-upkeep")  # a worker took them and died
     await eventually("those who were lost are sent again", sent_again)
-    monkeypatch.setattr(gate_module, "TTL", timedelta(minutes=10))
-    # Those that were sent a moment ago still have gates that expire.
-    client.delete(queue, *map(gates._key, seldom))
+
+
+@given(gate_times=GateTimes(gate=timedelta(minutes=10)))
+async def test_what_is_done_is_sent_again_at_its_next_tick_and_not_before(scheduler: Scheduler) -> None:
+    seldom = seldom_ticks(scheduler)
     for name in seldom:
         await scheduler.tick(name)
-    latest = {actor: sent[-1] for actor, sent in tokens(scheduler).items()}
+    first = tokens(scheduler)
     for name in seldom:
-        await gates.close(name, latest[name.partition(":")[0]])
-
-    def sent() -> dict[str, list[str]]:
-        return {actor: sent for actor, sent in tokens(scheduler).items() if actor in first}
-
-    before = sent()
+        await scheduler.application.gates.close(name, first[name.partition(":")[0]][-1])
     await scheduler.tick("resend:sea")
-    assert sent() == before  # all are done
+    assert tokens(scheduler) == first
     for name in seldom:
         await scheduler.tick(name)
-    assert all(len(again) == len(before[actor]) + 1 for actor, again in sent().items())
+    assert {actor: len(sent) for actor, sent in tokens(scheduler).items()} == dict.fromkeys(first, 2)
 
 
 def tokens(scheduler: Scheduler) -> dict[str, list[str]]:
@@ -357,14 +358,14 @@ async def test_nothing_is_swept_while_there_is_nothing_to_find(scheduler: Schedu
 
 async def test_an_operator_has_everything_looked_after(scheduler: Scheduler) -> None:
     gates, duty = scheduler.application.gates, "look_after:sea"
-    parts = {"rescue_exhausted:from_up": timedelta(hours=1)}
-    now, taken = await gates.take(duty, parts)
-    await gates.rest(duty, dict.fromkeys(taken, now + 3_600_000))
-    assert (await gates.take(duty, parts))[1] == []
+    routines = {"rescue_exhausted:from_up": timedelta(hours=1)}
+    now, claimed = await gates.claim(duty, routines)
+    await gates.rest(duty, dict.fromkeys(claimed, now + 3_600_000))
+    assert (await gates.claim(duty, routines))[1] == []
     on_request = scheduler.table[duty].on_request
     assert on_request is not None
     await on_request()
-    assert (await gates.take(duty, parts))[1] == [*parts]
+    assert (await gates.claim(duty, routines))[1] == [*routines]
 
 
 # --- tasks ---
@@ -380,10 +381,10 @@ async def test_a_task_is_delivered_on_the_hint_of_its_commit(scheduler: Schedule
     await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)], seconds=20)
 
 
+@given(limits=PollLimits(quiet_after=3600.0))
 async def test_when_nothing_has_been_due_and_hints_are_sent_polls_are_seldom_until_something_is(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    scheduler: Scheduler,
 ) -> None:
-    monkeypatch.setattr(polls_module, "_QUIET_AFTER_S", 3600.0)
     name = "deliver_tasks:sea"
     pace = scheduler.table[name].pace
     assert pace is not None
@@ -401,30 +402,31 @@ async def test_when_nothing_has_been_due_and_hints_are_sent_polls_are_seldom_unt
     query(scheduler.database_url, "DELETE FROM task_outbox")
     await scheduler.tick(name)
     assert pace.every == timedelta(seconds=0.25)  # for a while
-    monkeypatch.setattr(polls_module, "_QUIET_AFTER_S", -3600.0)
+
+
+@given(limits=PollLimits(quiet_after=0.0))
+async def test_after_a_while_without_work_polls_are_seldom_again(scheduler: Scheduler) -> None:
+    name = "deliver_tasks:sea"
+    pace = scheduler.table[name].pace
+    assert pace is not None
+    await scheduler.tick(name)
+    await scheduler.tick()
+    await eventually("it is known", lambda: scheduler.application.context("sea").wakeup.hinted)
     scheduler.schedule()
     await scheduler.tick(name)
     assert pace.every == timedelta(seconds=2)
 
 
-async def test_a_hint_that_finds_a_job_outstanding_looks_again(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@given(limits=PollLimits(looks=1_000))
+async def test_a_hint_that_finds_a_job_outstanding_looks_again(scheduler: Scheduler) -> None:
     """The job may be at its end, and have looked too early for the task."""
     await scheduler.tick()
     await scheduler.tick("deliver_tasks:sea")
     await eventually("hints are welcome", scheduler.sleeping)
     gates, duty = scheduler.application.gates, "deliver_tasks:sea"
     token = await gates.open(duty)
-    asked: list[str | None] = []
-    ask = gates.open
-
-    async def noted(duty: str, **options: Any) -> str | None:
-        asked.append(await ask(duty, **options))
-        return asked[-1]
-
-    monkeypatch.setattr(gates, "open", noted)
+    polls = scheduler.task_polls
     scheduler.schedule()
-    await eventually("it was in vain", lambda: None in asked)
+    await eventually("it was in vain", lambda: scheduler.task_polls > polls + 1)
     await gates.close(duty, str(token))
     await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)], seconds=20)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from relay.adapters.dramatiq.gates import Gates, Hold
+from relay.adapters.dramatiq.gates import Gates, GateTimes, Hold
 from relay.adapters.dramatiq.wakeup import _Line
 from relay.concurrency import end, is_cancelled
 from relay.execution import lease as leases
@@ -50,7 +50,7 @@ async def a_question() -> str:
 
 
 KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
-    "gate": lambda renew: on(Gates._keep, _held=[Hold(True)], _still=renew),
+    "gate": lambda renew: on(Gates._keep, _held=[Hold(True)], _still=renew, times=GateTimes(gate=timedelta())),
     "redis": lambda send: on(
         _Line._send,
         _questions=SimpleNamespace(get=a_question),
@@ -59,12 +59,6 @@ KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
     ),
     "leader": lambda ask: on(Leader.run, _round=ask, _lease=SimpleNamespace(pause=0)),
 }
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = SimpleNamespace(total_seconds=lambda: 0.0)
-    monkeypatch.setattr("relay.adapters.dramatiq.gates.TTL", at_once)
 
 
 @pytest.mark.parametrize("name", KEEPERS)

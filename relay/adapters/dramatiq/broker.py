@@ -26,15 +26,11 @@ from dramatiq.middleware import Middleware
 
 from relay.adapters.dramatiq.gates import QueueEntry
 from relay.adapters.dramatiq.shares import MARK, share_of
-from relay.adapters.dramatiq.wakeup import Wakeups
+from relay.adapters.dramatiq.wakeup import WAKEUP_TIMES, Wakeups, WakeupTimes
 from relay.adapters.redis_client import bounded_client, queue_error
 
 #: A command takes well under a millisecond, so all threads of a process share a few connections.
 _MAX_CONNECTIONS: Final = 4
-#: A wait ends after this time, in seconds, so that a worker can stop soon.
-_WAIT_S: Final = 2.0
-#: The same while a share has no capacity, and while messages of a delay queue are held: they may start this late.
-_DELAY_WAIT_S: Final = 0.2
 #: This many acknowledgements are sent together, or more if a part of the prefetch is more.
 _BATCH_ACKS: Final = 16
 #: The largest prefetch of a share, unless dramatiq's own is larger.
@@ -43,18 +39,12 @@ _MAX_PREFETCH: Final = 128
 _LOOK_BEHIND_INTERVAL_S: Final = 0.05
 #: How long a consumer without any capacity waits before it looks again, in seconds.
 _CAPACITY_WAIT_S: Final = 0.005
-#: After this many idle waits a worker fetches anyway. So it finds what a worker had put aside and then died.
-_UPKEEP_WAITS: Final = 5
 #: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
 _ENQUEUED: Final = "relay_enqueued"
 #: How often Redis' clock is asked, in seconds. In between, this process's clock counts on.
 _ASK_INTERVAL_S: Final = 60.0
 #: The most messages of a share in one fetch. Lua limits the number of arguments of a call.
 _MAX_FETCH_MESSAGES: Final = 1_000
-#: When a share is fetched again within this time, in seconds, its prefetch doubles.
-_OFTEN_S: Final = 0.04
-#: When a share is not fetched for longer than this, in seconds, its prefetch is dramatiq's own again.
-_SELDOM_S: Final = 0.2
 #: Fetches messages: first those put aside, as far as their shares have capacity, then a limited number from the
 #: queue. A message from the queue whose share has no capacity goes aside. Returns three values: whether the queue
 #: may have more, whether anything is aside, and the messages. KEYS: the queue, the worker's unacknowledged
@@ -124,18 +114,48 @@ end
 """
 
 
-def create_broker(url: str, *, namespace: str, middleware: Sequence[Middleware], **access: Any) -> RelayBroker:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchTimes:
+    """How long consumers wait, in seconds, and when they fetch more at once.
+
+    ``idle``: a wait ends after this time, so that a worker can stop soon. ``busy``: the same while a share has no
+    capacity and while delayed messages are held, which may start this late. ``upkeep_waits``: after so many idle
+    waits a worker fetches anyway, and finds what a dead worker had deferred. ``often``: a share that is fetched
+    again within this time gets twice the prefetch. ``seldom``: after this time it has dramatiq's own again.
+    """
+
+    idle: float = 2.0
+    busy: float = 0.2
+    upkeep_waits: int = 5
+    often: float = 0.04
+    seldom: float = 0.2
+
+
+FETCH_TIMES: Final = FetchTimes()
+
+
+def create_broker(
+    url: str,
+    *,
+    namespace: str,
+    middleware: Sequence[Middleware],
+    times: FetchTimes = FETCH_TIMES,
+    wakeup_times: WakeupTimes = WAKEUP_TIMES,
+    **access: Any,
+) -> RelayBroker:
     """A broker on ``url``; all its keys start with ``namespace``. ``access`` goes to the client of Redis."""
-    client, wakeups = bounded_client(url, _MAX_CONNECTIONS, **access), Wakeups(url, **access)
-    return RelayBroker(wakeups=wakeups, client=client, namespace=namespace, middleware=list(middleware))
+    client, wakeups = bounded_client(url, _MAX_CONNECTIONS, **access), Wakeups(url, times=wakeup_times, **access)
+    return RelayBroker(
+        wakeups=wakeups, times=times, client=client, namespace=namespace, middleware=list(middleware)
+    )
 
 
 class RelayBroker(RedisBroker):
     """RedisBroker with a blocking wait on its queues, bulk enqueueing and bulk acknowledgements."""
 
-    def __init__(self, *, wakeups: Wakeups, **options: Any) -> None:
+    def __init__(self, *, wakeups: Wakeups, times: FetchTimes = FETCH_TIMES, **options: Any) -> None:
         super().__init__(**options)
-        self.wakeups = wakeups
+        self.wakeups, self.times = wakeups, times
         self.unacknowledged: dict[str, list[str]] = {}
         self._ack_script = self.client.register_script(_ACK)
         self._fetch_script = self.client.register_script(_FETCH)
@@ -283,8 +303,8 @@ class Capacity:
     A worker holds at most ``least`` messages of a share where messages are slow, ``most`` where they are quick.
     """
 
-    def __init__(self, least: int, most: int) -> None:
-        self.least, self._most = least, most
+    def __init__(self, least: int, most: int, times: FetchTimes = FETCH_TIMES) -> None:
+        self.least, self._most, self._times = least, most, times
         self._paces: dict[str, _Pace] = {}
         self._held: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -302,9 +322,9 @@ class Capacity:
             pace = self.pace(share)
             if now > pace.fetched_at:
                 since, pace.fetched_at = now - pace.fetched_at, now
-                if since < _OFTEN_S:
+                if since < self._times.often:
                     pace.prefetch = min(self._most, 2 * pace.prefetch)
-                elif since > _SELDOM_S:
+                elif since > self._times.seldom:
                     pace.prefetch = self.least
             pace.held += 1
             self._held[id] = share
@@ -353,7 +373,8 @@ class _BlockingConsumer(_RedisConsumer):
         super().__init__(broker, queue_name, prefetch, timeout)
         self._key = f"{broker.namespace}:{queue_name}"
         self._delays = queue_name.endswith(".DQ")
-        self.capacity = Capacity(prefetch, max(prefetch, _MAX_PREFETCH))
+        self._times = broker.times
+        self.capacity = Capacity(prefetch, max(prefetch, _MAX_PREFETCH), broker.times)
         self._fetched_at = 0.0
         self._idle = 0
         self._more = self._waiting = False
@@ -389,7 +410,7 @@ class _BlockingConsumer(_RedisConsumer):
         """Fetch up to the capacity. False when there is no capacity or nothing to fetch."""
         self._flush()
         if self.broker.ending.is_set():
-            self._freed.wait(_DELAY_WAIT_S)
+            self._freed.wait(self._times.busy)
             self._freed.clear()
             return False
         full = self.capacity.full()
@@ -419,17 +440,17 @@ class _BlockingConsumer(_RedisConsumer):
             # The messages known to wait have no capacity. Messages behind them may have some.
             self._freed.wait(max(0.0, self._fetched_at + _LOOK_BEHIND_INTERVAL_S - time.monotonic()))
             return True
-        if self._head(_DELAY_WAIT_S if full else _WAIT_S):
+        if self._head(self._times.busy if full else self._times.idle):
             return True
         self._idle += 1
-        return self._idle % _UPKEEP_WAITS == 0
+        return self._idle % self._times.upkeep_waits == 0
 
     def _head(self, wait: float) -> bool:
         """Wait for a head, or for capacity. While it waits, acknowledgements are sent at once."""
         self._waiting = True
         try:
             self._flush()
-            wait = _DELAY_WAIT_S if self._delays and len(self.capacity) else wait
+            wait = self._times.busy if self._delays and len(self.capacity) else wait
             return bool(self.broker.wakeups.wait(self._key, self._freed, wait))
         finally:
             self._waiting = False

@@ -9,8 +9,8 @@ gate, its job is lost.
 A job may wait in its queue for longer than its gate lives. Queues are first in, first out. While the head of the
 queue is older than the job, the job still waits, and no other is sent.
 
-A duty may have parts, each with an interval of its own. A hash says until when each part rests. The job takes the
-parts that are due, for a short time, and renews that while it works. If it dies, its parts are soon due again.
+A duty may have routines, each with an interval of its own. A hash says until when each rests. The job claims the
+routines that are due, for a short time, and renews that while it works. If it dies, they are soon due again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
@@ -30,8 +31,6 @@ from redis.backoff import NoBackoff
 from relay.adapters.redis_client import CONNECTION_WAIT_S, queue_error
 from relay.concurrency import Batcher, end, is_cancelled
 
-#: How long a gate lives. A running job renews it in time; the gate of a dead job expires.
-TTL: Final = timedelta(seconds=6)
 #: The longest back-off of a job that waits for a server. Nothing renews its gate in this time, because its worker
 #: may die, or Redis may lose the job. So the job returns before the gate expires.
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
@@ -39,9 +38,23 @@ LONGEST_BACKOFF: Final = timedelta(seconds=4)
 _MAX_CONNECTIONS: Final = 4
 #: The suffix of the token of a job in back-off.
 _WAITS: Final = ":waits"
-#: For how long a part is taken; its job renews this while it works. Shorter than `TTL`, so that the parts of a
-#: dead job are free when the next job comes.
-TAKEN: Final = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateTimes:
+    """How long a gate and a claim of routines live. A running job renews both; those of a dead job expire.
+
+    ``claim`` is shorter than ``gate``, so that the routines of a dead job are free when the next job comes.
+    ``connection_wait``: how long a step waits for a connection.
+    """
+
+    gate: timedelta = timedelta(seconds=6)
+    claim: timedelta = timedelta(seconds=5)
+    connection_wait: timedelta = timedelta(seconds=CONNECTION_WAIT_S)
+
+
+GATE_TIMES: Final = GateTimes()
+
 
 # --- the scripts. Each is atomic and takes one round trip: an idle fleet does little else. ---
 
@@ -51,8 +64,8 @@ if ARGV[3] ~= "force" then
     if holder and holder ~= "done" then return 0 end
     local sent = queue and not holder and redis.call("hget", KEYS[3], ARGV[6])
     local head = sent and redis.call("lindex", queue, 0)
-    local found = head and redis.call("hget", queue .. ".msgs", head)
-    local since = found and string.match(found, '"relay_enqueued":(%d+)')
+    local message = head and redis.call("hget", queue .. ".msgs", head)
+    local since = message and string.match(message, '"relay_enqueued":(%d+)')
     if since and since ~= "0" and tonumber(since) <= tonumber(sent) then return 0 end
 end
 redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
@@ -84,24 +97,24 @@ for _, key in ipairs(KEYS) do
     if holder and string.sub(holder, -#ARGV[1]) == ARGV[1] then redis.call("del", key) end
 end
 """
-#: Takes the parts that are due. A part that rests for longer than allowed was marked before the clock went back.
-#: ARGV: how long a part is taken for; then each part and the longest time it may rest, in milliseconds.
-_TAKE: Final = """
-local clock, names, taken, marks = redis.call("time"), {}, {}, {}
+#: Claims the routines that are due. One that rests for longer than allowed was marked before the clock went back.
+#: ARGV: how long a claim lives; then each routine and the longest time it may rest, in milliseconds.
+_CLAIM: Final = """
+local clock, names, claimed, marks = redis.call("time"), {}, {}, {}
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 for i = 2, #ARGV, 2 do table.insert(names, ARGV[i]) end
 for i, mark in ipairs(redis.call("hmget", KEYS[1], unpack(names))) do
     local rest = (tonumber(mark or 0) or 0) - now
     if rest <= 0 or rest > tonumber(ARGV[2 * i + 1]) then
-        table.insert(taken, names[i])
+        table.insert(claimed, names[i])
         table.insert(marks, names[i])
         table.insert(marks, string.format("%d", now + ARGV[1]))
     end
 end
 if #marks > 0 then redis.call("hset", KEYS[1], unpack(marks)) end
-return {now, taken}
+return {now, claimed}
 """
-_SCRIPTS: Final = (_OPEN, _RENEW, _CLOSE, _WAKE, _TAKE)
+_SCRIPTS: Final = (_OPEN, _RENEW, _CLOSE, _WAKE, _CLAIM)
 
 
 class QueueEntry(NamedTuple):
@@ -131,15 +144,15 @@ class Hold:
 class Gates:
     """The gates of one Redis namespace. ``access`` goes to the client of Redis."""
 
-    def __init__(self, url: str, namespace: str, **access: Any) -> None:
-        self._namespace = namespace
+    def __init__(self, url: str, namespace: str, *, times: GateTimes = GATE_TIMES, **access: Any) -> None:
+        self._namespace, self.times = namespace, times
         #: When the outstanding job of each duty was sent.
         self._sent = f"{namespace}:sent"
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             **access,
             max_connections=_MAX_CONNECTIONS,
-            timeout=CONNECTION_WAIT_S,
+            timeout=times.connection_wait.total_seconds(),
             socket_timeout=2,
             socket_connect_timeout=2,
             decode_responses=True,
@@ -147,10 +160,10 @@ class Gates:
         )
         self._client: Any = redis.asyncio.Redis.from_pool(pool)
         scripts = (self._client.register_script(it).sha for it in _SCRIPTS)
-        self._open, self._extend, self._close, self._wake, self._take = scripts
+        self._open, self._extend, self._close, self._wake, self._claim = scripts
         self._held: dict[Hold, tuple[str, str]] = {}
         self._keeper: asyncio.Task[None] | None = None
-        self._looks: Batcher[Sequence[str], list[str]] = Batcher(self._lost)
+        self._questions: Batcher[Sequence[str], list[str]] = Batcher(self._lost)
         self._steps: Batcher[Sequence[Any], Any] = Batcher(self._together)
 
     async def open(
@@ -169,7 +182,7 @@ class Gates:
         """
         token = f"{uuid4().hex}:{_ms(interval)}"
         keys: list[str] = [self._key(duty)]
-        args: list[str | int | bytes] = [token, _ms(TTL), "force" if force else ""]
+        args: list[str | int | bytes] = [token, _ms(self.times.gate), "force" if force else ""]
         if send is not None:
             entry = send(token)
             keys += [entry.queue, self._sent]
@@ -216,18 +229,18 @@ class Gates:
 
         Callers at the same time share one question. Mostly all gates exist; a count is enough to see that.
         """
-        return await self._looks.ask(duties)
+        return await self._questions.ask(duties)
 
-    async def _lost(self, asked: Sequence[Sequence[str]]) -> list[list[str]]:
-        keys = list({self._key(duty): None for duties in asked for duty in duties})
+    async def _lost(self, questions: Sequence[Sequence[str]]) -> list[list[str]]:
+        keys = list({self._key(duty): None for duties in questions for duty in duties})
         count = await self._quietly(self._client.exists(*keys)) if keys else 0
         if count is None or count == len(keys):
-            return [[] for _ in asked]
+            return [[] for _ in questions]
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
             pipeline.exists(key)
-        known = dict(zip(keys, await self._quietly(pipeline.execute()) or keys, strict=True))
-        return [[duty for duty in duties if not known[self._key(duty)]] for duties in asked]
+        exists = dict(zip(keys, await self._quietly(pipeline.execute()) or keys, strict=True))
+        return [[duty for duty in duties if not exists[self._key(duty)]] for duties in questions]
 
     async def back_off(self, duty: str, token: str) -> None:
         """The job waits for a server and returns within LONGEST_BACKOFF. Until then ticks start no other."""
@@ -238,31 +251,32 @@ class Gates:
         if duties:
             await self._quietly(self._run(self._wake, [self._key(duty) for duty in duties], [_WAITS]))
 
-    # --- the parts of a duty ---
+    # --- the routines of a duty ---
 
-    async def take(self, duty: str, parts: Mapping[str, timedelta]) -> tuple[int, list[str]]:
-        """Take those of the parts that are due, for `TAKEN`; returns the time in milliseconds, and their names.
+    async def claim(self, duty: str, routines: Mapping[str, timedelta]) -> tuple[int, list[str]]:
+        """Claim the routines that are due; returns the time in milliseconds, and their names.
 
-        ``parts``: the longest time that each may rest. Raises QueueUnreachable.
+        ``routines``: the longest time that each may rest. Raises QueueUnreachable.
         """
-        longest = [(name, max(_ms(rest), _ms(TAKEN))) for name, rest in parts.items()]
-        args: list[str | int] = [_ms(TAKEN), *(it for pair in longest for it in pair)]
+        life = _ms(self.times.claim)
+        longest = [(name, max(_ms(rest), life)) for name, rest in routines.items()]
+        args: list[str | int] = [life, *(it for pair in longest for it in pair)]
         try:
-            now, taken = await self._run(self._take, [self._parts(duty)], args)
+            now, claimed = await self._run(self._claim, [self._routines(duty)], args)
         except redis.exceptions.RedisError as error:
             raise queue_error(error) from error
-        return now, taken
+        return now, claimed
 
     async def rest(self, duty: str, until: Mapping[str, int]) -> None:
-        """Note until when parts rest, in milliseconds on the clock of `take`."""
+        """Note until when routines rest, in milliseconds on the clock of `claim`."""
         if until:
             pairs = (it for pair in until.items() for it in pair)
-            await self._quietly(self._step("HSET", self._parts(duty), *pairs))
+            await self._quietly(self._step("HSET", self._routines(duty), *pairs))
 
     async def forget_rest(self, duty: str) -> None:
-        """Make all parts of a duty due. Raises QueueUnreachable."""
+        """Make all routines of a duty due. Raises QueueUnreachable."""
         try:
-            await self._client.delete(self._parts(duty))
+            await self._client.delete(self._routines(duty))
         except redis.exceptions.RedisError as error:
             raise queue_error(error) from error
 
@@ -278,7 +292,7 @@ class Gates:
     async def _keep(self) -> None:
         """Renew all gates that this process holds, in one round trip."""
         while not is_cancelled():
-            await asyncio.sleep(TTL.total_seconds() / 3)
+            await asyncio.sleep(self.times.gate.total_seconds() / 3)
             await asyncio.gather(*(self._still(hold) for hold in list(self._held)), return_exceptions=True)
 
     async def _still(self, hold: Hold) -> None:
@@ -288,7 +302,7 @@ class Gates:
 
     async def _renew(self, duty: str, token: str, state: str = "") -> bool:
         """Extend the gate, or take it when no job has it. False only when another job has it."""
-        args: list[str | int] = [token, _ms(TTL), _WAITS, token + state]
+        args: list[str | int] = [token, _ms(self.times.gate), _WAITS, token + state]
         kept = await self._quietly(self._run(self._extend, [self._key(duty)], args))
         return kept is None or bool(kept)
 
@@ -328,8 +342,8 @@ class Gates:
     def _key(self, duty: str) -> str:
         return f"{self._namespace}:gate:{duty}"
 
-    def _parts(self, duty: str) -> str:
-        return f"{self._namespace}:parts:{duty}"
+    def _routines(self, duty: str) -> str:
+        return f"{self._namespace}:routines:{duty}"
 
 
 def _ms(duration: timedelta) -> int:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import redis.asyncio
@@ -28,11 +29,6 @@ from relay.adapters.dramatiq.shares import ASIDE
 from relay.adapters.redis_client import bounded_client
 from relay.concurrency import is_cancelled
 
-#: How often the connection is tried while nothing happens, and how long its server may be silent, in seconds.
-_PING_INTERVAL_S: Final = 2.0
-_SILENCE_S: Final = 5.0
-#: How soon after a loss a new connection is made, in seconds.
-_PAUSE_S: Final = 1.0
 #: In the list of questions, instead of a key: a heartbeat.
 _PING: Final = ""
 
@@ -42,17 +38,34 @@ _MAX_WAITING_CONNECTIONS: Final = 64
 _log = logging.getLogger("relay.redis")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeupTimes:
+    """How the connection is watched, in seconds.
+
+    ``ping_every``: how often it is tried while nothing happens. ``silence``: after so long without an answer it is
+    lost. ``pause``: how soon after a loss a new one is made.
+    """
+
+    ping_every: float = 2.0
+    silence: float = 5.0
+    pause: float = 1.0
+
+
+WAKEUP_TIMES: Final = WakeupTimes()
+
+
 class Wakeups:
     """Waits for queues on a connection that begins with the first wait. ``access`` goes to the client of Redis.
 
     If the server or the user has no client tracking, each queue gets a waiting connection instead.
     """
 
-    def __init__(self, url: str, **access: Any) -> None:
+    def __init__(self, url: str, *, times: WakeupTimes = WAKEUP_TIMES, **access: Any) -> None:
+        self._times = times
         self._pool: Any = redis.asyncio.ConnectionPool.from_url(
             url,
             **access,
-            socket_timeout=_SILENCE_S,
+            socket_timeout=times.silence,
             socket_connect_timeout=2,
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
@@ -100,7 +113,7 @@ class Wakeups:
             self._line = None
             self._refused = line.refused
             if not line.refused:
-                self._rest_until = time.monotonic() + _PAUSE_S
+                self._rest_until = time.monotonic() + self._times.pause
         if line.refused:
             _log.warning("each queue waits on a connection of its own, as Redis refuses: %s", line.error)
         else:
@@ -109,7 +122,7 @@ class Wakeups:
     def _watch(self, key: str, woken: threading.Event) -> _Line:
         with self._lock:
             if self._line is None:
-                self._line = _Line(self._pool.make_connection())
+                self._line = _Line(self._pool.make_connection(), self._times)
                 self._line.start()
             self._line.watch(key, woken)
             return self._line
@@ -118,9 +131,9 @@ class Wakeups:
 class _Line(threading.Thread):
     """The connection, and a thread with an event loop that talks on it. It ends with the first error."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, times: WakeupTimes) -> None:
         super().__init__(name="redis-wakeup", daemon=True)
-        self._connection = connection
+        self._connection, self._times = connection, times
         self._loop = asyncio.new_event_loop()
         self._questions: asyncio.Queue[str] = asyncio.Queue()
         self._asked: deque[str] = deque()
@@ -192,10 +205,10 @@ class _Line(threading.Thread):
         silent = 0
         while self.error is None:
             # In two steps: after a pause of this process the time may be over although the answer has arrived.
-            found = await self._connection.read_response(timeout=_SILENCE_S / 2)
+            found = await self._connection.read_response(timeout=self._times.silence / 2)
             silent = silent + 1 if found is None else 0
             if silent == 2:
-                raise redis.exceptions.TimeoutError(f"no answer within {_SILENCE_S:g} s")
+                raise redis.exceptions.TimeoutError(f"no answer within {self._times.silence:g} s")
             if found is not None:
                 self._answered(self._asked.popleft(), found)
         raise self.error
@@ -214,7 +227,7 @@ class _Line(threading.Thread):
 
     async def _ping(self) -> None:
         while not is_cancelled():
-            await asyncio.sleep(_PING_INTERVAL_S)
+            await asyncio.sleep(self._times.ping_every)
             self._questions.put_nowait(_PING)
 
     async def _changed(self, push: Sequence[Any]) -> None:
