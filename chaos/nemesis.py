@@ -53,8 +53,8 @@ class Nemesis:
 
     ``every``: least and most seconds to the next fault, after the last was healed, or began if the next one joins
     it. ``hold``: least and most seconds for which a lasting fault stays. ``kinds``: names in `faults.FAULTS`, None
-    for all. ``burst``: commits events of special kinds. The same seed gives the same faults at the same targets in
-    the same order.
+    for all. ``burst`` and ``hanging``: see `stage.Stage`. The same seed gives the same faults at the same targets
+    in the same order.
     """
 
     def __init__(
@@ -67,11 +67,12 @@ class Nemesis:
         hold: tuple[float, float] = (5.0, 30.0),
         kinds: Collection[str] | None = None,
         burst: Burst | None = None,
+        hanging: int = 60,
     ) -> None:
         self._rig, self._history = rig, history
         self._random = Random(seed)  # noqa: S311 - repeatable, not secret
         self._every, self._hold = every, hold
-        self._burst = burst
+        self._burst, self._hanging = burst, hanging
         chosen = [kind for name, kind in FAULTS.items() if kinds is None or name in kinds]
         possible = [kind for kind in chosen if kind.targets(rig)]
         self.left_out = [kind.name for kind in chosen if kind not in possible]
@@ -162,6 +163,7 @@ class Nemesis:
             number=number,
             hold=self._hold,
             burst=self._burst,
+            hanging=self._hanging,
             over=self._over,
         )
         strike.kind.strike(stage, strike.target)

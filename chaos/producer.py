@@ -25,9 +25,9 @@ from relay import Event, Outbox
 from relay.domain.errors import WriteConflict
 
 Connection = psycopg.Connection[Any]
+#: Writes the business rows of an operation: its number and events.
+Book = Callable[[Connection, int, Sequence[Produced]], object]
 
-#: A transaction that takes longer hangs on a broken connection, in seconds.
-PATIENCE: Final = 20.0
 _CONNECTION: Final[dict[str, Any]] = {
     "connect_timeout": 2,
     "keepalives_idle": 5,
@@ -50,10 +50,15 @@ SELECT *, %s FROM unnest(%s::uuid[], %s::text[], %s::bigint[])
 
 
 class Producer:
-    """Transactions one after the other, from one thread. `watch` may be called from another."""
+    """Transactions one after the other, from one thread. `watch` may be called from another.
 
-    def __init__(self, url: str) -> None:
+    ``patience``: a transaction that takes longer hangs on a broken connection, in seconds. ``book`` writes the
+    business rows, as the last thing before the commit.
+    """
+
+    def __init__(self, url: str, *, patience: float = 20.0, book: Book | None = None) -> None:
         self._url = url
+        self._patience, self._book = patience, book or write_business
         self._outbox = Outbox("shop", undeclared=True)
         self._connection: Connection | None = None
         self._engine: Engine | None = None
@@ -75,7 +80,7 @@ class Producer:
         """Break the connection of a transaction that takes too long: its answer may be lost for ever."""
         with self._lock:
             connection = self._connection
-            if connection is None or self._began is None or time.monotonic() - self._began < PATIENCE:
+            if connection is None or self._began is None or time.monotonic() - self._began < self._patience:
                 return
             # Only wake the producer's thread, which must close the connection itself.
             with contextlib.suppress(psycopg.Error, OSError), _socket(connection) as broken:
@@ -93,7 +98,7 @@ class Producer:
         else:
             for event in events:
                 self._outbox.add(connection, _event(event))
-        _book(connection, number, events)
+        self._book(connection, number, events)
 
     def bad(self, number: int, events: Sequence[Produced], kind: int) -> Outcome:
         """Insert rows that can never be published, each of the next kind."""
@@ -101,7 +106,7 @@ class Producer:
         def work(connection: Connection) -> None:
             for place, event in enumerate(events):
                 badrows.insert(connection, UUID(event.id), event.key, event.source.value, kind + place)
-            _book(connection, number, events)
+            self._book(connection, number, events)
 
         return self._run(work)
 
@@ -111,7 +116,7 @@ class Producer:
         def work(connection: Connection) -> None:
             for event in events:
                 rawrows.insert(connection, event, rawrows.large(event.key, chance))
-            _book(connection, number, events)
+            self._book(connection, number, events)
 
         return self._run(work)
 
@@ -120,7 +125,7 @@ class Producer:
 
         def work(connection: Connection) -> None:
             rawrows.insert_ahead(connection, events)
-            _book(connection, number, events)
+            self._book(connection, number, events)
 
         return self._run(work)
 
@@ -133,7 +138,7 @@ class Producer:
 
         def book(_: Session) -> None:
             nonlocal booked
-            _book(connection, number, events)
+            self._book(connection, number, events)
             booked = True
 
         try:
@@ -206,7 +211,7 @@ def _event(event: Produced) -> Event:
     )
 
 
-def _book(connection: Connection, number: int, events: Sequence[Produced]) -> None:
+def write_business(connection: Connection, number: int, events: Sequence[Produced]) -> None:
     """Write the business rows, each with its event's place in the commit order of its key.
 
     Call it after the events were added: jetrelay's locks must separate two transactions over one key. If they did

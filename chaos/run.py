@@ -34,9 +34,9 @@ _NEED_DISKS: Final = {name for name in FAULTS if name.endswith("-disk-full")}
 class RunOptions:
     """What a run is.
 
-    ``every`` and ``hold``: see `nemesis.Nemesis`. ``rate``: events per second at most. ``batch``: events of a
-    large transaction. ``max_attempts``: of a subscription. ``rest``: for how long the system may take to come to
-    rest after the last fault, in seconds. ``environment``: further variables of workers and schedulers.
+    ``every``, ``hold`` and ``hanging``: see `nemesis.Nemesis`. ``rate``: events per second at most. ``batch``:
+    events of a large transaction. ``max_attempts``: of a subscription. ``rest``: for how long the system may take
+    to come to rest after the last fault, in seconds. ``environment``: further variables of workers and schedulers.
     """
 
     directory: Path
@@ -50,6 +50,7 @@ class RunOptions:
     every: tuple[float, float] = (3.0, 8.0)
     hold: tuple[float, float] = (5.0, 30.0)
     kinds: Collection[str] | None = None
+    hanging: int = 60
     max_attempts: int = 60
     rest: float = 300.0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -115,6 +116,7 @@ def _disturb(
         hold=options.hold,
         kinds=options.kinds,
         burst=workload.burst,
+        hanging=options.hanging,
     )
     if nemesis.left_out:
         say(f"left out, as they are for another user or other servers: {', '.join(nemesis.left_out)}")

@@ -21,7 +21,9 @@ Burst: TypeAlias = Callable[[str, int], object]
 class Stage:
     """One fault's surroundings. ``hold``: the seconds, least and most, for which a lasting fault stays.
 
-    ``over``: set when the run ends, and everything is to be healed at once.
+    ``over``: set when the run ends, and everything is to be healed at once. ``catch_up``: the seconds that a fleet
+    may take to handle what earlier faults left behind. ``hanging``: how many messages wait for the handler that
+    hangs.
     """
 
     rig: Rig
@@ -30,6 +32,8 @@ class Stage:
     number: int
     hold: tuple[float, float] = (5.0, 30.0)
     burst: Burst | None = None
+    catch_up: float = 60.0
+    hanging: int = 60
     over: threading.Event = field(default_factory=threading.Event)
     notes: list[str] = field(default_factory=list)
 

@@ -25,10 +25,8 @@ _NOTE: Final = ("--note", "chaos", "--yes")
 _SECONDS: Final = 60.0
 _FEW: Final = 5
 _LARGE: Final = (30, 90)
-HANGING_MESSAGES: Final = 60
-#: How long a fleet may take to catch up, how often to look, in seconds; and how many that wait count as none.
-_CATCH_UP_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.2
+#: With so few that wait, the fleet has caught up.
 _HARDLY_ANY: Final = 30
 #: What waits for less than five seconds is on its way, however busy the machine is.
 _UNPUBLISHED: Final = """
@@ -202,7 +200,7 @@ def from_the_future(stage: Stage, _target: str) -> Iterator[None]:
 
 def await_caught_up(stage: Stage) -> None:
     """Wait until the fleet has handled what earlier faults left behind: the hang does not cause that wait."""
-    deadline = time.monotonic() + _CATCH_UP_SECONDS
+    deadline = time.monotonic() + stage.catch_up
     while not stage.over.is_set() and time.monotonic() < deadline:
         with suppress(psycopg.Error):
             if _behind(stage, PRODUCING, _UNPUBLISHED) + _behind(stage, CONSUMING, _UNTRIED) <= _HARDLY_ANY:
@@ -223,7 +221,7 @@ def hanging(stage: Stage, _target: str) -> Iterator[None]:
     flag = stage.rig.history / HANGING
     flag.touch()
     try:
-        stage.commit("slow", HANGING_MESSAGES)
+        stage.commit("slow", stage.hanging)
         yield
     finally:
         flag.unlink()

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -22,7 +22,6 @@ from relay.devstack.errors import DevStackError, ServerFailed, ServerNotUp
 from relay.devstack.logs import put_aside
 from relay.devstack.ports import free_port, is_free
 
-_START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 # A look at a server takes no longer than this. If it did, the machine stood still: it slept, for example.
@@ -42,8 +41,11 @@ class Server(ABC):
 
     name: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    #: How long a start may take.
+    start_seconds: float = 60.0
 
-    def __init__(self, directory: Path | str) -> None:
+    def __init__(self, directory: Path | str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.directory = Path(directory).absolute()
         self.log_path = self.directory / f"{self.name}.log"
         self._state_path = self.directory / "server.json"
@@ -138,18 +140,18 @@ class Server(ABC):
     def wait(self) -> None:
         """Do the second half of ``start``: return once the server answers, launched or resumed."""
         with self._lock:
-            waited, last = 0.0, time.monotonic()
+            waited, last = 0.0, self._clock()
             while not self._answers():
-                now = time.monotonic()
+                now = self._clock()
                 waited, last = waited + min(now - last, _LONGEST_LOOK_SECONDS), now
                 if not self.running and _TRANSIENT.search(self._log_since_start()):
                     self._run()
                 elif not self.running:
                     raise self._failure("ended while starting")
-                if waited > _START_SECONDS:
+                if waited > self.start_seconds:
                     seen = processes.describe(self._process.pid) if self._process else "no process"
                     self.kill()
-                    raise self._failure(f"did not answer within {_START_SECONDS:.0f} s ({seen})")
+                    raise self._failure(f"did not answer within {self.start_seconds:.0f} s ({seen})")
                 time.sleep(_POLL_SECONDS)
             self._was_ready = True
 
@@ -183,6 +185,10 @@ class Server(ABC):
 
     # --- how ---
 
+    def choose_port(self) -> int:
+        """Return a port that nobody listens on."""
+        return free_port()
+
     def end_predecessor(self) -> None:
         """End the server that an earlier process left behind in this directory, and take over its port.
 
@@ -206,7 +212,7 @@ class Server(ABC):
 
     def _run(self) -> None:
         if self._port is None or not (self._was_ready or is_free(self._port)):
-            self._port = free_port()  # no client knows the old port yet
+            self._port = self.choose_port()  # no client knows the old port yet
         command = self.prepare()
         self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         self._process = self._spawn(command)

@@ -548,15 +548,12 @@ def test_what_is_committed_for_a_fault_is_the_workloads(
     assert not flag.exists()
 
 
-def test_a_handler_hangs_once_the_fleet_has_caught_up(
-    rig: Rig, history: History, workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_hangs_once_the_fleet_has_caught_up(rig: Rig, history: History, workload: Workload) -> None:
     """What waits for other reasons would wait beside it as well.
 
     The producers pause: three fleets on two cores may have no more to spare than these events need.
     """
-    monkeypatch.setattr(operators, "_CATCH_UP_SECONDS", 240.0)
-    stage = Stage(rig, Random(1), history, 1)
+    stage = Stage(rig, Random(1), history, 1, catch_up=240.0)
     workers = rig.of_role("worker")
     with ThreadPoolExecutor() as pool, ExitStack() as pause:
         for worker in workers:

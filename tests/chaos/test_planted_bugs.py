@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from chaos.history import Source
-from chaos.injections import operators
 from chaos.run import RunOptions
 from chaos.run import run as run_chaos
 from relay.failpoints import FailpointAction, arm, reached
@@ -98,9 +97,7 @@ def test_the_same_run_without_the_bug_is_acquitted(server_directory: Path, bug: 
 
 
 @pytest.mark.parametrize("bug", AT_ONCE)
-def test_two_calls_at_once_are_found(server_directory: Path, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # So few that threads are left to take over what the others have lost.
-    monkeypatch.setattr(operators, "HANGING_MESSAGES", 5)
+def test_two_calls_at_once_are_found(server_directory: Path, bug: str) -> None:
     kind, seconds = AT_ONCE[bug]
     options = RunOptions(
         directory=server_directory / "run",
@@ -108,6 +105,7 @@ def test_two_calls_at_once_are_found(server_directory: Path, bug: str, monkeypat
         seed=1,
         every=(1, 2),
         kinds=[kind],
+        hanging=5,  # so few that threads are left to take over what the others have lost
         max_attempts=5,
         rest=20,
         environment={"RELAY_ACTOR_MODULES": "tests.chaos.bugs,consumer.actors", VARIABLE: bug},

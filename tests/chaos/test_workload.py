@@ -16,7 +16,7 @@ import nats
 import psycopg
 import pytest
 
-from chaos import badrows, collect, deployment, producer
+from chaos import badrows, collect, deployment
 from chaos.evidence import Evidence, read
 from chaos.history import History, Outcome, Plan, Produced, Source
 from chaos.plan import Answer, answer_to, effects_of
@@ -253,22 +253,24 @@ def test_the_order_of_places_is_the_order_of_the_outbox(urls: dict[str, str], tm
 
 
 def test_an_answer_that_never_comes_leaves_the_outcome_unknown(
-    urls: dict[str, str], postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    urls: dict[str, str], postgres: PostgresServer
 ) -> None:
-    monkeypatch.setattr(producer, "PATIENCE", 0.5)
     with Proxy() as proxy:
         link = proxy.link("producer-postgres", postgres.port)
-        one = Producer(at_port(urls["shop"], link.port))
+
+        def book(_connection: object, number: int, _events: object) -> None:
+            if number == 2:
+                link.black_hole(replies_only=True)
+
+        one = Producer(at_port(urls["shop"], link.port), patience=0.5, book=book)
         events = [Produced(f"00000000-0000-4000-8000-{n:012}", Source.HTTP, "k", Plan.ACCEPT) for n in range(3)]
         assert one.plain(1, events[:1], together=True) is Outcome.OK
-        monkeypatch.setattr(producer, "_book", lambda *_: link.black_hole(replies_only=True))
         outcomes: list[Outcome] = []
         thread = threading.Thread(target=lambda: outcomes.append(one.plain(2, events[1:2], together=True)))
         thread.start()
         wait_for("the producer is woken up", lambda: one.watch() or not thread.is_alive(), 15)
         assert outcomes == [Outcome.UNKNOWN]
         link.heal()
-        monkeypatch.setattr(producer, "_book", lambda *_: None)
         assert one.session(3, events[2:]) is Outcome.OK
         one.close()
     assert len(query(urls["shop"], "SELECT FROM outbox_events")) == 3

@@ -10,7 +10,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import nats
 import psutil
@@ -19,7 +18,6 @@ import pytest
 import redis
 
 from relay.devstack import NatsServer, PostgresServer, Server, ServerFailed, ServerNotUp, ValkeyServer, http_checks
-from relay.devstack import server as server_module
 from relay.devstack.ports import free_port
 from tests.integration.devstack_support import KINDS, eventually, living, works
 
@@ -77,16 +75,19 @@ def test_a_paused_server_keeps_its_connections_and_answers_nobody(server: Server
             assert connection.recv(1) != b""  # nats greets; nobody hangs up
 
 
-def test_a_server_that_is_resumed_long_after_its_start_has_time_to_answer(
-    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    later = time.monotonic() + 3_600
-    monkeypatch.setattr(server_module.time, "monotonic", lambda: later)
-    looks = iter([False, False, True])
-    monkeypatch.setattr(own_nats, "answers", lambda: next(looks))
-    own_nats.wait()
-    assert own_nats.running
-    assert next(looks, None) is None
+def test_a_server_that_is_resumed_long_after_its_start_has_time_to_answer(server_directory: Path) -> None:
+    hours = [0.0]
+    looks = [True]
+
+    class Looked(ValkeyServer):
+        def answers(self) -> bool:
+            return looks.pop()
+
+    with Looked(server_directory, clock=lambda: 3_600 * hours[0]) as server:
+        hours[0], looks[:] = 1.0, [True, False, False]
+        server.wait()
+        assert server.running
+        assert looks == []
 
 
 def test_a_pause_freezes_open_sessions_too(own_postgres: PostgresServer) -> None:
@@ -133,12 +134,16 @@ def test_a_directory_may_have_any_name(kind: type[Server], server_directory: Pat
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_first_start_moves_on_when_its_port_is_taken_meanwhile(
-    kind: type[Server], server_directory: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Server], server_directory: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         ports = iter([taken.getsockname()[1]])
-        monkeypatch.setattr(server_module, "free_port", lambda: next(ports, None) or free_port())
-        with kind(server_directory) as server:
+
+        class Unlucky(kind):  # type: ignore[misc, valid-type]
+            def choose_port(self) -> int:
+                return next(ports, None) or free_port()
+
+        with Unlucky(server_directory) as server:
             assert server.port != taken.getsockname()[1]
             assert works(server)
 
@@ -158,39 +163,29 @@ def test_a_server_that_cannot_start_shows_its_log(server_directory: Path) -> Non
     assert not server.running
 
 
-def test_a_server_that_does_not_answer_is_described_and_killed(
-    server_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_answer_is_described_and_killed(server_directory: Path) -> None:
     server = ValkeyServer(server_directory)
     server.start()
     pid = server.pid
     server.pause()
-    monkeypatch.setattr(server_module, "_START_SECONDS", 0.0)
+    server.start_seconds = 0.0
     what = rf"did not answer within 0 s \(process {pid}, valkey-\w+, is stopped after [\d.]+ s of processor time\)"
     with pytest.raises(ServerFailed, match=what):
         server.wait()
     assert not server.running
 
 
-def test_a_machine_that_sleeps_takes_no_time_from_a_server_that_starts(
-    server_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = ValkeyServer(server_directory)
-    answers = server.answers
+def test_a_machine_that_sleeps_takes_no_time_from_a_server_that_starts(server_directory: Path) -> None:
     asleep: list[float] = []
 
-    def answers_after_a_sleep() -> bool:
-        if asleep:
-            return answers()
-        asleep.append(3600.0)
-        return False
+    class Sleepy(ValkeyServer):
+        def answers(self) -> bool:
+            if asleep:
+                return super().answers()
+            asleep.append(3600.0)
+            return False
 
-    clock = time.monotonic
-    monkeypatch.setattr(
-        server_module, "time", SimpleNamespace(monotonic=lambda: clock() + sum(asleep), sleep=time.sleep)
-    )
-    monkeypatch.setattr(server, "answers", answers_after_a_sleep)
-    with server:
+    with Sleepy(server_directory, clock=lambda: time.monotonic() + sum(asleep)) as server:
         assert works(server)
 
 

@@ -190,11 +190,9 @@ def test_one_process_at_a_time_runs_a_stack_in_a_directory(server_directory: Pat
         assert works(stack.valkey)
 
 
-def test_a_stack_of_which_one_server_fails_leaves_none_running(
-    server_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stack_of_which_one_server_fails_leaves_none_running(server_directory: Path) -> None:
     stack = DevStack(server_directory)
-    monkeypatch.setattr(stack.postgres, "prepare", lambda: ["/bin/false"])
+    stack.postgres = PostgresServer(server_directory / "postgres", settings={"max_conections": "5"})
     with pytest.raises(ServerFailed):
         stack.start()
     assert not any(server.running for server in stack.servers)

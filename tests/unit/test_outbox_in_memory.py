@@ -254,10 +254,8 @@ def test_each_module_gets_an_event_and_what_is_delayed_waits(memory: Memory, han
     assert called == [("these", "1"), ("others", "1"), ("others", "2")]
 
 
-def test_events_that_cause_each_other_without_end_are_found(
-    memory: Memory, handlers: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jetrelay_pytest.outbox.MAX_CALLS", 20)
+def test_events_that_cause_each_other_without_end_are_found(memory: Memory, handlers: HandlerRegistry) -> None:
+    memory.outbox.max_calls = 20
 
     @handlers.handles("vibe_created")
     def again(vibe: Vibe, session: Session) -> None:
