@@ -2,9 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-SOAK_MINUTES ?= 60
-SOAK_LIVENESS_MINUTES ?= 20
-SOAK_TOPOLOGY_MINUTES ?= 20
+# Of each kind of run in `make soak`.
+SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo dev dashboard compose-env test test-oldest soak lint docs bench clean
@@ -52,12 +51,12 @@ test-oldest: $(READY) ## run the tests that share servers on the oldest ones: Po
 	JETRELAY_TEST_SERVERS=oldest $(BIN)/python -m pytest -q -n 4 tests/contract tests/integration \
 	  --ignore tests/integration/test_console_browser.py --ignore tests/integration/test_dashboard.py
 
-soak: $(READY) ## break everything for hours; less of it: make soak SOAK_MINUTES=10
+soak: $(READY) ## break everything for hours: 30 minutes of each kind of run; less: make soak SOAK_MINUTES=10
 # Every kind of fault, each many times; what never heals; nodes of a cluster; a PostgreSQL that fails over.
 	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 $(SOAK_ARGS)
-	$(BIN)/relay chaos --minutes $(SOAK_LIVENESS_MINUTES) --rate 40 --liveness $(SOAK_ARGS)
-	$(BIN)/relay chaos --minutes $(SOAK_TOPOLOGY_MINUTES) --rate 40 --topology cluster $(SOAK_ARGS)
-	$(BIN)/relay chaos --minutes $(SOAK_TOPOLOGY_MINUTES) --rate 40 --topology failover $(SOAK_ARGS)
+	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 --liveness $(SOAK_ARGS)
+	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 --topology cluster $(SOAK_ARGS)
+	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 --topology failover $(SOAK_ARGS)
 
 lint: $(READY) ## check style, types and who imports whom
 	$(BIN)/ruff check .
