@@ -6,7 +6,7 @@ READY := .venv/.ready
 SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev dashboard compose-env test test-oldest soak lint docs bench clean
+.PHONY: help setup demo dev dashboard compose-env check test test-oldest soak lint docs bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ compose-env: .env ## write .env, the passwords for docker-compose.yml, unless it
 	  RELAY_NATS_PASSWORD RELAY_NATS_ADMIN_PASSWORD RELAY_REDIS_PASSWORD; do \
 	  printf '%s=p%s\n' "$$name" "$$(od -An -N 16 -tx1 /dev/urandom | tr -d ' \n')"; \
 	done > $@.new && mv $@.new $@
+
+check: $(READY) lint ## check a change in seconds: style, types, imports, and the tests of values and rules
+	$(BIN)/python -m pytest -q -n 2 tests/unit
 
 test: $(READY) ## run the tests on real servers; a part of them: make test PYTEST_ARGS='tests/unit -k subject'
 ifdef PYTEST_ARGS

@@ -15,7 +15,7 @@ import psycopg
 from relay.devstack import processes
 from relay.devstack.as_root import server_account
 from relay.devstack.ports import LOOPBACK, free_port
-from tests.acceptance.fleet import wait_for
+from tests.waiting import wait_for
 
 PROGRAM: Final = shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 MISSING: Final = "PgBouncer is not installed"

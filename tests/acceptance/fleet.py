@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,6 @@ from tests.jobs import job
 from tests.servers import initialised, migrated
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 90.0
 
 CONFIG = """\
 [contexts.vibespro]
@@ -52,16 +50,6 @@ handler_timeout = "{handler_timeout}"
 max_attempts = {max_attempts}
 {more}
 """
-
-
-def wait_for(what: str, condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
-    """Poll until ``condition`` gives something true; fail naming ``what`` after ``seconds``."""
-    end = time.monotonic() + seconds
-    while not (result := condition()):
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.1)  # each look may be a connection to a server
-    return result
 
 
 @dataclass

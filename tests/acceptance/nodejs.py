@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.acceptance.fleet import ROOT, wait_for
+from tests.acceptance.fleet import ROOT
+from tests.waiting import wait_for
 
 SOURCE = ROOT / "examples" / "node"
 INSTALL_SECONDS = 120

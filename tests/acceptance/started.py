@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 90.0
@@ -73,11 +74,15 @@ class Started:
 
     def until(self, condition: Callable[[], object], seconds: float = START_SECONDS) -> None:
         """Wait for a condition; fails, showing the output, when the process ends or the time is over."""
-        deadline = time.monotonic() + seconds
-        while not condition():
+
+        def look() -> object:
             assert self.process.poll() is None, self.text
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.05)
+            return condition()
+
+        try:
+            wait_for("it is so", look, seconds)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.text}") from None
 
     def until_shown(self, words: str, seconds: float = START_SECONDS) -> None:
         self.until(lambda: words in self.text, seconds)

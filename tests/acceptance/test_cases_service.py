@@ -19,9 +19,9 @@ import pytest
 from relay import Event, Outbox
 from relay.devstack import processes
 from relay.devstack.ports import free_port
-from tests.acceptance.fleet import wait_for
 from tests.acceptance.started import ROOT, Started, shell_variables
 from tests.pages import code
+from tests.waiting import wait_for
 
 RELAY = ("-c", "from relay.cli import main; main()")
 EXAMPLE = ROOT / "examples" / "cases_service"

@@ -33,7 +33,8 @@ from relay.bus import (
 )
 from relay.domain.traceparent import Trace
 from tests.acceptance import chain_search
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
+from tests.waiting import wait_for
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 HANDLER = "python:tests.acceptance.chain_search"

@@ -10,7 +10,8 @@ import psycopg
 from relay import Outbox
 from tests.acceptance import command_effects
 from tests.acceptance.command_effects import CompleteIteration, StartIteration
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
+from tests.waiting import wait_for
 
 COMMANDS = """
 [contexts.sea.streams.SEA_COMMANDS]

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import commit_one
+from tests.waiting import wait_for
 
 SEA, VIBESPRO = ("--context", "sea"), ("--context", "vibespro")
 

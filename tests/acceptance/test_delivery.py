@@ -14,9 +14,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from relay.devstack import wheels
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HANG, HandlerService
 from tests.acceptance.produce import commit_one
+from tests.waiting import wait_for
 
 
 def finished(fleet: Fleet, message_id: object) -> dict[str, Any]:
@@ -201,14 +202,10 @@ def delivered(fleet: Fleet) -> int:
 
 
 def test_two_workers_with_the_same_message_make_one_call(fleet: Fleet, handler: HandlerService) -> None:
-    release: list[bool] = []
+    release = threading.Event()
 
     def slow(_body: dict[str, Any], _n: int) -> int:
-        import time
-
-        end = time.monotonic() + 20
-        while not release and time.monotonic() < end:
-            time.sleep(0.02)
+        release.wait(60)
         return 200
 
     handler.verdict = slow
@@ -219,7 +216,7 @@ def test_two_workers_with_the_same_message_make_one_call(fleet: Fleet, handler: 
     wait_for("the first call is under way", lambda: handler.count(message_id) == 1)
     fleet.send("relay-handle", "handle_message", "sea", "from_vibespro", str(message_id), times=20)
     wait_for("all of the 20 were looked at", lambda: fleet.queue_length("relay-handle") <= 1)
-    release.append(True)
+    release.set()
     row = finished(fleet, message_id)
     assert handler.count(message_id) == 1
     assert row["attempts"] == 1

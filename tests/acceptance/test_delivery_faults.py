@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,10 @@ import psycopg
 import redis
 
 from relay import Event, Outbox
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import commit_one
+from tests.waiting import wait_for
 
 
 def commit_many(fleet: Fleet, count: int) -> list[str]:
@@ -116,14 +118,11 @@ def test_a_worker_killed_while_its_jobs_wait_for_nats_keeps_nobody_waiting(
 def test_a_worker_paused_in_the_middle_of_a_call_does_not_settle_the_row_of_its_successor(
     fleet: Fleet, handler: HandlerService
 ) -> None:
-    hold: list[bool] = []
+    go_on = threading.Event()
 
     def verdict(_body: dict[str, Any], n: int) -> int:
-        import time
-
-        end = time.monotonic() + 60
-        while n == 1 and not hold and time.monotonic() < end:
-            time.sleep(0.02)
+        if n == 1:
+            go_on.wait(60)
         return 503 if n == 1 else 200
 
     handler.verdict = verdict
@@ -135,7 +134,7 @@ def test_a_worker_paused_in_the_middle_of_a_call_does_not_settle_the_row_of_its_
     fleet.worker()
     wait_for("another worker has taken over", lambda: handler.count(message_id) == 2)
     row = wait_for("it is processed", lambda: processed(fleet) and fleet.inbox(message_id))
-    hold.append(True)
+    go_on.set()
     fleet.signal(first, signal.SIGCONT)
     marker = commit_many(fleet, 20)
     wait_for("later messages are processed", lambda: processed(fleet) == 1 + len(marker))

@@ -14,10 +14,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from relay import Event, Outbox
 from tasks import schedule
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.leaking import Account, book
 from tests.acceptance.produce import commit_one
+from tests.waiting import wait_for
 
 IBAN = "DE89370400440532013000"
 MORE = """

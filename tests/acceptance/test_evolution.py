@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from relay import Event, Outbox, jobs
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
+from tests.waiting import wait_for
 
 NEW = "python:tests.acceptance.wire"
 WRITES = "RELAY_CONTEXTS__VIBESPRO__ENVELOPE"

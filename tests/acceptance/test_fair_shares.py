@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from relay import Event, Outbox
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
+from tests.waiting import wait_for
 
 HANGING = 10
 EACH = 20

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 from relay.devstack.ports import free_port
 from tests.acceptance.started import ROOT, Started, shell_variables
 from tests.pages import blocks
+from tests.waiting import wait_for
 
 _SECONDS = 60.0
 
@@ -126,11 +126,15 @@ class Newcomer:
     def sees(self, shown: str) -> None:
         """Compare what is printed; a list is asked for again until it is so."""
         wanted = [".*".join(map(re.escape, line.split("…"))) for line in shown.splitlines()]
-        deadline = time.monotonic() + _SECONDS
-        while not all(re.search(line, self._printed) for line in wanted):
+
+        def shown_by_now() -> bool:
+            if all(re.search(line, self._printed) for line in wanted):
+                return True
             assert "producer.py" not in self._typed, self._printed
-            assert time.monotonic() < deadline, self._printed
             self.types(self._typed)
+            return False
+
+        wait_for(f"it prints {shown}", shown_by_now, _SECONDS)
 
     def serves(self, block: str) -> None:
         command = ["/bin/sh", "-ec", f". .relay/environment; exec {block}"]
@@ -142,10 +146,7 @@ class Newcomer:
         self._terminals.callback(process.terminate)
 
     def until_served(self, words: str) -> None:
-        deadline = time.monotonic() + _SECONDS
-        while words not in (said := (self.home / "service.txt").read_text()):
-            assert time.monotonic() < deadline, said
-            time.sleep(0.05)
+        wait_for(f"it says {words}", lambda: words in (self.home / "service.txt").read_text(), _SECONDS)
 
 
 def test_a_first_day(server_directory: Path) -> None:

@@ -17,9 +17,10 @@ import pytest
 from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.members import Members
 from relay.domain.members import CrewReport, Seen, State
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import OUTBOX, Producers, vibe
+from tests.waiting import wait_for
 
 KEYS = [f"key-{number}" for number in range(50)]
 #: Small lags and short times, where a fleet of weight has thousands of rows and tens of seconds.

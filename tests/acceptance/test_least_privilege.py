@@ -18,10 +18,11 @@ from relay.adapters.jetstream.connection import connect_once
 from relay.settings import load_settings
 from tasks import schedule
 from tests.acceptance import task_effects
-from tests.acceptance.fleet import CONFIG, Fleet, wait_for
+from tests.acceptance.fleet import CONFIG, Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import commit_one
 from tests.integration import deployed
+from tests.waiting import wait_for
 
 SEA, VIBESPRO = ("--context", "sea"), ("--context", "vibespro")
 

@@ -13,7 +13,8 @@ import redis
 from relay import jobs
 from relay.adapters.dramatiq.broker import create_broker
 from relay.adapters.dramatiq.gates import Gates
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
+from tests.waiting import wait_for
 
 ARCHIVE = """
 [contexts.sea.archive]

@@ -17,10 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay.devstack.ports import free_port
 from tasks import schedule
 from tests.acceptance import task_effects
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import OUTBOX, vibe
 from tests.acceptance.task_effects import Job, plain
+from tests.waiting import wait_for
 
 SUB = {"context": "sea", "subscription": "from_vibespro"}
 EVENTS, DEAD, RETRIED = 40, 3, 5

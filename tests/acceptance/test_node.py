@@ -21,9 +21,10 @@ from relay.adapters.http import sign
 from relay.commands.check_handler import SampleMessage
 from relay.devstack.ports import free_port
 from tests.acceptance import nodejs
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.produce import commit_one
 from tests.acceptance.profiles import ALL, NAMES, Played, ProfileFleet, played
+from tests.waiting import wait_for
 
 SECRET = "first whsec_c2Vjb25k"
 

@@ -10,9 +10,10 @@ import pytest
 
 from relay.adapters.postgres.migrations import upgrade
 from tests import oldest
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import commit_one
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(bool(oldest.missing()), reason=f"not installed: {oldest.missing()}")
 EVENTS = 20

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import psycopg
 
 from relay import Event, Outbox
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.test_delivery_faults import processed
+from tests.waiting import wait_for
 
 COUNT = 120
 TIMES = 3

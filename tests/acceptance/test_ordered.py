@@ -12,7 +12,8 @@ import pytest
 
 from relay import Event, Outbox
 from tests.acceptance import ordered_effects
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
+from tests.waiting import wait_for
 
 HANDLER = "python:tests.acceptance.ordered_effects"
 ORDERED = 'order = "key"\nbackoff_initial = "100ms"\n'

@@ -12,11 +12,12 @@ from relay import Event, Outbox
 from relay.devstack.configuration import variable
 from tasks import schedule
 from tests.acceptance import ordered_effects, task_effects
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.task_effects import Job, plain
 from tests.acceptance.test_ordered import HANDLER, ORDERED, commit, count, effects
 from tests.pooler import MISSING, PROGRAM, Pooler, pooled
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
 

@@ -15,8 +15,8 @@ import pytest
 
 from relay import Event, InvalidEvent, Outbox
 from relay.domain.identity import Identity
-from tests.acceptance.fleet import wait_for
 from tests.acceptance.profiles import NAMES, Played, ProfileFleet, played
+from tests.waiting import wait_for
 
 LONG = "7" * 10_000
 ROBOT: dict[str, str | None] = {"Relay-Actor-Id": "hal", "Relay-Actor-Kind": "ROBOT"}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from relay.cli.demo.profiles import Production, produce
-from tests.acceptance.fleet import wait_for
 from tests.acceptance.profiles import ALL, DEFAULT, NAMES, ProfileFleet
 from tests.acceptance.started import Started
+from tests.waiting import wait_for
 
 EACH = 150
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import psycopg
 
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.produce import Producers
+from tests.waiting import wait_for
 
 KEYS = [f"key-{number}" for number in range(200)]
 

@@ -14,7 +14,8 @@ import pytest
 
 from relay import Event, Outbox
 from tests.acceptance import python_effects
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
+from tests.waiting import wait_for
 
 HANDLER = "python:tests.acceptance.python_effects"
 

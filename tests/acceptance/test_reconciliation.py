@@ -6,9 +6,10 @@ import shutil
 
 import redis
 
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.produce import commit_one
+from tests.waiting import wait_for
 
 
 def processed(fleet: Fleet, message_id: object) -> None:

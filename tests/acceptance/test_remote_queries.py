@@ -12,8 +12,9 @@ import pytest
 from relay import RemoteQueries
 from relay.bus import Nothing, Some
 from relay.bus.errors import NoResponder, QueryTimeout
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.loop_queries import LoopView
+from tests.waiting import wait_for
 
 FIND, WAIT = "sea.queries.loop.find", "sea.queries.loop.wait"
 QUERIES = """

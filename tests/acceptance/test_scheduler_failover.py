@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
+from tests.waiting import wait_for
 
 LEASE = 3
 #: With the lease: the ten seconds within which everything goes on, whatever dies. A busy machine takes its part.

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import psycopg
 
-from tests.acceptance.fleet import ROOT, Fleet, wait_for
+from tests.acceptance.fleet import ROOT, Fleet
 from tests.integration.test_cli_operating import Shell
 from tests.pages import code, commands
+from tests.waiting import wait_for
 
 JOB = "myapp.jobs.close_stale_cases"
 CASES = """

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from relay import Event, Outbox
 from relay.handler.contract import Signatures
 from tests.acceptance import python_effects
-from tests.acceptance.fleet import CONFIG, ROOT, Fleet, wait_for
+from tests.acceptance.fleet import CONFIG, ROOT, Fleet
 from tests.acceptance.handler import HandlerService
 from tests.secured import (
     PASSWORD,
@@ -30,6 +30,7 @@ from tests.secured import (
     guarded_postgres,
     nats_tls,
 )
+from tests.waiting import wait_for
 
 CONTEXTS = ("vibespro", "sea", "land")
 LAND = """

@@ -8,9 +8,10 @@ from typing import Any
 import psycopg
 
 from relay import Event, Outbox
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.test_delivery_faults import processed
+from tests.waiting import wait_for
 
 FAILING = 50  # as many as JetStream hands out at once
 

@@ -14,8 +14,9 @@ from relay.devstack.configuration import variable
 from relay.settings.urls import with_search_path
 from tasks import schedule
 from tests.acceptance import python_effects, task_effects
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.task_effects import Job, plain
+from tests.waiting import wait_for
 
 MODULES = "tasks.actors,consumer.actors,tests.acceptance.task_effects"
 

@@ -17,8 +17,9 @@ import pytest
 
 from tasks import schedule
 from tests.acceptance import task_effects
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.task_effects import Job, fleeting, plain, report
+from tests.waiting import wait_for
 
 MODULES = "tasks.actors,consumer.actors,tests.acceptance.task_effects"
 

@@ -19,9 +19,10 @@ from chaos.history import Source
 from relay.failpoints import FailpointAction, arm, reached
 from relay.handler import HandlerEndpoint, Poison, Received
 from tests.acceptance import python_effects
-from tests.acceptance.fleet import Fleet, wait_for
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.chaos.story import Story, broken, stored
+from tests.waiting import wait_for
 
 PYTHON_HANDLER = "python:tests.acceptance.python_effects"
 #: A transaction that is paused in a handler ends after this time, and its message's claim after eight seconds.

@@ -30,6 +30,7 @@ from chaos.history import (
 from chaos.ledger import ROLLBACK
 from relay import Event, Outbox
 from tests.acceptance.fleet import Fleet
+from tests.waiting import moves_until
 
 OUTBOX = Outbox("vibespro")
 KEYS = 5
@@ -105,15 +106,7 @@ def broken(fleet: Fleet, story: Story, patience: float = 60) -> dict[int, tuple[
 
 def comes_to_rest(fleet: Fleet, story: Story, patience: float) -> bool:
     """Wait until nothing more is going to happen; False when nothing has moved for ``patience`` seconds."""
-    counts, moved = progress(fleet), time.monotonic()
-    while not at_rest(fleet, story):
-        before, counts = counts, progress(fleet)
-        if counts != before:
-            moved = time.monotonic()
-        elif time.monotonic() - moved > patience:
-            return False
-        time.sleep(0.3)  # each look is half a dozen connections, and several fleets are looked at
-    return True
+    return moves_until(lambda: at_rest(fleet, story), lambda: progress(fleet), patience)
 
 
 def progress(fleet: Fleet) -> list[int]:

@@ -43,7 +43,7 @@ from relay.devstack.http_checks import connected_clients
 from relay.devstack.ports import LOOPBACK
 from relay.domain.identity import MSG_ID
 from relay.domain.schedule import CLAIM
-from tests.acceptance.fleet import wait_for
+from tests.waiting import wait_for
 
 SOON = 0.4
 #: Kinds for several servers: see test_topologies.py.

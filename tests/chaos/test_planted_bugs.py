@@ -11,10 +11,10 @@ from chaos.history import Source
 from chaos.run import RunOptions
 from chaos.run import run as run_chaos
 from relay.failpoints import FailpointAction, arm, reached
-from tests.acceptance.fleet import wait_for
 from tests.chaos.bugs import BUGS, VARIABLE
 from tests.chaos.crashing import PYTHON_HANDLER, CrashFleet, killed
 from tests.chaos.story import Story, broken
+from tests.waiting import wait_for
 
 #: Recovery takes ten seconds at most; what has not moved for so long is not coming.
 PATIENCE = 20.0

@@ -28,7 +28,8 @@ from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import PostgresServer
 from relay.devstack.configuration import base_environment
 from relay.devstack.ports import free_port
-from tests.acceptance.fleet import ROOT, wait_for
+from tests.acceptance.fleet import ROOT
+from tests.waiting import wait_for
 
 SEED = 3
 

@@ -15,9 +15,9 @@ import pytest
 from relay.failpoints import TASK_POINTS, FailpointAction, arm, reached
 from tasks import schedule
 from tests.acceptance import task_effects
-from tests.acceptance.fleet import wait_for
 from tests.acceptance.task_effects import Job, coroutine, loose, short
 from tests.chaos.crashing import CrashFleet, killed, resume
+from tests.waiting import wait_for
 
 MODULES = "tasks.actors,consumer.actors,tests.acceptance.task_effects"
 #: A function and a coroutine whose effect commits with the end of the task, and a function that has none there.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,21 +25,22 @@ from chaos.topologies import RIGS
 from chaos.topologies.cluster import NatsCluster
 from chaos.topologies.pair import PostgresPair
 from chaos.workload import Workload
-from tests.acceptance.fleet import wait_for
 from tests.chaos.test_nemeses import OF_MANY_SERVERS
-from tests.integration.devstack_support import eventually
+from tests.waiting import eventually, wait_for
 
 
 async def stored(js: JetStreamContext, number: int) -> None:
     """Publish until somebody has taken it: while a leader is elected, nobody answers."""
-    end, headers = time.monotonic() + 60, {"Nats-Msg-Id": f"{id(js)}-{number}"}
-    while True:
+    headers = {"Nats-Msg-Id": f"{id(js)}-{number}"}
+
+    async def taken() -> bool:
         try:
             await js.publish("s", b"x", headers=headers, timeout=5)
         except (nats.errors.Error, TimeoutError):
-            assert time.monotonic() < end
-        else:
-            return
+            return False
+        return True
+
+    await eventually("the stream takes a message", taken)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_stream_of_three_replicas_goes_on_when_its_leader_is_killed(cluster: N
     leader = cluster.leader_of("S")
     assert leader is not None
     leader.kill()
-    eventually(lambda: cluster.leader_of("S") not in (None, leader))
+    wait_for("there is another leader", lambda: cluster.leader_of("S") not in (None, leader))
     assert asyncio.run(fill(5, create=False)) == 15
     leader.start()
     assert cluster.leader_of("S") is not None
@@ -114,7 +114,7 @@ def test_a_commit_waits_for_the_replica_until_the_primary_is_told_to_go_on_alone
         connection.execute("CREATE TABLE t (n int)")
         pair.replica.kill()
         done = pool.submit(connection.execute, "INSERT INTO t VALUES (1)")
-        eventually(lambda: other.execute(waiting).fetchone())
+        wait_for("the commit waits", lambda: other.execute(waiting).fetchone())
         pair.part()
         done.result(timeout=30)
         connection.execute("INSERT INTO t VALUES (2)")

@@ -22,7 +22,7 @@ from chaos.workload import Workload
 from relay.adapters.postgres.migrations import status, upgrade
 from relay.adapters.postgres.revisions import in_order, newest
 from relay.devstack import PostgresServer
-from tests.acceptance.fleet import wait_for
+from tests.waiting import wait_for
 
 SEED = 5
 NEXT = in_order(deployment.NEXT_RELEASE)[-1]

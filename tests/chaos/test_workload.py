@@ -28,7 +28,7 @@ from chaos.tables import prepare
 from chaos.workload import Workload
 from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import NatsServer, PostgresServer
-from tests.acceptance.fleet import wait_for
+from tests.waiting import wait_for
 
 SEED = 7
 ATTEMPTS = 8

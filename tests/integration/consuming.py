@@ -38,7 +38,7 @@ from relay.domain.retry import Backoff, RetryPolicy
 from relay.execution.chunk import RunChunk, side_by_side
 from relay.execution.runners import RunOnLoop
 from relay.ports import ClaimedMessage, Delivery, HandlerRequest, InboxRow
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 SUBSCRIPTION = "from_upstream"
 LEASE = timedelta(seconds=30)

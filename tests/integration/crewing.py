@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from relay import children
 from relay.domain.members import State
 from relay.fleet.crew import Crew, Worker
+from tests.waiting import wait_for
 
 #: A worker that ends when it is asked to, one that does not, one that crashes.
 GENTLE = "import signal; signal.sigwait([signal.SIGTERM])"
@@ -60,11 +60,11 @@ class Host:
 
     def until(self, what: str, condition: Any) -> None:
         """Tick, without moving the clock, until something has become of a process."""
-        end = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < end, what
-            self.tick()
-            time.sleep(0.01)  # a process ends
+
+        def ticked() -> object:
+            return condition() or self.tick()
+
+        wait_for(what, ticked)
 
     def gone(self, worker: Worker) -> None:
         self.until("it has ended", lambda: worker not in self.crew.workers)

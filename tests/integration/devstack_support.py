@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import nats
 import psutil
@@ -15,13 +13,6 @@ import redis
 from relay.devstack import NatsServer, PostgresServer, Server, ValkeyServer
 
 KINDS = [PostgresServer, NatsServer, ValkeyServer]
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not so after {seconds} s"
-        threading.Event().wait(0.01)
 
 
 def living(processes: Iterable[psutil.Process]) -> list[int]:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.domain.topology import ConsumerSpec, advisory_consumer
 from tests.integration.consuming import Subscription
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 
 def about(sub: Subscription, durable: str = "down") -> ConsumerSpec:

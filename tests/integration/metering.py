@@ -17,8 +17,8 @@ import redis
 from relay.adapters.dramatiq.broker import RelayBroker, create_broker
 from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
-from tests.integration.publishing import eventually
 from tests.integration.wire import Wire, wire
+from tests.waiting import eventually
 
 TEMPLATE = "cost_template"
 #: Nothing but what is measured writes to this server: no vacuum, and no checkpoint, after which pages would be

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import itertools
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from relay.domain.facts import Fact
 from relay.domain.ordering import Shard
 from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.routing import Route, Routing
+from tests.waiting import eventually
 
 DEADLINE = 60.0
 ALL = Shard(0, 1)
@@ -72,20 +72,6 @@ def query(url: str, sql: str, *parameters: Any) -> list[dict[str, Any]]:
 
 def outbox_rows(url: str) -> list[dict[str, Any]]:
     return query(url, "SELECT * FROM outbox_events ORDER BY seq")
-
-
-async def eventually(what: str, condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
-    """Poll until ``condition`` gives something true; fail naming ``what`` after ``seconds``."""
-    end = time.monotonic() + seconds
-    while True:
-        result = condition()
-        if inspect.isawaitable(result):
-            result = await result
-        if result:
-            return result
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {seconds:g} s: {what}")
-        await asyncio.sleep(0.02)
 
 
 # --- producers ---

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -25,14 +24,6 @@ def working(broker: RelayBroker, threads: int = 2, queues: set[str] | None = Non
 
 def fresh_broker(url: str, middleware: Sequence[Any] = (), **times: Any) -> RelayBroker:
     return create_broker(url, namespace=f"test-{uuid4().hex}", middleware=list(middleware), **times)
-
-
-def soon(what: str, condition: Callable[[], Any], seconds: float = 20) -> Any:
-    end = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.01)
-    return result
 
 
 def calls(client: Any) -> dict[str, int]:

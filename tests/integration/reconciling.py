@@ -19,7 +19,8 @@ from relay.commands.reconcile import AuditLimits, ReconcileStream, StreamReport
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.identity import NatsMsgId
-from tests.integration.publishing import Relay, event, eventually
+from tests.integration.publishing import Relay, event
+from tests.waiting import eventually
 
 
 def command(relay: Relay, auditor: Any = None, page: int = 1_000) -> ReconcileStream:

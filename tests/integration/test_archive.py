@@ -24,8 +24,9 @@ from relay.domain.errors import NotReplayable
 from relay.domain.facts import ArchiveFailed, ArchiveHeld, RowsArchived, StreamLossFound
 from tests.integration.archiving import AFTER, ANN, TABLES, Archive, archived
 from tests.integration.crowded import ID, repeatable
-from tests.integration.publishing import Relay, event, eventually, query
+from tests.integration.publishing import Relay, event, query
 from tests.integration.reconciling import command as reconcile
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,8 @@ from relay.adapters.postgres.wakeup import Wakeup
 from relay.domain.backpressure import BrakeAction, OutboxLimits
 from relay.domain.errors import OutboxFull
 from relay.settings.urls import with_search_path
-from tests.integration.publishing import Producer, event, eventually, outbox_rows, producing, query
+from tests.integration.publishing import Producer, event, outbox_rows, producing, query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -13,6 +13,7 @@ import pytest
 from chaos.passage import Mode
 from chaos.proxy import Link, Proxy, at_port
 from relay.devstack.ports import LOOPBACK
+from tests.waiting import wait_for
 
 SILENCE = 0.2
 
@@ -107,13 +108,6 @@ def silent(connection: socket.socket, seconds: float = SILENCE) -> bool:
     return False
 
 
-def eventually(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 # --- pass ---
 
 
@@ -135,7 +129,7 @@ def test_the_end_of_a_connection_passes(connect: Any, echo: Echo, link: Link) ->
     assert link.open == 1
     connection.shutdown(socket.SHUT_WR)
     assert connection.recv(1) == b""
-    eventually(lambda: echo.ends == ["closed"] and link.open == 0)
+    wait_for("both ends are closed", lambda: echo.ends == ["closed"] and link.open == 0)
 
 
 def test_a_reset_passes(connect: Any, echo: Echo, link: Link) -> None:
@@ -143,7 +137,7 @@ def test_a_reset_passes(connect: Any, echo: Echo, link: Link) -> None:
     ask(connection)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     connection.close()
-    eventually(lambda: echo.ends == ["reset"] and link.open == 0)
+    wait_for("it is reset", lambda: echo.ends == ["reset"] and link.open == 0)
     assert link.counters.reset == 0
 
 
@@ -173,7 +167,7 @@ def test_cut_resets_what_is_open_and_refuses_what_is_new(connect: Any, echo: Ech
     link.cut()
     with pytest.raises(ConnectionResetError):
         connection.recv(1)
-    eventually(lambda: echo.ends == ["reset"])
+    wait_for("it is reset", lambda: echo.ends == ["reset"])
     with pytest.raises(ConnectionRefusedError):
         connect()
     assert (link.mode, link.counters.reset) == (Mode.CUT, 1)
@@ -224,7 +218,7 @@ def test_a_black_hole_hides_that_a_side_has_closed(connect: Any, echo: Echo, lin
     time.sleep(SILENCE)
     assert echo.ends == []
     link.heal()
-    eventually(lambda: echo.ends)
+    wait_for("it has ended", lambda: echo.ends)
 
 
 def test_a_black_hole_that_forgets_connections_delivers_nothing(connect: Any, echo: Echo, link: Link) -> None:
@@ -237,7 +231,7 @@ def test_a_black_hole_that_forgets_connections_delivers_nothing(connect: Any, ec
     link.heal()
     with pytest.raises(ConnectionResetError):
         connection.recv(1)
-    eventually(lambda: echo.ends == ["reset"])
+    wait_for("it is reset", lambda: echo.ends == ["reset"])
     assert echo.received == [b"hello"]
 
 
@@ -246,7 +240,7 @@ def test_a_deaf_link_lets_requests_through_and_holds_the_replies(connect: Any, e
     ask(connection)
     link.black_hole(replies_only=True)
     connection.sendall(b"done")
-    eventually(lambda: echo.received == [b"hello", b"done"])
+    wait_for("the bytes arrive", lambda: echo.received == [b"hello", b"done"])
     assert silent(connection)
     link.heal()
     assert receive(connection, 4) == b"done"
@@ -257,7 +251,7 @@ def test_a_mute_link_holds_requests_and_lets_replies_through(connect: Any, echo:
     ask(connection)
     link.black_hole(replies_only=True)
     connection.sendall(b"one")
-    eventually(lambda: echo.received == [b"hello", b"one"])
+    wait_for("the bytes arrive", lambda: echo.received == [b"hello", b"one"])
     link.black_hole(requests_only=True)
     assert receive(connection, 3) == b"one"
     connection.sendall(b"two")
@@ -306,7 +300,7 @@ def test_a_reply_is_cut_after_the_bytes_it_is_allowed(connect: Any, echo: Echo, 
         connection.recv(1)
     assert echo.received == [b"hello", b"request"]
     assert link.counters.reset == 1
-    eventually(lambda: echo.ends == ["reset"])
+    wait_for("it is reset", lambda: echo.ends == ["reset"])
 
 
 def test_the_allowance_is_for_each_connection_and_over_several_replies(connect: Any, link: Link) -> None:

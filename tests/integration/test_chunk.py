@@ -18,7 +18,7 @@ from relay.domain.model import HandlerResult
 from relay.execution import chunk
 from relay.ports import HandlerRequest
 from tests.integration.consuming import LEASE, SUBSCRIPTION, Handler, Subscription, subscribed
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 AT_ONCE = timedelta(0)

@@ -18,10 +18,10 @@ import pytest
 from relay.cli import main
 from relay.devstack import NatsServer, ValkeyServer
 from scheduler.ticks import ticks
-from tests.integration.devstack_support import eventually
 from tests.integration.publishing import query
 from tests.integration.test_cli_reconcile import publish, queued, with_application
 from tests.integration.test_upkeep import run_actor
+from tests.waiting import wait_for
 
 Cli = Callable[..., tuple[int, str, str]]
 #: Whether somebody waits for a lock that another session holds.
@@ -134,7 +134,7 @@ def test_ctrl_c_ends_a_run_between_its_file_and_its_commit_and_the_next_one_comp
         holding.execute("LOCK TABLE archive_batches IN SHARE MODE")  # the run may read it, and not record a batch
         with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             try:
-                eventually(lambda: query(database_url, BLOCKED), 60)
+                wait_for("it is blocked", lambda: query(database_url, BLOCKED))
                 assert len([*written.glob("*.jsonl.gz")]) == 1
                 process.send_signal(signal.SIGINT)
                 said, _ = process.communicate(timeout=60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import psycopg
 import pytest
 
 from relay import Outbox
-from tests.integration.publishing import event, eventually
+from tests.integration.publishing import event
 from tests.integration.test_cli_operating import Shell
+from tests.waiting import eventually, wait_for
 
 #: As a worker: the earliest event that is to be published again.
 PUBLISH = (
@@ -35,10 +35,13 @@ def test_a_replay_can_be_waited_for(tmp_path: Path, database_url: str) -> None:
     published: list[int] = []
 
     def worker() -> None:
-        deadline = time.monotonic() + 60
         with psycopg.connect(database_url, autocommit=True) as conn:
-            while len(published) < 2 and time.monotonic() < deadline:
+
+            def both() -> bool:
                 published.extend(conn.execute(PUBLISH).fetchone() or ())
+                return len(published) >= 2
+
+            wait_for("both are published", both)
 
     with ThreadPoolExecutor(1) as aside:
         working = aside.submit(worker)

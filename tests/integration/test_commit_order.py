@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from relay import Event, Outbox
 from tests.integration.publishing import DEADLINE, engine_url, event, outbox_rows, query
+from tests.waiting import wait_for
 
 OUTBOX = Outbox("vibespro")
 RAW = "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload) VALUES {}"
@@ -85,13 +85,6 @@ def engine_of(url: str) -> Engine:
     return create_engine(engine_url(url), poolclass=NullPool)
 
 
-def until(what: str, condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"not in time: {what}"
-        time.sleep(0.01)
-
-
 def blocked(url: str) -> int:
     sql = (
         "SELECT count(*) AS n FROM pg_locks JOIN pg_database ON pg_database.oid = database "
@@ -119,9 +112,9 @@ def test_the_second_writer_of_a_key_waits_for_the_first_to_commit(
 ) -> None:
     pause, written = Pause(), threading.Event()
     tasks = [pool.submit(write, first, database_url, ["first", "again"], pause)]
-    until("the first is written", pause.written.is_set)
+    wait_for("the first is written", pause.written.is_set)
     tasks.append(pool.submit(write, second, database_url, ["second"], written.set))
-    until("the second waits", lambda: blocked(database_url) == 1 or written.is_set())
+    wait_for("the second waits", lambda: blocked(database_url) == 1 or written.is_set())
     assert not written.is_set()
     pause.go_on.set()
     for task in tasks:
@@ -141,9 +134,9 @@ def test_a_writer_that_rolls_back_lets_the_next_go_on(
         raise Abort
 
     first = pool.submit(write, "psycopg", database_url, ["first"], abort)
-    until("the first is written", pause.written.is_set)
+    wait_for("the first is written", pause.written.is_set)
     second = pool.submit(write, kind, database_url, ["second"], lambda: None)
-    until("the second waits", lambda: blocked(database_url) == 1)
+    wait_for("the second waits", lambda: blocked(database_url) == 1)
     pause.go_on.set()
     assert isinstance(first.exception(DEADLINE), Abort)
     second.result(DEADLINE)
@@ -208,7 +201,7 @@ def test_transactions_over_the_same_keys_in_opposite_order_do_not_deadlock(
         # they were added.
         OUTBOX.add(connection, event(names[10]))
         tasks = [pool.submit(work, names), pool.submit(work, names[::-1])]
-        until("both wait", lambda: blocked(database_url) == 2 or any(task.done() for task in tasks))
+        wait_for("both wait", lambda: blocked(database_url) == 2 or any(task.done() for task in tasks))
     assert [task.exception(DEADLINE) for task in tasks] == [None, None]
     engine.dispose()
     assert len(outbox_rows(database_url)) == 2 * len(names) + 1
@@ -250,7 +243,7 @@ def test_a_transaction_of_many_keys_and_one_of_a_single_key_exclude_each_other(
     with psycopg.connect(database_url) as connection:
         OUTBOX.add_many(connection, first)
         waiting = pool.submit(add, second)
-        until("the second waits", lambda: blocked(database_url) == 1 or waiting.done())
+        wait_for("the second waits", lambda: blocked(database_url) == 1 or waiting.done())
         assert not waiting.done()
     waiting.result(DEADLINE)
     of_key = [row["event_type"] for row in outbox_rows(database_url) if row["aggregate_id"] == "v7"]
@@ -261,7 +254,7 @@ def test_a_raw_insert_waits_for_a_transaction_of_many_keys(database_url: str, po
     with psycopg.connect(database_url) as connection:
         OUTBOX.add_many(connection, many(500))
         waiting = pool.submit(write, "raw SQL", database_url, ["raw"], lambda: None)
-        until("the raw one waits", lambda: blocked(database_url) == 1 or waiting.done())
+        wait_for("the raw one waits", lambda: blocked(database_url) == 1 or waiting.done())
         assert not waiting.done()
     waiting.result(DEADLINE)
     assert event_types(database_url)[-1] == "raw"

@@ -13,8 +13,9 @@ from relay.settings import Settings
 from tests.integration.console_pages import Browser, Page
 from tests.integration.console_rows import BITE, bite, fill, fill_more, number
 from tests.integration.ops_api import configured, serving
-from tests.integration.publishing import eventually, query
+from tests.integration.publishing import query
 from tests.unit.ops_support import USERS
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,8 @@ from relay.devstack.ports import free_port
 from relay.ops.api.app import create_app
 from relay.settings import Settings
 from tests.integration.console_rows import bite, fill, fill_more, number
-from tests.integration.devstack_support import eventually
 from tests.integration.publishing import query
+from tests.waiting import wait_for
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
@@ -129,7 +129,7 @@ def listening(settings: Settings) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        eventually(lambda: server.started)
+        wait_for("it serves", lambda: server.started)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
@@ -217,7 +217,7 @@ def test_a_deed_is_sent_once_however_often_its_button_is_pressed(console: Consol
         holder.execute("SELECT FROM dead_letters WHERE id = 2 FOR UPDATE")
         page.mouse.click(place["x"] + 9, place["y"] + 9)
         waits = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        eventually(lambda: query(console.land, waits))
+        wait_for("it waits", lambda: query(console.land, waits))
         for _ in range(2):
             page.mouse.click(place["x"] + 9, place["y"] + 9)
     expect(page.get_by_role("heading", level=1)).to_have_text("Done: 1 dead letter")

@@ -19,7 +19,8 @@ from relay.domain.errors import DatabaseUnreachable, DomainError
 from relay.domain.facts import ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
 from relay.domain.schedule import ClaimedRun, Due, RunState, UnknownJob, WaitingRun
 from tests.integration.cron_bench import NOON, TICK, Bench, Work, benched
-from tests.integration.publishing import eventually, query
+from tests.integration.publishing import query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -20,9 +20,10 @@ from relay.domain.traceparent import Trace
 from relay.tracing import instrument, uninstrument
 from tasks import schedule
 from tests.integration.cron_bench import Bench, Work, benched
-from tests.integration.publishing import event, eventually, query
+from tests.integration.publishing import event, query
 from tests.integration.tasking import Mail
 from tests.tracing_support import Recorded, id_of, parent_of, recording, trace_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

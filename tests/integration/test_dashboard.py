@@ -18,9 +18,9 @@ from relay.devstack import dashboard, http_checks, processes
 from relay.devstack.ports import free_port
 from relay.domain.errors import MissingExtraError
 from tests.integration.deployed import LockedValkey
-from tests.integration.queueing import soon
 from tests.integration.test_ops_queues import handling, kill
 from tests.integration.test_valkey_acl import refused
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
@@ -57,7 +57,7 @@ def served(locked: LockedValkey, tmp_path: Path) -> Iterator[Served]:
     process = processes.spawn(command, log=tmp_path / "log", directory=tmp_path, environment=environment)
     url = f"http://127.0.0.1:{port}"
     try:
-        soon("it answers", lambda: http_checks.get(f"{url}/") or process.poll() is not None)
+        wait_for("it answers", lambda: http_checks.get(f"{url}/") or process.poll() is not None)
         assert process.poll() is None, (tmp_path / "log").read_text()
         yield Served(url, create_broker(locked.url, namespace="relay", middleware=[]))
         assert refused(locked) == []

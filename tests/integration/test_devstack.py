@@ -19,7 +19,8 @@ import redis
 
 from relay.devstack import NatsServer, PostgresServer, Server, ServerFailed, ServerNotUp, ValkeyServer, http_checks
 from relay.devstack.ports import free_port
-from tests.integration.devstack_support import KINDS, eventually, living, works
+from tests.integration.devstack_support import KINDS, living, works
+from tests.waiting import wait_for
 
 # --- verbs ---
 
@@ -69,7 +70,7 @@ def test_a_paused_server_keeps_its_connections_and_answers_nobody(server: Server
         assert server.running
         assert not works(server)
         server.resume()
-        eventually(lambda: works(server))
+        wait_for("it works again", lambda: works(server))
         connection.settimeout(0.01)
         with contextlib.suppress(TimeoutError):
             assert connection.recv(1) != b""  # nats greets; nobody hangs up

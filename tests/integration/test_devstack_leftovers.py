@@ -16,7 +16,8 @@ import pytest
 
 from relay.devstack import DevStack, PostgresServer, Server, ServerFailed, StackBusy, ValkeyServer
 from relay.devstack.as_root import server_account
-from tests.integration.devstack_support import eventually, living, works
+from tests.integration.devstack_support import living, works
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_backends_without_a_postmaster_are_ended(own_postgres: PostgresServer) -
     family = psutil.Process(own_postgres.pid).children(recursive=True)
     own_postgres.pause()  # frozen, they cannot notice that the postmaster is gone
     os.kill(own_postgres.pid, signal.SIGKILL)
-    eventually(lambda: not own_postgres.running)
+    wait_for("it has ended", lambda: not own_postgres.running)
     assert living(family)
     own_postgres.start()
     assert not living(family)
@@ -104,7 +105,7 @@ def test_a_half_written_cluster_is_made_anew(own_postgres: PostgresServer) -> No
 def test_an_interrupted_initdb_is_repeated(server_directory: Path) -> None:
     program = f"from relay.devstack import PostgresServer; PostgresServer({str(server_directory)!r}).start()"
     child = subprocess.Popen([sys.executable, "-c", program])
-    eventually(lambda: any(server_directory.rglob("pg_wal")))
+    wait_for("initdb writes", lambda: any(server_directory.rglob("pg_wal")))
     child.kill()
     child.wait()
     assert not any(server_directory.rglob("initdb.finished"))
@@ -160,7 +161,7 @@ def test_servers_end_with_a_killed_parent(server_directory: Path) -> None:
     with owner_of_a_stack(server_directory) as (owner, servers):
         owner.kill()
         owner.wait()
-        eventually(lambda: not living(servers))
+        wait_for("they have ended", lambda: not living(servers))
 
 
 def test_servers_end_with_an_interpreter_that_forgot_to_stop_them(server_directory: Path) -> None:
@@ -168,7 +169,7 @@ def test_servers_end_with_an_interpreter_that_forgot_to_stop_them(server_directo
         assert owner.stdin
         owner.stdin.close()
         assert owner.wait(30) == 0
-        eventually(lambda: not living(servers))
+        wait_for("they have ended", lambda: not living(servers))
 
 
 def test_servers_that_outlived_a_killed_parent_are_ended_before_a_new_start(server_directory: Path) -> None:

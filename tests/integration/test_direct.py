@@ -20,8 +20,8 @@ from relay.adapters.postgres import lending
 from relay.devstack import NatsServer
 from relay.domain.errors import ClaimLost, DatabaseUnreachable
 from tests.integration.consuming import LEASE, subscribed
-from tests.integration.publishing import eventually
 from tests.integration.python_handling import KINDS, WRITE, Handling, Vibe, handling, nothing
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

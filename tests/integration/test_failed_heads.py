@@ -19,8 +19,8 @@ from relay.domain.operators import Outcome
 from relay.domain.ordering import FailedHead
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import ANN, Desk, at_the_desk
-from tests.integration.publishing import eventually
 from tests.integration.test_cli_operating import Shell
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from relay.domain.topology import RELAY_ADVISORIES
 from relay.ports import InboxRow, Inserted
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription, subscribed
 from tests.integration.giving_up import about, advisories, given_up, nothing_left
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -17,9 +17,9 @@ from relay.adapters.dramatiq.broker import create_broker
 from relay.adapters.dramatiq.gates import GATE_TIMES, LONGEST_BACKOFF, Gates, GateTimes, QueueEntry
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
-from tests.integration.publishing import eventually
 from tests.integration.queueing import working
 from tests.jobs import job
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

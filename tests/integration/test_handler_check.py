@@ -28,6 +28,7 @@ from relay.devstack.ports import free_port
 from relay.handler import HandlerEndpoint
 from tests.integration.publishing import query
 from tests.pages import code, commands
+from tests.waiting import wait_for
 
 SECRET = "one two"
 REASON = (b"relay-reason", b"because")
@@ -125,10 +126,7 @@ def serving(app: Any) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()
-    end = time.monotonic() + 15
-    while not server.started:
-        assert time.monotonic() < end
-        threading.Event().wait(0.01)
+    wait_for("it serves", lambda: server.started)
     yield f"http://127.0.0.1:{port}/handle"
     server.should_exit = True
     thread.join()

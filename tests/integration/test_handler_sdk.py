@@ -24,8 +24,9 @@ from relay.devstack import PostgresServer
 from relay.domain.errors import BrokerUnreachable, ConfigurationError, UnsupportedTarget
 from relay.handler import AlreadyProcessed, DomainError, HandlerEndpoint, Poison, Received
 from tests.integration.handler_support import Service, call, effects, metadata, serving
-from tests.integration.publishing import engine_url, eventually, query
+from tests.integration.publishing import engine_url, query
 from tests.pages import code
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 DSN = "postgresql+psycopg://"

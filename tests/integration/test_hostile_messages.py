@@ -22,7 +22,7 @@ from relay.ports import Delivery
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription
 from tests.integration.hostile import Raw, good, hostile, noise, publish_raw
 from tests.integration.incidents import Desk, at_the_desk
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,9 @@ from relay.domain.errors import DatabaseUnreachable
 from relay.domain.policies import DeadLetterClass
 from relay.ports import ClaimedMessage
 from tests.integration.consuming import LEASE, claimed, inbox_row
-from tests.integration.publishing import eventually, query
+from tests.integration.publishing import query
 from tests.integration.wire import Wire, wire
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

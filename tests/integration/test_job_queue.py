@@ -24,8 +24,9 @@ from relay.adapters.dramatiq.gates import LONGEST_BACKOFF
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
-from tests.integration.queueing import calls, fresh_broker, soon, working
+from tests.integration.queueing import calls, fresh_broker, working
 from tests.jobs import job
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.anyio
 
@@ -37,9 +38,9 @@ def test_jobs_enqueued_together_are_run_in_order_and_leave_nothing_behind(valkey
     dramatiq.actor(ran.append, broker=broker, actor_name="note", queue_name="q")
     broker.enqueue_many([job("q", "note", n) for n in range(200)])
     with working(broker, threads=1):
-        soon("all have run", lambda: len(ran) == 200)
+        wait_for("all have run", lambda: len(ran) == 200)
         assert ran == list(range(200))
-        soon("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+        wait_for("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
     left = [key.decode() for key in broker.client.scan_iter(f"{broker.namespace}:*")]
     assert not [key for key in left if "heartbeats" not in key]
 
@@ -52,11 +53,11 @@ def test_what_a_worker_left_behind_is_taken_over_and_run(valkey: ValkeyServer) -
     left.broker_id = "gone"
     assert len(left.fetch("q", Capacity(2, 2))[2]) == 2
     with working(broker):
-        soon("the rest has run", lambda: ran == [2])
+        wait_for("the rest has run", lambda: ran == [2])
         broker.take_over("somebody")
         broker.take_over("gone")
-        soon("all have run", lambda: sorted(ran) == [0, 1, 2])
-        soon("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+        wait_for("all have run", lambda: sorted(ran) == [0, 1, 2])
+        wait_for("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
         broker.take_over("gone")
     assert len(ran) == 3, "once"
     assert not broker.client.exists(f"{broker.namespace}:__acks__.gone.q")
@@ -93,15 +94,15 @@ def test_a_worker_that_is_about_to_end_leaves_to_others_what_it_has_not_begun(va
     worker = dramatiq.Worker(first, worker_threads=1, worker_timeout=100)
     worker.start()
     acks = f"{first.namespace}:__acks__.{first.broker_id}.q"
-    soon("it has fetched all", lambda: first.client.scard(acks) == 2)
+    wait_for("it has fetched all", lambda: first.client.scard(acks) == 2)
     held: Any = worker.work_queue
-    soon("it has begun one", lambda: (held.usage().busy, held.usage().waiting) == (1, 1))
+    wait_for("it has begun one", lambda: (held.usage().busy, held.usage().waiting) == (1, 1))
     ending = threading.Thread(target=worker.stop)
     ending.start()
-    soon("it is about to end", first.ending.is_set)
+    wait_for("it is about to end", first.ending.is_set)
     first.enqueue_many([job("q", "work", 2)])
     with working(process("second", first.namespace)):
-        soon("another has run the others", lambda: sorted(ran) == [("second", 1), ("second", 2)])
+        wait_for("another has run the others", lambda: sorted(ran) == [("second", 1), ("second", 2)])
         release.set()
         ending.join()
     assert ran[-1] == ("first", 0)
@@ -113,7 +114,7 @@ def test_a_delayed_job_runs_when_it_is_due(valkey: ValkeyServer) -> None:
     with working(broker):
         start = time.monotonic()
         broker.enqueue(actor.message(), delay=400)
-        soon("it has run", lambda: ran)
+        wait_for("it has run", lambda: ran)
     assert 0.39 <= ran[0] - start < 10
 
 
@@ -128,7 +129,7 @@ def test_a_failed_job_comes_back_by_the_retries_middleware(valkey: ValkeyServer)
     actor = dramatiq.actor(stumble, broker=broker, actor_name="n", queue_name="q")
     with working(broker):
         actor.send()
-        soon("it has run three times", lambda: len(ran) == 3)
+        wait_for("it has run three times", lambda: len(ran) == 3)
 
 
 def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: ValkeyServer) -> None:
@@ -137,7 +138,7 @@ def test_a_busy_worker_fetches_and_acknowledges_many_at_a_time(own_valkey: Valke
     broker.enqueue_many([job("q", "n") for _ in range(400)])
     broker.client.config_resetstat()
     with working(broker, threads=8):
-        soon("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+        wait_for("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
     scripts = calls(broker.client)["evalsha"]
     assert scripts < 400, "a script to fetch and one to acknowledge for each job would be 800"
 
@@ -173,8 +174,8 @@ def test_a_lone_job_is_fetched_once_and_nothing_after_it(own_valkey: ValkeyServe
         for count in (1, 2, 3):
             broker.client.config_resetstat()
             broker.enqueue_many([job("q", "n")])
-            soon("it has run", lambda n=count: len(ran) == n)
-            soon("it is acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+            wait_for("it has run", lambda n=count: len(ran) == n)
+            wait_for("it is acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
         assert calls(broker.client)["evalsha"] == 2, "one script fetches it, one acknowledges it"
 
 
@@ -196,7 +197,7 @@ def test_acknowledgements_that_redis_did_not_take_are_sent_again(
     dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
     broker.enqueue_many([job("q", "n") for _ in range(50)])
     with working(broker):
-        soon("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
+        wait_for("all are acknowledged", lambda: not broker.client.hlen(f"{broker.namespace}:q.msgs"))
     assert (len(ran), len(cut)) == (50, 3)
 
 
@@ -209,7 +210,7 @@ def test_a_worker_outlives_a_restart_of_redis(own_valkey: ValkeyServer) -> None:
             broker.enqueue_many([job("q", "n")])
         own_valkey.start()
         broker.enqueue_many([job("q", "n")])
-        soon("it has run", lambda: ran)
+        wait_for("it has run", lambda: ran)
 
 
 def test_jobs_that_hang_take_no_thread_of_other_queues(
@@ -235,12 +236,12 @@ def test_jobs_that_hang_take_no_thread_of_other_queues(
     dramatiq.actor(run, broker=broker, actor_name="run", queue_name="q", priority=10)
     with working(broker, threads=1):
         broker.enqueue_many([job("slow", "hang") for _ in range(4)])
-        soon("one hangs", lambda: hanging)
+        wait_for("one hangs", lambda: hanging)
         broker.enqueue_many([job("q", "run") for _ in range(5)])
-        soon("the others run", lambda: len(ran) == 5)
+        wait_for("the others run", lambda: len(ran) == 5)
         assert len(hanging) == 1
         release.set()
-        soon("the rest had its turn", lambda: len(hanging) == 4)
+        wait_for("the rest had its turn", lambda: len(hanging) == 4)
     assert quiesced.is_set()
 
 
@@ -272,7 +273,7 @@ def test_the_age_of_the_head_is_by_the_clock_of_redis_alone(
         dramatiq.actor(lambda: None, broker=other, actor_name="n", queue_name="retried").send()
     assert broker.head_waits("q") < timedelta(seconds=30)
     assert broker.head_waits("retried") < timedelta(seconds=30)
-    soon("it has waited", lambda: broker.head_waits("q") >= timedelta(milliseconds=100))
+    wait_for("it has waited", lambda: broker.head_waits("q") >= timedelta(milliseconds=100))
 
 
 def test_the_head_that_does_not_say_when_it_came_delays_no_sweep(valkey: ValkeyServer) -> None:

@@ -16,7 +16,8 @@ from relay.domain.errors import BrokerUnreachable, ConsumerMissing, DatabaseUnre
 from relay.domain.lag import NONE_DUE, DueCount, StreamLag, TablesLag
 from tests.integration.consuming import SUBSCRIPTION, Subscription, inbox_row, subscribed
 from tests.integration.crowded import events, messages, tasks
-from tests.integration.publishing import eventually, open_backlog_reader
+from tests.integration.publishing import open_backlog_reader
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -35,7 +35,7 @@ from relay.execution import lease as leases
 from relay.execution.chunk import RunChunk, side_by_side
 from relay.ports import HandlerRequest
 from tests.integration.consuming import Handler, Subscription, subscribed
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

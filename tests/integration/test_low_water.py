@@ -15,8 +15,9 @@ from relay.adapters.postgres.low_water import NONE, LowWaterMarks
 from relay.domain.ordering import LANES
 from tests.integration.low_water_support import busy, marks_of
 from tests.integration.plans import Connection, explain
-from tests.integration.publishing import ALL, Relay, event, eventually, outbox_rows, query
+from tests.integration.publishing import ALL, Relay, event, outbox_rows, query
 from tests.integration.test_publish_path import check_ledger
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

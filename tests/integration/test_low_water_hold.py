@@ -21,8 +21,9 @@ from relay.adapters.postgres.sql import statement
 from relay.devstack import PostgresServer
 from relay.domain.errors import DatabaseUnreachable
 from tests.integration.low_water_support import busy, marks_of
-from tests.integration.publishing import ALL, Relay, event, eventually, query
+from tests.integration.publishing import ALL, Relay, event, query
 from tests.integration.test_publish_path import check_ledger
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

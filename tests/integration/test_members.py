@@ -19,8 +19,8 @@ from relay.adapters.members import Heart, Members, this_process
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import FORGOTTEN_AFTER_S, LOST_AFTER_S, CrewReport, Member, State, Usage, busy_part
-from tests.integration.publishing import eventually
 from tests.integration.queueing import fresh_broker, working
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

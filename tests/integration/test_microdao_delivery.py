@@ -27,7 +27,8 @@ from relay.domain.routing import Route
 from relay.settings import load_settings
 from relay.settings.model import PublishSettings
 from tests.integration.microdao_support import INSERT, Dao, connect, laid
-from tests.integration.publishing import ALL, Relay, eventually, query
+from tests.integration.publishing import ALL, Relay, query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

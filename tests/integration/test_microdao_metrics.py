@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 from relay.adapters.postgres.sql import statement
 from relay.domain.facts import OutboxEventsPublished
 from relay.telemetry.metrics import MetricFacts
-from tests.integration.publishing import ALL, Relay, event, eventually, open_backlog_reader
+from tests.integration.publishing import ALL, Relay, event, open_backlog_reader
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -23,10 +23,10 @@ from relay.devstack import PostgresServer
 from relay.domain.errors import ConfigurationError
 from relay.domain.identity import Identity
 from relay.settings.urls import with_search_path
-from tests.integration.devstack_support import eventually
 from tests.integration.microdao_support import FETCH, INSERT, Dao, connect, laid
 from tests.integration.publishing import ALL, DEADLINE, Relay, outbox_rows
 from tests.pages import code
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.anyio
 
@@ -318,7 +318,7 @@ def test_section_10_writers_of_a_stream_and_key_commit_in_their_order(
         if waits:
             blocked = "SELECT cardinality(pg_blocking_pids(%s)) > 0 AS it"
             pid = other.info.backend_pid
-            eventually(lambda: one.execute(blocked, (pid,)).fetchall()[0]["it"])
+            wait_for("the other is blocked", lambda: one.execute(blocked, (pid,)).fetchall()[0]["it"])
         else:
             done.result(DEADLINE)
         one.execute("COMMIT")

@@ -20,7 +20,7 @@ from relay.devstack import PostgresServer
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable, SchemaUnsupported
 from tests.integration import catalogue
 from tests.integration.catalogue import Connection
-from tests.integration.devstack_support import eventually
+from tests.waiting import wait_for
 
 HEAD = "0100_baseline"
 ALL = (HEAD,)
@@ -80,7 +80,7 @@ def test_processes_that_upgrade_at_once_wait_for_each_other(empty_database: str)
         command = [sys.executable, "-c", UPGRADE, empty_database]
         processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
         try:
-            eventually(lambda: conn.execute(UPGRADING).fetchone() == (3,))
+            wait_for("all three upgrade", lambda: conn.execute(UPGRADING).fetchone() == (3,))
         finally:
             conn.execute("SELECT pg_advisory_unlock(1785882986, 0)")
             ended = [(process.communicate(timeout=DEADLINE)[1], process.returncode) for process in processes]

@@ -18,8 +18,8 @@ from relay.adapters.postgres import migrations
 from relay.devstack import PostgresServer
 from relay.domain.errors import UpgradeBlocked
 from tests.integration import catalogue
-from tests.integration.devstack_support import eventually
 from tests.integration.test_migrations import HEAD, NEXT
+from tests.waiting import wait_for
 
 #: The next revision needs a table to itself for a moment, so it waits for readers.
 BEFORE_A_LOCK = NEXT[0]
@@ -86,7 +86,7 @@ class Traffic:
     def goes_on(self) -> None:
         """Wait until everybody has written again a few times."""
         there = self.rounds + 20
-        eventually(lambda: self.rounds >= there, DEADLINE)
+        wait_for("work goes on", lambda: self.rounds >= there, DEADLINE)
 
     def stop(self) -> None:
         self._stop.set()
@@ -134,7 +134,7 @@ def test_writers_and_workers_go_on_though_the_upgrade_waits_for_an_idle_reader(
             upgrading = pool.submit(upgrade, used_database, waiting=lines.append)
             for _ in range(3):
                 seen = len(lines)
-                eventually(lambda: len(lines) > seen or upgrading.done(), DEADLINE)  # noqa: B023
+                wait_for("the upgrade waits, or is done", lambda: len(lines) > seen or upgrading.done(), DEADLINE)  # noqa: B023
                 writers.goes_on()
             assert not upgrading.done()
         upgrading.result(DEADLINE)
@@ -153,7 +153,11 @@ def test_an_index_is_built_beside_writers_while_an_old_snapshot_is_open(
             reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             reader.execute("SELECT 1")
             upgrading: Future[None] = pool.submit(upgrade, used_database)
-            eventually(lambda: conn.execute(BUILDING).fetchone() == (1,) or upgrading.done(), DEADLINE)
+            wait_for(
+                "the index is built",
+                lambda: conn.execute(BUILDING).fetchone() == (1,) or upgrading.done(),
+                DEADLINE,
+            )
             writers.goes_on()
             assert not upgrading.done()
         upgrading.result(DEADLINE)

@@ -11,7 +11,7 @@ from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection, connect_once
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

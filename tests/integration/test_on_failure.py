@@ -20,7 +20,7 @@ from relay.domain.model import HandlerResult
 from relay.domain.retry import Backoff
 from relay.ports import HandlerRequest
 from tests.integration.consuming import Handler, Subscription, subscribed
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,9 @@ from relay.adapters.dramatiq.shares import SHARE
 from relay.adapters.dramatiq.work_queue import LoopActor
 from relay.devstack import ValkeyServer
 from relay.domain.members import Usage
-from tests.integration.queueing import fresh_broker, soon
+from tests.integration.queueing import fresh_broker
 from tests.jobs import job
+from tests.waiting import wait_for
 
 around: ContextVar[str] = ContextVar("around", default="nothing")
 
@@ -114,23 +115,23 @@ def rig(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 def test_as_many_are_under_way_as_there_are_threads_and_none_of_those_waits(rig: Rig) -> None:
     rig.send(*"abcdef")
-    soon("two are under way", lambda: len(rig.service.calls) == 2)
+    wait_for("two are under way", lambda: len(rig.service.calls) == 2)
     blocked = [thread for thread in rig.worker.workers if thread.work_queue._taken.get(thread.ident)]
     assert not blocked
     rig.service.gate.set()
-    soon("all are ended", lambda: rig.names == list("abcdef"))
+    wait_for("all are ended", lambda: rig.names == list("abcdef"))
     assert rig.service.most == 2
     assert len({thread for thread, _, _ in rig.ended}) == 1
     assert [found for _, _, found in rig.ended] == [name for _, name, _ in rig.ended]
-    soon("all are acknowledged", lambda: not rig.kept)
+    wait_for("all are acknowledged", lambda: not rig.kept)
 
 
 def test_the_loop_and_the_threads_do_not_wait_for_each_other(rig: Rig) -> None:
     rig.send("a", "b", "c", "thread")
-    soon("two are under way", lambda: len(rig.service.calls) == 2)
-    soon("a thread has ended the other kind", lambda: rig.names == ["thread"])
+    wait_for("two are under way", lambda: len(rig.service.calls) == 2)
+    wait_for("a thread has ended the other kind", lambda: rig.names == ["thread"])
     rig.service.gate.set()
-    soon("all are ended", lambda: rig.names == ["a", "b", "c", "thread"])
+    wait_for("all are ended", lambda: rig.names == ["a", "b", "c", "thread"])
     [(thread, found)] = [(thread, found) for thread, name, found in rig.ended if name == "thread"]
     assert (found, thread in {it for it, name, _ in rig.ended if name == "a"}) == (None, False)
     assert rig.service.most == 2
@@ -139,24 +140,24 @@ def test_the_loop_and_the_threads_do_not_wait_for_each_other(rig: Rig) -> None:
 def test_calls_make_a_worker_busy_and_what_mostly_waits_does_not(rig: Rig) -> None:
     duties = [job("duties", "wait", f"d{n}").copy(options={SHARE: f"pull:{n}"}) for n in range(5)]
     rig.broker.enqueue_many(duties)
-    soon("all duties are under way", lambda: len(rig.service.calls) == 5)
+    wait_for("all duties are under way", lambda: len(rig.service.calls) == 5)
     assert rig.runtime.usage() == Usage(threads=2, busy=0, doing={"duties": 5})
     rig.send("a", share="sea/one")
     rig.send("b", "c", "d", share="sea/two")
-    soon("the calls are under way", lambda: len(rig.service.calls) == 8)
+    wait_for("the calls are under way", lambda: len(rig.service.calls) == 8)
     doing = {"duties": 5, "sea/two": 2, "sea/one": 1}
-    soon("one waits", lambda: rig.runtime.usage() == Usage(threads=2, busy=2, waiting=1, doing=doing))
+    wait_for("one waits", lambda: rig.runtime.usage() == Usage(threads=2, busy=2, waiting=1, doing=doing))
 
 
 def test_each_share_has_places_of_its_own(rig: Rig) -> None:
     rig.send(*(f"hangs {n}" for n in range(60)), share="hanging")
-    soon("as many hang as there are threads", lambda: len(rig.service.calls) == 2)
+    wait_for("as many hang as there are threads", lambda: len(rig.service.calls) == 2)
     rig.send("a", "b", "c", share="quick")
-    soon("the other share is under way", lambda: sorted(rig.service.calls[2:]) == ["a", "b"])
+    wait_for("the other share is under way", lambda: sorted(rig.service.calls[2:]) == ["a", "b"])
     rig.service.gate.set()
-    soon("all are ended", lambda: len(rig.ended) == 63)
+    wait_for("all are ended", lambda: len(rig.ended) == 63)
     assert rig.service.most == 4
-    soon("all are acknowledged", lambda: not rig.kept)
+    wait_for("all are acknowledged", lambda: not rig.kept)
 
 
 def test_nothing_around_a_message_is_left_around_the_next(rig: Rig) -> None:
@@ -168,7 +169,7 @@ def test_nothing_around_a_message_is_left_around_the_next(rig: Rig) -> None:
     rig.service.answer = answer
     rig.service.gate.set()
     rig.send(*"abcdef")
-    soon("all are ended", lambda: len(rig.ended) == 6)
+    wait_for("all are ended", lambda: len(rig.ended) == 6)
     assert {found for _, _, found in rig.ended} == {"nothing"}
 
 
@@ -183,18 +184,18 @@ def test_what_the_loop_raises_the_actor_raises(rig: Rig) -> None:
     rig.service.answer = answer
     rig.service.gate.set()
     rig.send("a")
-    soon("it has been ended", lambda: rig.ended)
+    wait_for("it has been ended", lambda: rig.ended)
     assert (rig.service.calls, rig.ended[0][2]) == (["a", "a", "a"], "third time")
     expected = ["before", "Retry", "before", "ValueError", "before", "NoneType"]
-    soon("the middleware has heard of it", lambda: [kind for kind, _ in rig.around] == expected)
+    wait_for("the middleware has heard of it", lambda: [kind for kind, _ in rig.around] == expected)
 
 
 def test_middleware_is_around_the_call(rig: Rig) -> None:
     rig.send("a")
-    soon("it is under way", lambda: rig.service.calls)
+    wait_for("it is under way", lambda: rig.service.calls)
     assert rig.around == [("before", "a")]
     rig.service.gate.set()
-    soon("it is ended", lambda: rig.around == [("before", "a"), ("NoneType", "a")])
+    wait_for("it is ended", lambda: rig.around == [("before", "a"), ("NoneType", "a")])
 
 
 def test_what_middleware_skips_is_not_called(rig: Rig) -> None:
@@ -206,8 +207,8 @@ def test_what_middleware_skips_is_not_called(rig: Rig) -> None:
     rig.broker.add_middleware(Skip())
     rig.service.gate.set()
     rig.send(*"abc")
-    soon("the others are ended", lambda: rig.names == ["a", "c"])
-    soon("all are acknowledged", lambda: not rig.kept)
+    wait_for("the others are ended", lambda: rig.names == ["a", "c"])
+    wait_for("all are acknowledged", lambda: not rig.kept)
     assert sorted(rig.service.calls) == ["a", "c"]
 
 
@@ -223,7 +224,7 @@ def test_middleware_that_breaks_a_rule_fails_the_message(rig: Rig) -> None:
     rig.broker.add_middleware(Refuse())
     rig.service.gate.set()
     rig.send("a")
-    soon("it is tried again", lambda: rig.names == ["a"])
+    wait_for("it is tried again", lambda: rig.names == ["a"])
     assert ("MiddlewareError", "a") in rig.around
     assert rig.service.calls == ["a"]
 
@@ -234,10 +235,10 @@ def test_nobody_interrupts_the_loop(rig: Rig) -> None:
     rig.broker.add_middleware(limit)
     limit.after_worker_boot(rig.broker, rig.worker)
     rig.send("a")
-    soon("it is under way", lambda: rig.service.calls)
+    wait_for("it is under way", lambda: rig.service.calls)
     assert not limit.manager.deadlines
     rig.service.gate.set()
-    soon("it is ended", lambda: rig.names == ["a"])
+    wait_for("it is ended", lambda: rig.names == ["a"])
 
 
 def test_the_collector_passes_over_what_was_there_when_the_worker_began(rig: Rig) -> None:
@@ -246,14 +247,14 @@ def test_the_collector_passes_over_what_was_there_when_the_worker_began(rig: Rig
 
 def test_arguments_that_do_not_fit_are_the_actors_to_refuse(rig: Rig) -> None:
     rig.broker.enqueue_many([job("q", "ask", "a", "b")])
-    soon("a thread has refused it", lambda: ("TypeError", "a") in rig.around)
+    wait_for("a thread has refused it", lambda: ("TypeError", "a") in rig.around)
     assert not rig.service.calls
 
 
 def test_a_worker_that_stops_ends_what_is_under_way_and_gives_back_the_rest(rig: Rig) -> None:
     rig.send(*"abcdefgh")
-    soon("two are under way", lambda: len(rig.service.calls) == 2)
-    soon("the others have been fetched", lambda: rig.worker.work_queue.unfinished_tasks == 8)
+    wait_for("two are under way", lambda: len(rig.service.calls) == 2)
+    wait_for("the others have been fetched", lambda: rig.worker.work_queue.unfinished_tasks == 8)
     stopping = threading.Thread(target=rig.worker.stop)
     stopping.start()
     assert rig.stopped.wait(20)

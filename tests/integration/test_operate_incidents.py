@@ -14,7 +14,7 @@ from relay.domain.errors import InvalidRequest
 from relay.domain.operators import Operator, Outcome
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import ANN, Desk, at_the_desk, waiting_for_locks
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

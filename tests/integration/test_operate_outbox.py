@@ -20,7 +20,8 @@ from relay.domain.operators import Operator, Outcome
 from relay.domain.retry import Backoff
 from tests.integration.consuming import Handler, Subscription, subscribed
 from tests.integration.incidents import waiting_for_locks
-from tests.integration.publishing import ALL, Relay, event, eventually, outbox_rows, query
+from tests.integration.publishing import ALL, Relay, event, outbox_rows, query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

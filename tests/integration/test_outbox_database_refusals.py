@@ -15,7 +15,8 @@ from relay import Outbox, RelayError
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.domain.errors import DuplicateMessage, FutureEvent, InvalidTimestamp
 from relay.domain.model import OutboxEvent
-from tests.integration.publishing import Producer, Relay, event, eventually, outbox_rows, query
+from tests.integration.publishing import Producer, Relay, event, outbox_rows, query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ from relay.adapters.postgres.shared import _sqlstate
 from relay.domain.errors import WriteConflict
 from relay.handler.transaction import is_outage
 from tests.integration.publishing import DEADLINE, event, outbox_rows, query
-from tests.integration.test_commit_order import blocked, until
+from tests.integration.test_commit_order import blocked
+from tests.waiting import wait_for
 
 OUTBOX = Outbox("vibespro")
 #: Places in the lock table: a lock that is held in two modes has one.
@@ -140,7 +141,7 @@ def test_who_has_written_many_keys_one_by_one_is_waited_for(
             pool.submit(in_transaction, database_url, lambda conn: raw_one(conn, "second", 7)),
             pool.submit(in_transaction, database_url, lambda conn: add_one(conn, "second", 93)),
         ]
-        until("both wait", lambda: blocked(database_url) == 2 or any(task.done() for task in tasks))
+        wait_for("both wait", lambda: blocked(database_url) == 2 or any(task.done() for task in tasks))
         assert not any(task.done() for task in tasks)
         write(many, "third", 7)
     for task in tasks:
@@ -165,7 +166,7 @@ def second_waits_for_first(isolation: str, database_url: str, pool: ThreadPoolEx
         raw_one(first, "first", 5)
         # v1 is free, so that the statement writes its rows, and waits for v5 only then.
         task = pool.submit(in_transaction, database_url, second)
-        until("it waits", lambda: blocked(database_url) == 1)
+        wait_for("it waits", lambda: blocked(database_url) == 1)
         raw_one(first, "again", 5)
     task.result(DEADLINE)
     assert kinds_of(database_url, "v5") == ["first", "again", "second"]
@@ -192,7 +193,7 @@ def test_a_writer_of_the_release_before_is_waited_for(database_url: str, pool: T
                 in_transaction, database_url, lambda conn: raw_many(conn, "new", "generate_series(1, 500)")
             ),
         ]
-        until("all wait", lambda: blocked(database_url) == 3 or any(task.done() for task in tasks))
+        wait_for("all wait", lambda: blocked(database_url) == 3 or any(task.done() for task in tasks))
         assert not any(task.done() for task in tasks)
     for task in tasks:
         task.result(DEADLINE)
@@ -214,7 +215,7 @@ def test_raw_inserts_of_the_same_keys_in_opposite_order_do_not_deadlock(
         # Both come this far, each with one half of the keys, if they take them as they come.
         add_one(gate, "gate", count // 2)
         tasks = [start("n ASC"), start("n DESC")]
-        until("both wait", lambda: blocked(database_url) == 2 or any(task.done() for task in tasks))
+        wait_for("both wait", lambda: blocked(database_url) == 2 or any(task.done() for task in tasks))
     assert [task.exception(DEADLINE) for task in tasks] == [None, None]
     rows = outbox_rows(database_url)[1:]
     assert len(rows) == 2 * count
@@ -235,7 +236,7 @@ def test_a_transaction_of_many_keys_gives_way_to_one_that_writes_key_after_key(
             ),
             pool.submit(in_transaction, database_url, lambda conn: OUTBOX.add_many(conn, many[:20])),
         ]
-        until("they wait", lambda: blocked(database_url) == 3 or any(task.done() for task in tasks))
+        wait_for("they wait", lambda: blocked(database_url) == 3 or any(task.done() for task in tasks))
         for key in (200, 6, 4, 299):
             add_one(singly, "single", key)
     assert [task.exception(DEADLINE) for task in tasks] == [None] * 3
@@ -251,7 +252,7 @@ def test_what_must_deadlock_is_an_error_that_says_to_try_again(
         add_one(one, "one", 1)
         add_one(other, "other", 2)
         waiting = pool.submit(add_one, one, "one", 2)
-        until("the one waits", lambda: blocked(database_url) == 1)
+        wait_for("the one waits", lambda: blocked(database_url) == 1)
         errors = []
         for step in (lambda: add_one(other, "other", 1), lambda: waiting.result(DEADLINE)):
             try:
@@ -290,6 +291,6 @@ def test_the_patience_of_a_write_is_not_left_to_the_rest_of_the_transaction(
     with psycopg.connect(database_url) as one:
         add_one(one, "one", 1)
         waiting = pool.submit(in_transaction, database_url, work)
-        until("it waits", lambda: blocked(database_url) == 1)
+        wait_for("it waits", lambda: blocked(database_url) == 1)
     waiting.result(DEADLINE)
     assert seen == [("0",)]

@@ -19,12 +19,12 @@ import pytest
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
 from tests.integration import page_rows
-from tests.integration.devstack_support import eventually
 from tests.integration.test_cli_fleet import beat
 from tests.integration.test_cli_operating import Shell
 from tests.integration.test_cli_waiting import PUBLISH
 from tests.integration.test_members import WORKER
 from tests.pages import operating
+from tests.waiting import wait_for
 
 CONTEXTS = ("sea", "vibespro")
 #: What changes rows does so on databases of its own.
@@ -156,7 +156,7 @@ def desks(
             page_rows.ended(connection)
         templates = dict(zip(CONTEXTS, made, strict=True))
         with postgres.connect() as server:  # a database that somebody is connected to cannot be copied
-            eventually(lambda: server.execute(CONNECTED, [made]).fetchone() is None, 60)
+            wait_for("nobody is connected", lambda: server.execute(CONNECTED, [made]).fetchone() is None)
         while True:
             yield desk(first.archive, **templates)
 

@@ -19,7 +19,7 @@ from relay.adapters.postgres.budget import Budget, Budgets
 from relay.adapters.postgres.pool import Pool, connection, create_pool
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

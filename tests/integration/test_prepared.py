@@ -17,7 +17,8 @@ from relay.adapters.postgres.pool import Pool, create_pool
 from relay.domain.errors import DatabaseUnreachable
 from relay.ports import ClaimedMessage
 from tests.integration.consuming import LEASE, inbox_row
-from tests.integration.publishing import eventually, query
+from tests.integration.publishing import query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

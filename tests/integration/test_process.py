@@ -20,7 +20,7 @@ from relay.domain.model import HandlerResult
 from relay.domain.policies import DeadLetter, Retry
 from relay.ports import ClaimedMessage, HandlerRequest
 from tests.integration.consuming import LEASE, Handler, Subscription, subscribed
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

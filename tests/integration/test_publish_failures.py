@@ -14,7 +14,8 @@ from relay.domain.errors import BrokerUnreachable, NotPublishable
 from relay.domain.facts import EventDied, PublishFailed
 from relay.domain.identity import NatsMsgId
 from relay.domain.retry import Backoff
-from tests.integration.publishing import ALL, Relay, event, eventually, query
+from tests.integration.publishing import ALL, Relay, event, query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,8 @@ from relay.domain.ordering import Shard
 from relay.domain.policies import OutcomeUnknown, Published
 from relay.ports import Message
 from tests.integration.plans import explain
-from tests.integration.publishing import ALL, DEADLINE, Relay, event, eventually, outbox_rows, query
+from tests.integration.publishing import ALL, DEADLINE, Relay, event, outbox_rows, query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

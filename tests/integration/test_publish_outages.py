@@ -22,7 +22,8 @@ from relay.devstack import NatsServer, PostgresServer
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, SchemaMissing
 from relay.domain.policies import NotSent, OutcomeUnknown, Published
 from relay.ports import Message
-from tests.integration.publishing import ALL, Relay, event, eventually, outbox_rows, query
+from tests.integration.publishing import ALL, Relay, event, outbox_rows, query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

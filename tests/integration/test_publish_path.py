@@ -19,7 +19,8 @@ from relay.domain.errors import DatabaseUnreachable, NotPublishable
 from relay.domain.facts import OutboxEventsPublished
 from relay.domain.ordering import Shard
 from relay.domain.policies import Published
-from tests.integration.publishing import ALL, DEADLINE, Relay, event, eventually, outbox_rows, query
+from tests.integration.publishing import ALL, DEADLINE, Relay, event, outbox_rows, query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,7 +20,7 @@ from relay.domain.errors import BrokerUnreachable, ConsumerMissing, DatabaseUnre
 from relay.domain.facts import MessagesReceived, OutageSeen
 from relay.ports import Delivery, InboxRow, Inserted
 from tests.integration.consuming import Subscription, claimed, inbox_row, subscribed
-from tests.integration.publishing import eventually
+from tests.waiting import eventually, not_yet
 
 pytestmark = pytest.mark.anyio
 
@@ -33,17 +32,6 @@ async def sub(
     monkeypatch.setattr(pull_module, "_WAIT", timedelta(milliseconds=300))
     async with subscribed(database_url, nats_server.url) as subscription:
         yield subscription
-
-
-def until(condition: Callable[[], Any]) -> Callable[[], bool]:
-    """Go on until ``condition`` holds; fail after twenty seconds."""
-    end = asyncio.get_running_loop().time() + 20
-
-    def go_on() -> bool:
-        assert asyncio.get_running_loop().time() < end
-        return not condition()
-
-    return go_on
 
 
 class Watched(PostgresInboxAdapter):
@@ -66,7 +54,7 @@ async def test_rows_are_committed_before_anything_is_enqueued(sub: Subscription)
         seen.append(set(ids))
 
     sent = {await sub.send() for _ in range(5)}
-    assert await sub.pull(enqueue=enqueue).run(until(lambda: set().union(*seen) == sent)) == 5
+    assert await sub.pull(enqueue=enqueue).run(not_yet(lambda: set().union(*seen) == sent)) == 5
     assert await sub.unacked() == 5  # acknowledged only once they are handled
 
 
@@ -142,7 +130,7 @@ async def test_a_job_that_ends_puts_what_still_arrives_into_the_inbox(sub: Subsc
 
     consumer = Late(sub.nats, stream=sub.stream, durable="down")
     await sub.send()
-    await sub.pull(consumer=consumer).run(until(lambda: sub.enqueued))
+    await sub.pull(consumer=consumer).run(not_yet(lambda: sub.enqueued))
     assert len(sub.enqueued) == 2
     await sub.send()
     with pytest.raises(BrokerUnreachable):
@@ -261,7 +249,7 @@ async def test_a_batch_that_cannot_be_kept_goes_back_to_the_stream(
     message_id = await sub.send()
     with pytest.raises(DatabaseUnreachable, match="given back"):
         await sub.pull(inbox=Away(sub.pool)).accept(await sub.fetch())
-    await sub.pull().run(until(lambda: sub.enqueued))  # long before the ack wait of two minutes
+    await sub.pull().run(not_yet(lambda: sub.enqueued))  # long before the ack wait of two minutes
     assert sub.enqueued == [message_id]
 
 

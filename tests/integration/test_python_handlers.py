@@ -37,7 +37,6 @@ from relay.domain.errors import ConnectionsBusy
 from relay.domain.facts import HandlerAnswered, MessageProcessed
 from relay.domain.policies import DeadLetter, DeadLetterClass
 from tests.integration.consuming import subscribed
-from tests.integration.publishing import eventually
 from tests.integration.python_handling import (
     KINDS,
     Handling,
@@ -48,6 +47,7 @@ from tests.integration.python_handling import (
     sync_session,
 )
 from tests.pages import code
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 OUTBOX = Outbox("down")

@@ -13,8 +13,9 @@ from relay.adapters.dramatiq.broker import FetchTimes
 from relay.adapters.dramatiq.shares import ASIDE, SHARE
 from relay.adapters.dramatiq.wakeup import Wakeups, WakeupTimes
 from relay.devstack import ValkeyServer
-from tests.integration.queueing import calls, fresh_broker, soon, working
+from tests.integration.queueing import calls, fresh_broker, working
 from tests.jobs import job
+from tests.waiting import wait_for
 
 
 def test_an_idle_worker_asks_nothing(own_valkey: ValkeyServer) -> None:
@@ -24,13 +25,13 @@ def test_an_idle_worker_asks_nothing(own_valkey: ValkeyServer) -> None:
 
     def rests() -> bool:
         broker.client.config_resetstat()
-        soon("it shows signs of life", lambda: calls(broker.client).get("ping", 0) >= 2)
+        wait_for("it shows signs of life", lambda: calls(broker.client).get("ping", 0) >= 2)
         return not calls(broker.client).keys() - {"ping", "info", "config|resetstat"}
 
     with working(broker):
         actor.send()
-        soon("it has run", lambda: ran)
-        soon("its waits begin and end, and it asks nothing", rests)
+        wait_for("it has run", lambda: ran)
+        wait_for("its waits begin and end, and it asks nothing", rests)
 
 
 def test_an_idle_worker_starts_a_job_at_once(own_valkey: ValkeyServer) -> None:
@@ -39,10 +40,10 @@ def test_an_idle_worker_starts_a_job_at_once(own_valkey: ValkeyServer) -> None:
     with working(broker):
         for count in (1, 2):
             # Once for the delay queue, and once for the queue before each job.
-            soon("it waits", lambda n=count: calls(broker.client).get("exists", 0) > n)
+            wait_for("it waits", lambda n=count: calls(broker.client).get("exists", 0) > n)
             start = time.monotonic()
             actor.send()
-            soon("it has run", lambda n=count: len(ran) == n)
+            wait_for("it has run", lambda n=count: len(ran) == n)
             assert ran[-1] - start < 3, "less than a wait lasts: it ended early"
 
 
@@ -54,7 +55,7 @@ def test_all_queues_of_a_process_wait_on_one_connection(own_valkey: ValkeyServer
         for number in range(20):
             broker.enqueue_many([job(f"q{number}", f"n{number}", number)])
             broker.enqueue(job(f"q{number}", f"n{number}", number), delay=10)
-        soon("all have run", lambda: len(ran) == 40)
+        wait_for("all have run", lambda: len(ran) == 40)
         with redis.Redis.from_url(own_valkey.url) as client:
             assert len(client.client_list()) - 1 <= 5, "four for commands, one that waits"
 
@@ -71,18 +72,18 @@ def test_a_worker_starts_what_others_have_put_aside_though_the_queue_is_empty(va
 
     put_aside(1)
     with working(broker):
-        soon("one that begins to work does it", lambda: ran == [1])
+        wait_for("one that begins to work does it", lambda: ran == [1])
         put_aside(2)
-        soon("and so does one that waits", lambda: ran == [1, 2])
+        wait_for("and so does one that waits", lambda: ran == [1, 2])
 
 
 def test_an_address_that_asks_for_the_older_protocol_changes_nothing(own_valkey: ValkeyServer) -> None:
     broker, ran = fresh_broker(f"{own_valkey.url}?protocol=2"), []
     actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
     with working(broker):
-        soon("it waits", lambda: calls(broker.client).get("exists", 0) >= 2)
+        wait_for("it waits", lambda: calls(broker.client).get("exists", 0) >= 2)
         actor.send()
-        soon("it has run", lambda: ran)
+        wait_for("it has run", lambda: ran)
 
 
 def test_a_user_without_client_tracking_waits_on_more_connections(own_valkey: ValkeyServer) -> None:
@@ -91,9 +92,9 @@ def test_a_user_without_client_tracking_waits_on_more_connections(own_valkey: Va
     broker, ran = fresh_broker(own_valkey.url), []
     actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
     with working(broker):
-        soon("it waits", lambda: calls(broker.client).get("blmove", 0) >= 2)
+        wait_for("it waits", lambda: calls(broker.client).get("blmove", 0) >= 2)
         actor.send()
-        soon("it has run", lambda: ran)
+        wait_for("it has run", lambda: ran)
 
 
 class NotedWakeups(Wakeups):
@@ -114,13 +115,13 @@ def test_a_delay_queue_is_looked_at_often_only_while_something_is_delayed(valkey
     waits = noted.waits
     actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
     with working(broker):
-        soon("it waits", lambda: waits.count(("q.DQ", 0.3)) > 2)
+        wait_for("it waits", lambda: waits.count(("q.DQ", 0.3)) > 2)
         assert ("q.DQ", 0.02) not in waits
         broker.enqueue(actor.message(), delay=400)
-        soon("it looks often", lambda: ("q.DQ", 0.02) in waits)
-        soon("it has run", lambda: ran)
+        wait_for("it looks often", lambda: ("q.DQ", 0.02) in waits)
+        wait_for("it has run", lambda: ran)
         del waits[:]
-        soon("it waits again", lambda: waits.count(("q.DQ", 0.3)) > 2)
+        wait_for("it waits again", lambda: waits.count(("q.DQ", 0.3)) > 2)
     assert ("q", 0.02) not in waits
 
 
@@ -133,9 +134,9 @@ def test_a_redis_that_falls_silent_is_noticed_and_jobs_run_when_it_answers(
     broker, ran = fresh_broker(own_valkey.url, times=FetchTimes(idle=5.0), wakeup_times=quick), []
     actor = dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
     with working(broker):
-        soon("it waits", lambda: calls(broker.client).get("exists", 0) >= 2)
+        wait_for("it waits", lambda: calls(broker.client).get("exists", 0) >= 2)
         own_valkey.pause()
-        soon("the silence is noticed", lambda: "no answer within" in caplog.text)
+        wait_for("the silence is noticed", lambda: "no answer within" in caplog.text)
         own_valkey.resume()
         actor.send()
-        soon("it has run", lambda: ran)
+        wait_for("it has run", lambda: ran)

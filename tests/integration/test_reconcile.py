@@ -14,7 +14,7 @@ from relay.commands.reconcile import AuditedStream
 from relay.devstack import NatsServer
 from relay.domain.facts import StreamLossFound
 from tests.integration.consuming import subscribed
-from tests.integration.publishing import Relay, event, eventually, query
+from tests.integration.publishing import Relay, event, query
 from tests.integration.reconciling import (
     OlderStore,
     command,
@@ -27,6 +27,7 @@ from tests.integration.reconciling import (
     publish,
     recreate,
 )
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

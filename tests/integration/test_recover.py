@@ -14,7 +14,7 @@ from relay.devstack import NatsServer
 from relay.domain.facts import DeliveriesRecovered
 from relay.ports import ConsumerState
 from tests.integration.consuming import Handler, Subscription, subscribed
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from relay.devstack import ValkeyServer
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.facts import Fact, OutageSeen
 from relay.jobs import LOOK_AFTER
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

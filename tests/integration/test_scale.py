@@ -24,8 +24,8 @@ from relay.settings import load_settings
 from scheduler.samples import Samples
 from tests.integration.consuming import Subscription, subscribed
 from tests.integration.crowded import events, messages, tasks
-from tests.integration.publishing import eventually
 from tests.pages import code
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from relay.domain.operators import Operator
-from tests.integration.publishing import eventually, query
+from tests.integration.publishing import query
 from tests.integration.test_cli_operating import Shell
 from tests.integration.test_scheduler_leader import One, job, leading
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

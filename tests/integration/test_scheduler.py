@@ -21,8 +21,9 @@ from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import OutageSeen
 from scheduler.polls import PollLimits
-from tests.integration.publishing import eventually, query
+from tests.integration.publishing import query
 from tests.integration.scheduling import Scheduler, scheduling
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

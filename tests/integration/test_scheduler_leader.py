@@ -26,7 +26,8 @@ from scheduler.leader import Leader, Lease
 from scheduler.polls import Pace
 from scheduler.ticks import Tick
 from scheduler.timer import IntervalTimer
-from tests.integration.publishing import eventually, query
+from tests.integration.publishing import query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from relay.adapters.postgres.processed import processed_events_table
 from relay.devstack import PostgresServer
 from tests import oldest
 from tests.integration import catalogue
-from tests.integration.devstack_support import eventually
+from tests.waiting import wait_for
 
 Connection = psycopg.Connection[Any]
 
@@ -219,7 +219,7 @@ def test_within_a_key_seq_follows_commits_though_transactions_overlap(conn: Conn
         with ThreadPoolExecutor() as pool:
             later = pool.submit(lambda: second.execute(EVENT, ["7"]).fetchone())
             try:
-                eventually(lambda: catalogue.waiting_for_advisory_locks(conn) == 1)
+                wait_for("the other waits", lambda: catalogue.waiting_for_advisory_locks(conn) == 1)
                 assert not later.done()
                 (_, seq_2) = first.execute(EVENT, ["7"]).fetchone() or ()
             finally:

@@ -19,8 +19,9 @@ from relay.adapters.dramatiq.broker import Capacity, RelayBroker, delayed
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.dramatiq.shares import SHARE
 from relay.devstack import ValkeyServer
-from tests.integration.queueing import fresh_broker, soon, working
+from tests.integration.queueing import fresh_broker, working
 from tests.jobs import job
+from tests.waiting import wait_for
 
 
 class Fleet:
@@ -83,25 +84,25 @@ def test_a_share_goes_on_behind_thousands_of_messages_of_shares_that_hang(fleet:
     with fleet.at_work(processes=2):
         for share in hanging:
             fleet.send(share, 200)
-        soon("all places are taken", lambda: sum(fleet.begun.values()) >= 8)
+        wait_for("all places are taken", lambda: sum(fleet.begun.values()) >= 8)
         fleet.send("quick", 50)
-        soon("the other share is done", lambda: len(fleet.numbers("quick")) == 50)
+        wait_for("the other share is done", lambda: len(fleet.numbers("quick")) == 50)
         assert not fleet.release.is_set()
         # And what comes now, the others put aside, goes first.
         fleet.send("late", 50)
-        soon("the one after it is done", lambda: len(fleet.numbers("late")) == 50)
+        wait_for("the one after it is done", lambda: len(fleet.numbers("late")) == 50)
         fleet.release.set()
-        soon("all are done", lambda: len(fleet.ran) == 20 * 200 + 100, seconds=60)
-        soon("all are acknowledged", lambda: not fleet.left())
+        wait_for("all are done", lambda: len(fleet.ran) == 20 * 200 + 100, seconds=60)
+        wait_for("all are acknowledged", lambda: not fleet.left())
     assert all(sorted(fleet.numbers(share)) == [*range(200)] for share in hanging)
 
 
 def test_what_was_put_aside_is_for_every_worker_and_in_order(fleet: Fleet) -> None:
     with fleet.at_work(threads=1):
         fleet.send("hang", 300)
-        soon("one hangs", lambda: fleet.begun["hang"])
+        wait_for("one hangs", lambda: fleet.begun["hang"])
         fleet.send("quick", 1)
-        soon("the other is done", lambda: fleet.ran)
+        wait_for("the other is done", lambda: fleet.ran)
         assert fleet.broker.backlog("q", "hang") > 200
         fleet.release.set()
     assert fleet.broker.client.exists(f"{fleet.broker.namespace}:q.aside:hang")
@@ -110,8 +111,8 @@ def test_what_was_put_aside_is_for_every_worker_and_in_order(fleet: Fleet) -> No
     other.broker.namespace = fleet.broker.namespace
     other.release.set()
     with other.at_work(threads=1):
-        soon("the other worker has done the rest", lambda: len(other.ran) == 301 - done)
-        soon("all are acknowledged", lambda: not other.left())
+        wait_for("the other worker has done the rest", lambda: len(other.ran) == 301 - done)
+        wait_for("all are acknowledged", lambda: not other.left())
     # What was fetched when the first worker stopped came back to the end; what had been put aside keeps its order.
     aside = [number for number in other.numbers("hang") if number > max(fleet.numbers("hang")) + 16]
     assert aside == sorted(aside)
@@ -128,7 +129,7 @@ def test_what_a_worker_has_fetched_and_not_begun_is_for_others_as_soon_as_it_sto
     consumer.close()
     assert fleet.broker.backlog("q") == 5
     with fleet.at_work():
-        soon("the others are done", lambda: sorted(fleet.numbers("quick")) == [1, 2, 3, 4, 5])
+        wait_for("the others are done", lambda: sorted(fleet.numbers("quick")) == [1, 2, 3, 4, 5])
 
 
 def test_what_was_put_aside_is_seen_when_the_first_fetch_is_the_broker_s_own(
@@ -143,14 +144,14 @@ def test_what_was_put_aside_is_seen_when_the_first_fetch_is_the_broker_s_own(
     assert fleet.broker.fetch("q", hung) == (False, True, [])
     fleet.release.set()
     with fleet.at_work(threads=1):
-        soon("they are done", lambda: fleet.numbers("hang") == [0, 1], seconds=15)
+        wait_for("they are done", lambda: fleet.numbers("hang") == [0, 1], seconds=15)
 
 
 def test_a_share_that_is_alone_is_worked_off_in_order(fleet: Fleet) -> None:
     fleet.send("quick", 2_000)
     with fleet.at_work(threads=1):
-        soon("all are done", lambda: len(fleet.ran) == 2_000, seconds=60)
-        soon("all are acknowledged", lambda: not fleet.left())
+        wait_for("all are done", lambda: len(fleet.ran) == 2_000, seconds=60)
+        wait_for("all are acknowledged", lambda: not fleet.left())
     assert fleet.numbers("quick") == [*range(2_000)]
 
 
@@ -174,21 +175,21 @@ def test_a_message_that_comes_back_later_is_of_the_same_share(fleet: Fleet) -> N
     """As a retry does."""
     with fleet.at_work(threads=1):
         fleet.send("hang", 40)
-        soon("one hangs", lambda: fleet.begun["hang"])
+        wait_for("one hangs", lambda: fleet.begun["hang"])
         fleet.broker.enqueue_many([delayed(fleet.message("quick", 1), timedelta(milliseconds=300))])
         fleet.broker.enqueue(fleet.message("quick", 2), delay=300)
-        soon("both are done", lambda: sorted(fleet.numbers("quick")) == [1, 2])
+        wait_for("both are done", lambda: sorted(fleet.numbers("quick")) == [1, 2])
         fleet.broker.enqueue(fleet.message("hang", 41), delay=10)
-        soon("it is put aside", lambda: fleet.broker.backlog("q", "hang") >= 25)
+        wait_for("it is put aside", lambda: fleet.broker.backlog("q", "hang") >= 25)
 
 
 def test_how_long_a_share_waits_counts_what_is_put_aside_of_it(fleet: Fleet) -> None:
     with fleet.at_work(threads=1):
         fleet.send("hang", 100)
-        soon("one hangs", lambda: fleet.begun["hang"])
+        wait_for("one hangs", lambda: fleet.begun["hang"])
         fleet.send("quick", 1)
-        soon("the other is done", lambda: fleet.ran)
-        soon("it waits", lambda: fleet.broker.head_waits("q", "hang") > timedelta(milliseconds=50))
+        wait_for("the other is done", lambda: fleet.ran)
+        wait_for("it waits", lambda: fleet.broker.head_waits("q", "hang") > timedelta(milliseconds=50))
         assert fleet.broker.head_waits("q", "quick") == timedelta(0)
 
 

@@ -26,7 +26,7 @@ from relay.fleet import supervisor as module
 from relay.fleet.supervisor import FleetOptions, Supervisor
 from relay.settings import Settings, load_settings
 from tests.integration.crewing import DEAF, GENTLE
-from tests.integration.publishing import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -17,8 +17,8 @@ from relay.domain.facts import TasksDelivered
 from relay.domain.operators import Operator
 from relay.domain.tasks import TaskRef
 from tasks.deliver import DeliverTasks
-from tests.integration.publishing import eventually
 from tests.integration.tasking import Mail, Tasks, tasking
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 BOB = Operator("bob", "mended")

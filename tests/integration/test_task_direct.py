@@ -17,8 +17,8 @@ from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import TaskAnswered, TaskCompleted, TaskRetried
 from tasks import TaskContext
 from tasks.task_rows import TaskKey
-from tests.integration.publishing import eventually
 from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

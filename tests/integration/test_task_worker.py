@@ -13,8 +13,8 @@ import pytest
 from relay.domain.facts import TasksDelivered
 from tasks import TaskContext
 from tasks.worker import TaskWorker
-from tests.integration.publishing import eventually
 from tests.integration.tasking import Mail, Tasks, tasking
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from relay.domain.facts import TaskCompleted
 from relay.domain.tasks import TaskRef
 from tasks import TaskContext
 from tasks.task_rows import TaskKey
-from tests.integration.publishing import eventually
 from tests.integration.tasking import EFFECT, Mail, Tasks, tasking
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

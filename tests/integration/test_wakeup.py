@@ -23,7 +23,8 @@ from relay.adapters.postgres.watch import Question, Rows
 from relay.devstack import PostgresServer
 from relay.domain.errors import SchemaMissing
 from relay.domain.ordering import LANES
-from tests.integration.publishing import Relay, event, eventually, query
+from tests.integration.publishing import Relay, event, query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.watch import Watch
 from relay.devstack import PostgresServer
 from relay.domain.errors import DatabaseUnreachable
-from tests.integration.publishing import eventually, query
+from tests.integration.publishing import query
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

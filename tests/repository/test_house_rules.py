@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,22 @@ SQL = re.compile(
 )
 #: What functions of schema/rules.sql say: the lane of a key, the class of a lock, what holds back, what is spent.
 WRITTEN_OUT = re.compile(r"& 63\b|\b17858829\d\d\b|generation = 0 OR|dead_letter_reason IS NULL AND attempts")
+
+#: Names that two classes of the product still share. Nothing is added here.
+TWICE = frozenset(
+    [
+        "AsyncTransaction",
+        "Context",
+        "Due",
+        "Found",
+        "Refused",
+        "Sample",
+        "Status",
+        "Transaction",
+        "Wanted",
+        "_Chosen",
+    ]
+)
 
 Rule = Callable[[ast.Module], Iterator[str]]
 
@@ -70,6 +88,36 @@ def outages_without_remedy(tree: ast.Module) -> Iterator[str]:
                     yield f"line {node.lineno}: error.message"
 
 
+def own_waits(tree: ast.Module) -> Iterator[str]:
+    """A loop that looks at a clock waits: `tests.waiting` does, with a deadline and a message."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.While):
+            for one in ast.walk(node):
+                match one:
+                    case ast.Compare(left=left, comparators=others) if any(map(_asks_the_time, (left, *others))):
+                        yield f"line {node.lineno}: waits by a loop of its own"
+
+
+def _asks_the_time(node: ast.expr) -> bool:
+    return any(isinstance(it, ast.Attribute) and it.attr in {"monotonic", "time"} for it in ast.walk(node))
+
+
+def own_clocks(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) if name.endswith("Clock"):
+                yield f"line {node.lineno}: class {name}"
+
+
+def classes(tree: ast.Module) -> Iterator[str]:
+    yield from (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def product_files(*suffixes: str) -> list[Path]:
     return [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in suffixes]
 
@@ -80,8 +128,20 @@ def complaints(rule: Rule, *allowed: str) -> list[str]:
     for path in product_files(".py"):
         place = path.relative_to(ROOT).as_posix()
         if not place.startswith(allowed):
-            found += [f"{place}: {complaint}" for complaint in rule(ast.parse(path.read_text()))]
+            found += [f"{place}: {complaint}" for complaint in rule(parsed(path))]
     return found
+
+
+def complaints_of_tests(rule: Rule, allowed: str) -> list[str]:
+    """Apply a rule to all modules of tests but one."""
+    files = {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "tests").rglob("*.py"))}
+    assert allowed in files
+    return [
+        f"{name}: {complaint}"
+        for name, path in files.items()
+        if name != allowed
+        for complaint in rule(parsed(path))
+    ]
 
 
 def test_the_product_is_there_to_be_checked() -> None:
@@ -128,6 +188,24 @@ def test_outages_are_told_with_what_to_do() -> None:
     assert complaints(outages_without_remedy) == []
 
 
+def test_each_class_name_of_the_product_means_one_thing() -> None:
+    """``chaos`` is a program of its own beside the product."""
+    files = [path for path in product_files(".py") if path.relative_to(ROOT).parts[0] != "chaos"]
+    places = defaultdict(list)
+    for path in files:
+        for name in classes(parsed(path)):
+            places[name].append(path.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in TWICE} == {}
+
+
+def test_tests_wait_in_one_way() -> None:
+    assert complaints_of_tests(own_waits, "tests/waiting.py") == []
+
+
+def test_tests_have_one_clock() -> None:
+    assert complaints_of_tests(own_clocks, "tests/clock.py") == []
+
+
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
@@ -139,6 +217,10 @@ def test_outages_are_told_with_what_to_do() -> None:
         (telemetry_imports, "def late():\n    from opentelemetry.trace import Span"),
         (facts, "class RowsArchived(Fact):\n    kind: str"),
         (facts, "class TaskFailed(TaskFact):\n    error: str"),
+        (own_waits, "while not done():\n    assert time.monotonic() < end"),
+        (own_waits, "while not done() and loop.time() < end:\n    pass"),
+        (own_clocks, "class FakeClock:\n    now = 0"),
+        (classes, "class One:\n    class Two: ..."),
         (sql_strings, "query = 'SELECT 1'"),
         (sql_strings, "query = '''\n  UPDATE outbox_events SET attempts = 0'''"),
         (sql_strings, "query = f'delete from {table}'"),

@@ -35,6 +35,7 @@ from relay.domain.facts import (
 )
 from relay.telemetry.backlogs import BacklogGauges
 from relay.telemetry.metrics import COUNTS, OTHER, TIMINGS, MetricFacts
+from tests.clock import Clock
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KNOWN = {"sea": {"subscription": ["inward"], "stream": ["SEA_EVENTS"], "job": ["nightly"], "type": ["mail"]}}
@@ -182,13 +183,6 @@ def sample(**changes: Any) -> BacklogsSampled:
         "parked": [Waiting(subscription="inward", count=11, oldest_age_seconds=12)],
     }
     return BacklogsSampled(context="sea", backlogs=Backlogs(**{**parts, **changes}))
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

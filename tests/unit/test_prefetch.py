@@ -13,6 +13,7 @@ import pytest
 from relay.domain.errors import DatabaseUnreachable
 from relay.execution import prefetch
 from relay.execution.prefetch import Prefetch
+from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio
 
@@ -20,16 +21,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-class Clock:
-    """Time as the module sees it, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Rows:

@@ -18,17 +18,10 @@ from relay.telemetry.exposition import _paths, _serving
 from relay.telemetry.liveness import PATIENCE_S, Heartbeat, stuck_in, stuck_loop
 from relay.telemetry.probes import Probes, ServerAnswer
 from relay.telemetry.usage import UsageGauges
+from tests.clock import Clock
 
 WELL = ServerAnswer("nats", healthy=True, milliseconds=1.5, error=None)
 AWAY = ServerAnswer("postgresql sea", healthy=False, milliseconds=4000.0, error="DATABASE_UNREACHABLE")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
