@@ -26,8 +26,7 @@ from relay.cli.operating import (
 from relay.cli.progress import bar
 from relay.cli.tables import View, print_rows, print_table
 from relay.cli.tables import columns as columns_of
-from relay.commands.archive import ArchiveReport, ArchiveRows
-from relay.commands.checkfiles import FileCheck
+from relay.commands.archive import ArchiveReport, ArchiveRows, FileCheck
 from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
 from relay.domain.operators import Operator

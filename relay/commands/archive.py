@@ -20,8 +20,6 @@ from uuid import UUID
 
 from relay.commands import batchfile
 from relay.commands.batchfile import BatchFile
-from relay.commands.checkfiles import FileCheck, read_back, verify
-from relay.commands.expiry import expire
 from relay.commands.reconcile import AuditedStream, StreamAuditor
 from relay.domain.archive import (
     ArchiveBusy,
@@ -30,6 +28,7 @@ from relay.domain.archive import (
     ArchiveError,
     ArchiveKind,
     Manifest,
+    folder,
 )
 from relay.domain.facts import ArchiveFailed, ArchiveHeld, BatchDeleted, FactSink, RowsArchived
 from relay.domain.operators import Operator
@@ -66,6 +65,15 @@ class HeldStream:
     kind: ArchiveKind
     stream: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """One checked file. ``error`` None: it is as the manifest says. ``left_over``: no batch names it."""
+
+    file: str
+    error: str | None = None
+    left_over: bool = False
 
 
 @dataclass(slots=True)
@@ -124,7 +132,6 @@ class ArchiveRows:
         report = ArchiveReport(self._context)
         for manifest in await self._tables.batches(unannounced=True):
             await self._announce(manifest)
-        await self._remember()
         left = [(kind, await self._past(kind, report)) for kind in ArchiveKind]
         while left:
             for each in [*left]:
@@ -135,11 +142,10 @@ class ArchiveRows:
                     report.batches.append(done)
                     on_batch(done)
         if self._keep is not None and go_on():
-            expired = expire(self._tables, self._store, self._keep, self._read_back, by)
-            async with aclosing(expired) as gone:
-                async for manifest in gone:
-                    report.deleted.append(manifest)
-                    self._facts(BatchDeleted(context=self._context, kind=manifest.kind, file=manifest.file))
+            for manifest in await self._tables.expired(self._keep):
+                await self._delete(manifest, by)
+                report.deleted.append(manifest)
+                self._facts(BatchDeleted(context=self._context, kind=manifest.kind, file=manifest.file))
         return report
 
     async def look(self) -> ArchiveReport:
@@ -156,14 +162,6 @@ class ArchiveRows:
     def verify(self) -> AsyncIterator[FileCheck]:
         """Read every file again. Compare it with its manifest, and the manifest with the record."""
         return verify(self._context, self._tables, self._store)
-
-    async def _remember(self) -> None:
-        """Keep the ids of messages that left before there was a place for them."""
-        for manifest in await self._tables.unremembered():
-            try:
-                await self._tables.remember(manifest, await self._read_back(manifest))
-            except ArchiveDamaged as error:
-                self._facts(ArchiveFailed(context=self._context, error=str(error)))
 
     async def _past(self, kind: ArchiveKind, report: ArchiveReport) -> list[str]:
         """The streams that no longer hold messages of rows that are old enough. Report the other streams."""
@@ -192,7 +190,7 @@ class ArchiveRows:
                 await self._refuse_taken(manifest)
                 await self._store.put(manifest.file, file)
             # Delete only the rows that were read back.
-            ids = await self._read_back(manifest)
+            ids = await read_back(self._store, manifest)
             if ids != draft.ids or await batch.remove(ids, manifest, by) != len(ids):
                 raise ArchiveDamaged(f"{manifest.file} does not hold the rows that are locked")
         await self._announce(manifest)
@@ -221,9 +219,6 @@ class ArchiveRows:
                 "after a restore, move away the files that relay archive verify names",
             )
 
-    async def _read_back(self, manifest: Manifest) -> Sequence[UUID]:
-        return await read_back(self._store, manifest)
-
     async def _announce(self, manifest: Manifest) -> None:
         """Store the manifest of a committed batch. It may be repeated."""
         await self._store.put(manifest.name, io.BytesIO(manifest.text()))
@@ -239,6 +234,26 @@ class ArchiveRows:
             )
         )
 
+    async def _delete(self, manifest: Manifest, by: Operator) -> None:
+        """Delete a batch. It may be repeated: after a crash in between, the next run deletes the rest.
+
+        The record is marked first, so that nobody uses the batch any more. The file is part of the archive only by
+        its manifest, so the manifest goes before it.
+        """
+        await self._tables.delete(manifest, await self._forgotten(manifest), by)
+        await self._store.delete(manifest.name)
+        await self._store.delete(manifest.file)
+        await self._tables.gone(manifest)
+
+    async def _forgotten(self, manifest: Manifest) -> Sequence[UUID]:
+        """The messages that the inbox then forgets. It never forgets those of a file that cannot be read."""
+        if manifest.kind is not ArchiveKind.INBOX:
+            return []
+        try:
+            return await read_back(self._store, manifest)
+        except ArchiveDamaged:
+            return []
+
 
 def held_back(state: AuditedStream | None, after: timedelta) -> str | None:
     """Why rows of a stream must stay; None if they may be archived.
@@ -253,3 +268,51 @@ def held_back(state: AuditedStream | None, after: timedelta) -> str | None:
     if state.max_age >= after:
         return f"the stream keeps messages for {state.max_age}; archive.after must be longer"
     return None
+
+
+# --- the files, read again ---
+
+
+async def read_back(store: ColdStore, manifest: Manifest) -> Sequence[UUID]:
+    """The ids in a batch's file. Raises ArchiveDamaged if it is missing, or is not what the manifest says."""
+    with batchfile.spool() as file:
+        if not await store.get(manifest.file, file):
+            raise ArchiveDamaged(f"{manifest.file} is missing")
+        contents = await asyncio.to_thread(batchfile.read, file, manifest.kind)
+    batchfile.check(contents, manifest)
+    return contents.ids
+
+
+async def verify(
+    context: str, tables: ArchiveTables, store: ColdStore, chosen: Callable[[Manifest], bool] | None = None
+) -> AsyncIterator[FileCheck]:
+    """Read every file again. Compare it with its manifest, and the manifest with the record.
+
+    ``chosen`` selects batches: only their files are read. Without it, files that no batch names are found too.
+    """
+    for manifest in await tables.batches():
+        if chosen is not None and not chosen(manifest):
+            continue
+        error = await _doubt(store, manifest)
+        if error is None or manifest in await tables.batches():  # else it was deleted meanwhile
+            yield FileCheck(manifest.file, error)
+    if chosen is not None:
+        return
+    folders = [folder(context, kind) for kind in ArchiveKind]
+    names = [name for prefix in folders for name in await store.names(prefix)]
+    # Read the record after the names, so that it includes batches that were committed meanwhile.
+    known = {name for batch in await tables.batches() for name in (batch.file, batch.name)}
+    for name in names:
+        if name not in known:
+            yield FileCheck(name, left_over=True)
+
+
+async def _doubt(store: ColdStore, manifest: Manifest) -> str | None:
+    stored = io.BytesIO()
+    try:
+        await read_back(store, manifest)
+    except ArchiveDamaged as error:
+        return error.message
+    if not await store.get(manifest.name, stored):
+        return f"{manifest.name} is missing; the next run writes it"
+    return None if stored.getvalue() == manifest.text() else f"{manifest.name} differs from the record"

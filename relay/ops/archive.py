@@ -16,7 +16,7 @@ from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.pool import Source
 from relay.bootstrap import cold_store
 from relay.bus import Command, CommandBus, Query, QueryBus
-from relay.commands.checkfiles import FileCheck, verify
+from relay.commands.archive import FileCheck, verify
 from relay.commands.coldrows import ColdRows, Progress, archived_subject
 from relay.domain.archive import ArchiveKind, ArchiveOff, Manifest, RowFilter
 from relay.domain.errors import InvalidRequest, TooMany, of_context

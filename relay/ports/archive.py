@@ -69,12 +69,6 @@ class ArchiveTables(Protocol):
     async def announced(self, manifest: Manifest) -> None:
         """Record that the manifest is stored."""
 
-    async def unremembered(self) -> Sequence[Manifest]:
-        """Batches of messages whose ids are not kept, as an older release wrote them."""
-
-    async def remember(self, manifest: Manifest, ids: Sequence[UUID]) -> None:
-        """Keep the ids of a batch's messages, so that the inbox recognises them. It may be repeated."""
-
     async def expired(self, keep: timedelta) -> Sequence[Manifest]:
         """Batches whose newest row ended longer than ``keep`` ago, and deleted ones that may not be gone yet."""
 

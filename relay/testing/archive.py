@@ -115,7 +115,8 @@ class MemoryArchive:
                 self._batches[kind, batch.number] = batch.manifest
                 self._numbers[kind] = batch.number
                 if kind is ArchiveKind.INBOX:
-                    await self.remember(batch.manifest, batch.removed)
+                    numbers = {id: max(batch.number, self.remembered.get(id, 0)) for id in batch.removed}
+                    self.remembered |= numbers
         finally:
             self._is_open = False
 
@@ -133,14 +134,6 @@ class MemoryArchive:
     async def announced(self, manifest: Manifest) -> None:
         _ = self._tables
         self._announced.add((manifest.kind, manifest.number))
-
-    async def unremembered(self) -> Sequence[Manifest]:
-        inbox = [it for it in await self.batches() if it.kind is ArchiveKind.INBOX]
-        return [it for it in inbox if it.first_id not in self.remembered]
-
-    async def remember(self, manifest: Manifest, ids: Sequence[UUID]) -> None:
-        _ = self._tables
-        self.remembered |= {id: max(manifest.number, self.remembered.get(id, 0)) for id in ids}
 
     async def expired(self, keep: timedelta) -> Sequence[Manifest]:
         _ = self._tables

@@ -97,16 +97,6 @@ async def test_a_message_whose_row_was_archived_is_still_known(
     assert await PostgresLedger(archive.relay.pool).known([old, new, uuid4()]) == {old, new}
 
 
-async def test_messages_that_left_with_an_older_release_are_known_after_the_next_run(archive: Archive) -> None:
-    ids = archive.messages(3)
-    await archive.command(rows=2).run(ANN)
-    query(archive.url, "DELETE FROM archived_messages")
-    await archive.command().run(ANN)
-    found = query(archive.url, "SELECT message_id, batch FROM archived_messages ORDER BY batch, message_id")
-    assert {row["message_id"] for row in found} == {*ids}
-    assert [row["batch"] for row in found] == [1, 1, 2]
-
-
 # --- restore ---
 
 

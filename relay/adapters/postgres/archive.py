@@ -90,13 +90,6 @@ class PostgresArchive:
             key = {"kind": manifest.kind, "number": manifest.number}
             await conn.execute(statement("archive/mark_announced"), key)
 
-    async def unremembered(self) -> Sequence[Manifest]:
-        return await self._manifests("archive/unremembered")
-
-    async def remember(self, manifest: Manifest, ids: Sequence[UUID]) -> None:
-        async with self._source() as conn:
-            await conn.execute(statement("archive/remember"), {"ids": list(ids), "number": manifest.number})
-
     async def expired(self, keep: timedelta) -> Sequence[Manifest]:
         return await self._manifests("archive/expired", keep=keep)
 

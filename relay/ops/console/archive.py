@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from relay.bus.http import status_of
-from relay.commands.checkfiles import FileCheck
+from relay.commands.archive import FileCheck
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, RowFilter
 from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, TooMany, of_context
 from relay.domain.operators import Operator
