@@ -172,7 +172,7 @@ class PullMessages:
             reach("after_enqueue")
         except Outage as error:
             # The rows are committed, so the sweep enqueues them once the server is back.
-            self._facts(OutageSeen(context=self._config.context, server=error.server, error=error.told))
+            self._facts(OutageSeen(context=self._config.context, server=error.server, error=error.explanation))
 
     async def _runnable(self, inserted: Sequence[Inserted]) -> list[UUID]:
         """Return the new messages that may run.
@@ -195,7 +195,7 @@ class PullMessages:
             except MalformedMessage as error:
                 return await self._insert_apart(rows, error)
             except DatabaseUnreachable as error:
-                self._facts(OutageSeen(context=self._config.context, server="postgresql", error=error.told))
+                self._facts(OutageSeen(context=self._config.context, server="postgresql", error=error.explanation))
                 await self._consumer.in_progress(replies)
                 await asyncio.sleep(_INSERT_PAUSE_S)
             else:

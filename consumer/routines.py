@@ -138,7 +138,7 @@ class RunRoutines:
                     await routine.run()
         except Outage as error:
             until = 0
-            self._facts(OutageSeen(context=self._duty.context, server=error.server, error=error.told))
+            self._facts(OutageSeen(context=self._duty.context, server=error.server, error=error.explanation))
         except Exception as error:
             self._errors.append(error)
         finally:

@@ -91,7 +91,7 @@ async def run_cron(context: str, name: str, scheduled_for: str) -> None:
     try:
         await _cron(context).run(WaitingRun(name, datetime.fromisoformat(scheduled_for)))
     except Outage as error:
-        application.facts(OutageSeen(context=context, server=error.server, error=error.told))
+        application.facts(OutageSeen(context=context, server=error.server, error=error.explanation))
 
 
 @cache

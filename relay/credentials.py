@@ -1,9 +1,10 @@
-"""Turns settings into the credentials and certificates of connections, the same for all processes and commands."""
+"""Turns settings into the credentials and TLS contexts of connections, the same for all processes and commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ssl
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -14,8 +15,7 @@ from relay.adapters.http import HttpAccess
 from relay.adapters.jetstream.connection import connect_once, servers
 from relay.adapters.jetstream.credentials import creds_options, nkey_options
 from relay.domain.errors import ConfigurationError
-from relay.settings import HttpSettings, Settings
-from relay.tls import TlsFiles
+from relay.settings import HttpSettings, Settings, TlsSettings
 
 
 def jetstream(settings: Settings) -> AbstractAsyncContextManager[JetStreamContext]:
@@ -30,8 +30,8 @@ def nats_options(settings: Settings) -> dict[str, Any]:
     """
     nats = settings.nats
     options: dict[str, Any] = {"inbox_prefix": nats.inbox_prefix, "tls_handshake_first": nats.tls_first}
-    if nats.tls_files:
-        options["tls"] = _in("nats", nats.tls_files.context)
+    if tls := tls_context(nats, "nats"):
+        options["tls"] = tls
     if nats.user is not None:
         options |= {"user": nats.user, "password": _plain(nats.password)}
     elif nats.token is not None:
@@ -50,8 +50,7 @@ def redis_options(settings: Settings) -> dict[str, Any]:
     redis, options = settings.redis, dict[str, Any]()
     if redis.password is not None:
         options |= {"username": redis.user, "password": _plain(redis.password)}
-    if redis.tls_files:
-        _in("redis", redis.tls_files.context)
+    if tls_context(redis, "redis"):
         files = {"ssl_ca_certs": redis.ca, "ssl_certfile": redis.certificate, "ssl_keyfile": redis.key}
         options |= {name: str(path) for name, path in files.items() if path is not None}
     return options
@@ -62,12 +61,11 @@ def http_access(section: HttpSettings, where: str) -> HttpAccess:
 
     ``where``: the table of relay.toml, for the error message.
     """
-    files: TlsFiles = section.tls_files
     return HttpAccess(
         signing_secret=_plain(section.signing_secret),
         token=_plain(section.token),
         token_header=section.token_header,
-        tls=_in(where, files.context) if files else None,
+        tls=tls_context(section, where),
     )
 
 
@@ -84,9 +82,46 @@ def _plain(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
-def _in(table: str, make: Callable[[], Any]) -> Any:
-    """Put the table before the key that an error names."""
+# --- TLS ---
+
+
+def tls_context(section: TlsSettings, where: str) -> ssl.SSLContext | None:
+    """The TLS context of a client that checks the server's certificate and host name. None if no file is given.
+
+    ``where``: the table of relay.toml, for the error message. Raises ConfigurationError for a file that cannot be
+    used.
+    """
+    if section.ca is section.certificate is section.key is None:
+        return None
+    if section.ca is not None:
+        _check_readable(section.ca, f"{where}.ca")
     try:
-        return make()
-    except ConfigurationError as error:
-        raise ConfigurationError(error.message, field=f"{table}.{error.field}", hint=error.hint) from error
+        context = ssl.create_default_context(cafile=section.ca)
+    except ssl.SSLError as error:
+        raise ConfigurationError(f"{section.ca} holds no certificate in PEM form", field=f"{where}.ca") from error
+    if section.certificate is not None:
+        _load_certificate(context, section.certificate, section.key, where)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None, where: str) -> None:
+    _check_readable(certificate, f"{where}.certificate")
+    if key is not None:
+        _check_readable(key, f"{where}.key")
+    try:
+        # Without a password argument, OpenSSL would ask at the terminal and wait.
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        raise ConfigurationError(
+            f"{certificate} and {key or certificate} are no certificate and its key in PEM form",
+            field=f"{where}.certificate",
+            hint="the key must belong to the certificate and must not be encrypted",
+        ) from error
+
+
+def _check_readable(path: Path, field: str) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}", field=field) from error

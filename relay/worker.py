@@ -145,7 +145,7 @@ async def _force(work: Duty, *more: int, interval: timedelta = timedelta()) -> N
             work.key, force=True, interval=interval, send=lambda token: broker.entry(work.message(token, *more))
         )
     except Outage as error:
-        application.facts(OutageSeen(context=work.context, server="redis", error=error.told))
+        application.facts(OutageSeen(context=work.context, server="redis", error=error.explanation))
 
 
 def spawn(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -168,7 +168,7 @@ async def long_running(work: Duty, token: str) -> AsyncIterator[Hold]:
         try:
             yield ours
         except Outage as error:
-            application.facts(OutageSeen(context=work.context, server=error.server, error=error.told))
+            application.facts(OutageSeen(context=work.context, server=error.server, error=error.explanation))
             await application.gates.back_off(work.key, token)
             raise Retry(str(error)) from None
     if ours:
@@ -188,7 +188,7 @@ async def periodic(work: Duty, token: str) -> AsyncIterator[Hold]:
             yield ours
     except Outage as error:
         well = False
-        application.facts(OutageSeen(context=work.context, server=error.server, error=error.told))
+        application.facts(OutageSeen(context=work.context, server=error.server, error=error.explanation))
     except ArchiveBusy:
         well = False
     except Exception:

@@ -71,7 +71,7 @@ class Sender:
                 send=lambda token: self._broker.entry(duty.message(token, *more, **known)),
             )
         except Outage as error:
-            self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.told))
+            self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.explanation))
             return False
         return token is not None
 
@@ -103,14 +103,14 @@ class Sender:
             if messages:
                 await asyncio.to_thread(self._broker.enqueue_many, messages)
         except Outage as error:
-            self._application.facts(OutageSeen(context=context, server="redis", error=error.told))
+            self._application.facts(OutageSeen(context=context, server="redis", error=error.explanation))
 
     async def all_routines(self, duty: Duty) -> None:
         """Make all routines of a duty due for its next job, also those that were done lately."""
         try:
             await self._application.gates.forget_rest(duty.key)
         except Outage as error:
-            self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.told))
+            self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.explanation))
 
     async def audit(self, duty: Duty) -> bool:
         """Enqueue an audit. The clock decides which page it reads, so no process has to remember it."""
@@ -272,5 +272,5 @@ class PublishTick:
 
 def outage(context: str, error: DatabaseUnreachable | TimeoutError) -> OutageSeen:
     """Return the fact that the database of a context is unreachable or silent."""
-    text = f"no answer within {TICK_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error.told
+    text = f"no answer within {TICK_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error.explanation
     return OutageSeen(context=context, server="postgresql", error=text)

@@ -73,7 +73,7 @@ class TaskWorker:
                     await self._deliver.sweep()
                     swept = loop.time()
             except Outage as error:
-                self._facts(OutageSeen(context=self._context, server="postgresql", error=error.told))
+                self._facts(OutageSeen(context=self._context, server="postgresql", error=error.explanation))
             looks += 1
             if not moved:
                 await self._wait()
@@ -134,7 +134,7 @@ class TaskWorker:
                 delay = await self._run.run(TaskKey(task.id, task.type))
         except Outage as error:
             # The row keeps its claim until the lease is over; the sweep brings it back.
-            self._facts(OutageSeen(context=self._context, server="postgresql", error=error.told))
+            self._facts(OutageSeen(context=self._context, server="postgresql", error=error.explanation))
             return
         except Exception:
             _log.exception("task %s could not be run", task.id)

@@ -71,7 +71,7 @@ def status_of(error: BaseException) -> int:
     return next((status for status, kinds in _STATUSES if isinstance(error, kinds)), 500)
 
 
-def told(error: RelayError) -> dict[str, Any]:
+def error_body(error: RelayError) -> dict[str, Any]:
     """The body of an error."""
     return {"error": {"code": error.code, "message": error.message, "field": error.field, "hint": error.hint}}
 
@@ -82,9 +82,9 @@ def as_response(result: Ok[Any] | Failed | Some[Any] | Nothing, *, ok: int = 200
         case Ok(value) | Some(value):
             return json_response(value, ok)
         case Failed(error):
-            return json_response(told(error), status_of(error))
+            return json_response(error_body(error), status_of(error))
         case Nothing():
-            return json_response(told(NothingFound("there is no such thing")), 404)
+            return json_response(error_body(NothingFound("there is no such thing")), 404)
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -106,7 +106,7 @@ async def _answer(_request: Request, error: Exception) -> Response:
     status = status_of(error)
     if status == 500:
         _log.error("answered with 500: %s", error.code)
-    response = json_response(told(error), status)
+    response = json_response(error_body(error), status)
     if status == 503:
         response.headers["Retry-After"] = "1"
     return response

@@ -69,7 +69,7 @@ def first_line(error: BaseException) -> str:
 # --- exceptions -----------------------------------------------------------------------------------
 
 
-def told(error: BaseException) -> str:
+def safe_text(error: BaseException) -> str:
     """What may be told about an exception: its message if it is ours, else its class, codes and place."""
     name = type(error).__name__
     if isinstance(error, RelayError):
@@ -81,19 +81,19 @@ def told(error: BaseException) -> str:
 
 
 def words(error: BaseException) -> str:
-    """The message of an exception, if a setting asks for it. Empty if `told` already includes it."""
+    """The message of an exception, if a setting asks for it. Empty if `safe_text` already includes it."""
     return "" if isinstance(error, RelayError) and not error.quotes else first_line(_driver(error))
 
 
 def trace(error: BaseException) -> str:
-    """A traceback with the lines of the program and, for each exception, the text of `told`."""
-    parts = [f"{''.join(traceback.format_tb(one.__traceback__))}{told(one)}" for one in causes(error)]
+    """A traceback with the lines of the program and, for each exception, the text of `safe_text`."""
+    parts = [f"{''.join(traceback.format_tb(one.__traceback__))}{safe_text(one)}" for one in causes(error)]
     return "\n\nwhich led to:\n\n".join(reversed(parts))
 
 
 def with_stack(error: BaseException) -> str:
     """What may be told about an exception, followed by its lines in the application; `stack_of` reads it."""
-    return "".join([told(error), *(f"{_FROM}{line}" for line in _stack(error))])
+    return "".join([safe_text(error), *(f"{_FROM}{line}" for line in _stack(error))])
 
 
 def stack_of(text: str) -> tuple[str, list[str]]:
@@ -142,7 +142,11 @@ def traced(error: BaseException, *, in_full: bool = False) -> list[dict[str, Any
     The frames are those of the application, or all if it has none. ``in_full``: with the messages.
     """
     return [
-        {"exc_type": type(one).__name__, "exc_value": str(one) if in_full else told(one), "frames": _frames(one)}
+        {
+            "exc_type": type(one).__name__,
+            "exc_value": str(one) if in_full else safe_text(one),
+            "frames": _frames(one),
+        }
         for one in causes(error)
     ]
 

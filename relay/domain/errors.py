@@ -96,13 +96,13 @@ class RelayError(Exception):
         self.hint = hint
 
     @property
-    def told(self) -> str:
+    def explanation(self) -> str:
         """The message and what to do next, without the code."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __str__(self) -> str:
         where = f" [{self.field}]" if self.field else ""
-        return f"{self.code}{where}: {self.told}"
+        return f"{self.code}{where}: {self.explanation}"
 
 
 class ConfigurationError(RelayError):

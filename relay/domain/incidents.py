@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from relay.domain.disclosure import clean, told
+from relay.domain.disclosure import clean, safe_text
 from relay.domain.errors import (
     IncidentClosed,
     MalformedMessage,
@@ -241,7 +241,7 @@ def read_letter(subject: str, body: bytes, stream: str, seq: int) -> Letter:
             message_id=stand_in_id(stream, seq),
             subject=clean(subject),
             kind=DeadLetterClass.POISON,
-            reason=clean(f"the dead letter itself cannot be read: {told(error)}"),
+            reason=clean(f"the dead letter itself cannot be read: {safe_text(error)}"),
             original=body,
             letter_stream=stream,
             letter_seq=seq,

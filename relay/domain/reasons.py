@@ -16,7 +16,7 @@ from typing import Final
 OTHER: Final = "other"
 #: Precedes the reason of the last attempt, and the reason of an event that became dead.
 _BEFORE: Final = "(exhausted: [0-9]+ attempts, the last one: |unrecoverable: )?"
-#: A class of an exception, and what `relay.domain.disclosure.told` writes after it: place, codes, text.
+#: A class of an exception, and what `relay.domain.disclosure.safe_text` writes after it: place, codes, text.
 _RAISED: Final = (
     r"([A-Za-z_][A-Za-z0-9_]*( [0-9A-Z]{5})?( \(.*\))? at [^ ]+:[0-9]|([A-Z][a-z0-9]+){2,}(:|$)|Poison(:|$))"
 )

@@ -16,7 +16,7 @@ from pydantic import SecretStr, ValidationError
 
 from relay.domain.errors import ConfigurationError
 from relay.settings.archive import ArchiveSettings
-from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings
+from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings, TlsSettings
 from relay.settings.model import (
     AlertSettings,
     ContextSettings,
@@ -62,6 +62,7 @@ __all__ = [
     "Settings",
     "StreamSettings",
     "SubscriptionSettings",
+    "TlsSettings",
     "TracingSettings",
     "declared_contexts",
     "effective",

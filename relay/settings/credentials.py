@@ -14,7 +14,6 @@ from relay.settings.problems import KeyPath, SettingProblem
 from relay.settings.section import Section
 from relay.settings.urls import WebhookUrl, split_urls
 from relay.settings.values import AbsolutePath, only
-from relay.tls import TlsFiles
 
 _MAX_PREFIX_CHARS: Final = 100
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
@@ -78,16 +77,14 @@ InboxPrefix = Annotated[
 
 
 class TlsSettings(Section):
-    """PEM files: the authority to trust instead of the system's, and the client's certificate with its key."""
+    """PEM files: the authority to trust instead of the system's, and the client's certificate with its key.
+
+    The file of the ``certificate`` may also contain the ``key``.
+    """
 
     ca: AbsolutePath | None = None
     certificate: AbsolutePath | None = None
     key: AbsolutePath | None = None
-
-    @property
-    def tls_files(self) -> TlsFiles:
-        """The files as values."""
-        return TlsFiles(self.ca, self.certificate, self.key)
 
 
 class NatsSettings(TlsSettings):

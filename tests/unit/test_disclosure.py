@@ -22,7 +22,7 @@ from pydantic import BaseModel, field_validator
 
 from relay.bus import Command
 from relay.bus.errors import InvalidCommand
-from relay.domain.disclosure import answered, printable, stack_of, told, trace, with_stack, words
+from relay.domain.disclosure import answered, printable, safe_text, stack_of, trace, with_stack, words
 from relay.domain.errors import Poison
 from relay.domain.facts import TaskFailed
 from relay.execution.calls import answer
@@ -93,15 +93,15 @@ def failing(function: Callable[[], None]) -> Exception:
 )
 def test_an_exception_is_told_by_class_codes_and_place(function: Callable[[], None], says: str) -> None:
     error = failing(function)
-    assert told(error).replace("tests.unit.", "").startswith(says)
-    assert IBAN not in told(error) + trace(error)
+    assert safe_text(error).replace("tests.unit.", "").startswith(says)
+    assert IBAN not in safe_text(error) + trace(error)
     assert IBAN in words(error) or function in (chained, validation)
 
 
 def test_what_is_raised_for_operators_is_told_in_its_words() -> None:
-    assert told(Poison("a vibe without title")) == "Poison: a vibe without title"
+    assert safe_text(Poison("a vibe without title")) == "Poison: a vibe without title"
     assert words(Poison("a vibe without title")) == ""
-    assert told(InvalidCommand("x")) == "InvalidCommand: invalid"
+    assert safe_text(InvalidCommand("x")) == "InvalidCommand: invalid"
 
 
 @given(st.text(max_size=2_000))
@@ -196,7 +196,7 @@ def test_an_import_that_fails_is_located(lines: Callable[[str], io.StringIO], tm
 def test_a_reason_names_the_lines_that_led_to_it_and_repeats_no_value() -> None:
     error = failing(chained)
     reason, stack = stack_of(with_stack(error))
-    assert reason == told(error)
+    assert reason == safe_text(error)
     here = Path(__file__).name
     shown = [re.sub("[0-9]+", "N", line.rpartition("/")[2]) for line in stack]
     assert shown == [

@@ -31,7 +31,7 @@ from relay.bus.result import Maybe, Some
 from relay.concurrency import Slots
 from relay.domain import querying, traceparent
 from relay.domain.actor import actor_of
-from relay.domain.disclosure import told
+from relay.domain.disclosure import safe_text
 from relay.domain.envelopes.event import CORRELATION
 from relay.domain.errors import BrokerUnreachable, DomainError, InvalidActor, InvalidPayload, MalformedMessage
 from relay.domain.facts import FactSink, QueryRefused
@@ -123,7 +123,7 @@ class AnswerQueries:
                     body = _encode(await self._ask(answerable, query.data))
             code = querying.TOO_LARGE if len(body) + WIRE_RESERVE_BYTES > client.max_payload else ""
         except (Exception, SystemExit, KeyboardInterrupt) as failure:
-            code, error = (querying.TOO_SLOW, "") if limit.expired() else (_code(failure), told(failure))
+            code, error = (querying.TOO_SLOW, "") if limit.expired() else (_code(failure), safe_text(failure))
         if code:
             took = time.monotonic() - begun
             self._facts(QueryRefused(context=self._context, subject=subject, code=code, error=error, seconds=took))

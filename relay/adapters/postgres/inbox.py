@@ -17,7 +17,7 @@ from relay.adapters.postgres.pipeline import Command, fetch
 from relay.adapters.postgres.pool import Connection, Pool, connection, query
 from relay.adapters.postgres.sql import statement
 from relay.concurrency import Batcher
-from relay.domain.disclosure import clean, told
+from relay.domain.disclosure import clean, safe_text
 from relay.domain.errors import MalformedMessage
 from relay.domain.identity import NO_ORIGINALS, Originals
 from relay.domain.model import Finished
@@ -244,7 +244,7 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
         inserted = await query(conn, name, **arrays, **more)
     except psycopg.DataError as error:
         # The server's own message may quote the value.
-        raise MalformedMessage(f"the inbox cannot store it: {told(error)}") from None
+        raise MalformedMessage(f"the inbox cannot store it: {safe_text(error)}") from None
     found = [Inserted(*row) for row in inserted]
     if len(found) < len(rows):
         known = {it.message_id for it in found}

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from relay.adapters.postgres.paging import Page, Row
 from relay.bus import Command, CommandBus, Failed, Nothing, Query, QueryBus, Result
-from relay.bus.http import as_response, json_response, status_of, told
+from relay.bus.http import as_response, error_body, json_response, status_of
 from relay.domain.operators import Operator, Outcome
 from relay.ops.api.access import Caller, check_payloads
 from relay.ops.api.models import ProblemOut, Selection
@@ -166,7 +166,7 @@ def outcome_of(action: str, result: Result[Outcome]) -> Response:
     if isinstance(result, Failed):
         return as_response(result)
     outcome = result.value
-    refused = [{"id": id, **told(error)} for id, error in outcome.refused]
+    refused = [{"id": id, **error_body(error)} for id, error in outcome.refused]
     body = {
         "action": action,
         "dry_run": False,
@@ -176,5 +176,5 @@ def outcome_of(action: str, result: Result[Outcome]) -> Response:
     }
     if outcome.refused and not outcome.done:
         error = outcome.refused[0][1]
-        return json_response(body | told(error), status_of(error))
+        return json_response(body | error_body(error), status_of(error))
     return json_response(body)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from relay.bus import Some
-from relay.bus.http import as_response, json_response, told
+from relay.bus.http import as_response, error_body, json_response
 from relay.domain.errors import RelayError, of_context
 from relay.domain.findings import Diagnosis, Severity
 from relay.domain.identity import check_id
@@ -46,7 +46,7 @@ async def _backlog(ops: Ops, name: str) -> dict[str, Any]:
     try:
         found: Backlog = (await ops.queries.ask_async(ReadBacklog(context=name))).unwrap()
     except RelayError as error:
-        return {"context": name, **told(error)}
+        return {"context": name, **error_body(error)}
     outbox, inbox, brake, full = found
     return {
         "context": name,
