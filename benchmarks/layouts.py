@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from benchmarks.fleet import Layout
-from relay.settings.model import SubscriptionSettings
 
 #: The module of the Python handlers and the task.
 HANDLERS: Final = "benchmarks.handlers"
-#: Whether one Dramatiq message may carry several ids, which not every version of the settings can.
-CHUNKS: Final = "chunk" in SubscriptionSettings.model_fields
 #: The default of 50 is for handlers that are worth waiting for; a no-op handler never sees 50 of 20,000 waiting.
 _PENDING: Final = 1_000
 _MODULES: Final = {"RELAY_ACTOR_MODULES": f"tasks.actors,consumer.actors,{HANDLERS}"}
@@ -86,9 +83,8 @@ def consuming(service: str) -> Layout:
         _subscription("sink", "each", "source", python),
         _subscription("sink", "writing", "source", python),
         _subscription("sink", "http", "source", service),
+        _subscription("sink", "chunked", "source", python, "chunk = 50"),
     ]
-    if CHUNKS:
-        parts.append(_subscription("sink", "chunked", "source", python, "chunk = 50"))
     return Layout("consuming", "".join(parts), _MODULES)
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from chaos.cron_runs import one_at_a_time
 from chaos.deployment import MAX_ATTEMPTS
 from chaos.evidence import Evidence
+from chaos.fairness import fairly_shared
 from chaos.history import CRASHED
 from chaos.judgement import Figure, Judgement, conclude
 from chaos.ledger import Ledger, open_ledger
@@ -26,8 +28,6 @@ from chaos.promises import (
 )
 from chaos.recovery import recovered
 from chaos.repeats import repeated
-from chaos.runs import one_at_a_time
-from chaos.starving import fairly_shared
 
 
 def judge(

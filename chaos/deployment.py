@@ -56,7 +56,7 @@ LINKS: Final = (
     "producer-postgres",
 )
 
-_HANDLER: Final = "python:chaos.effects"
+_HANDLER: Final = "python:chaos.handlers"
 _ORDERED: Final = {"order": '"key"', "failed_head": '"skip"'}
 #: One of the two subscriptions with a service sends NAKs. Not every version of the settings has this key.
 _GIVES_BACK: Final = {"on_failure": '"nak"'}

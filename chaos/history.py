@@ -261,9 +261,9 @@ class Ran:
     done: bool
 
 
-Told: TypeAlias = Operation | Fault | Begun | Call | Sample | Lost | Hostile | Operated | Ran
-Found: TypeAlias = Business | OutboxState | Stored | InboxState | Effect | Incident | ConsumerEnd
-Record: TypeAlias = Told | Found
+WrittenInRun: TypeAlias = Operation | Fault | Begun | Call | Sample | Lost | Hostile | Operated | Ran
+ReadAtEnd: TypeAlias = Business | OutboxState | Stored | InboxState | Effect | Incident | ConsumerEnd
+Record: TypeAlias = WrittenInRun | ReadAtEnd
 
 
 class History:

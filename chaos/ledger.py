@@ -33,7 +33,7 @@ _CALL: Final = 3.0
 #: The kind of an operation that its producer means to roll back.
 ROLLBACK: Final = "rollback"
 
-Told = TypeVar("Told", Effect, Incident)
+OfMessage = TypeVar("OfMessage", Effect, Incident)
 
 
 @dataclass(slots=True)
@@ -172,8 +172,8 @@ def shortest_patience(max_attempts: int) -> float:
     return sum(min(most, initial * 2.0**failures) * _LEAST_OF_BACKOFF for failures in range(max_attempts - 1))
 
 
-def _by_message(records: list[Told]) -> dict[str, list[Told]]:
-    result: defaultdict[str, list[Told]] = defaultdict(list)
+def _by_message(records: list[OfMessage]) -> dict[str, list[OfMessage]]:
+    result: defaultdict[str, list[OfMessage]] = defaultdict(list)
     for record in records:
         result[record.message_id].append(record)
     return dict(result)

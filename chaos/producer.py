@@ -19,7 +19,7 @@ from sqlalchemy import event as listen
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from chaos import badrows, rawrows
+from chaos import raw_rows
 from chaos.history import Outcome, Produced
 from relay import Event, Outbox
 from relay.domain.errors import WriteConflict
@@ -105,7 +105,7 @@ class Producer:
 
         def work(connection: Connection) -> None:
             for place, event in enumerate(events):
-                badrows.insert(connection, UUID(event.id), event.key, event.source.value, kind + place)
+                raw_rows.insert_bad(connection, UUID(event.id), event.key, event.source.value, kind + place)
             self._book(connection, number, events)
 
         return self._run(work)
@@ -115,7 +115,7 @@ class Producer:
 
         def work(connection: Connection) -> None:
             for event in events:
-                rawrows.insert(connection, event, rawrows.large(event.key, chance))
+                raw_rows.insert(connection, event, raw_rows.large(event.key, chance))
             self._book(connection, number, events)
 
         return self._run(work)
@@ -124,7 +124,7 @@ class Producer:
         """Insert events that are minutes ahead of the database's clock."""
 
         def work(connection: Connection) -> None:
-            rawrows.insert_ahead(connection, events)
+            raw_rows.insert_ahead(connection, events)
             self._book(connection, number, events)
 
         return self._run(work)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from chaos.passage import Conditions, Connection, Counters, Mode
+from chaos.proxy_connection import Conditions, Connection, Counters, Mode
 from relay.devstack.ports import LOOPBACK, free_port
 
 T = TypeVar("T")

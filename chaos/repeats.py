@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chaos.calls import Span, amplification, amplified, overlapping, spans
-from chaos.copies import relapses, unexplained
 from chaos.evidence import Evidence
 from chaos.judgement import Figure, Judgement, conclude
 from chaos.ledger import Ledger
+from chaos.stream_copies import relapses, unexplained
 
 
 def repeated(evidence: Evidence, ledger: Ledger) -> Judgement:

@@ -276,7 +276,7 @@ class Rig:
         """Return the environment of a process that reaches every server through the links of its role."""
         environment = {**self._environment(self.addresses(role)), **self._extra}
         known = environment.get(_MODULES) or ",".join(OWN_ACTOR_MODULES)
-        return {**environment, _MODULES: ",".join([*modules, known, "chaos.jobs"])}
+        return {**environment, _MODULES: ",".join([*modules, known, "chaos.cron_jobs"])}
 
     def _with_levers(self, worker: str) -> dict[str, str]:
         levers = self.levers(worker)

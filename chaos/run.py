@@ -26,7 +26,7 @@ from chaos.workload import Workload
 
 REPORT: Final = "report.html"
 #: A line about the counts for every so many samples, which are a second apart.
-_TELL_EVERY: Final = 10
+_SAY_EVERY: Final = 10
 _NEED_DISKS: Final = {name for name in FAULTS if name.endswith("-disk-full")}
 
 
@@ -87,7 +87,7 @@ def run(options: RunOptions, command: str, say: Callable[[str], object] = print)
         tables.prepare(rig.urls, options.seed, rig.history)
         rig.launch()
         say(f"ready after {time.monotonic() - began:.0f} s; records and logs are in {rig.directory}")
-        with closing(_Told(rig.history / "run.jsonl", say)) as history:
+        with closing(_SpokenHistory(rig.history / "run.jsonl", say)) as history:
             workload = Workload(rig.producer_url, history, options.seed, rate=options.rate, batch=options.batch)
             with Sampler(rig.urls, history, lambda: workload.committed, fetched=rig.fetched):
                 left_out = _disturb(options, rig, history, workload, say)
@@ -146,7 +146,7 @@ def _judge(options: RunOptions, command: str, left_out: Sequence[str], *, draine
     return verdict
 
 
-class _Told(History):
+class _SpokenHistory(History):
     """A history that also prints faults as they end, and the counts now and then."""
 
     def __init__(self, path: Path, say: Callable[[str], object]) -> None:
@@ -168,7 +168,7 @@ class _Told(History):
 
     def _count(self, sample: Sample) -> None:
         self._samples += 1
-        if self._samples % _TELL_EVERY == 0:
+        if self._samples % _SAY_EVERY == 0:
             self._say(
                 f"{self._samples} s: committed {sample.committed}, published {_shown(sample.published)}, "
                 f"handled {_shown(sample.handled)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -87,6 +87,22 @@ async def call_async(prepared: PreparedCall) -> None:
             await prepared.run()
         except AlreadyProcessed:
             return
+
+
+def call_each(calls: Iterable[PreparedCall]) -> int:
+    """Make calls one after the other; returns how many. Raises as `call` does."""
+    number = 0
+    for number, prepared in enumerate(calls, 1):  # noqa: B007 - the last number counts
+        call(prepared)
+    return number
+
+
+async def call_each_async(calls: Iterable[PreparedCall]) -> int:
+    """Do the same on the event loop of the test."""
+    number = 0
+    for number, prepared in enumerate(calls, 1):  # noqa: B007 - the last number counts
+        await call_async(prepared)
+    return number
 
 
 def _check(prepared: PreparedCall) -> None:

@@ -16,7 +16,15 @@ from sqlalchemy.orm import Session
 
 from consumer.functions import PythonEventHandler, Unknown
 from consumer.handlers import HandlerRegistry, Poison, load
-from jetrelay_pytest.calling import MAX_CALLS, Sessions, Transactions, call, call_async
+from jetrelay_pytest.calling import (
+    MAX_CALLS,
+    Sessions,
+    Transactions,
+    call,
+    call_async,
+    call_each,
+    call_each_async,
+)
 from jetrelay_pytest.expecting import check_columns, expect, holds, plain
 from relay import Event, Outbox
 from relay.adapters.postgres.taking import taking
@@ -152,12 +160,8 @@ class OutboxInMemory:
         `drain` raises what a function raises. The transaction is rolled back, and the event is due again: the next
         `drain` is its next attempt. Raises Poison for a payload that does not fit the function.
         """
-        calls = 0
         transactions = Transactions(sessions, async_sessions)
-        for prepared in self._due(handlers, transactions, delayed=delayed):
-            call(prepared)
-            calls += 1
-        return calls
+        return call_each(self._due(handlers, transactions, delayed=delayed))
 
     async def drain_async(
         self,
@@ -168,12 +172,8 @@ class OutboxInMemory:
         delayed: bool = False,
     ) -> int:
         """Do what `drain` does, in a test that is a coroutine."""
-        calls = 0
         transactions = Transactions(sessions, async_sessions)
-        for prepared in self._due(handlers, transactions, delayed=delayed):
-            await call_async(prepared)
-            calls += 1
-        return calls
+        return await call_each_async(self._due(handlers, transactions, delayed=delayed))
 
     def deliver(
         self,

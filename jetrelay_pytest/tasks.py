@@ -13,7 +13,13 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from jetrelay_pytest.calling import MAX_CALLS, Sessions, Transactions, call, call_async
+from jetrelay_pytest.calling import (
+    MAX_CALLS,
+    Sessions,
+    Transactions,
+    call_each,
+    call_each_async,
+)
 from jetrelay_pytest.expecting import check_columns, expect, holds, plain
 from relay.adapters.postgres.transactions import Settlement
 from relay.bus import RequestContext
@@ -140,12 +146,8 @@ class TasksInMemory:
         Returns the number of calls. Sessions, ``delayed`` and errors are as in `OutboxInMemory.drain`. Limits of
         rate and concurrency do not count here, nor does the time limit.
         """
-        calls = 0
         transactions = Transactions(sessions, async_sessions)
-        for prepared in self._due(transactions, within, delayed=delayed):
-            call(prepared)
-            calls += 1
-        return calls
+        return call_each(self._due(transactions, within, delayed=delayed))
 
     async def drain_async(
         self,
@@ -156,12 +158,8 @@ class TasksInMemory:
         within: TaskRegistry = registry,
     ) -> int:
         """Do what `drain` does, in a test that is a coroutine."""
-        calls = 0
         transactions = Transactions(sessions, async_sessions)
-        for prepared in self._due(transactions, within, delayed=delayed):
-            await call_async(prepared)
-            calls += 1
-        return calls
+        return await call_each_async(self._due(transactions, within, delayed=delayed))
 
     def _due(self, transactions: Transactions, within: TaskRegistry, *, delayed: bool) -> Iterator[PreparedCall]:
         """Yield the calls of tasks that are due. A task is done when the next call is asked for."""

@@ -14,7 +14,7 @@ import psycopg
 from benchmarks.figures import Reference, Row
 from benchmarks.handlers import EFFECTS
 from benchmarks.http import Handler
-from benchmarks.layouts import CHUNKS, consuming
+from benchmarks.layouts import consuming
 from benchmarks.reference.wire import Wire
 from benchmarks.stage import Stage
 from benchmarks.stream import jetstream, until_acknowledged, until_delivering
@@ -37,9 +37,8 @@ def run(stage: Stage) -> Iterator[Row]:
             "Python handler that writes": partial(_consume, stage, service.url, "writing"),
             "HTTP handler alone": partial(_alone, stage, service),
             "HTTP handler": partial(_consume, stage, service.url, "http"),
+            "Python handler, chunk = 50": partial(_consume, stage, service.url, "chunked"),
         }
-        if CHUNKS:
-            cases["Python handler, chunk = 50"] = partial(_consume, stage, service.url, "chunked")
         runs = take_turns(stage, "consume", _UNIT, cases)
         stage.rest()
     bare = Reference("(d) bare Dramatiq, 2 × 8", runs["bare Dramatiq"])
@@ -47,9 +46,8 @@ def run(stage: Stage) -> Iterator[Row]:
     yield row(measure="consume, Python handler", runs=runs["Python handler"], reference=bare, at_least=0.5)
     writing = runs["Python handler that writes"]
     yield row(measure="the same, a handler that writes a row", runs=writing, reference=bare)
-    if CHUNKS:
-        chunked = runs["Python handler, chunk = 50"]
-        yield row(measure="the same, chunk = 50", runs=chunked, reference=bare, at_least=1.3)
+    chunked = runs["Python handler, chunk = 50"]
+    yield row(measure="the same, chunk = 50", runs=chunked, reference=bare, at_least=1.3)
     yield row(measure="consume, HTTP handler", runs=runs["HTTP handler"], reference=bare, at_least=0.3)
     alone = Reference("the handler service alone", runs["HTTP handler alone"])
     yield row(measure="the same", runs=runs["HTTP handler"], reference=alone)

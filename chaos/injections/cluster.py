@@ -83,10 +83,10 @@ async def _step_down(url: str) -> int:
             f"STREAM.LEADER.STEPDOWN.{STREAM}",
             *(f"CONSUMER.LEADER.STEPDOWN.{STREAM}.{it}" for it in names),
         ]
-        return sum([await _told(js, subject) for subject in subjects])
+        return sum([await _stepped_down(js, subject) for subject in subjects])
 
 
-async def _told(js: JetStreamContext, subject: str) -> bool:
+async def _stepped_down(js: JetStreamContext, subject: str) -> bool:
     try:
         await js._nc.request(f"$JS.API.{subject}", b"", timeout=_STEP_DOWN_SECONDS)  # noqa: SLF001 - it hides its client
     except (nats.errors.Error, TimeoutError):

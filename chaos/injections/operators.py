@@ -12,9 +12,9 @@ from typing import Final
 
 import psycopg
 
+from chaos.cron_jobs import ASKED
 from chaos.deployment import CONSUMING, NEXT_RELEASE, PRODUCING
 from chaos.history import CRASHED, Operated, now
-from chaos.jobs import ASKED
 from chaos.service import HANGING
 from chaos.stage import Stage
 from relay.adapters.postgres.migrations import status, upgrade

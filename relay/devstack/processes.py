@@ -6,7 +6,7 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,14 +88,12 @@ def describe(pid: int) -> str:
 
 def working_in(directory: Path, program: str) -> list[psutil.Process]:
     """List the processes of ``program`` whose working directory is ``directory``."""
-    return list(_working_in(directory, program))
-
-
-def _working_in(directory: Path, program: str) -> Iterator[psutil.Process]:
+    found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # ended meanwhile, or somebody else's
             if process.name() == program and Path(process.cwd()) == directory:
-                yield process
+                found.append(process)
+    return found
 
 
 def freeze(pid: int) -> list[psutil.Process]:

@@ -23,16 +23,16 @@ import pytest
 import redis
 from nats.js.api import StreamConfig
 
-from chaos import collect, deployment, evidence, jobs, tables
+from chaos import collect, cron_jobs, deployment, evidence, tables
+from chaos.cron_runs import one_at_a_time
 from chaos.deployment import NEXT_RELEASE
 from chaos.disk import SPARE, SmallDisks
 from chaos.faults import FAULTS, UPGRADE
 from chaos.history import History, Ran
 from chaos.injections import hostile, operators, store
 from chaos.nemesis import Nemesis, Strike
-from chaos.passage import Mode
+from chaos.proxy_connection import Mode
 from chaos.rig import Rig
-from chaos.runs import one_at_a_time
 from chaos.service import HANGING
 from chaos.stage import Stage
 from chaos.windows import Windows
@@ -607,14 +607,14 @@ def test_every_command_is_one_that_relay_knows(rig: Rig, history: History, comma
 def test_a_job_runs_when_an_operator_asks_for_it(rig: Rig, history: History) -> None:
     stage = Stage(rig, Random(1), history, 1)
     assert operators._schedule_run in operators.COMMANDS
-    before = len(runs(rig, jobs.ASKED))
+    before = len(runs(rig, cron_jobs.ASKED))
     assert operators.run(stage, operators._schedule_run(stage)) == "done"
-    [run] = runs(rig, jobs.ASKED)[before:]
+    [run] = runs(rig, cron_jobs.ASKED)[before:]
     assert run.done
     collect.collect(rig.urls, rig.nats.url, history)
     asked = [done for done in records(rig).operated if done.action == "run"]
     assert run.began >= asked[-1].at
-    assert list(asked[-1].ids) == [jobs.ASKED]
+    assert list(asked[-1].ids) == [cron_jobs.ASKED]
     assert one_at_a_time(records(rig)).kept
 
 
@@ -622,7 +622,7 @@ def test_a_job_comes_every_ten_seconds_and_runs_for_longer_than_a_lease_at_times
     lease = CLAIM.total_seconds()
 
     def long() -> list[Ran]:
-        return [run for run in runs(rig, jobs.STEADY) if run.done and run.ended - run.began > lease]
+        return [run for run in runs(rig, cron_jobs.STEADY) if run.done and run.ended - run.began > lease]
 
     before = len(long())
     wait_for("one of these runs ends", lambda: len(long()) > before, 90)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from chaos import collect, deployment, producer, rawrows, tables
+from chaos import collect, deployment, producer, raw_rows, tables
 from chaos.evidence import read
 from chaos.faults import FAULTS, UPGRADE
 from chaos.history import History, Outcome, Produced, Source
@@ -86,7 +86,7 @@ def test_a_producer_whose_key_another_holds_for_too_long_goes_on_with_the_next(
     first, second = ([Produced(str(uuid4()), Source.HTTP, "k", Plan.ACCEPT)] for _ in range(2))
     try:
         with psycopg.connect(url) as other:
-            rawrows.insert(other, Produced(str(uuid4()), Source.HTTP, "k", Plan.ACCEPT), "{}")
+            raw_rows.insert(other, Produced(str(uuid4()), Source.HTTP, "k", Plan.ACCEPT), "{}")
             assert writer.plain(1, first, together=True) is Outcome.FAILED
             assert writer.session(2, second) is Outcome.FAILED
         assert writer.plain(3, first, together=True) is Outcome.OK

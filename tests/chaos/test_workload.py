@@ -16,7 +16,7 @@ import nats
 import psycopg
 import pytest
 
-from chaos import badrows, collect, deployment
+from chaos import collect, deployment, raw_rows
 from chaos.evidence import Evidence, read
 from chaos.history import History, Outcome, Plan, Produced, Source
 from chaos.plan import Answer, answer_to, effects_of
@@ -53,7 +53,7 @@ def work(rig: Rig) -> Evidence:
     workload = Workload(rig.producer_url, history, SEED, rate=120, batch=40)
     with Sampler(rig.urls, history, lambda: workload.committed):
         with workload:
-            workload.burst("bad", len(badrows.BAD))
+            workload.burst("bad", len(raw_rows.BAD))
             wait_for("enough of everything", lambda: workload.committed > 600 and kinds(rig) == KINDS)
         assert collect.settle(rig.urls, rig.nats.url, 90), collect.left(rig.urls, rig.nats.url)
     collect.collect(rig.urls, rig.nats.url, history)
@@ -94,7 +94,7 @@ def test_every_committed_event_is_published_received_and_finished_once(run: Evid
     # Whatever is tested here must have happened.
     assert {event.source for event in good.values()} == set(Source)
     assert {event.plan for event in good.values()} >= {Plan.ACCEPT, Plan.REPEAT, Plan.POISON, Plan.FLAKY}
-    assert len(bad) >= len(badrows.BAD)
+    assert len(bad) >= len(raw_rows.BAD)
 
 
 def test_nothing_rolled_back_is_anywhere(run: Evidence) -> None:

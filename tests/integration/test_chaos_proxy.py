@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from chaos.passage import Mode
 from chaos.proxy import Link, Proxy, at_port
+from chaos.proxy_connection import Mode
 from relay.devstack.ports import LOOPBACK
 from tests.waiting import wait_for
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.cli.demo.evidence import Counts
+from relay.cli.demo.accounts import Counts
 from relay.cli.demo.profiles import Production, ProfileBooks, audit, find
 from relay.domain.errors import ConfigurationError
 

@@ -51,6 +51,29 @@ class Books:
     unacknowledged: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The live figures, in the order of an event's way."""
+
+    committed: int
+    published: int
+    received: int
+    handled: int
+    retried: int
+    dead_lettered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Seconds from the write of the business row, just before its commit, sorted.
+
+    ``handled`` leaves out events that the handler refused at first: they wait on purpose.
+    """
+
+    published: Sequence[float]
+    handled: Sequence[float]
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that is wrong, and its events."""

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from relay.cli.demo.evidence import Counts
+    from relay.cli.demo.accounts import Counts
     from relay.cli.demo.profiles import Profile
     from relay.devstack.fleet import DevFleetOptions, Fleet
 
@@ -103,14 +103,14 @@ def _options_of(profile: Profile, directory: Path) -> DevFleetOptions:
 def _run(
     fleet: Fleet, console: Console, profile: Profile | None, events: int, seconds: float
 ) -> tuple[bool, Counts | None]:
-    from relay.cli.demo import play, profiles
+    from relay.cli.demo import evidence, play, profiles
 
     begin = time.monotonic()
     console.print("Starting PostgreSQL, NATS, Valkey, scheduler, worker and handler …")
     fleet.start()
     console.print(f"Ready after {time.monotonic() - begin:.1f} s; logs are in {fleet.stack.directory / 'logs'}\n")
     settings = fleet.configuration.settings
-    played = play.Vibes(settings) if profile is None else profiles.ProfileEvents(settings, profile)
+    played = evidence.Vibes(settings) if profile is None else profiles.ProfileEvents(settings, profile)
     return play.play(fleet, played, console, events, seconds)
 
 

@@ -1,22 +1,26 @@
-"""Read the outcome of the demo's events from the servers. Nothing here depends on reports of the fleet."""
+"""What is played, and what the servers hold of it. Nothing here depends on reports of the fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 from nats.js import JetStreamContext
+from rich.console import Console
 from sqlalchemy import DateTime, Engine, Executable, Integer, Uuid, column, create_engine, func, select, table
 
-from relay.cli.demo.accounts import Books
-from relay.cli.demo.scenario import ProducerRecord, Vibe
+from relay.cli.demo.accounts import Books, Counts, Latencies, audit
+from relay.cli.demo.scenario import Base, ProducerRecord, Vibe, plan, produce
+from relay.cli.demo.screen import summarise, verdict
 from relay.credentials import jetstream
 from relay.devstack import sample
 from relay.domain.envelopes import MSG_ID
-from relay.settings import Settings
+from relay.settings import Settings, SubscriptionSettings
 
 PRODUCER: Final = "vibespro"
 CONSUMER: Final = "sea"
@@ -38,76 +42,108 @@ INBOX_COUNTS: Final = select(
 ).select_from(inbox_messages)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """The live figures, in the order of an event's way."""
+class Played(ABC):
+    """Events that a producer commits, in the databases of producer and consumers and in the broker.
 
-    committed: int
-    published: int
-    received: int
-    handled: int
-    retried: int
-    dead_lettered: int
-
-
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """Seconds from the write of the business row, just before its commit, sorted.
-
-    ``handled`` leaves out events that the handler refused at first: they wait on purpose.
+    ``committed``: the ids that the producer knows to be committed; it grows while events are produced.
     """
 
-    published: Sequence[float]
-    handled: Sequence[float]
+    def __init__(self, settings: Settings, producer: str, committed: Collection[object]) -> None:
+        self.settings = settings
+        self.producer = connect_to(settings, producer)
+        self._committed = committed
+        self.consumers = [connect_to(settings, name) for name, it in settings.contexts.items() if it.subscriptions]
 
+    @abstractmethod
+    def begin(self) -> None:
+        """Make the tables of the business."""
 
-class Evidence:
-    """Both databases and the broker, read only."""
+    @abstractmethod
+    def produce(self, events: int, stop: threading.Event) -> None:
+        """Commit so many events at an even pace, or fewer if ``stop`` is set."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.producer = connect_to(settings, PRODUCER)
-        self._consumer = connect_to(settings, CONSUMER)
+    @abstractmethod
+    def check(self, console: Console) -> bool:
+        """Print the accounts; returns whether they balance."""
 
     def close(self) -> None:
         """Close the connections."""
-        self.producer.dispose()
-        self._consumer.dispose()
+        for engine in (self.producer, *self.consumers):
+            engine.dispose()
+
+    @property
+    def subscriptions(self) -> list[SubscriptionSettings]:
+        """All subscriptions."""
+        return [it for context in self.settings.contexts.values() for it in context.subscriptions.values()]
 
     def counts(self) -> Counts:
         """Count the events at each stage. Reads later stages first, so that none seems ahead of an earlier one."""
-        inbox = self._rows(self._consumer, INBOX_COUNTS)[0]
-        published = self._rows(self.producer, select(func.count(outbox_events.c.published_at)))[0][0]
-        committed = self._rows(self.producer, select(func.count()).select_from(Vibe))[0][0]
-        return Counts(committed=committed, published=published, **inbox._mapping)  # noqa: SLF001 - its public name
+        inboxes = [rows(engine, INBOX_COUNTS)[0] for engine in self.consumers]
+        received, handled, retried, dead_lettered = (sum(column) for column in zip(*inboxes, strict=True))
+        published = rows(self.producer, select(func.count(outbox_events.c.published_at)))[0][0]
+        return Counts(
+            committed=len(self._committed),
+            published=published,
+            received=received,
+            handled=handled,
+            retried=retried,
+            dead_lettered=dead_lettered,
+        )
 
     async def unacknowledged(self) -> int:
         """Count the messages that are not acknowledged in JetStream, delivered or not."""
-        [subscription] = self._settings.contexts[CONSUMER].subscriptions.values()
-        async with jetstream(self._settings) as js:
-            info = await js.consumer_info(subscription.stream, subscription.durable)
-        return (info.num_ack_pending or 0) + (info.num_pending or 0)
+        waiting = 0
+        async with jetstream(self.settings) as js:
+            for subscription in self.subscriptions:
+                info = await js.consumer_info(subscription.stream, subscription.durable)
+                waiting += (info.num_ack_pending or 0) + (info.num_pending or 0)
+        return waiting
 
-    async def books(self, production: ProducerRecord) -> Books:
+
+class Vibes(Played):
+    """The demo's own events, from one service to another."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._production = ProducerRecord()
+        super().__init__(settings, PRODUCER, self._production.committed)
+        [self._consumer] = self.consumers
+
+    def begin(self) -> None:
+        """See Played."""
+        Base.metadata.create_all(self.producer)
+
+    def produce(self, events: int, stop: threading.Event) -> None:
+        """See Played."""
+        produce(self.producer, plan(events), self._production, stop)
+
+    def check(self, console: Console) -> bool:
+        """See Played."""
+        books = asyncio.run(self.books())
+        faults = audit(books)
+        summarise(console, books, self.answers(), self.latencies())
+        verdict(console, books, faults)
+        return not faults
+
+    async def books(self) -> Books:
         """Read everything, id by id."""
-        outbox = self._rows(self.producer, select(outbox_events.c.id, outbox_events.c.published_at))
-        inbox = self._rows(self._consumer, select(inbox_messages))
+        outbox = rows(self.producer, select(outbox_events.c.id, outbox_events.c.published_at))
+        inbox = rows(self._consumer, select(inbox_messages))
         done = select(sample.calls.c.message_id).where(sample.calls.c.status == sample.OK)
-        async with jetstream(self._settings) as js:
-            stream = await _message_ids(js, self._settings.contexts[PRODUCER].event_streams[0].name)
-            dlq = await _message_ids(js, self._settings.contexts[CONSUMER].dlq.name)
+        async with jetstream(self.settings) as js:
+            stream = await _message_ids(js, self.settings.contexts[PRODUCER].event_streams[0].name)
+            dlq = await _message_ids(js, self.settings.contexts[CONSUMER].dlq.name)
         return Books(
-            committed=production.committed,
-            rolled_back=production.rolled_back,
-            business=[row.event_id for row in self._rows(self.producer, select(Vibe.event_id))],
+            committed=self._production.committed,
+            rolled_back=self._production.rolled_back,
+            business=[row.event_id for row in rows(self.producer, select(Vibe.event_id))],
             outbox={row.id for row in outbox},
             published={row.id for row in outbox if row.published_at},
             stream=stream,
             received={row.message_id for row in inbox},
             handled={row.message_id for row in inbox if row.processed_at},
             dead_lettered={row.message_id for row in inbox if row.dead_lettered_at},
-            done=[row.message_id for row in self._rows(self._consumer, done)],
-            effects=[row.message_id for row in self._rows(self._consumer, select(sample.effects.c.message_id))],
+            done=[row.message_id for row in rows(self._consumer, done)],
+            effects=[row.message_id for row in rows(self._consumer, select(sample.effects.c.message_id))],
             dlq=dlq,
             unacknowledged=await self.unacknowledged(),
         )
@@ -115,23 +151,25 @@ class Evidence:
     def answers(self) -> Mapping[UUID, Sequence[int]]:
         """Return the statuses the handler gave, in order, by message."""
         calls = sample.calls.c
-        rows = self._rows(self._consumer, select(calls.message_id, calls.status).order_by(calls.number))
+        query = select(calls.message_id, calls.status).order_by(calls.number)
         found: dict[UUID, list[int]] = {}
-        for row in rows:
+        for row in rows(self._consumer, query):
             found.setdefault(row.message_id, []).append(row.status)
         return found
 
     def latencies(self) -> Latencies:
         """Measure latencies by the database server's clock, which stamps both ends."""
-        written = dict(self._rows(self.producer, select(Vibe.event_id, Vibe.created_at)))
-        published = self._rows(self.producer, select(outbox_events.c.id, outbox_events.c.published_at))
+        written = dict(rows(self.producer, select(Vibe.event_id, Vibe.created_at)))
+        published = rows(self.producer, select(outbox_events.c.id, outbox_events.c.published_at))
         inbox = inbox_messages.c
         at_once = select(inbox.message_id, inbox.processed_at).where(inbox.attempts == 1)
-        return Latencies(_seconds(written, published), _seconds(written, self._rows(self._consumer, at_once)))
+        return Latencies(_seconds(written, published), _seconds(written, rows(self._consumer, at_once)))
 
-    def _rows(self, engine: Engine, query: Executable) -> Sequence[Any]:
-        with engine.connect() as connection:
-            return connection.execute(query).all()
+
+def rows(engine: Engine, query: Executable) -> Sequence[Any]:
+    """Run a query, on a connection of its own."""
+    with engine.connect() as connection:
+        return connection.execute(query).all()
 
 
 def connect_to(settings: Settings, context: str) -> Engine:
@@ -140,8 +178,8 @@ def connect_to(settings: Settings, context: str) -> Engine:
     return create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
 
 
-def _seconds(begin: Mapping[UUID, datetime], rows: Sequence[tuple[UUID, datetime | None]]) -> list[float]:
-    return sorted((end - begin[id]).total_seconds() for id, end in rows if end and id in begin)
+def _seconds(begin: Mapping[UUID, datetime], ends: Sequence[tuple[UUID, datetime | None]]) -> list[float]:
+    return sorted((end - begin[id]).total_seconds() for id, end in ends if end and id in begin)
 
 
 async def _message_ids(js: JetStreamContext, stream: str) -> list[UUID]:

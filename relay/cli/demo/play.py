@@ -6,68 +6,20 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Final
 
 import psycopg
 from nats.errors import Error as NatsError
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
-from relay.cli.demo.accounts import audit
-from relay.cli.demo.evidence import Counts, Evidence
-from relay.cli.demo.scenario import Base, ProducerRecord, plan, produce
-from relay.cli.demo.screen import Screen, summarise, verdict
+from relay.cli.demo.accounts import Counts
+from relay.cli.demo.evidence import Played
+from relay.cli.demo.screen import Screen
 from relay.devstack.fleet import Fleet
 from relay.domain.errors import RelayError
-from relay.settings import Settings
 
 _LOOK_EVERY: Final = 0.25
-
-
-class Played(Protocol):
-    """What is played, and the accounts of it."""
-
-    def begin(self) -> None:
-        """Make the tables of the business."""
-
-    def produce(self, events: int, stop: threading.Event) -> None:
-        """Commit so many events at an even pace, or fewer if ``stop`` is set."""
-
-    def counts(self) -> Counts:
-        """Count the events at each stage."""
-
-    async def unacknowledged(self) -> int:
-        """Count the messages that are not acknowledged in JetStream."""
-
-    def check(self, console: Console) -> bool:
-        """Print the accounts; returns whether they balance."""
-
-    def close(self) -> None:
-        """Close the connections."""
-
-
-class Vibes(Evidence):
-    """The demo's own events."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._production = ProducerRecord()
-
-    def begin(self) -> None:
-        """See Played."""
-        Base.metadata.create_all(self.producer)
-
-    def produce(self, events: int, stop: threading.Event) -> None:
-        """See Played."""
-        produce(self.producer, plan(events), self._production, stop)
-
-    def check(self, console: Console) -> bool:
-        """See Played."""
-        books = asyncio.run(self.books(self._production))
-        faults = audit(books)
-        summarise(console, books, self.answers(), self.latencies())
-        verdict(console, books, faults)
-        return not faults
 
 
 def play(

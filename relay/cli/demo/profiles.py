@@ -17,17 +17,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from rich.console import Console
-from sqlalchemy import Engine, Executable, Text, column, func, select, table
+from sqlalchemy import Text, column, select, table
 
-from relay.cli.demo.evidence import INBOX_COUNTS, Counts, connect_to, outbox_events
+from relay.cli.demo.accounts import Counts
+from relay.cli.demo.evidence import Played, rows
 from relay.cli.demo.screen import balance
 from relay.credentials import jetstream
 from relay.domain.errors import ConfigurationError
-from relay.settings import Settings, SubscriptionSettings
+from relay.settings import Settings
 
 _SHOWN: Final = 5
 
@@ -143,29 +144,26 @@ def audit(books: ProfileBooks) -> Iterator[str]:
         yield f"{books.unacknowledged} messages that are not acknowledged in JetStream"
 
 
-class ProfileEvents:
-    """A profile: the database of its producer, those of all consumers, and the broker."""
+class ProfileEvents(Played):
+    """The events of a profile."""
 
     def __init__(self, settings: Settings, profile: Profile) -> None:
-        self._settings = settings
         self._profile = profile
         self.production = Production()
-        consuming = [name for name, context in settings.contexts.items() if context.subscriptions]
-        self._producer = connect_to(settings, profile.producer.CONTEXT)
-        self._consumers = [connect_to(settings, name) for name in consuming]
+        super().__init__(settings, profile.producer.CONTEXT, self.production.committed)
 
     def begin(self) -> None:
         """Make the tables of the profile's own."""
         for engine, module in [
-            (self._producer, self._profile.producer),
-            *((engine, self._profile.handler) for engine in self._consumers),
+            (self.producer, self._profile.producer),
+            *((engine, self._profile.handler) for engine in self.consumers),
         ]:
             with engine.begin() as connection:
                 connection.exec_driver_sql(module.TABLES)
 
     def produce(self, events: int, stop: threading.Event) -> None:
         """See Played."""
-        url = self._settings.contexts[self._profile.producer.CONTEXT].database
+        url = self.settings.contexts[self._profile.producer.CONTEXT].database
         produce(self._profile, url, events, self.production, stop)
 
     def check(self, console: Console) -> bool:
@@ -175,40 +173,9 @@ class ProfileEvents:
         balance(console, faults, _sums(books))
         return not faults
 
-    def close(self) -> None:
-        """Close the connections."""
-        for engine in (self._producer, *self._consumers):
-            engine.dispose()
-
-    def counts(self) -> Counts:
-        """Count the messages at each stage.
-
-        Later stages come first, so that none seems ahead of an earlier one.
-        """
-        inboxes = [_rows(engine, INBOX_COUNTS)[0] for engine in self._consumers]
-        received, handled, retried, dead_lettered = (sum(column) for column in zip(*inboxes, strict=True))
-        published = _rows(self._producer, select(func.count(outbox_events.c.published_at)))[0][0]
-        return Counts(
-            committed=len(self.production.committed),
-            published=published,
-            received=received,
-            handled=handled,
-            retried=retried,
-            dead_lettered=dead_lettered,
-        )
-
-    async def unacknowledged(self) -> int:
-        """Count the messages that are not acknowledged in JetStream, delivered or not."""
-        waiting = 0
-        async with jetstream(self._settings) as js:
-            for subscription in self._subscriptions:
-                info = await js.consumer_info(subscription.stream, subscription.durable)
-                waiting += (info.num_ack_pending or 0) + (info.num_pending or 0)
-        return waiting
-
     def books(self) -> ProfileBooks:
         """Read everything."""
-        effects = [id for engine in self._consumers for (id,) in _rows(engine, select(_effects.c.id))]
+        effects = [id for engine in self.consumers for (id,) in rows(engine, select(_effects.c.id))]
         return ProfileBooks(
             production=self.production,
             counts=self.counts(),
@@ -219,14 +186,9 @@ class ProfileEvents:
 
     async def _stored(self) -> int:
         """Count the messages of the streams that have subscriptions."""
-        async with jetstream(self._settings) as js:
-            streams = {subscription.stream for subscription in self._subscriptions}
+        async with jetstream(self.settings) as js:
+            streams = {subscription.stream for subscription in self.subscriptions}
             return sum([(await js.stream_info(name)).state.messages for name in sorted(streams)])
-
-    @property
-    def _subscriptions(self) -> list[SubscriptionSettings]:
-        contexts = self._settings.contexts.values()
-        return [subscription for context in contexts for subscription in context.subscriptions.values()]
 
 
 def _sums(books: ProfileBooks) -> list[str]:
@@ -237,8 +199,3 @@ def _sums(books: ProfileBooks) -> list[str]:
         f"{len(books.effects)} effects, none of them twice",
         "0 messages unacknowledged in JetStream",
     ]
-
-
-def _rows(engine: Engine, query: Executable) -> Sequence[Any]:
-    with engine.connect() as connection:
-        return connection.execute(query).all()

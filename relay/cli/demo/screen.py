@@ -17,8 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from relay.cli.demo.accounts import Books, Fault, SampleVerdict
-from relay.cli.demo.evidence import Counts, Latencies
+from relay.cli.demo.accounts import Books, Counts, Fault, Latencies, SampleVerdict
 
 _PLAIN_EVERY: Final = 1.0
 _MEANING: Final = {

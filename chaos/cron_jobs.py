@@ -40,10 +40,10 @@ async def work(command: Work) -> None:
         await asyncio.sleep(command.seconds)
         done = True
     finally:
-        _tell(Ran(command.job, began, now(), done))
+        _record(Ran(command.job, began, now(), done))
 
 
-def _tell(run: Ran) -> None:
+def _record(run: Ran) -> None:
     from relay.worker import settings  # noqa: PLC0415 - it loads this module
 
     assert settings.failpoints is not None

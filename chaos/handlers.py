@@ -1,4 +1,4 @@
-"""The Python handlers of a run: ``handler = "python:chaos.effects"``.
+"""The Python handlers of a run: ``handler = "python:chaos.handlers"``.
 
 One runs in a thread and one on the worker's loop, because jetrelay treats them differently. Each writes its effect
 in the transaction of the inbox row and then behaves as the plan says.
