@@ -20,18 +20,18 @@ class Memory:
     outbox: OutboxInMemory = field(default_factory=OutboxInMemory)
     tasks: TasksInMemory = field(default_factory=TasksInMemory)
 
-    def take(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         """Keep the rows of one transaction."""
         for row in rows:
             if isinstance(row, OutboxEvent):
-                self.outbox.take(row)
+                self.outbox.add(row)
             else:
-                self.tasks.take(row)
+                self.tasks.add(row)
 
 
 @contextmanager
 def in_memory() -> Iterator[Memory]:
     """In this block, keep events and tasks of committed sessions in memory, and write none of them."""
     memory = Memory()
-    with taking(memory.take):
+    with taking(memory.add):
         yield memory

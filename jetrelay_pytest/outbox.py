@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from consumer.functions import PythonEventHandler, Unknown
 from consumer.handlers import HandlerRegistry, Poison, load
-from jetrelay_pytest.calling import (
+from jetrelay_pytest.calls import (
     MAX_CALLS,
     Sessions,
     Transactions,
@@ -25,7 +25,7 @@ from jetrelay_pytest.calling import (
     call_each,
     call_each_async,
 )
-from jetrelay_pytest.expecting import check_columns, expect, holds, plain
+from jetrelay_pytest.expectations import check_columns, expect, holds, plain
 from relay import Event, Outbox
 from relay.adapters.postgres.taking import taking
 from relay.commands.outgoing import outgoing
@@ -78,7 +78,7 @@ class OutboxInMemory:
         #: The events that the functions of a module have done. Each event is for other modules, too.
         self._done: set[tuple[str, UUID]] = set()
 
-    def take(self, row: OutboxEvent) -> None:
+    def add(self, row: OutboxEvent) -> None:
         """Keep an event that was committed."""
         self.events.append(PublishedEvent(row))
 
@@ -138,8 +138,8 @@ class OutboxInMemory:
                 and all(holds(getattr(it.row, name), value) for name, value in columns.items())
             )
 
-        asked = [kind, *(f"{it}" for it in (whole, part, {**columns}) if it)]
-        return expect(" ".join(asked), self.events, times, fits, str)
+        expected = [kind, *(f"{it}" for it in (whole, part, {**columns}) if it)]
+        return expect(" ".join(expected), self.events, times, fits, str)
 
     # --- what handlers do with it ---
 
@@ -254,8 +254,8 @@ def _handler(
 ) -> PythonEventHandler:
     if not isinstance(handlers, HandlerRegistry):
         handlers = load(handlers if isinstance(handlers, str) else handlers.__name__)
-    lent: Any = transactions
-    return PythonEventHandler(handlers, lent, timeout=_LONG, unknown=unknown)
+    test_transactions: Any = transactions
+    return PythonEventHandler(handlers, test_transactions, timeout=_LONG, unknown=unknown)
 
 
 def _committed(context: str, event: Event | BaseModel) -> OutboxEvent:
@@ -278,21 +278,21 @@ def _request(row: OutboxEvent, context: str, attempt: int) -> HandlerRequest:
         envelope=_ENVELOPE,
         max_payload=DEFAULT_MAX_PAYLOAD_BYTES,
     )
-    asked = prepared_request(_ENVELOPE, message.subject, message.headers, message.body)
+    prepared = prepared_request(_ENVELOPE, message.subject, message.headers, message.body)
     return HandlerRequest(
-        message_id=asked.event.message_id,
+        message_id=prepared.event.message_id,
         subject=message.subject,
-        event_type=asked.event.event_type,
-        event_version=asked.event.event_version,
-        correlation_id=asked.event.correlation_id,
+        event_type=prepared.event.event_type,
+        event_version=prepared.event.event_version,
+        correlation_id=prepared.event.correlation_id,
         attempt=attempt,
-        body=asked.body,
+        body=prepared.body,
         headers=message.headers,
         token=uuid4(),
-        originals=asked.event.originals,
-        idempotency_key=asked.idempotency_key,
-        actor=asked.event.actor,
-        traceparent=asked.event.traceparent,
+        originals=prepared.event.originals,
+        idempotency_key=prepared.idempotency_key,
+        actor=prepared.event.actor,
+        traceparent=prepared.event.traceparent,
     )
 
 

@@ -13,14 +13,14 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from jetrelay_pytest.calling import (
+from jetrelay_pytest.calls import (
     MAX_CALLS,
     Sessions,
     Transactions,
     call_each,
     call_each_async,
 )
-from jetrelay_pytest.expecting import check_columns, expect, holds, plain
+from jetrelay_pytest.expectations import check_columns, expect, holds, plain
 from relay.adapters.postgres.transactions import Settlement
 from relay.bus import RequestContext
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, shown
@@ -67,7 +67,7 @@ class TasksInMemory:
         self._attempts: dict[UUID, int] = {}
         self._done: set[UUID] = set()
 
-    def take(self, row: BackgroundTask) -> None:
+    def add(self, row: BackgroundTask) -> None:
         """Keep a task that was committed."""
         self.tasks.append(ScheduledTask(row))
 
@@ -128,8 +128,8 @@ class TasksInMemory:
                 and all(holds(getattr(it.row, name), value) for name, value in columns.items())
             )
 
-        asked = [kind, *(f"{it}" for it in (wanted, {**columns}) if it)]
-        return expect(" ".join(asked), self.tasks, times, fits, str)
+        expected = [kind, *(f"{it}" for it in (wanted, {**columns}) if it)]
+        return expect(" ".join(expected), self.tasks, times, fits, str)
 
     # --- what it does ---
 
@@ -197,7 +197,7 @@ def _prepared(row: BackgroundTask, handler: TaskHandler, attempt: int, transacti
     around = RequestContext(
         correlation_id=context.correlation_id, causation_id=row.id, traceparent=row.metadata.get(TRACEPARENT)
     )
-    lent: Any = transactions
+    test_transactions: Any = transactions
     return PreparedCall(
         row.id,
         handler.function,
@@ -205,5 +205,5 @@ def _prepared(row: BackgroundTask, handler: TaskHandler, attempt: int, transacti
         {Inject.CONTEXT: context},
         around,
         Settlement("tasks/settle", {"id": row.id, "token": uuid4()}),
-        lent,
+        test_transactions,
     )

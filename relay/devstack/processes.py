@@ -174,9 +174,9 @@ def signal_all(processes: Iterable[psutil.Process], number: signal.Signals) -> N
 def _wait_until(processes: Iterable[psutil.Process], states: set[str], seconds: float) -> bool:
     """Wait until each process is gone, a zombie (only its parent can reap it) or in one of ``states``."""
     deadline = time.monotonic() + seconds
-    wanted = {*states, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    reached = {*states, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     while True:
-        if all(_state(process) in wanted for process in processes):
+        if all(_state(process) in reached for process in processes):
             return True
         if time.monotonic() > deadline:
             return False

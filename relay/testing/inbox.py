@@ -86,15 +86,15 @@ class MemoryInbox:
         return [self._insert(row) for row in {row.message_id: row for row in rows}.values()]
 
     def _insert(self, row: InboxRow) -> Inserted:
-        now, known = self.clock.now, self._rows.get(row.message_id)
-        if known is None:
+        now, stored = self.clock.now, self._rows.get(row.message_id)
+        if stored is None:
             # An inbox without order keeps neither the key of the order nor the number of the delivery.
             self._rows[row.message_id] = StoredMessage(row._replace(order_key=None, consumer_seq=None), now, now)
             return Inserted(row.message_id, new=True, done=False)
-        known.row = known.row._replace(
-            ack_subject=row.ack_subject or known.row.ack_subject, stream=row.stream, stream_seq=row.stream_seq
+        stored.row = stored.row._replace(
+            ack_subject=row.ack_subject or stored.row.ack_subject, stream=row.stream, stream_seq=row.stream_seq
         )
-        return Inserted(row.message_id, new=False, done=known.finished_at is not None)
+        return Inserted(row.message_id, new=False, done=stored.finished_at is not None)
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
         ready = [it for it in self._unfinished(subscription) if later or it.enqueued_at <= self.clock.now]

@@ -127,11 +127,11 @@ class MemoryOutbox:
             claim.lanes = [lane for lane in lanes if not self._is_locked(lane)]
             due = [it for it in self._due() if it.lane in claim.lanes or it.lane == _NO_LANE]
             claim.busy = Counter(it.lane for it in due)
-            share = -(-limit // max(1, len(claim.busy)))
-            found = list(_shared(due, share))[:limit]
-            taken = list(_within(sorted(found, key=lambda it: it.seq), max_bytes))
-            claim.more = len(taken) < len(due)
-            self._hold(claim, taken)
+            quota = -(-limit // max(1, len(claim.busy)))
+            found = list(_first_of_lanes(due, quota))[:limit]
+            claimed = list(_within(sorted(found, key=lambda it: it.seq), max_bytes))
+            claim.more = len(claimed) < len(due)
+            self._hold(claim, claimed)
             yield claim
 
     @asynccontextmanager
@@ -170,9 +170,9 @@ class MemoryOutbox:
     def _open(self) -> list[_MemoryClaim]:
         return [it for it in self._claims if self.clock.now - it.since <= _LEASE]
 
-    def _hold(self, claim: _MemoryClaim, taken: Sequence[StoredEvent]) -> None:
-        claim.held = {it.row.id: it for it in taken}
-        claim.rows = [it.row for it in taken]
+    def _hold(self, claim: _MemoryClaim, events: Sequence[StoredEvent]) -> None:
+        claim.held = {it.row.id: it for it in events}
+        claim.rows = [it.row for it in events]
 
     def _is_locked(self, lane: int) -> bool:
         return lane != _NO_LANE and any(lane in it.lanes for it in self._open())
@@ -195,12 +195,12 @@ class MemoryOutbox:
                 yield it
 
 
-def _shared(due: Sequence[StoredEvent], share: int) -> Iterator[StoredEvent]:
-    """Yield the first events of each lane."""
-    taken: Counter[int] = Counter()
+def _first_of_lanes(due: Sequence[StoredEvent], quota: int) -> Iterator[StoredEvent]:
+    """Yield at most ``quota`` events of each lane, the first ones."""
+    counts: Counter[int] = Counter()
     for it in due:
-        taken[it.lane] += 1
-        if taken[it.lane] <= share:
+        counts[it.lane] += 1
+        if counts[it.lane] <= quota:
             yield it
 
 

@@ -51,9 +51,9 @@ class MemoryStream:
     def store(self, subject: str, body: bytes, headers: Mapping[str, str]) -> Published:
         """Store a message, or recognise a repeat by its ``Nats-Msg-Id``."""
         now, id = self.clock.now, headers.get(MSG_ID)
-        for known in self.messages:
-            if id is not None and known.headers.get(MSG_ID) == id and now - known.stored_at < _WINDOW:
-                return Published(self.name, known.seq, duplicate=True)
+        for stored in self.messages:
+            if id is not None and stored.headers.get(MSG_ID) == id and now - stored.stored_at < _WINDOW:
+                return Published(self.name, stored.seq, duplicate=True)
         self.messages.append(StreamMessage(len(self.messages) + 1, subject, body, dict(headers), now))
         return Published(self.name, len(self.messages))
 

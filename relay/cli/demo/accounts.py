@@ -110,18 +110,18 @@ def _checks(books: Books) -> Iterator[tuple[str, Set[UUID]]]:
     yield "both handled and dead-lettered", books.handled & books.dead_lettered
     yield "received, but never committed", books.received - committed
     yield from _rolled_back(books)
-    wanted = {id for id, verdict in books.committed.items() if verdict.has_effect}
+    expected = {id for id, verdict in books.committed.items() if verdict.has_effect}
     poison = {id for id, verdict in books.committed.items() if verdict is SampleVerdict.POISON}
-    effects, letters = set(books.effects), set(books.dlq)
+    effects, dlq = set(books.effects), set(books.dlq)
     yield "with a second effect", _repeated(books.done) | _repeated(books.effects)
     yield "answered 200, but without the effect", set(books.done) - effects
-    yield "without their effect", wanted - effects
-    yield "with an effect that should have none", effects - wanted
+    yield "without their effect", expected - effects
+    yield "with an effect that should have none", effects - expected
     yield "poison, but handled", poison & books.handled
     yield "good, but dead-lettered", books.dead_lettered - poison
-    yield "dead-lettered, but not in the dead-letter stream", books.dead_lettered - letters
+    yield "dead-lettered, but not in the dead-letter stream", books.dead_lettered - dlq
     yield "in the dead-letter stream more than once", _repeated(books.dlq)
-    yield "in the dead-letter stream, but not dead-lettered", letters - books.dead_lettered
+    yield "in the dead-letter stream, but not dead-lettered", dlq - books.dead_lettered
 
 
 def _rolled_back(books: Books) -> Iterator[tuple[str, Set[UUID]]]:

@@ -125,7 +125,7 @@ def _outcomes(books: Books, answers: Mapping[UUID, Sequence[int]]) -> Table:
         table.add_column(heading, justify="right")
     effects = Counter(books.effects)
     for kind in SampleVerdict:
-        ids = {id for id, asked in books.committed.items() if asked is kind}
+        ids = {id for id, verdict in books.committed.items() if verdict is kind}
         given = Counter(
             ", ".join(_STATUS.get(status, str(status)) for status in answers.get(id, ())) for id in ids
         )

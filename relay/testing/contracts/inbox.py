@@ -70,8 +70,8 @@ class InboxContract:
         await bench.inbox.insert([processed, dead, waiting])
         await bench.inbox.mark_all_processed([await _claimed(bench, processed)])
         await bench.inbox.mark_dead_lettered(await _claimed(bench, dead))
-        told = {it.message_id: (it.new, it.done) for it in await bench.inbox.insert(rows)}
-        assert [told[row.message_id] for row in rows] == [
+        answers = {it.message_id: (it.new, it.done) for it in await bench.inbox.insert(rows)}
+        assert [answers[row.message_id] for row in rows] == [
             *((False, True), (False, True), (False, False), (True, False))
         ]
         assert await bench.inbox.claim(processed.message_id, _LEASE) is None
@@ -86,8 +86,8 @@ class InboxContract:
 
     async def test_an_id_that_is_twice_in_a_batch_is_answered_once(self, bench: InboxBench) -> None:
         row, other = _row(1), _row(2)
-        told = await bench.inbox.insert([row, other, row._replace(stream_seq=3)])
-        assert sorted(it.message_id for it in told) == sorted([row.message_id, other.message_id])
+        answers = await bench.inbox.insert([row, other, row._replace(stream_seq=3)])
+        assert sorted(it.message_id for it in answers) == sorted([row.message_id, other.message_id])
         assert (await _claimed(bench, row)).row.stream_seq == 3
 
     async def test_a_value_that_cannot_be_stored_refuses_the_whole_batch(self, bench: InboxBench) -> None:

@@ -201,11 +201,11 @@ class OutboxContract:
                 return alone.rows
 
         async with _claim(bench) as claim:
-            asked = asyncio.create_task(one())
-            done, _ = await asyncio.wait([asked], timeout=0.2)
+            waiting = asyncio.create_task(one())
+            done, _ = await asyncio.wait([waiting], timeout=0.2)
             assert not done
             await claim.mark_published({str(event.id): Published("UP", 1)})
-        assert list(await asked) == []
+        assert list(await waiting) == []
 
 
 def _event(key: str, **values: Any) -> OutboxEvent:

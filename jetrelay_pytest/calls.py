@@ -25,7 +25,7 @@ Sessions = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Lent:
+class _TestTransaction:
     """What a function gets from its transaction: the session.
 
     `call` refuses a function that takes a connection.
@@ -54,13 +54,13 @@ class Transactions:
     def settle(self, _settlement: Settlement) -> Iterator[Any]:
         """Begin the transaction of a plain function; it commits when the block ends."""
         with self.sessions() as session, session.begin():
-            yield _Lent(session)
+            yield _TestTransaction(session)
 
     @asynccontextmanager
     async def settle_async(self, _settlement: Settlement) -> AsyncIterator[Any]:
         """Begin the transaction of a coroutine; it commits when the block ends."""
         async with self.async_sessions() as session, session.begin():
-            yield _Lent(session)
+            yield _TestTransaction(session)
 
 
 def call(prepared: PreparedCall) -> None:
