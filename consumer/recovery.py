@@ -24,8 +24,7 @@ from typing import Final
 from consumer.key_order import DeliveryNumbers
 from consumer.pull import PullMessages
 from relay.adapters.jetstream.stream_reader import StreamReader
-from relay.commands.missing import HORIZON, FindMissing
-from relay.commands.reconcile import Stored
+from relay.commands.reconcile import HORIZON, FindMissing, Stored
 from relay.domain.errors import Outage
 from relay.domain.facts import DeliveriesRecovered, DeliveryExhausted, FactSink, InboxGapFilled
 from relay.domain.identity import stand_in_id

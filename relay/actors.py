@@ -13,7 +13,7 @@ from typing import Any
 
 from relay import jobs
 from relay.adapters.jetstream.query_server import AnswerQueries
-from relay.bus import remote
+from relay.bus.queries import load_queries
 from relay.cron import registry
 from relay.cron.run import RunCron
 from relay.domain.errors import Outage
@@ -103,7 +103,7 @@ def _cron(context: str) -> RunCron:
 
 def _answer(name: str, queries: QueriesSettings) -> None:
     """Make this process answer the queries of a context. Raises InvalidHandler for an unusable module."""
-    offered = remote.load(queries.module, lambda subject: any(covers(it, subject) for it in queries.subjects))
+    offered = load_queries(queries.module, lambda subject: any(covers(it, subject) for it in queries.subjects))
     answers = AnswerQueries(name, offered, application.nats, application.facts, queries.timeout)
     application.on_start.append(answers.start)
     application.on_stop.append(answers.stop)

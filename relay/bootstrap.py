@@ -34,9 +34,8 @@ from relay.commands.archive import ArchiveRows
 from relay.commands.coldrows import ColdRows, archived_subject
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.lag import ReadLag
-from relay.commands.missing import FindMissing
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
-from relay.commands.reconcile import ReconcileStream
+from relay.commands.reconcile import FindMissing, ReconcileStream
 from relay.concurrency import FairSlots
 from relay.credentials import nats_options, redis_options
 from relay.domain.errors import UnknownContext, of_context

@@ -12,8 +12,10 @@ With ``@queries.handles(FindCase, subject="cases.queries.case.find")`` other ser
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from relay.bus.context import RequestContext
@@ -21,6 +23,7 @@ from relay.bus.errors import DuplicateHandler
 from relay.bus.messages import Query
 from relay.bus.registry import BusRegistry, complete
 from relay.bus.result import Maybe, as_maybe
+from relay.domain.errors import InvalidHandler
 from relay.domain.subject import check_subject
 
 Answer = TypeVar("Answer")
@@ -68,3 +71,59 @@ class QueryBus:
         handler = self._handlers.find(query)
         with RequestContext.current_or_new().use():
             return cast("Maybe[Answer]", as_maybe(await handler.call(query)))
+
+
+@dataclass(frozen=True, slots=True)
+class Answerable:
+    """A query with a subject, and the bus that answers it. ``waits``: its handler is a coroutine function."""
+
+    kind: type[Query[Any]]
+    bus: QueryBus
+    waits: bool
+
+    def query(self, fields: Mapping[str, Any]) -> Query[Any]:
+        """The query that was asked. Unknown fields are ignored, so that the asking service may be newer.
+
+        Raises InvalidQuery.
+        """
+        known = {name for key, field in self.kind.model_fields.items() for name in (key, field.alias)}
+        return self.kind(**{name: value for name, value in fields.items() if name in known})
+
+    def ask(self, query: Query[Any]) -> Maybe[Any]:
+        """Answer in this thread. Raises what the handler raises."""
+        return self.bus.ask(query)
+
+    async def ask_async(self, query: Query[Any]) -> Maybe[Any]:
+        """Answer on the event loop. Raises what the handler raises."""
+        return await self.bus.ask_async(query)
+
+
+def load_queries(module: str, takes: Callable[[str], bool]) -> dict[str, Answerable]:
+    """Import a module; return the queries with a subject of the buses in it, by their subjects.
+
+    ``takes``: whether a subject is one of those that the context answers. Raises InvalidHandler when the module is
+    missing, offers no query, or offers one twice or at another subject.
+    """
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise _invalid(f"there is no module {module!r}", "is it on PYTHONPATH?") from None
+    offered: dict[str, Answerable] = {}
+    for bus in {id(it): it for it in vars(found).values() if isinstance(it, QueryBus)}.values():
+        for subject, kind in bus.subjects.items():
+            if subject in offered:
+                raise _invalid(f"{module} answers {subject} twice", "only one bus may answer a query")
+            if not takes(subject):
+                raise _invalid(
+                    f"{module} answers {subject}, which is not among the subjects", "add it to subjects"
+                )
+            offered[subject] = Answerable(kind, bus, bus.waits(kind))
+    if not offered:
+        raise _invalid(f"{module} answers no query", "give a subject: @bus.handles(FindCase, subject=…)")
+    return offered
+
+
+def _invalid(message: str, hint: str) -> InvalidHandler:
+    return InvalidHandler(message, field="queries", hint=hint)

@@ -14,8 +14,7 @@ from relay import jobs
 from relay.bootstrap import Application, job_broker
 from relay.cli.operating import ContextOption, JsonOption, coded, print_failure, print_json, unread
 from relay.cli.progress import bar
-from relay.commands.missing import InboxReport
-from relay.commands.reconcile import StreamReport
+from relay.commands.reconcile import InboxReport, StreamReport
 from relay.domain.errors import RelayError, of_context
 from relay.settings import load_settings
 

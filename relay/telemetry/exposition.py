@@ -21,11 +21,10 @@ from prometheus_client import CollectorRegistry, make_wsgi_app, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from relay.domain.facts import FactSink
-from relay.telemetry.backlogs import BacklogGauges
+from relay.telemetry.gauges import BacklogGauges, UsageGauges
 from relay.telemetry.metrics import Known, MetricFacts
 from relay.telemetry.probes import Probes
 from relay.telemetry.scale import Ask, Scale
-from relay.telemetry.usage import UsageGauges
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment

@@ -24,7 +24,7 @@ from relay.adapters.postgres import inbox, outbox, pipeline, pool, transactions
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.sql import statement
 from relay.commands.deadletter import RouteToDeadLetter
-from relay.commands.missing import FindMissing
+from relay.commands.reconcile import FindMissing
 from relay.domain.envelopes import MSG_ID
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Published, Retry

@@ -19,7 +19,7 @@ from relay.adapters.jetstream.query_client import RemoteQueries
 from relay.adapters.jetstream.query_server import AnswerQueries
 from relay.bus import Query, QueryBus, RequestContext
 from relay.bus.errors import NoResponder
-from relay.bus.remote import Answerable
+from relay.bus.queries import Answerable
 from relay.domain.errors import DomainError
 from relay.domain.facts import Fact
 

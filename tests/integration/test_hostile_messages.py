@@ -15,7 +15,7 @@ from consumer import recovery as recovery_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
-from relay.commands.missing import FindMissing
+from relay.commands.reconcile import FindMissing
 from relay.devstack import NatsServer
 from relay.domain.identity import stand_in_id
 from relay.ports import Delivery

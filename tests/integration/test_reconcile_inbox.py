@@ -11,8 +11,7 @@ import pytest
 
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, StreamReader
 from relay.adapters.postgres.ledger import PostgresLedger
-from relay.commands.missing import HORIZON, FindMissing
-from relay.commands.reconcile import AuditLimits
+from relay.commands.reconcile import HORIZON, AuditLimits, FindMissing
 from relay.devstack import NatsServer
 from relay.domain.facts import InboxGapFilled
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription, subscribed

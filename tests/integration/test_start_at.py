@@ -12,7 +12,7 @@ from consumer import recovery as recovery_module
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.jetstream.topology import ensure
 from relay.adapters.postgres.ledger import PostgresLedger
-from relay.commands.missing import FindMissing
+from relay.commands.reconcile import FindMissing
 from relay.devstack import NatsServer
 from relay.domain.topology import ConsumerSpec, StartAt
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription, subscribed

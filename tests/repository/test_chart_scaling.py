@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from relay.telemetry.lag import LAG_GAUGES
+from relay.telemetry.gauges import LAG_GAUGES
 from tests.repository.chart_support import CHOICES, containers, of_kind, render, settings
 
 WORKER = "jetrelay-worker-all"

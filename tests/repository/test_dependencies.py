@@ -29,12 +29,10 @@ EXTRAS = {
     "relay.handler": "handler",
     "relay.ops.api": "ops",
     "relay.ops.console": "ops",
-    "relay.telemetry.backlogs": "metrics",
     "relay.telemetry.exposition": "metrics",
-    "relay.telemetry.lag": "metrics",
     "relay.telemetry.metrics": "metrics",
     "relay.telemetry.spans.": "otel",
-    "relay.telemetry.usage": "metrics",
+    "relay.telemetry.gauges": "metrics",
 }
 #: Libraries that another one cannot be without, and that one.
 PART_OF = {"pydantic-core": "pydantic", "starlette": "fastapi", "anyio": "starlette"}

@@ -10,9 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from relay.domain.facts import LagSampled
 from relay.domain.lag import NONE_DUE, ContextLag, StreamLag, TablesLag
-from relay.telemetry.backlogs import BacklogGauges
+from relay.telemetry.gauges import BacklogGauges, UsageGauges
 from relay.telemetry.metrics import TIMINGS
-from relay.telemetry.usage import UsageGauges
 from tests.unit.test_metrics import TAKEN, counters, sample, samples
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"

@@ -11,8 +11,8 @@ from uuid import UUID
 from prometheus_client import CollectorRegistry
 
 from chaos.plan import failures_of, plan_of
+from relay.telemetry.gauges import UsageGauges
 from relay.telemetry.liveness import stuck_in
-from relay.telemetry.usage import UsageGauges
 from tests.unit.test_chaos_plan import SEED, ids
 
 ROOT = Path(__file__).parents[2]

@@ -33,7 +33,7 @@ from relay.domain.facts import (
     OutboxEventsPublished,
     Publication,
 )
-from relay.telemetry.backlogs import BacklogGauges
+from relay.telemetry.gauges import BacklogGauges
 from relay.telemetry.metrics import COUNTS, OTHER, TIMINGS, MetricFacts
 from tests.clock import Clock
 

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from relay.domain.members import Usage
 from relay.telemetry.exposition import _paths, _serving
+from relay.telemetry.gauges import UsageGauges
 from relay.telemetry.liveness import PATIENCE_S, Heartbeat, stuck_in, stuck_loop
 from relay.telemetry.probes import Probes, ServerAnswer
-from relay.telemetry.usage import UsageGauges
 from tests.clock import Clock
 
 WELL = ServerAnswer("nats", healthy=True, milliseconds=1.5, error=None)

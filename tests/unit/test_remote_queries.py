@@ -12,7 +12,7 @@ import pytest
 
 from relay.bus import Query, QueryBus
 from relay.bus.errors import DuplicateHandler, NoHandler
-from relay.bus.remote import Answerable, load
+from relay.bus.queries import Answerable, load_queries
 from relay.domain.errors import InvalidHandler, InvalidSubject
 from relay.domain.querying import TIMEOUT, is_puback, read_timeout
 from tests.unit.settings_support import BASE, Load, loader, refusal
@@ -63,7 +63,7 @@ def test_the_buses_of_a_module_offer_their_queries_with_a_subject(module: types.
     bus = answering()
     bus.handles(type("Inner", (Query,), {}))(lambda _query: None)
     vars(module).update(queries=bus, again=bus, other=answering(subject="sea.queries.case.other"), number=7)
-    assert sorted(load(module.__name__, below_sea)) == [SUBJECT, "sea.queries.case.other"]
+    assert sorted(load_queries(module.__name__, below_sea)) == [SUBJECT, "sea.queries.case.other"]
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_the_buses_of_a_module_offer_their_queries_with_a_subject(module: types.
 def test_modules_that_cannot_be_used(module: types.ModuleType, content: dict[str, Any], expected: str) -> None:
     vars(module).update(content)
     with pytest.raises(InvalidHandler, match=expected):
-        load(module.__name__, below_sea)
+        load_queries(module.__name__, below_sea)
 
 
 def test_a_module_that_is_missing() -> None:
     with pytest.raises(InvalidHandler, match="there is no module 'tests_nothing'"):
-        load("tests_nothing", below_sea)
+        load_queries("tests_nothing", below_sea)
 
 
 @pytest.mark.parametrize(("handler", "waits"), [(find_case, False), (find_later, True), (CalledLater(), True)])

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from relay.domain.errors import ConsumerMissing, DatabaseUnreachable
 from relay.domain.facts import LagSampled, LeadLost, LeadTaken
 from relay.domain.lag import ContextLag, DueCount, StreamLag, TablesLag
-from relay.telemetry.backlogs import BacklogGauges
+from relay.telemetry.gauges import BacklogGauges
 from relay.telemetry.scale import Scale
 
 INTERVAL = 10.0

@@ -26,7 +26,7 @@ from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.bus.context import RequestContext, next_span
 from relay.bus.errors import InvalidQuery
-from relay.bus.remote import Answerable
+from relay.bus.queries import Answerable
 from relay.bus.result import Maybe, Some
 from relay.concurrency import Slots
 from relay.domain import querying, traceparent

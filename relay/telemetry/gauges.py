@@ -1,20 +1,22 @@
-"""Gauges of the backlogs and of the lag, from the samples of the leading scheduler."""
+"""Gauges: backlogs and lag from the samples of the leading scheduler, and what worker processes do now."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from relay.domain.backlogs import Backlogs
+from relay.domain.errors import RelayError
 from relay.domain.facts import BacklogsSampled, Fact, LagSampled, LeadLost, LeadTaken
 from relay.domain.lag import ContextLag
 from relay.domain.policies import DeadLetterClass
-from relay.telemetry.lag import lag_families
+from relay.telemetry.liveness import beats_in
 from relay.telemetry.metrics import OTHER
 
 Sampled = TypeVar("Sampled")
@@ -122,7 +124,7 @@ class BacklogGauges(Collector):
         yield _family(*LEADING, {(name,): float(name in leading) for name in self._subscriptions})
         samples = self._samples.copy().items()
         yield _family(*SAMPLED, {(name,): sample.at for name, sample in samples if name in leading})
-        yield from lag_families(self._fresh(self._lags, leading))
+        yield from _lag_families(self._fresh(self._lags, leading))
         fresh = self._fresh(self._samples, leading)
         for gauge in GAUGES:
             values = {(name, *labels): 0.0 for name in fresh for labels in self._expected(name, gauge.part)}
@@ -172,3 +174,60 @@ def _family(
     for at, value in values.items():
         family.add_metric(at, value)
     return family
+
+
+# --- the lag ---
+
+#: Name, text, and labels besides the context. A part that could not be read has no gauge: else it would seem 0.
+LAG_GAUGES: Final = (
+    ("lag_events", "Events that could be published now.", ()),
+    ("lag_tasks", "Tasks that could run now.", ()),
+    ("lag_messages", "Messages that could be handled now, in the stream or the inbox.", ("subscription",)),
+    ("lag_stream_pending", "Of the stream, messages that were never delivered.", ("subscription",)),
+    ("lag_stream_unacknowledged", "Messages that were delivered and not acknowledged.", ("subscription",)),
+)
+
+
+def _lag_families(lags: Mapping[str, ContextLag]) -> Iterator[Metric]:
+    """The gauges for the lag of each context."""
+    found: dict[str, dict[tuple[str, ...], float]] = {name: {} for name, _, _ in LAG_GAUGES}
+    for context, lag in lags.items():
+        for name, labels, value in _lag_values(lag):
+            found[name][context, *labels] = value
+    for name, text, labels in LAG_GAUGES:
+        yield _family(name, text, found[name], labels)
+
+
+def _lag_values(lag: ContextLag) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    if not isinstance(lag.tables, RelayError):
+        yield "lag_events", (), lag.tables.outbox.count
+        yield "lag_tasks", (), lag.tables.tasks.count
+    for name, stream in lag.streams.items():
+        if not isinstance(stream, RelayError):
+            yield "lag_stream_pending", (name,), stream.pending
+            yield "lag_stream_unacknowledged", (name,), stream.unacknowledged
+        if not isinstance(found := lag.of(name), RelayError):
+            yield "lag_messages", (name,), found.count
+
+
+# --- what worker processes do ---
+
+#: Name and text, by what of a beat it is. Threads serve all contexts, so there is no label.
+USAGE_GAUGES: Final = {
+    "threads": ("worker_threads", "Threads and slots for handlers and tasks, of all worker processes."),
+    "busy": ("worker_threads_busy", "Of them, those that are taken."),
+    "waiting": ("worker_jobs_waiting", "Jobs that were fetched from Redis and not begun."),
+}
+
+
+class UsageGauges(Collector):
+    """Adds up what the processes of a directory say. One that was killed is not counted."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def collect(self) -> Iterable[Metric]:
+        """Answer Prometheus. Runs in another thread."""
+        beats = beats_in(self._directory).values()
+        for part, (name, text) in USAGE_GAUGES.items():
+            yield GaugeMetricFamily(f"jetrelay_{name}", text, value=sum(getattr(it, part) for it in beats))
