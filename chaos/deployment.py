@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from chaos.history import ORDERED as IN_ORDER
-from chaos.history import Source
+from chaos.history import ORDERED, Source
 from relay.devstack.ports import LOOPBACK
-from relay.settings.model import SubscriptionSettings
 
 PRODUCING: Final = "shop"
 CONSUMING: Final = "sea"
@@ -57,11 +55,6 @@ LINKS: Final = (
 )
 
 _HANDLER: Final = "python:chaos.handlers"
-_ORDERED: Final = {"order": '"key"', "failed_head": '"skip"'}
-#: One of the two subscriptions with a service sends NAKs. Not every version of the settings has this key.
-_GIVES_BACK: Final = {"on_failure": '"nak"'}
-#: Whether the subscription `ordered` asks for order, which not every version of the settings can.
-ORDERED: Final = _ORDERED.keys() <= SubscriptionSettings.model_fields.keys()
 
 _CONTEXTS: Final = f"""\
 [contexts.{PRODUCING}]
@@ -128,10 +121,11 @@ def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
         settle="handler" if served else "inbox",
         handler=service_url if served else _HANDLER,
     )
-    more = dict(_ORDERED) if source in IN_ORDER and ORDERED else {}
-    if source is Source.HTTP and _GIVES_BACK.keys() <= SubscriptionSettings.model_fields.keys():
-        more |= _GIVES_BACK
-    return text + "".join(f"{key} = {value}\n" for key, value in more.items())
+    if source in ORDERED:
+        text += 'order = "key"\nfailed_head = "skip"\n'
+    if source is Source.HTTP:  # one of the two subscriptions with a service
+        text += 'on_failure = "nak"\n'
+    return text
 
 
 def database_url(server: str, database: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from chaos.stage import Heal, Stage, lasting
+from chaos.stage import Heal, Injection, Stage, lasting
 from chaos.topologies.paired import PairedRig
+from relay.devstack import PostgresServer
 
 
 def _rig(stage: Stage) -> PairedRig:
@@ -14,31 +16,25 @@ def _rig(stage: Stage) -> PairedRig:
     return stage.rig
 
 
-@lasting
-def primary_killed(stage: Stage, _target: str) -> Heal:
-    """SIGKILL to the primary; the replica takes over."""
-    rig = _rig(stage)
-    rig.postgres.kill()
-    rig.fail_over()
-    return rig.pair.join
+def _taken_over(leave: Callable[[PostgresServer], object]) -> Injection:
+    """Return the injection in which the primary leaves, the replica takes over, and a replica joins again."""
+
+    @lasting
+    def inject(stage: Stage, _target: str) -> Heal:
+        rig = _rig(stage)
+        leave(rig.postgres)
+        rig.fail_over()
+        return rig.pair.join
+
+    return inject
 
 
-@lasting
-def primary_frozen(stage: Stage, _target: str) -> Heal:
-    """SIGSTOP to the primary; the replica takes over while the old one still holds its connections."""
-    rig = _rig(stage)
-    rig.postgres.pause()
-    rig.fail_over()
-    return rig.pair.join
-
-
-@lasting
-def switched_over(stage: Stage, _target: str) -> Heal:
-    """A clean stop of the primary; the replica takes over, as for an upgrade of the machine."""
-    rig = _rig(stage)
-    rig.postgres.stop()
-    rig.fail_over()
-    return rig.pair.join
+#: SIGKILL to the primary.
+primary_killed: Final = _taken_over(PostgresServer.kill)
+#: SIGSTOP to the primary, which still holds its connections when the replica takes over.
+primary_frozen: Final = _taken_over(PostgresServer.pause)
+#: A clean stop of the primary, as for an upgrade of the machine.
+switched_over: Final = _taken_over(PostgresServer.stop)
 
 
 @contextmanager

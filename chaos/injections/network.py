@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from chaos.proxy import Link
-from chaos.stage import Heal, Stage, lasting
+from chaos.stage import Heal, Injection, Stage, lasting
 
 _DELAY_SECONDS: Final = 2.0
 #: Powers of ten: from the first byte of a handshake to a few kilobytes into an answer.
@@ -20,20 +20,26 @@ def _link(stage: Stage, target: str) -> Link:
     return link
 
 
-@lasting
-def cut(stage: Stage, target: str) -> Heal:
-    """Connections are reset, new ones refused."""
-    link = _link(stage, target)
-    link.cut()
-    return link.heal
+def _until_healed(change: Callable[[Link], object]) -> Injection:
+    """Return the injection that changes a link and later heals it."""
+
+    @lasting
+    def inject(stage: Stage, target: str) -> Heal:
+        link = _link(stage, target)
+        change(link)
+        return link.heal
+
+    return inject
 
 
-@lasting
-def black_hole(stage: Stage, target: str) -> Heal:
-    """Nothing passes, nothing is refused; when healed, what was sent meanwhile arrives late."""
-    link = _link(stage, target)
-    link.black_hole()
-    return link.heal
+#: Connections are reset, new ones refused.
+cut: Final = _until_healed(Link.cut)
+#: Nothing passes, nothing is refused; when healed, what was sent meanwhile arrives late.
+black_hole: Final = _until_healed(Link.black_hole)
+#: Requests arrive and are obeyed, replies come late.
+deaf: Final = _until_healed(lambda link: link.black_hole(replies_only=True))
+#: Two seconds more in each direction.
+delayed: Final = _until_healed(lambda link: link.delay(_DELAY_SECONDS))
 
 
 @contextmanager
@@ -46,14 +52,6 @@ def forgotten(stage: Stage, target: str) -> Iterator[None]:
     finally:
         link.reset()
         link.heal()
-
-
-@lasting
-def deaf(stage: Stage, target: str) -> Heal:
-    """Requests arrive and are obeyed, replies come late."""
-    link = _link(stage, target)
-    link.black_hole(replies_only=True)
-    return link.heal
 
 
 @contextmanager
@@ -70,14 +68,6 @@ def one_way(stage: Stage, target: str) -> Iterator[None]:
         if forgets:
             link.reset()
         link.heal()
-
-
-@lasting
-def delayed(stage: Stage, target: str) -> Heal:
-    """Two seconds more in each direction."""
-    link = stage.rig.links[target]
-    link.delay(_DELAY_SECONDS)
-    return link.heal
 
 
 @contextmanager

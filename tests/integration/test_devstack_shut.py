@@ -142,7 +142,7 @@ def test_the_files_of_a_stack_are_ours_alone(server_directory: Path) -> None:
 
 
 def test_a_cluster_that_let_in_everybody_is_shut_and_keeps_its_data(server_directory: Path) -> None:
-    """As clusters of earlier versions did."""
+    """As a cluster that somebody put there may do."""
     with PostgresServer(server_directory) as server:
         with psycopg.connect(server.url) as connection:
             connection.execute("CREATE TABLE kept AS SELECT 42 AS n")
