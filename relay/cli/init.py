@@ -12,7 +12,7 @@ from relay.cli.operating import print_json
 from relay.domain.errors import ConfigurationError, InvalidRequest
 
 #: In the wheel the project is beside this file; in a checkout it is an example.
-_PLACES: Final = (Path(__file__).with_name("starter"), Path(__file__).parents[2] / "examples" / "starter")
+PLACES: Final = (Path(__file__).with_name("starter"), Path(__file__).parents[2] / "examples" / "starter")
 #: Files that have another name here, because their own name would have an effect.
 _RENAMED: Final = {"gitignore": ".gitignore"}
 _NEXT: Final = """
@@ -52,7 +52,7 @@ def init(
 
 def project() -> dict[str, str]:
     """Return the text of each file of the project. Raises ConfigurationError where they are not installed."""
-    found = next((place for place in _PLACES if (place / "relay.toml").is_file()), None)
+    found = next((place for place in PLACES if (place / "relay.toml").is_file()), None)
     if found is None:
         raise ConfigurationError("the files of the project are not installed", hint="install jetrelay again")
     return {

@@ -308,6 +308,7 @@ def test_what_the_image_is_built_from_is_let_through() -> None:
     lines = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
     let_through = {line.removeprefix("!") for line in lines if line.startswith("!")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed = {*project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], project["project"]["readme"]}
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"]}
     assert {*needed, "pyproject.toml", "constraints.txt", "LICENSE"} <= let_through
     assert all((ROOT / name).exists() for name in let_through)

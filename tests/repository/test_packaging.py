@@ -21,15 +21,10 @@ def test_the_extra_brings_what_is_required() -> None:
     assert {*extra._SERVERS, *extra._HANDLER} <= brought
 
 
-def test_a_wheel_has_the_profiles_and_the_project_where_they_are_looked_for() -> None:
+def test_a_wheel_has_what_the_demo_plays_and_what_init_writes_where_they_are_looked_for() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     places = {ROOT / target: ROOT / source for source, target in wheel["force-include"].items()}
-    assert places == {profiles._PLACES[0]: profiles._PLACES[1], init._PLACES[0]: init._PLACES[1]}
-
-
-def test_the_demo_runs_on_the_configuration_of_the_repository() -> None:
-    packaged = Path(command.__file__).with_name("relay.toml")
-    assert packaged.read_text() == (ROOT / "relay.toml").read_text()
+    assert places == dict([command.CONFIG_PLACES, profiles.PLACES, init.PLACES])
 
 
 def test_the_demo_is_exactly_the_specification() -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from relay.devstack.fleet import DevFleetOptions, Fleet
 
 _INTERRUPTED: Final = 130
+#: In the wheel the configuration is beside this file; a checkout has it at its root.
+CONFIG_PLACES: Final = (Path(__file__).with_name("relay.toml"), Path(__file__).parents[3] / "relay.toml")
 #: A short time, so that a call without an answer is soon repeated.
 _HANDLER_TIMEOUT: Final = "2s"
 
@@ -79,7 +81,7 @@ def _options(directory: Path) -> DevFleetOptions:
     timeout = variable("sea", "SUBSCRIPTIONS", "from_vibespro", "HANDLER_TIMEOUT")
     return DevFleetOptions(
         directory=directory,
-        config=Path(__file__).with_name("relay.toml"),
+        config=next(place for place in CONFIG_PLACES if place.is_file()),
         samples="all",
         inherit=False,
         fresh=True,

@@ -34,7 +34,7 @@ _SHOWN: Final = 5
 
 _effects = table("effects", column("id", Text))
 #: In the wheel the profiles are beside this file; in a checkout they are examples.
-_PLACES: Final = (Path(__file__).with_name("profiles"), Path(__file__).parents[3] / "examples" / "profiles")
+PLACES: Final = (Path(__file__).with_name("profiles"), Path(__file__).parents[3] / "examples" / "profiles")
 _ROLLED_BACK_EVERY: Final = 7
 #: How long production takes, so that there is something to watch.
 _SECONDS: Final = 4.0
@@ -79,7 +79,7 @@ class Production:
 
 def find(name: str) -> Profile:
     """Return a profile by its name. Raises ConfigurationError, which lists the profiles."""
-    found = {path.parent.name: path.parent for place in _PLACES for path in place.glob("*/relay.toml")}
+    found = {path.parent.name: path.parent for place in PLACES for path in place.glob("*/relay.toml")}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
         raise ConfigurationError(
